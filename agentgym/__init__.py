@@ -1,0 +1,3 @@
+"""agentgym: a Gymnasium for language-model agents."""
+
+__version__ = "0.1.0"

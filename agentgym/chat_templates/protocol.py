@@ -1,0 +1,36 @@
+"""What the rollout asks of a chat format: messages to ids, ids to a message, and the exact ids in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from agentgym.types import Message, ToolSpec
+
+__all__ = ["Renderer"]
+
+
+@runtime_checkable
+class Renderer(Protocol):
+    """Renders and parses one model family's chat format; token-exact."""
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end a reply when sampled."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the greatest id the tokenizer can give."""
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
+        """Ids of the whole conversation, ending with the generation prompt."""
+
+    def extend(self, ids: Sequence[int], new_messages: Sequence[Message]) -> list[int]:
+        """Only the ids to append to `ids` (a prompt and the reply sampled on it): the end of a cut reply if it
+        lacks one, the separator, `new_messages` (tool, user or system messages), the next generation prompt."""
+
+    def parse(self, ids: Sequence[int]) -> Message:
+        """The reply as a message; calls that cannot be read are MalformedCall. Never raises on model output."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The ids' text, special tokens included."""

@@ -1,0 +1,87 @@
+"""What the rollout asks of an inference engine: token ids in, token ids with logprobs and versions out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+from agentgym.errors import ConfigError, EngineError
+
+__all__ = ["Completion", "Engine", "FinishReason", "Sampling", "Weights"]
+
+FinishReason = Literal["stop", "length", "abort"]
+Weights = Mapping[str, object]
+"""Parameter name to tensor; an in-process engine that shares the trained tensors ignores it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How one reply is sampled. `seed` is the request's own: the same prompt, sampling and weights give the same ids."""
+
+    max_tokens: int
+    stop_ids: tuple[int, ...] = ()
+    temperature: float = 1.0
+    """0 is greedy; logprobs are then those of temperature 1."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 is off."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ConfigError(f"max_tokens must be at least 1, got {self.max_tokens}")
+        if not 0.0 <= self.temperature:
+            raise ConfigError(f"temperature must be at least 0, got {self.temperature}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ConfigError(f"top_p must be in (0, 1], got {self.top_p}")
+        if self.top_k < 0:
+            raise ConfigError(f"top_k must be at least 0 (0 is off), got {self.top_k}")
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One sampled reply: `ids` include the stop id that ended it; `logprobs` (fp32, natural) and
+    `policy_versions` have one entry per id. Example: `Completion((9, 2), (-0.2, -0.01), (0, 0), "stop")`."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    policy_versions: tuple[int, ...]
+    finish_reason: FinishReason
+
+    def __post_init__(self) -> None:
+        if not len(self.ids) == len(self.logprobs) == len(self.policy_versions):
+            lengths = (len(self.ids), len(self.logprobs), len(self.policy_versions))
+            raise EngineError(f"a completion's ids, logprobs and policy_versions have equal lengths, got {lengths}")
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """An inference engine. `session` names an episode: its turns share a prefix cache (and a replica)."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids in `[0, vocab_size)` may be sent."""
+
+    @property
+    def context_window(self) -> int:
+        """The most tokens that prompt and reply may have together."""
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
+        """Samples one reply; raises EngineError when it cannot (ids out of range, over the window, closed)."""
+
+    async def update_weights(self, weights: Weights, version: int) -> None:
+        """Makes `weights` the policy from the next sampled token on, under the number `version`."""
+
+    async def pause(self) -> None:
+        """Stops sampling at a token boundary; requests stay in flight."""
+
+    async def resume(self) -> None:
+        """Goes on where `pause` stopped."""
+
+    async def abort(self, session: str) -> None:
+        """Ends the session's request in flight with finish reason `abort`, and releases what the session holds.
+        Called at the end of every episode; harmless when there is nothing to end."""
+
+    async def close(self) -> None:
+        """Releases everything; a second call does nothing."""

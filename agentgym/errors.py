@@ -1,0 +1,81 @@
+"""Every error agentgym raises on purpose: one root, the fitting builtin beside it, and all of them pickle."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "AgentGymError",
+    "ConfigError",
+    "EngineError",
+    "EnvironmentFault",
+    "InvalidTrajectory",
+    "RenderError",
+    "RunFolderError",
+    "ToolSchemaError",
+    "TrainingHalted",
+    "UnknownName",
+    "nearest",
+]
+
+
+class AgentGymError(Exception):
+    """Root of every error that agentgym raises on purpose."""
+
+
+class ConfigError(AgentGymError, ValueError):
+    """A setting, or a combination of settings, that cannot be run."""
+
+
+class UnknownName(AgentGymError, KeyError):
+    """A name that no registry, option or environment bears."""
+
+    def __str__(self) -> str:  # KeyError quotes its argument, which garbles a sentence
+        return str(self.args[0]) if self.args else ""
+
+
+class InvalidTrajectory(AgentGymError, ValueError):
+    """Spans, logprobs, versions or turns that do not line up."""
+
+
+class ToolSchemaError(AgentGymError, ValueError):
+    """A tool definition from which no valid JSON Schema follows."""
+
+
+class RenderError(AgentGymError, ValueError):
+    """A conversation that the chat template cannot render exactly."""
+
+
+class EnvironmentFault(AgentGymError, RuntimeError):
+    """An environment raised; carried with what replays it."""
+
+    def __init__(self, message: str, *, env_id: str = "", seed: int | None = None) -> None:
+        super().__init__(message)
+        self.env_id = env_id
+        self.seed = seed
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_environment_fault, (str(self), self.env_id, self.seed))
+
+
+def _environment_fault(message: str, env_id: str, seed: int | None) -> EnvironmentFault:
+    return EnvironmentFault(message, env_id=env_id, seed=seed)
+
+
+class EngineError(AgentGymError, RuntimeError):
+    """An inference engine that failed, or was asked for what it cannot do."""
+
+
+class TrainingHalted(AgentGymError, RuntimeError):
+    """Training stopped itself because going on would train on something wrong."""
+
+
+class RunFolderError(AgentGymError, OSError):
+    """A run folder, checkpoint or model folder that is missing, torn or cannot be written."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`": did you mean 'x'?"` for the nearest known name, or an empty string when none is near."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f": did you mean {matches[0]!r}?" if matches else ""

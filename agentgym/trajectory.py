@@ -1,0 +1,250 @@
+"""The record of an episode: spans of token ids with their provenance, turns, rows, trajectories, groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentgym.errors import InvalidTrajectory
+from agentgym.types import JSON, Message, Task, ToolResult
+
+__all__ = ["Group", "Row", "Source", "Status", "StopReason", "TokenSpan", "Trajectory", "Turn"]
+
+
+class Source(StrEnum):
+    """Who put a token id there; the loss mask is `source is POLICY` and nothing else."""
+
+    PROMPT = "prompt"  # the first render of a row
+    POLICY = "policy"  # emitted by the engine, the sampled end token included
+    ENV = "env"  # put there after a reply: the template's glue, tool results, observations
+
+
+class Status(StrEnum):
+    """How an episode ended, as far as training is concerned."""
+
+    COMPLETED = "completed"  # the environment terminated
+    TRUNCATED = "truncated"  # a budget ran out; PPO bootstraps it
+    ENV_ERROR = "env_error"
+    ENGINE_ERROR = "engine_error"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the episode has a reward and may enter statistics and loss."""
+        return self in (Status.COMPLETED, Status.TRUNCATED)
+
+
+class StopReason(StrEnum):
+    """Why the last turn was the last."""
+
+    TERMINATED = "terminated"
+    ENV_TRUNCATED = "env_truncated"  # the environment's own limit
+    MAX_TURNS = "max_turns"
+    TURN_TOKENS = "turn_tokens"
+    TRAJECTORY_TOKENS = "trajectory_tokens"
+    CONTEXT = "context"
+    ENV_ERROR = "env_error"
+    ENGINE_ERROR = "engine_error"
+    DEADLINE = "deadline"
+    CANCELLED = "cancelled"
+
+
+_REASONS: Mapping[Status, frozenset[StopReason]] = {
+    Status.COMPLETED: frozenset({StopReason.TERMINATED}),
+    Status.TRUNCATED: frozenset(
+        {
+            StopReason.ENV_TRUNCATED,
+            StopReason.MAX_TURNS,
+            StopReason.TURN_TOKENS,
+            StopReason.TRAJECTORY_TOKENS,
+            StopReason.CONTEXT,
+        }
+    ),
+    Status.ENV_ERROR: frozenset({StopReason.ENV_ERROR}),
+    Status.ENGINE_ERROR: frozenset({StopReason.ENGINE_ERROR}),
+    Status.TIMEOUT: frozenset({StopReason.DEADLINE}),
+    Status.CANCELLED: frozenset({StopReason.CANCELLED}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSpan:
+    """A run of token ids from one source.
+
+    A POLICY span bears one logprob (fp32, of the distribution that was sampled, natural logarithm, at most 0) and
+    one policy version per id; other spans bear neither.
+
+    Example: `TokenSpan((7, 8), Source.POLICY, logprobs=(-0.1, -2.3), policy_versions=(3, 3))`.
+    """
+
+    ids: tuple[int, ...]
+    source: Source
+    logprobs: tuple[float, ...] | None = None
+    policy_versions: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.ids and min(self.ids) < 0:
+            raise InvalidTrajectory(f"token ids are non-negative integers, got {min(self.ids)}")
+        if self.source is not Source.POLICY:
+            if self.logprobs is not None or self.policy_versions is not None:
+                raise InvalidTrajectory(f"a {self.source} span was not sampled: it has no logprobs and no versions")
+            return
+        for name, values in (("logprobs", self.logprobs), ("policy_versions", self.policy_versions)):
+            if values is None or len(values) != len(self.ids):
+                have = "none" if values is None else str(len(values))
+                raise InvalidTrajectory(f"a policy span of {len(self.ids)} ids needs as many {name}, got {have}")
+        assert self.logprobs is not None and self.policy_versions is not None
+        if not self.ids:
+            raise InvalidTrajectory("a policy span holds at least one sampled id")
+        if not all(math.isfinite(value) and value <= 1e-6 for value in self.logprobs):
+            raise InvalidTrajectory("logprobs are finite and at most 0")
+        if any(later < earlier for earlier, later in zip(self.policy_versions, self.policy_versions[1:], strict=False)):
+            raise InvalidTrajectory("policy versions never fall within a span")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training sequence: spans in the order the model saw them; arrays are derived, length `T` each."""
+
+    spans: tuple[TokenSpan, ...]
+
+    def __post_init__(self) -> None:
+        if not self.spans or self.spans[0].source is not Source.PROMPT or not self.spans[0].ids:
+            raise InvalidTrajectory("a row begins with a non-empty prompt span")
+        if any(span.source is Source.PROMPT for span in self.spans[1:]):
+            raise InvalidTrajectory("only the first span of a row is a prompt span")
+
+    @cached_property
+    def ids(self) -> NDArray[np.int64]:
+        """Token ids, `[T]`."""
+        return np.fromiter((i for span in self.spans for i in span.ids), np.int64)
+
+    @cached_property
+    def mask(self) -> NDArray[np.bool_]:
+        """True where the engine emitted the id, `[T]`."""
+        parts = [np.full(len(span.ids), span.source is Source.POLICY) for span in self.spans]
+        return np.concatenate(parts)
+
+    @cached_property
+    def logprobs(self) -> NDArray[np.float32]:
+        """The sampled logprob at POLICY ids, 0 elsewhere, `[T]`."""
+        return np.concatenate([np.asarray(s.logprobs or (0.0,) * len(s.ids), np.float32) for s in self.spans])
+
+    @cached_property
+    def policy_versions(self) -> NDArray[np.int64]:
+        """The policy version at POLICY ids, -1 elsewhere, `[T]`."""
+        return np.concatenate([np.asarray(s.policy_versions or (-1,) * len(s.ids), np.int64) for s in self.spans])
+
+    @cached_property
+    def num_trained_tokens(self) -> int:
+        """How many ids of the row the policy emitted."""
+        return sum(len(span.ids) for span in self.spans if span.source is Source.POLICY)
+
+    def __len__(self) -> int:
+        return sum(len(span.ids) for span in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One model reply with what answered it."""
+
+    message: Message
+    """The reply as parsed, malformed calls kept."""
+    reward: float | None
+    """The environment's reward for this turn; None where the environment gave none (it failed)."""
+    observation: str = ""
+    """The text of what answered the reply."""
+    tool_results: tuple[ToolResult, ...] = ()
+    """One result per call id, in call order."""
+    finish_reason: str = "stop"
+    """`stop` (an end token was sampled), `length` or `abort`."""
+    timings: Mapping[str, float] = field(default_factory=dict, compare=False)
+    """Seconds: `generate_s`, `env_s`. Wall-clock, so never part of equality and not stored in `episodes.jsonl`."""
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """The record of one episode, by one trained agent.
+
+    Every POLICY span belongs to exactly one turn, in order. `reward` is the sum of the turns' rewards, and None
+    when the status is not trainable. `metrics` are numbers of the episode (the environment's `info["metrics"]`,
+    `success` among them).
+    """
+
+    task: Task
+    group: str
+    member: int
+    rows: tuple[Row, ...]
+    turns: tuple[Turn, ...]
+    status: Status
+    stop_reason: StopReason
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+    """One line naming the failure of a non-trainable episode; None otherwise."""
+    info: Mapping[str, JSON] = field(default_factory=dict)
+    """JSON-able extras of the record: final environment info a viewer may show."""
+
+    def __post_init__(self) -> None:
+        if self.stop_reason not in _REASONS[self.status]:
+            raise InvalidTrajectory(f"status {self.status} does not stop for the reason {self.stop_reason}")
+        num_replies = sum(span.source is Source.POLICY for row in self.rows for span in row.spans)
+        if num_replies != len(self.turns):
+            raise InvalidTrajectory(f"{len(self.turns)} turns need as many policy spans, got {num_replies}")
+        if not self.status.trainable:
+            if self.error is None:
+                raise InvalidTrajectory(f"a trajectory that ended as {self.status} says why in `error`")
+            return
+        if not self.turns:
+            raise InvalidTrajectory(f"a {self.status} trajectory has at least one turn")
+        if any(turn.reward is None or not math.isfinite(turn.reward) for turn in self.turns):
+            raise InvalidTrajectory(f"a {self.status} trajectory has a finite reward on every turn")
+
+    @property
+    def reward(self) -> float | None:
+        """The episode's return (undiscounted), or None when the episode failed."""
+        if not self.status.trainable:
+            return None
+        return math.fsum(turn.reward for turn in self.turns if turn.reward is not None)
+
+    @property
+    def success(self) -> bool | None:
+        """The environment's own verdict (`metrics["success"]`), else whether the reward is positive; None if failed."""
+        if not self.status.trainable:
+            return None
+        if "success" in self.metrics:
+            return bool(self.metrics["success"])
+        return (self.reward or 0.0) > 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Ids over all rows."""
+        return sum(len(row) for row in self.rows)
+
+    @property
+    def num_trained_tokens(self) -> int:
+        """Sampled ids over all rows."""
+        return sum(row.num_trained_tokens for row in self.rows)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The trajectories of one task; `id` is fixed when the episodes are dispatched."""
+
+    id: str
+    task: Task
+    trajectories: tuple[Trajectory, ...]
+
+    def __post_init__(self) -> None:
+        for trajectory in self.trajectories:
+            if trajectory.group != self.id or trajectory.task != self.task:
+                raise InvalidTrajectory(f"trajectory of group {trajectory.group!r} cannot join group {self.id!r}")
+        members = [trajectory.member for trajectory in self.trajectories]
+        if len(set(members)) != len(members):
+            raise InvalidTrajectory(f"group {self.id!r} holds a member twice: {members}")

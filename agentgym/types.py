@@ -1,0 +1,107 @@
+"""The words of a conversation: messages, tool calls, tool specifications, results, tasks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from agentgym.errors import ConfigError
+
+__all__ = ["JSON", "AnyCall", "MalformedCall", "Message", "Role", "Task", "ToolCall", "ToolResult", "ToolSpec"]
+
+JSON: TypeAlias = "None | bool | int | float | str | Sequence[JSON] | Mapping[str, JSON]"
+Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
+ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One well-formed call of a tool by the model: `ToolCall("call_0", "go", {"direction": "north"})`."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, JSON]
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedCall:
+    """What was meant as a call and cannot be read as one; kept raw, and answered with `error`."""
+
+    id: str
+    raw: str
+    error: str
+
+
+AnyCall: TypeAlias = "ToolCall | MalformedCall"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation.
+
+    `reasoning` is the text inside the model's thinking marks, `tool_calls` are in the order the model wrote
+    them, `tool_call_id` names the call that a `tool` message answers.
+    """
+
+    role: Role
+    content: str
+    reasoning: str | None = None
+    tool_calls: tuple[AnyCall, ...] = ()
+    tool_call_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise ConfigError(f"message role {self.role!r} is not one of {', '.join(ROLES)}")
+        if self.tool_calls and self.role != "assistant":
+            raise ConfigError(f"a {self.role} message cannot hold tool calls; only an assistant message can")
+        if self.tool_call_id is not None and self.role != "tool":
+            raise ConfigError(f"a {self.role} message cannot answer a tool call; only a tool message can")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool as the model sees it; `parameters` is a JSON Schema object (`{"type": "object", ...}`)."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, JSON]
+
+    def to_openai(self) -> dict[str, JSON]:
+        """The `{"type": "function", "function": {...}}` form that chat templates and endpoints take."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """The answer to one call id; `error` is None, or the kind of failure the model was told about.
+
+    Kinds: `malformed`, `unknown_tool`, `invalid_arguments`, `tool_error`, `timeout`.
+    """
+
+    call_id: str
+    name: str
+    content: str
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What makes two episodes the same exercise: environment id, its seed, its reset options and make() keywords.
+
+    >>> Task("TextGame-v0", seed=7, kwargs={"level": 1}).key
+    'TextGame-v0{"level": 1}/7'
+    """
+
+    env_id: str
+    seed: int
+    options: Mapping[str, JSON] = field(default_factory=dict)
+    kwargs: Mapping[str, JSON] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """A stable name for the task, equal for equal tasks."""
+        parts = [json.dumps(dict(part), sort_keys=True) if part else "" for part in (self.kwargs, self.options)]
+        return f"{self.env_id}{parts[0]}/{self.seed}{parts[1]}"
