@@ -1,4 +1,4 @@
 """Training: advantages, losses, batches, the learner and the loop around them."""
 
 if __name__ != "agentgym.trainers":
-    raise ImportError(f"{__name__!r} at the root of the repository is a door for readers: import agentgym.trainers instead")
+    raise ImportError(f"{__name__!r} is a door for readers of the repository; import agentgym.trainers instead")
