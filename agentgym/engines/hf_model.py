@@ -1,0 +1,250 @@
+"""A decoder-only transformer of the Llama, Mistral, Qwen2 and Qwen3 families, one set of tensors for training and generation.
+
+The projections that read the same input are stored as one tensor (q, k, v and gate, up), so that the trainer and the
+in-process engine use the same memory; `hf_checkpoint` maps them to and from the published parameter names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from agentgym.errors import ConfigError
+from agentgym.types import JSON
+
+__all__ = ["Decoder", "DecoderConfig", "DecoderLayer", "PackedLayout", "apply_rope"]
+
+# Shape suffixes: N packed tokens, B sequences, L longest sequence, H query heads, K key/value heads, D head width,
+# E model width, V vocabulary.
+
+FAMILIES = {"qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
+FAMILIES["mistral"] = "MistralForCausalLM"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """The shape of a decoder, read from a model folder's `config.json`."""
+
+    family: str
+    vocab_size: int
+    width: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_width: int
+    ffn_width: int
+    context_window: int
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-6
+    tied: bool = True
+    qk_norm: bool = False
+    qkv_bias: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, JSON]) -> DecoderConfig:
+        """Reads Hugging Face's configuration keys; refuses what this decoder would compute differently."""
+        family = str(config.get("model_type"))
+        if family not in FAMILIES:
+            raise ConfigError(
+                f"model_type {family!r} is not supported by the hf engine; it knows {', '.join(sorted(FAMILIES))}."
+                " Serve other architectures with an external engine."
+            )
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        assert isinstance(rope, Mapping)
+        rope_type = rope.get("rope_type", rope.get("type", "default"))
+        if rope_type != "default":
+            raise ConfigError(f"rope scaling {rope_type!r} is not supported by the hf engine; only plain rope is")
+        if config.get("sliding_window") and config.get("use_sliding_window", family == "mistral"):
+            raise ConfigError("sliding-window attention is not supported by the hf engine")
+        if config.get("attention_bias") or config.get("mlp_bias"):
+            raise ConfigError("attention_bias and mlp_bias are not supported by the hf engine")
+        return cls._from_known(family, config, rope)
+
+    @classmethod
+    def _from_known(cls, family: str, config: Mapping[str, JSON], rope: Mapping[str, JSON]) -> DecoderConfig:
+        def integer(key: str, default: int | None = None) -> int:
+            value = config.get(key)
+            value = default if value is None else value
+            if not isinstance(value, int):
+                raise ConfigError(f"config.json needs an integer {key!r}, got {value!r}")
+            return value
+
+        num_heads, width = integer("num_attention_heads"), integer("hidden_size")
+        theta = config.get("rope_theta") or rope.get("rope_theta") or 10_000.0
+        return cls(
+            family=family,
+            vocab_size=integer("vocab_size"),
+            width=width,
+            num_layers=integer("num_hidden_layers"),
+            num_heads=num_heads,
+            num_kv_heads=integer("num_key_value_heads", num_heads),
+            head_width=integer("head_dim", width // num_heads),
+            ffn_width=integer("intermediate_size"),
+            context_window=integer("max_position_embeddings", 2048),
+            rope_theta=float(cast(float, theta)),
+            norm_eps=float(cast(float, config.get("rms_norm_eps", 1e-6))),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            qk_norm=family == "qwen3",
+            qkv_bias=family == "qwen2",
+        )
+
+    def to_hf(self) -> dict[str, JSON]:
+        """The `config.json` that `transformers` reads."""
+        return {
+            "architectures": [FAMILIES[self.family]],
+            "model_type": self.family,
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.width,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_width,
+            "intermediate_size": self.ffn_width,
+            "max_position_embeddings": self.context_window,
+            "rope_theta": self.rope_theta,
+            "rms_norm_eps": self.norm_eps,
+            "tie_word_embeddings": self.tied,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "use_sliding_window": False,
+            "torch_dtype": "float32",
+        }
+
+
+class PackedLayout:
+    """Where the tokens of `B` packed sequences lie: padded `[B, L]` gather indices and their inverse."""
+
+    def __init__(self, seqlens: Sequence[int], device: torch.device | str = "cpu") -> None:
+        self.seqlens = tuple(seqlens)
+        lens_B = torch.tensor(self.seqlens, device=device)
+        starts_B = torch.cumsum(lens_B, 0) - lens_B
+        offset_L = torch.arange(int(lens_B.max()), device=device)
+        inside_BL = offset_L[None, :] < lens_B[:, None]
+        # Right padding repeats the first token: causal attention never lets a real query see it.
+        self.gather_BL = torch.where(inside_BL, starts_B[:, None] + offset_L[None, :], starts_B[:, None])
+        self.scatter_N = inside_BL.flatten().nonzero()[:, 0]
+        self.position_N = offset_L.expand(len(self.seqlens), -1).flatten()[self.scatter_N]
+        self.is_dense = bool(inside_BL.all())
+
+
+def apply_rope(x_NHD: Tensor, cos_ND: Tensor, sin_ND: Tensor) -> Tensor:
+    """Rotary position embedding in the half-split layout of Su et al. 2021 as published checkpoints use it.
+
+    `cos_ND` and `sin_ND` hold the D/2 frequencies twice; the first half of `sin_ND` is negated.
+    """
+    half = x_NHD.shape[-1] // 2
+    return torch.addcmul(x_NHD * cos_ND[:, None], x_NHD.roll(half, -1), sin_ND[:, None])
+
+
+class DecoderLayer(nn.Module):
+    """One pre-norm block: attention with grouped key/value heads, then a gated feed-forward."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        c = self.config = config
+        self.q_width, self.kv_width = c.num_heads * c.head_width, c.num_kv_heads * c.head_width
+        self.input_norm = nn.Parameter(torch.ones(c.width))
+        self.qkv = nn.Parameter(torch.empty(self.q_width + 2 * self.kv_width, c.width))
+        self.qkv_bias = nn.Parameter(torch.zeros(self.qkv.shape[0])) if c.qkv_bias else None
+        self.q_norm = nn.Parameter(torch.ones(c.head_width)) if c.qk_norm else None
+        self.k_norm = nn.Parameter(torch.ones(c.head_width)) if c.qk_norm else None
+        self.out = nn.Parameter(torch.empty(c.width, self.q_width))
+        self.ffn_norm = nn.Parameter(torch.ones(c.width))
+        self.gate_up = nn.Parameter(torch.empty(2 * c.ffn_width, c.width))
+        self.down = nn.Parameter(torch.empty(c.width, c.ffn_width))
+
+    def project(self, x_NE: Tensor, cos_ND: Tensor, sin_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Normalized, rotated queries `[N, H, D]`, keys and values `[N, K, D]`."""
+        c = self.config
+        h_NE = F.rms_norm(x_NE, (c.width,), self.input_norm, c.norm_eps)
+        qkv = F.linear(h_NE, self.qkv, self.qkv_bias).view(len(x_NE), -1, c.head_width)
+        q_NHD, k_NKD, v_NKD = qkv.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q_NHD = F.rms_norm(q_NHD, (c.head_width,), self.q_norm, c.norm_eps)
+            k_NKD = F.rms_norm(k_NKD, (c.head_width,), self.k_norm, c.norm_eps)
+        return apply_rope(q_NHD, cos_ND, sin_ND), apply_rope(k_NKD, cos_ND, sin_ND), v_NKD
+
+    def mix(self, x_NE: Tensor, attended_NHD: Tensor) -> Tensor:
+        """Adds the attention output and the feed-forward to the residual stream."""
+        c = self.config
+        x_NE = x_NE + F.linear(attended_NHD.reshape(len(x_NE), -1), self.out)
+        h_NE = F.rms_norm(x_NE, (c.width,), self.ffn_norm, c.norm_eps)
+        gate, up = F.linear(h_NE, self.gate_up).chunk(2, dim=-1)
+        return x_NE + F.linear(F.silu(gate) * up, self.down)
+
+
+class Decoder(nn.Module):
+    """The whole model. `hidden` is differentiable; `logits` are taken only where they are needed."""
+
+    cos_TD: Tensor
+    sin_TD: Tensor
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Parameter(torch.empty(config.vocab_size, config.width))
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
+        self.final_norm = nn.Parameter(torch.ones(config.width))
+        self.head = None if config.tied else nn.Parameter(torch.empty(config.vocab_size, config.width))
+        self._make_rope()
+
+    def _make_rope(self) -> None:
+        c = self.config
+        frequency = c.rope_theta ** -(torch.arange(0, c.head_width, 2, dtype=torch.float64) / c.head_width)
+        angle_TD = torch.outer(torch.arange(c.context_window, dtype=torch.float64), frequency)
+        sin_TD = angle_TD.sin()
+        self.register_buffer("cos_TD", torch.cat([angle_TD.cos()] * 2, -1).float(), persistent=False)
+        self.register_buffer("sin_TD", torch.cat([-sin_TD, sin_TD], -1).float(), persistent=False)
+
+    @torch.no_grad()
+    def initialize(self, seed: int) -> Decoder:
+        """Draws fresh weights: normal with deviation 0.02, residual outputs scaled by 1/sqrt(2 layers)."""
+        generator = torch.Generator().manual_seed(seed)
+        scale = (2 * self.config.num_layers) ** -0.5
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                std = 0.02 * (scale if name.endswith((".out", ".down")) else 1.0)
+                parameter.normal_(0.0, std, generator=generator)
+        return self
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The `[V, E]` output matrix (the embedding itself when tied)."""
+        return self.embed if self.head is None else self.head
+
+    def hidden(self, ids_N: Tensor, layout: PackedLayout) -> Tensor:
+        """Final normalized states `[N, E]` of packed sequences; attention is causal and stays inside each one."""
+        cos_ND, sin_ND = self.cos_TD[layout.position_N], self.sin_TD[layout.position_N]
+        x_NE = F.embedding(ids_N, self.embed)
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            x_NE = layer.mix(x_NE, self._attend(*layer.project(x_NE, cos_ND, sin_ND), layout))
+        return F.rms_norm(x_NE, (self.config.width,), self.final_norm, self.config.norm_eps)
+
+    def logits(self, hidden_NE: Tensor) -> Tensor:
+        """Logits `[N, V]`; for training take them in chunks, never for a whole batch."""
+        return F.linear(hidden_NE, self.head_weight)
+
+    def _attend(self, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, layout: PackedLayout) -> Tensor:
+        num_sequences, longest = layout.gather_BL.shape
+
+        def padded(x_NHD: Tensor) -> Tensor:
+            if not layout.is_dense:
+                x_NHD = x_NHD[layout.gather_BL.flatten()]
+            return x_NHD.view(num_sequences, longest, *x_NHD.shape[1:]).transpose(1, 2)
+
+        out = F.scaled_dot_product_attention(
+            padded(q_NHD), padded(k_NKD), padded(v_NKD), is_causal=True, enable_gqa=k_NKD.shape[1] != q_NHD.shape[1]
+        )
+        out = out.transpose(1, 2).flatten(0, 1)
+        return out if layout.is_dense else out[layout.scatter_N]

@@ -1,0 +1,74 @@
+"""The decoder computes what `transformers` computes, from the same saved folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentgym.engines.hf_checkpoint import load_decoder, save_decoder
+from agentgym.engines.hf_model import Decoder, DecoderConfig, PackedLayout
+from agentgym.errors import AgentGymError, RunFolderError
+
+FAMILIES: dict[str, dict[str, bool]] = {
+    "qwen3": {"qk_norm": True},
+    "qwen2": {"qkv_bias": True},
+    "llama": {"tied": False},
+    "mistral": {},
+}
+
+
+def tiny(family: str) -> Decoder:
+    config = DecoderConfig(
+        family=family,
+        vocab_size=100,
+        width=64,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_width=16,
+        ffn_width=96,
+        context_window=128,
+        **FAMILIES[family],  # type: ignore[arg-type]
+    )
+    model = Decoder(config).initialize(0)
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            torch.nn.init.normal_(parameter, 1.0, 0.1)
+    return model
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_saved_decoder_gives_the_logits_of_transformers_for_packed_sequences(family: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = tiny(family)
+    save_decoder(model, tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+    ids_N = torch.randint(0, 100, (30,), generator=torch.Generator().manual_seed(1))
+    ours_NV = model.logits(model.hidden(ids_N, PackedLayout([10, 7, 13])))
+    theirs_NV = torch.cat([theirs(part[None]).logits[0] for part in ids_N.split([10, 7, 13])])
+    assert (ours_NV - theirs_NV).abs().max() < 1e-5
+
+
+def test_a_saved_decoder_loads_bitwise(tmp_path: Path) -> None:
+    model = tiny("qwen3")
+    save_decoder(model, tmp_path)
+    again = load_decoder(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_a_missing_or_torn_model_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"config\.json"):
+        load_decoder(tmp_path / "absent")
+    save_decoder(tiny("qwen3"), tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(RunFolderError, match="torn"):
+        load_decoder(tmp_path)
+
+
+def test_an_architecture_that_would_be_computed_differently_is_refused() -> None:
+    with pytest.raises(AgentGymError, match="gpt2"):
+        DecoderConfig.from_hf({"model_type": "gpt2"})
