@@ -1,0 +1,29 @@
+# `make train` watches a policy learn, `make test` runs the tests. Both work on a fresh machine with Python 3.11+:
+# the first run makes .venv and installs into it, later runs start at once.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: train test install check clean
+
+train: $(STAMP)
+	$(BIN)/agentgym train --env TextGame-v0 --algo grpo $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+install: $(STAMP)
+
+check:
+	.ci/run
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("agentgym needs Python 3.11 or newer, and $(PYTHON) is %d.%d: run `make PYTHON=python3.11`, or the path of a newer one" % v[:2])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
+	@touch $@
