@@ -1,0 +1,264 @@
+"""Trajectories as packed, padding-free tensors; the only place in the project with a shift by one.
+
+Every tensor is aligned to its TARGET token: entry n holds the token before the target (the model's input), the target,
+and whatever belongs to the target. A row of T tokens gives T - 1 entries.
+
+Shapes: `N` packed tokens, `B` row, `T` token of one row before the shift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from agentgym.errors import ConfigError, InvalidTrajectory
+from agentgym.trainers.advantages import GroupAdvantages
+from agentgym.trainers.aggregation import RowCounts, StepTotals, row_weights
+from agentgym.trajectory import Group, Row, Trajectory
+
+__all__ = ["TrainingBatch", "build_batch"]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingBatch:
+    """Rows laid end to end, `N = sum(seqlens)`; the step's loss is `sum(weight_N * loss_N)` over all of its parts.
+
+    Example: one row with prompt (1, 2), reply (3, 4), environment (5), reply (6), advantage 0.5, `token-mean`:
+
+        ids_N        1    2    3    4    5
+        target_N     2    3    4    5    6
+        position_N   0    1    2    3    4        seqlens (5,)
+        mask_N       F    T    T    F    T
+        advantage_N  0   .5   .5    0   .5
+        weight_N     0  1/3  1/3    0  1/3
+    """
+
+    ids_N: Tensor
+    """int64; the input token, the one before the target."""
+    target_N: Tensor
+    """int64; the token whose probability counts."""
+    position_N: Tensor
+    """int64; the input token's place in its row, from 0."""
+    mask_N: Tensor
+    """bool; True where the engine sampled the target. The tensors below are 0 (the version -1) elsewhere."""
+    old_logp_N: Tensor
+    """float32; the target's logprob when it was sampled."""
+    advantage_N: Tensor
+    """float32."""
+    weight_N: Tensor
+    """float32; the target's share in the step's loss, see `aggregation`."""
+    policy_version_N: Tensor
+    """int64; the weights that sampled the target."""
+    row_N: Tensor
+    """int64; the row's number among all rows of the step's groups, counted before any was left out."""
+    trajectory_N: Tensor
+    """int64; the trajectory's number among all trajectories of the step's groups, likewise."""
+    seqlens: tuple[int, ...]
+    """Entries per row, `[B]`, each at least 1."""
+    totals: StepTotals
+    """The denominators of the whole step; the same in every part of it."""
+
+    def __post_init__(self) -> None:
+        for name, tensor in self._tensors().items():
+            if tensor.shape != (sum(self.seqlens),):
+                raise InvalidTrajectory(f"{name} has shape {tuple(tensor.shape)}, seqlens say ({sum(self.seqlens)},)")
+            if tensor.dtype != _DTYPES[name]:
+                raise InvalidTrajectory(f"{name} is {tensor.dtype}, wanted {_DTYPES[name]}")
+        if any(length < 1 for length in self.seqlens):
+            raise InvalidTrajectory("a row of a batch holds at least one target")
+        for fault, message in self._faults():
+            if bool(fault):
+                raise InvalidTrajectory(message)
+
+    def _faults(self) -> Iterable[tuple[Tensor, str]]:
+        """What must not be, each as a scalar bool tensor with its message."""
+        lengths_B = torch.tensor(self.seqlens, dtype=torch.int64, device=self.ids_N.device)
+        start_N = torch.repeat_interleave(lengths_B.cumsum(0) - lengths_B, lengths_B)
+        place_N = torch.arange(len(start_N), device=start_N.device)
+        inside_N = self.position_N > 0
+        yield (self.position_N != place_N - start_N).any(), "positions count from 0 within each row"
+        for name in ("row_N", "trajectory_N"):
+            index_N: Tensor = getattr(self, name)
+            yield ((index_N != index_N.roll(1)) & inside_N).any(), f"{name} is the same number along each row"
+        for name in ("old_logp_N", "advantage_N", "weight_N"):
+            values_N: Tensor = getattr(self, name)
+            yield (~values_N.isfinite()).any(), f"{name} holds a number that is not finite"
+            yield (values_N[~self.mask_N] != 0).any(), f"{name} is 0 wherever the target was not sampled"
+        yield (self.old_logp_N > 1e-6).any(), "logprobs are at most 0"
+        yield (self.weight_N[self.mask_N] <= 0).any(), "weights are above 0 wherever the target was sampled"
+        yield ((self.policy_version_N >= 0) != self.mask_N).any(), "a policy version stands exactly at sampled targets"
+        joined_N = self.ids_N[1:] != self.target_N[:-1]
+        yield (joined_N & inside_N[1:]).any(), "within a row, each input is the target before it"
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in _DTYPES}
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of this part."""
+        return len(self.seqlens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Entries of this part, trained or not."""
+        return sum(self.seqlens)
+
+    @property
+    def num_trained_tokens(self) -> int:
+        """Sampled targets of this part; `totals.num_trained_tokens` counts the whole step."""
+        return int(self.mask_N.sum())
+
+    @property
+    def cu_seqlens(self) -> Tensor:
+        """int32 `[B + 1]`, row boundaries as variable-length attention takes them: 0, ..., N."""
+        return torch.tensor([0, *accumulate(self.seqlens)], dtype=torch.int32, device=self.ids_N.device)
+
+    def to(self, device: torch.device | str) -> TrainingBatch:
+        """The same batch on another device."""
+        moved = {name: tensor.to(device) for name, tensor in self._tensors().items()}
+        return TrainingBatch(**moved, seqlens=self.seqlens, totals=self.totals)
+
+    def select(self, rows: Sequence[int]) -> TrainingBatch:
+        """The part made of the given rows, numbered by their place in this batch, in the given order."""
+        starts = [0, *accumulate(self.seqlens)]
+        place_N = torch.cat([torch.arange(starts[row], starts[row + 1]) for row in rows] or [torch.arange(0)])
+        place_N = place_N.to(self.ids_N.device)
+        parts = {name: tensor[place_N] for name, tensor in self._tensors().items()}
+        return TrainingBatch(**parts, seqlens=tuple(self.seqlens[row] for row in rows), totals=self.totals)
+
+    def split(self, max_tokens: int) -> list[TrainingBatch]:
+        """Micro-batches of at most `max_tokens` entries each; a row is never cut, and a longer row goes alone.
+
+        The rows go, longest first, each to the first part with room (first-fit decreasing), which depends on
+        nothing but their lengths; within a part they keep their order. An empty batch gives no part. Raises
+        ConfigError when `max_tokens` is below 1.
+        """
+        if max_tokens < 1:
+            raise ConfigError(f"max_tokens is {max_tokens}; a micro-batch holds at least one token")
+        parts: list[list[int]] = []
+        room: list[int] = []
+        for row in sorted(range(self.num_rows), key=lambda row: (-self.seqlens[row], row)):
+            length = self.seqlens[row]
+            part = next((index for index, left in enumerate(room) if length <= left), len(parts))
+            if part == len(parts):
+                parts.append([])
+                room.append(max_tokens)
+            parts[part].append(row)
+            room[part] -= length
+        return [self.select(sorted(part)) for part in parts]
+
+
+_DTYPES = {
+    "ids_N": torch.int64,
+    "target_N": torch.int64,
+    "position_N": torch.int64,
+    "mask_N": torch.bool,
+    "old_logp_N": torch.float32,
+    "advantage_N": torch.float32,
+    "weight_N": torch.float32,
+    "policy_version_N": torch.int64,
+    "row_N": torch.int64,
+    "trajectory_N": torch.int64,
+}
+
+
+@dataclass(frozen=True)
+class _TrainedRow:
+    """A row that enters the loss, with what its trajectory gives it."""
+
+    row: Row
+    row_index: int
+    trajectory_index: int
+    advantage: float
+
+
+def build_batch(
+    groups: Sequence[Group],
+    advantages: Sequence[GroupAdvantages],
+    *,
+    aggregation: str,
+    drop_zero: bool = False,
+    totals: StepTotals | None = None,
+) -> TrainingBatch:
+    """The batch of one optimizer step: every row with a sampled token, of every trained trajectory, in order.
+
+    `advantages` holds one entry per group. `drop_zero` leaves out the rows of trajectories whose advantage is 0: they
+    have no gradient as long as the loss has no KL or entropy term. The denominators stay those of all trained
+    tokens, or `totals` when the groups are one rank's share of a step. With nothing left the batch is empty
+    (`num_rows == 0`).
+
+    Raises InvalidTrajectory when groups and advantages do not line up or a failed trajectory is marked as trained,
+    UnknownName for an unknown aggregation.
+    """
+    rows = _trained_rows(groups, advantages)
+    counts = RowCounts(
+        tuple(trained.trajectory_index for trained in rows), tuple(trained.row.num_trained_tokens for trained in rows)
+    )
+    weight_B = row_weights(aggregation, counts, totals)
+    kept = [pair for pair in zip(rows, weight_B, strict=True) if pair[0].advantage != 0 or not drop_zero]
+    columns = [_columns(trained, weight) for trained, weight in kept]
+    tensors = {
+        name: torch.cat([torch.zeros(0, dtype=dtype), *(column[name].to(dtype) for column in columns)])
+        for name, dtype in _DTYPES.items()
+    }
+    seqlens = tuple(len(trained.row) - 1 for trained, _ in kept)
+    return TrainingBatch(**tensors, seqlens=seqlens, totals=totals or counts.totals)
+
+
+def _trained_rows(groups: Sequence[Group], advantages: Sequence[GroupAdvantages]) -> list[_TrainedRow]:
+    if len(groups) != len(advantages):
+        raise InvalidTrajectory(f"{len(groups)} groups need as many advantages, got {len(advantages)}")
+    trained: list[_TrainedRow] = []
+    row_index = trajectory_index = 0
+    for group, credit in zip(groups, advantages, strict=True):
+        for trajectory, advantage in zip(group.trajectories, _credits(group, credit), strict=True):
+            for row in trajectory.rows:
+                if advantage is not None and row.num_trained_tokens:
+                    trained.append(_TrainedRow(row, row_index, trajectory_index, advantage))
+                row_index += 1
+            trajectory_index += 1
+    return trained
+
+
+def _credits(group: Group, credit: GroupAdvantages) -> list[float | None]:
+    """The advantage of each member, None for one that is not trained."""
+    if len(credit.advantages_G) != len(group.trajectories):
+        raise InvalidTrajectory(
+            f"group {group.id!r} has {len(group.trajectories)} members but {len(credit.advantages_G)} advantages"
+        )
+    pairs = list(zip(credit.advantages_G.tolist(), credit.trained_G.tolist(), strict=True))
+    for trajectory, (_, is_trained) in zip(group.trajectories, pairs, strict=True):
+        _check_trainable(trajectory, is_trained)
+    return [advantage if is_trained else None for advantage, is_trained in pairs]
+
+
+def _check_trainable(trajectory: Trajectory, is_trained: bool) -> None:
+    if is_trained and not trajectory.status.trainable:
+        raise InvalidTrajectory(
+            f"member {trajectory.member} of group {trajectory.group!r} ended as {trajectory.status} and has no reward, "
+            "but its advantages say it is trained; compute them with group_advantages"
+        )
+
+
+def _columns(trained: _TrainedRow, weight: float) -> dict[str, Tensor]:
+    """One row's entries; here, and only here, inputs and targets are shifted against each other."""
+    row = trained.row
+    ids_T, mask_T = torch.tensor(row.ids), torch.tensor(row.mask)
+    mask_N = mask_T[1:]
+    length = len(mask_N)
+    return {
+        "ids_N": ids_T[:-1],
+        "target_N": ids_T[1:],
+        "position_N": torch.arange(length),
+        "mask_N": mask_N,
+        "old_logp_N": torch.tensor(row.logprobs)[1:],
+        "advantage_N": torch.where(mask_N, trained.advantage, 0.0),
+        "weight_N": torch.where(mask_N, weight, 0.0),
+        "policy_version_N": torch.tensor(row.policy_versions)[1:],
+        "row_N": torch.full((length,), trained.row_index),
+        "trajectory_N": torch.full((length,), trained.trajectory_index),
+    }
