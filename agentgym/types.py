@@ -70,7 +70,7 @@ class ToolSpec:
 
     def to_openai(self) -> dict[str, JSON]:
         """The `{"type": "function", "function": {...}}` form that chat templates and endpoints take."""
-        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        function: dict[str, JSON] = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
 

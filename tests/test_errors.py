@@ -1,0 +1,59 @@
+"""Errors fit their builtin, say what they say, and survive a pickle."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from agentgym import errors
+from agentgym.errors import AgentGymError, EnvironmentFault, UnknownName, nearest
+
+BUILTINS = {
+    "ConfigError": ValueError,
+    "EngineError": RuntimeError,
+    "EnvironmentFault": RuntimeError,
+    "InvalidTrajectory": ValueError,
+    "RenderError": ValueError,
+    "RunFolderError": OSError,
+    "ToolSchemaError": ValueError,
+    "TrainingHalted": RuntimeError,
+    "UnknownName": KeyError,
+}
+
+
+def test_every_public_error_is_listed_here() -> None:
+    public = {name for name in errors.__all__ if isinstance(getattr(errors, name), type)}
+    assert public == {*BUILTINS, "AgentGymError"}
+
+
+@pytest.mark.parametrize(("name", "builtin"), BUILTINS.items())
+def test_an_error_is_ours_and_the_fitting_builtin(name: str, builtin: type[Exception]) -> None:
+    error = getattr(errors, name)
+    assert issubclass(error, AgentGymError)
+    assert issubclass(error, builtin)
+
+
+@pytest.mark.parametrize("name", BUILTINS)
+def test_an_error_pickles_with_its_message(name: str) -> None:
+    error = getattr(errors, name)("what was given, what was wanted, what to do")
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert str(copy) == str(error) == "what was given, what was wanted, what to do"
+
+
+def test_an_environment_fault_carries_what_replays_it() -> None:
+    fault = EnvironmentFault("step raised ZeroDivisionError", env_id="TextGame-v0", seed=7)
+    copy = pickle.loads(pickle.dumps(fault))
+    assert (str(copy), copy.env_id, copy.seed) == ("step raised ZeroDivisionError", "TextGame-v0", 7)
+
+
+def test_an_unknown_name_is_not_quoted_like_a_key() -> None:
+    assert str(UnknownName("unknown env 'x'")) == "unknown env 'x'"
+    assert str(UnknownName()) == ""
+
+
+def test_nearest_names_the_best_match_and_is_silent_without_one() -> None:
+    assert nearest("TextGme-v0", ["TextGame-v0", "Shop-v0"]) == ": did you mean 'TextGame-v0'?"
+    assert nearest("zzzz", ["TextGame-v0"]) == ""
+    assert nearest("x", []) == ""
