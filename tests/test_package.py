@@ -1,0 +1,155 @@
+"""The package as a user meets it: light to import, closed at its doors, whole in the wheel."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import agentgym
+
+ROOT = Path(__file__).parent.parent
+DOORS = ("envs", "tools", "chat_templates", "trainers")
+HEAVY = {"huggingface_hub", "matplotlib", "ray", "rich", "safetensors", "tokenizers", "torch", "transformers", "tyro"}
+EMBEDDED = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+TORCH_USERS = ("agentgym.trainers", "agentgym.engines.hf", "agentgym.cli.")
+
+
+def python(code: str, *, interpreter: str = sys.executable, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Runs `code` in an interpreter of its own, where a warning is an error."""
+    command = [interpreter, "-W", "error", "-c", code]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+
+
+def modules_after(statement: str) -> set[str]:
+    """Names in `sys.modules` after `statement`, in a fresh interpreter."""
+    done = python(f"{statement}\nimport sys\nprint(*sys.modules)")
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+# ---- imports
+
+
+@pytest.mark.parametrize("statement", ["import agentgym", "import gymnasium", "import gymnasium, agentgym.envs"])
+def test_an_import_loads_nothing_heavy(statement: str) -> None:
+    assert not modules_after(statement) & HEAVY
+
+
+def test_an_import_starts_no_thread_and_no_process() -> None:
+    code = (
+        "import threading, agentgym, multiprocessing as mp\nprint(threading.active_count(), len(mp.active_children()))"
+    )
+    assert python(code).stdout.split() == ["1", "0"]
+
+
+def test_only_the_trainers_and_the_hf_engine_need_torch() -> None:
+    found = pkgutil.walk_packages(agentgym.__path__, "agentgym.", onerror=lambda name: pytest.fail(f"{name} fails"))
+    light = [module.name for module in found if not module.name.startswith(TORCH_USERS)]
+    code = f"import importlib, sys\nsys.modules['torch'] = None\nfor name in {light}: importlib.import_module(name)"
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_door_leads_into_the_package(door: str) -> None:
+    assert (ROOT / door).is_symlink()
+    assert os.readlink(ROOT / door) == f"agentgym/{door}"
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_door_is_no_import_name(door: str) -> None:
+    done = python(f"import {door}")
+    assert done.returncode == 1
+    assert (
+        f"ImportError: '{door}' is a door for readers of the repository; import agentgym.{door} instead" in done.stderr
+    )
+
+
+# ---- the distributions, built and installed as a user would
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist, and the wheel that was built from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--outdir", folder, ROOT],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def clean_python(distributions: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The interpreter of an environment that holds the wheel and its base dependencies alone."""
+    home = tmp_path_factory.mktemp("clean")
+    venv.create(home, with_pip=True)
+    interpreter = str(home / "bin" / "python")
+    pip = [interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    wheel = next(distributions.glob("*.whl"))
+    done = subprocess.run(
+        [*pip, "-c", ROOT / "constraints.txt", wheel], capture_output=True, text=True, timeout=1800, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return interpreter
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_package_and_nothing_else(distributions: Path) -> None:
+    with zipfile.ZipFile(next(distributions.glob("*.whl"))) as wheel:
+        names = set(wheel.namelist())
+    assert {name.split("/")[0] for name in names} == {"agentgym", f"agentgym_llm-{agentgym.__version__}.dist-info"}
+    assert "agentgym/py.typed" in names
+    assert names >= {f"agentgym/embedded/{name}" for name in EMBEDDED}
+
+
+@pytest.mark.slow
+def test_the_sdist_has_no_doors(distributions: Path) -> None:
+    with tarfile.open(next(distributions.glob("*.tar.gz"))) as sdist:
+        members = sdist.getmembers()
+    top_level = {member.name.split("/")[1] for member in members if "/" in member.name}
+    assert not top_level & set(DOORS)
+    assert top_level >= {"agentgym", "LICENSE", "README.md", "pyproject.toml"}
+    assert not [member.name for member in members if member.issym()]
+
+
+@pytest.mark.slow
+def test_the_installed_package_needs_no_torch(clean_python: str, tmp_path: Path) -> None:
+    code = "import importlib.util, agentgym\nprint(agentgym.__version__, importlib.util.find_spec('torch'))"
+    done = python(code, interpreter=clean_python, cwd=tmp_path)
+    assert done.stdout.split() == [agentgym.__version__, "None"], done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", DOORS)
+def test_an_installed_package_brings_no_door(door: str, clean_python: str, tmp_path: Path) -> None:
+    done = python(f"import {door}", interpreter=clean_python, cwd=tmp_path)
+    assert f"ModuleNotFoundError: No module named '{door}'" in done.stderr
+
+
+@pytest.mark.slow
+def test_gymnasium_makes_our_environments_by_name(clean_python: str, tmp_path: Path) -> None:
+    code = "import gymnasium\nenv = gymnasium.make('agentgym:TextGame-v0')\nprint(env.reset(seed=0)[0])\nenv.close()"
+    done = python(code, interpreter=clean_python, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+@pytest.mark.slow
+def test_the_installed_command_answers_without_torch(clean_python: str, tmp_path: Path) -> None:
+    command = [Path(clean_python).parent / "agentgym", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "train" in done.stdout
