@@ -1,0 +1,256 @@
+"""The base of every environment: Gymnasium's interface on text, sync and async."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar, TypeAlias
+
+import gymnasium
+from gymnasium.spaces import Space
+
+from agentgym.envs.spaces import Text
+from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault
+from agentgym.tools.worker import Worker, run_sync
+from agentgym.types import Message, ToolSpec
+
+__all__ = ["EpisodeOver", "Info", "StepResult", "TextEnv"]
+
+Info: TypeAlias = dict[str, Any]
+StepResult: TypeAlias = tuple[str, float, bool, bool, Info]
+ENV_TURN_LIMIT = "env turn limit"
+
+
+class EpisodeOver(AgentGymError, gymnasium.error.ResetNeeded):
+    """`step` was called before `reset`, or after the episode ended."""
+
+
+class TextEnv(gymnasium.Env[str, str]):
+    """An environment whose observations and actions are text.
+
+    A subclass overrides one of `step` and `async astep`, and one of `reset` and `async areset`; the other one of
+    each pair follows. Sync code that is called through the async pair runs on a thread of the environment's own,
+    always the same. `self.np_random` is seeded before `reset` runs.
+
+    The base counts turns, truncates at `max_turns`, refuses a step outside an episode, and puts the observation into
+    `info["messages"]` as one user message when the subclass put none there. Other keys of the conversation:
+    `info["tool_results"]` (tuple of ToolResult) and `info["metrics"]` (dict of floats, with `success` at the end).
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["ansi"]}  # noqa: RUF012  # Gymnasium declares it so
+    system_prompt: str = ""
+    """The system message that opens the conversation; "" is none."""
+    max_turns: int | None = None
+    """Steps after which the environment truncates (`info["truncated_by"]` says so); None is no limit."""
+    runs_inline: bool = False
+    """True promises that `reset` and `step` are short pure computation, so they are called without a thread."""
+    close_timeout_s: float = 5.0
+    """How long `aclose` waits for the environment's own thread before it is left behind."""
+
+    _abstract: ClassVar[bool] = True
+    _turns: int = 0
+    _open: bool = False
+    _inside: bool = False
+    _last_observation: str = ""
+    _worker: Worker | None = None
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        if render_mode not in (None, "ansi"):
+            raise ConfigError(f"render_mode {render_mode!r} is not supported; use 'ansi' or None")
+        self.render_mode = render_mode
+        self.observation_space: Space[str] = Text()
+        self.action_space: Space[str] = Text()
+
+    def __init_subclass__(cls, *, abstract: bool = False, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        cls._abstract = abstract
+        for sync_name, async_name, derive in (("step", "astep", _derive_step), ("reset", "areset", _derive_reset)):
+            own = [name for name in (sync_name, async_name) if name in cls.__dict__]
+            if len(own) == 2 and not abstract:
+                raise ConfigError(f"{cls.__name__} overrides both {sync_name} and {async_name}; override one of them")
+            for name in own:
+                _check_kind(cls, name, is_async=name == async_name)
+                setattr(cls, name, _with_bookkeeping(name, cls.__dict__[name]))
+            if len(own) == 1:
+                derive(cls, own[0])
+            if not abstract and not own and getattr(cls, sync_name) is getattr(TextEnv, sync_name):
+                raise ConfigError(f"{cls.__name__} overrides neither {sync_name} nor {async_name}; override one of them")
+
+    @property
+    def tool_specs(self) -> tuple[ToolSpec, ...]:
+        """The tools that the model is shown; () where it only writes text."""
+        return ()
+
+    @property
+    def turns(self) -> int:
+        """Steps taken in this episode."""
+        return self._turns
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """Begins an episode: its first observation and info."""
+        gymnasium.Env.reset(self, seed=seed, options=options)
+        return "", {}
+
+    async def areset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """`reset` for async callers."""
+        gymnasium.Env.reset(self, seed=seed, options=options)
+        return "", {}
+
+    def step(self, action: str) -> StepResult:
+        """Plays one reply: observation, reward, terminated, truncated, info."""
+        raise NotImplementedError(f"{type(self).__name__} has no step")
+
+    async def astep(self, action: str) -> StepResult:
+        """`step` for async callers."""
+        raise NotImplementedError(f"{type(self).__name__} has no astep")
+
+    def render(self) -> str | None:  # type: ignore[override]  # Gymnasium allows None where there is no render mode
+        """The last observation, where the render mode is "ansi"."""
+        return self._last_observation if self.render_mode == "ansi" else None
+
+    def close(self) -> None:
+        """Ends the environment's own thread; a second call does nothing. A subclass that overrides it calls this."""
+        self._open = False
+        if self._worker is not None:
+            self._worker.stop()
+
+    async def aclose(self) -> None:
+        """`close` where the environment's sync code runs; gives up waiting after `close_timeout_s`."""
+        if self.runs_inline or self._worker is None:
+            self.close()
+            return
+        await self._worker.run_within(self.close, self.close_timeout_s)
+
+    @property
+    def own_thread(self) -> Worker:
+        """The thread for this environment's sync code."""
+        if self._worker is None:
+            self._worker = Worker(f"agentgym-{type(self).__name__}")
+        return self._worker
+
+    def _begin_turn(self, action: object) -> None:
+        if not self._open:
+            when = "after the episode ended" if self._turns else "before reset"
+            raise EpisodeOver(f"{type(self).__name__}.step was called {when}; call reset first")
+        if not isinstance(action, str):
+            raise ConfigError(f"an action is a str or an Action, got {type(action).__name__}")
+        self._turns += 1
+
+    def _end_turn(self, result: StepResult) -> StepResult:
+        observation, reward, terminated, truncated, info = result
+        if self.max_turns is not None and self._turns >= self.max_turns and not (terminated or truncated):
+            truncated = True
+            info["truncated_by"] = ENV_TURN_LIMIT
+        self._observed(observation, info)
+        if terminated or truncated:
+            self._open = False
+        return observation, float(reward), bool(terminated), bool(truncated), info
+
+    def _begin_episode(self, seed: int | None) -> None:
+        gymnasium.Env.reset(self, seed=seed)
+        self._turns = 0
+        self._open = False
+
+    def _end_reset(self, result: tuple[str, Info]) -> tuple[str, Info]:
+        observation, info = result
+        self._observed(observation, info)
+        self._open = True
+        return observation, info
+
+    def _observed(self, observation: str, info: Info) -> None:
+        if not isinstance(observation, str):
+            kind = type(observation).__name__
+            raise EnvironmentFault(f"{type(self).__name__} gave an observation of type {kind}; it must be a str")
+        self._last_observation = observation
+        if "messages" not in info:
+            info["messages"] = (Message("user", observation),)
+
+
+def _check_kind(cls: type, name: str, *, is_async: bool) -> None:
+    if inspect.iscoroutinefunction(inspect.unwrap(cls.__dict__[name])) != is_async:
+        wanted = "`async def`" if is_async else "a plain `def`"
+        raise ConfigError(f"{cls.__name__}.{name} must be {wanted}")
+
+
+def _with_bookkeeping(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """`method` with what the base does around it; `super()` calls and derived calls inside it pass through."""
+    if name in ("step", "reset"):
+
+        @functools.wraps(method)
+        def around(self: TextEnv, *args: Any, **keywords: Any) -> Any:
+            if self._inside:
+                return method(self, *args, **keywords)
+            finish = _enter(self, name, args, keywords)
+            try:
+                result = method(self, *args, **keywords)
+            finally:
+                self._inside = False
+            return finish(result)
+
+        return around
+
+    @functools.wraps(method)
+    async def around_async(self: TextEnv, *args: Any, **keywords: Any) -> Any:
+        if self._inside:
+            return await method(self, *args, **keywords)
+        finish = _enter(self, name, args, keywords)
+        try:
+            result = await method(self, *args, **keywords)
+        finally:
+            self._inside = False
+        return finish(result)
+
+    return around_async
+
+
+def _enter(env: TextEnv, name: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> Callable[[Any], Any]:
+    if name in ("step", "astep"):
+        env._begin_turn(args[0] if args else keywords.get("action"))
+        env._inside = True
+        return env._end_turn
+    env._begin_episode(keywords.get("seed"))
+    env._inside = True
+    return env._end_reset
+
+
+def _derive_step(cls: type[TextEnv], overridden: str) -> None:
+    if overridden == "step":
+        cls.astep = _astep_from_sync  # type: ignore[method-assign]
+    else:
+        cls.step = _step_from_async  # type: ignore[method-assign]
+
+
+def _derive_reset(cls: type[TextEnv], overridden: str) -> None:
+    if overridden == "reset":
+        cls.areset = _areset_from_sync  # type: ignore[method-assign]
+    else:
+        cls.reset = _reset_from_async  # type: ignore[method-assign]
+
+
+async def _astep_from_sync(self: TextEnv, action: str) -> StepResult:
+    """`step` on the environment's own thread."""
+    return await _on_own_thread(self, lambda: self.step(action))
+
+
+async def _areset_from_sync(
+    self: TextEnv, *, seed: int | None = None, options: dict[str, Any] | None = None
+) -> tuple[str, Info]:
+    """`reset` on the environment's own thread."""
+    return await _on_own_thread(self, lambda: self.reset(seed=seed, options=options))
+
+
+async def _on_own_thread(env: TextEnv, call: Callable[[], Any]) -> Any:
+    return call() if env.runs_inline else await env.own_thread.run(call)
+
+
+def _step_from_async(self: TextEnv, action: str) -> StepResult:
+    """`astep`, waited for."""
+    return run_sync(self.astep(action))
+
+
+def _reset_from_async(
+    self: TextEnv, *, seed: int | None = None, options: dict[str, Any] | None = None
+) -> tuple[str, Info]:
+    """`areset`, waited for."""
+    return run_sync(self.areset(seed=seed, options=options))

@@ -1,0 +1,97 @@
+"""Reads tool calls from typed text: `<tool_call>` blocks, JSON, or `name value key=value` as a person types it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from agentgym.types import AnyCall, MalformedCall, ToolCall, ToolSpec
+
+__all__ = ["read_calls", "read_command", "read_tool_call_blocks"]
+
+THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+BLOCK = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
+KEY_VALUE = re.compile(r"^([A-Za-z_]\w*)=(.*)$", re.DOTALL)
+
+
+def read_calls(text: str, tools: Mapping[str, ToolSpec]) -> tuple[AnyCall, ...]:
+    """The calls in `text`, or () when it holds none. Never raises; a broken block becomes a MalformedCall.
+
+    >>> spec = ToolSpec("go", "", {"type": "object", "properties": {"way": {"type": "string"}}})
+    >>> read_calls("go north", {"go": spec})
+    (ToolCall(id='call_0', name='go', arguments={'way': 'north'}),)
+    """
+    return read_tool_call_blocks(text) or read_command(text, tools)
+
+
+def read_tool_call_blocks(text: str) -> tuple[AnyCall, ...]:
+    """The `<tool_call>{json}</tool_call>` blocks outside `<think>`, numbered `call_0`, `call_1`, ..."""
+    if "<tool_call>" not in text:
+        return ()
+    bodies = BLOCK.findall(THINKING.sub("", text))
+    return tuple(_from_json(f"call_{number}", body) for number, body in enumerate(bodies))
+
+
+def read_command(text: str, tools: Mapping[str, ToolSpec]) -> tuple[AnyCall, ...]:
+    """One call as a person types it: `{"name": ...}`, `name {"key": 1}`, `name key=1` or `name 1`; else ()."""
+    text = text.strip()
+    if text.startswith("{") and '"name"' in text:
+        return (_from_json("call_0", text),)
+    name, _, rest = text.partition(" ")
+    if name not in tools:
+        return ()
+    rest = rest.strip()
+    if rest.startswith("{"):
+        return (_from_json("call_0", f'{{"name": {json.dumps(name)}, "arguments": {rest}}}'),)
+    arguments = _typed_arguments(rest, tools[name].parameters)
+    return (ToolCall("call_0", name, arguments),) if arguments is not None else ()
+
+
+def _from_json(call_id: str, body: str) -> AnyCall:
+    try:
+        call = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        return MalformedCall(call_id, body, f"not valid JSON ({error})")
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return MalformedCall(call_id, body, 'a call is {"name": "...", "arguments": {...}}')
+    arguments = call.get("arguments", {})
+    if not isinstance(arguments, dict):
+        return MalformedCall(call_id, body, f"arguments must be a JSON object, not {type(arguments).__name__}")
+    return ToolCall(call_id, call["name"], arguments)
+
+
+def _typed_arguments(rest: str, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
+    properties = dict(parameters.get("properties", {}))
+    try:
+        words = shlex.split(rest)
+    except ValueError:  # an apostrophe is no open quote: "say it's me"
+        words = rest.split()
+    arguments: dict[str, Any] = {}
+    loose: list[str] = []
+    for word in words:
+        match = KEY_VALUE.match(word)
+        if match and match.group(1) in properties:
+            arguments[match.group(1)] = _value(match.group(2), properties[match.group(1)])
+        else:
+            loose.append(word)
+    free = [name for name in properties if name not in arguments]
+    if len(free) == 1 and len(loose) > 1:
+        loose = [" ".join(loose)]
+    if len(loose) > len(free):
+        return None
+    for name, word in zip(free, loose, strict=False):
+        arguments[name] = _value(word, properties[name])
+    return arguments
+
+
+def _value(word: str, schema: Any) -> Any:
+    """A typed word as a JSON value, unless the schema asks for a string."""
+    if isinstance(schema, Mapping) and schema.get("type") == "string":
+        return word
+    try:
+        return json.loads(word)
+    except (ValueError, RecursionError):
+        return word

@@ -1,0 +1,61 @@
+"""Bounds how many calls of one tool run at once, over all event loops and threads of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+import weakref
+from collections import deque
+
+__all__ = ["Limiter", "limiter_for"]
+
+
+class Limiter:
+    """An async context manager that lets `limit` holders in; None is no limit. First come, first served."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._free = limit
+        self._waiting: deque[concurrent.futures.Future[None]] = deque()
+        self._lock = threading.Lock()
+
+    async def __aenter__(self) -> None:
+        if self._free is None:
+            return
+        with self._lock:
+            if self._free > 0:
+                self._free -= 1
+                return
+            ticket: concurrent.futures.Future[None] = concurrent.futures.Future()
+            self._waiting.append(ticket)
+        try:
+            await asyncio.wrap_future(ticket)
+        except asyncio.CancelledError:
+            if not ticket.cancelled():  # the place was handed over just as the wait was cancelled
+                await self.__aexit__()
+            raise
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._free is None:
+            return
+        with self._lock:
+            while self._waiting:
+                if self._waiting[0].set_running_or_notify_cancel():
+                    self._waiting.popleft().set_result(None)
+                    return
+                self._waiting.popleft()
+            self._free += 1
+
+
+_UNLIMITED = Limiter(None)
+_limiters: weakref.WeakKeyDictionary[object, Limiter] = weakref.WeakKeyDictionary()
+_limiters_lock = threading.Lock()
+
+
+def limiter_for(fn: object, limit: int | None) -> Limiter:
+    """The limiter that every call of the function `fn` (bound methods: the function behind them) goes through."""
+    if limit is None:
+        return _UNLIMITED
+    key = getattr(fn, "__func__", fn)
+    with _limiters_lock:
+        return _limiters.setdefault(key, Limiter(limit))

@@ -1,0 +1,135 @@
+"""Threads that user code runs on: one that keeps an owner's calls together, and a loop for callers without one."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import queue
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+__all__ = ["Worker", "run_sync"]
+
+T = TypeVar("T")
+Job = tuple[Callable[[], Any], "concurrent.futures.Future[Any]"]
+
+
+class Worker:
+    """One daemon thread, started at the first call, that runs calls one after the other: always the same thread.
+
+    A call that never returns cannot be stopped; `abandon` leaves its thread behind and the next call starts another.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: queue.SimpleQueue[Job | None] | None = None
+        self._lock = threading.Lock()
+        self.num_abandoned = 0
+
+    def submit(self, fn: Callable[[], T]) -> concurrent.futures.Future[T]:
+        """Runs `fn` after the calls before it."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        with self._lock:
+            if self._jobs is None:
+                self._jobs = queue.SimpleQueue()
+                threading.Thread(target=_serve, args=(self._jobs,), name=self._name, daemon=True).start()
+            self._jobs.put((fn, future))
+        return future
+
+    async def run(self, fn: Callable[[], T]) -> T:
+        """`submit`, awaited; when the wait is cancelled while `fn` runs, its thread is abandoned."""
+        future = self.submit(fn)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if future.running() or not future.cancelled():
+                self.abandon()
+            raise
+
+    async def run_within(self, fn: Callable[[], object], timeout_s: float) -> None:
+        """`run`, waited for `timeout_s` at most; a thread that has not come to its end by then is abandoned."""
+        future = asyncio.wrap_future(self.submit(fn))
+        done, _ = await asyncio.wait({future}, timeout=timeout_s)
+        if done:
+            future.result()
+        else:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Leaves the thread with what it is doing; it ends as soon as that does."""
+        with self._lock:
+            if self._jobs is not None:
+                self.num_abandoned += 1
+                self._jobs.put(None)
+                self._jobs = None
+
+    def stop(self) -> None:
+        """Ends the thread after the calls already submitted; a later call starts a new one."""
+        with self._lock:
+            if self._jobs is not None:
+                self._jobs.put(None)
+                self._jobs = None
+
+    def __reduce__(self) -> tuple[object, ...]:  # a copy starts a thread of its own
+        return (Worker, (self._name,))
+
+
+def _serve(jobs: queue.SimpleQueue[Job | None]) -> None:
+    while (job := jobs.get()) is not None:
+        fn, future = job
+        if future.set_running_or_notify_cancel():
+            _resolve(fn, future)
+        del fn, future, job
+
+
+def _resolve(fn: Callable[[], Any], future: concurrent.futures.Future[Any]) -> None:
+    try:
+        result = fn()
+    except BaseException as error:  # noqa: BLE001  # handed to the waiter, as a thread pool does
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+class _LoopThread:
+    """An event loop on a daemon thread of this process."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, name="agentgym-loop", daemon=True)
+        self.thread.start()
+
+
+_loop_thread: _LoopThread | None = None
+_loop_lock = threading.Lock()
+
+
+def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The coroutine's result, for a caller that is not async, whether or not a loop runs on its thread.
+
+    It runs on one background loop, always the same, so that what is tied to a loop stays valid between calls.
+    """
+    background = _background_loop()
+    if threading.current_thread() is background.thread:  # called by a coroutine of that loop: it cannot wait for itself
+        box: concurrent.futures.Future[T] = concurrent.futures.Future()
+        threading.Thread(target=lambda: _resolve(lambda: asyncio.run(coroutine), box), daemon=True).start()
+        return box.result()
+    future = asyncio.run_coroutine_threadsafe(coroutine, background.loop)
+    try:
+        return future.result()
+    except KeyboardInterrupt:
+        future.cancel()
+        raise
+
+
+def _background_loop() -> _LoopThread:
+    global _loop_thread, _loop_lock
+    if _loop_thread is not None and _loop_thread.pid != os.getpid():  # a forked child has no copy of the thread
+        _loop_thread, _loop_lock = None, threading.Lock()
+    with _loop_lock:
+        if _loop_thread is None:
+            _loop_thread = _LoopThread()
+        return _loop_thread
