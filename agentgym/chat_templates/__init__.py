@@ -2,3 +2,20 @@
 
 if __name__ != "agentgym.chat_templates":
     raise ImportError(f"{__name__!r} is a door for readers of the repository; import agentgym.chat_templates instead")
+
+from agentgym.chat_templates.chatml import ChatMLRenderer
+from agentgym.chat_templates.families import FAMILIES, renderer_for
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.chat_templates.replies import reply_problem
+from agentgym.chat_templates.template_renderer import TemplateRenderer
+from agentgym.chat_templates.tokenizer import ChatTokenizer
+
+__all__ = [
+    "FAMILIES",
+    "ChatMLRenderer",
+    "ChatTokenizer",
+    "Renderer",
+    "TemplateRenderer",
+    "renderer_for",
+    "reply_problem",
+]

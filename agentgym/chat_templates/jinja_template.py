@@ -1,0 +1,122 @@
+"""A model's own Jinja chat template, compiled and run as transformers does, without importing transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import NoReturn
+
+import jinja2
+import jinja2.exceptions
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from agentgym.errors import RenderError
+from agentgym.types import JSON, MalformedCall, Message, ToolSpec
+
+__all__ = ["ChatTemplate", "message_dict", "tool_dict"]
+
+Clean = Callable[[str], str]
+
+
+class ChatTemplate:
+    """Renders conversations to text; `variables` are what the template sees beside messages and tools."""
+
+    def __init__(self, source: str, variables: Mapping[str, JSON]) -> None:
+        self.source = source
+        self._variables = dict(variables)
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise RenderError(f"the chat template does not compile (line {error.lineno}): {error.message}") from error
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, JSON]],
+        tools: Sequence[Mapping[str, JSON]] = (),
+        *,
+        generation_prompt: bool = True,
+    ) -> str:
+        """The conversation's text; raises RenderError with the template's own complaint when it refuses."""
+        try:
+            return self._template.render(
+                messages=messages,
+                tools=list(tools) or None,
+                documents=None,
+                add_generation_prompt=generation_prompt,
+                **self._variables,
+            )
+        except (jinja2.exceptions.TemplateError, TypeError, AttributeError, KeyError) as error:
+            roles = ", ".join(str(message["role"]) for message in messages)
+            raise RenderError(f"the chat template refuses a conversation of roles ({roles}): {error}") from error
+
+
+def message_dict(message: Message, clean: Clean) -> dict[str, JSON]:
+    """The message as chat templates take it, every text passed through `clean`.
+
+    A malformed call has no place in a template's `tool_calls`: its raw text joins the content.
+    """
+    raws = [call.raw for call in message.tool_calls if isinstance(call, MalformedCall)]
+    content = "\n".join(filter(None, [message.content, *raws]))
+    result: dict[str, JSON] = {"role": message.role, "content": clean(content)}
+    if message.reasoning is not None:
+        result["reasoning_content"] = clean(message.reasoning)
+    calls: list[JSON] = [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": clean(call.name), "arguments": clean_json(call.arguments, clean)},
+        }
+        for call in message.tool_calls
+        if not isinstance(call, MalformedCall)
+    ]
+    if calls:
+        result["tool_calls"] = calls
+    if message.tool_call_id is not None:
+        result["tool_call_id"] = clean(message.tool_call_id)
+    return result
+
+
+def tool_dict(tool: ToolSpec, clean: Clean) -> Mapping[str, JSON]:
+    """The tool in the form that chat templates take, every text passed through `clean`."""
+    cleaned = clean_json(tool.to_openai(), clean)
+    assert isinstance(cleaned, Mapping)
+    return cleaned
+
+
+def clean_json(value: JSON, clean: Clean) -> JSON:
+    """A copy of a JSON value with every string and key passed through `clean`."""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, Mapping):
+        return {clean(key): clean_json(item, clean) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [clean_json(item, clean) for item in value]
+    return value
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """Reads `{% generation %}`, with which some templates mark the assistant's text, as plain text."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)

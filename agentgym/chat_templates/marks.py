@@ -1,0 +1,120 @@
+"""Text to ids in which only the template's own marks become mark ids; what a message says stays plain text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from tokenizers import Tokenizer
+
+__all__ = ["Marks", "pick_guard"]
+
+_NONCHARACTERS = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
+_ANGULAR = re.compile(r"<\|.*\|>\Z", re.DOTALL)
+
+
+class Marks:
+    """The tokens that structure a family's chat (`<|im_end|>`, `<tool_call>`), and encoding that knows who wrote what.
+
+    A mark is an added token of the tokenizer that is special, looks like `<|...|>`, or is spelled with brackets in the
+    template. Message text that spells one is *guarded* (`guard` puts an invisible character inside the spelling), goes
+    through the template, and `encode` turns the guarded stretch, up to the marks around it, into plain text ids.
+    Text without such a spelling is encoded in one call, exactly as `apply_chat_template` does.
+    """
+
+    def __init__(self, backend: Tokenizer, template: str) -> None:
+        self._backend = backend
+        added = backend.get_added_tokens_decoder()
+        self.ids: Mapping[str, int] = {
+            token.content: index for index, token in added.items() if _is_mark(token.content, token.special, template)
+        }
+        self.texts: Mapping[int, str] = {index: text for text, index in self.ids.items()}
+        self._pattern = _alternation(self.ids)
+        self._spelled_or_begun = _alternation(self.ids, begun=True)
+        normalizer = backend.normalizer
+        flagged = any(added[index].normalized for index in self.texts)
+        self._normalize: Callable[[str], str] | None = normalizer.normalize_str if normalizer and flagged else None
+
+    def guard(self, text: str, guard: str) -> str:
+        """`text` with `guard` put inside every spelling of a mark, and behind the beginning of one at its end."""
+        text = text if text.isascii() else _without_surrogates(text)
+        if not self._is_plain(text):
+            return self._spelled_or_begun.sub(lambda match: match[0][0] + guard + match[0][1:], text)
+        return text
+
+    def is_plain(self, text: str) -> bool:
+        """Whether `text` spells no mark, begins none at its end, and is valid Unicode."""
+        return (text.isascii() or _without_surrogates(text) == text) and self._is_plain(text)
+
+    def encode(self, text: str, guard: str = "") -> list[int]:
+        """Ids of rendered `text`: marks become their ids, except where `guard` sits between two marks."""
+        if not guard or guard not in text:
+            return list(self._backend.encode(text, add_special_tokens=False).ids)
+        ids: list[int] = []
+        start = position = 0
+        for begin, end in [*(match.span() for match in self._pattern.finditer(text)), (len(text), len(text))]:
+            if guard in text[position:begin]:
+                ids += self._backend.encode(text[start:position], add_special_tokens=False).ids
+                ids += self.encode_plain(text[position:begin].replace(guard, ""))
+                start = begin
+            position = end
+        return ids + list(self._backend.encode(text[start:], add_special_tokens=False).ids)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids of `text` with no mark and no other added token in them, whatever it spells."""
+        backend = self._backend
+        if backend.normalizer is not None:
+            text = backend.normalizer.normalize_str(text)
+        splitter = backend.pre_tokenizer
+        words = [text] if splitter is None else [word for word, _ in splitter.pre_tokenize_str(text)]
+        return [token.id for word in words for token in backend.model.tokenize(word)]
+
+    def split(self, text: str) -> list[tuple[str, int | None]]:
+        """`text` cut at its marks: `(text, None)` for text, `(mark, id)` for a mark."""
+        parts: list[tuple[str, int | None]] = []
+        position = 0
+        for match in self._pattern.finditer(text):
+            parts += [(text[position : match.start()], None)] if match.start() > position else []
+            parts.append((match[0], self.ids[match[0]]))
+            position = match.end()
+        return parts + ([(text[position:], None)] if position < len(text) else [])
+
+    def _is_plain(self, text: str) -> bool:
+        if self._spelled_or_begun.search(text) is not None:
+            return False
+        return self._normalize is None or self._pattern.search(self._normalize(text)) is None
+
+
+def pick_guard(texts: Iterable[str]) -> str:
+    """A character that none of `texts` holds: a Unicode noncharacter, or the first free private-use one."""
+    joined = "".join(texts)
+    for guard in _NONCHARACTERS:
+        if guard not in joined:
+            return guard
+    held = set(joined)
+    return next(chr(code) for code in range(0xF0000, 0x10FFFE) if chr(code) not in held)
+
+
+def _is_mark(text: str, special: bool, template: str) -> bool:
+    if special or _ANGULAR.match(text):
+        return True
+    return len(text) > 1 and text[0] in "<[" and text[-1] in ">]" and text in template
+
+
+def _alternation(marks: Iterable[str], *, begun: bool = False) -> re.Pattern[str]:
+    """Matches any mark, longest first; with `begun` also a mark's beginning at the very end of the text."""
+    ordered = sorted(marks, key=len, reverse=True)
+    alternatives = [re.escape(mark) for mark in ordered]
+    if begun:
+        beginnings = {mark[:length] for mark in ordered for length in range(1, len(mark))}
+        alternatives += [re.escape(text) + r"\Z" for text in sorted(beginnings, key=len, reverse=True)]
+    return re.compile("|".join(alternatives) if alternatives else r"(?!)")
+
+
+def _without_surrogates(text: str) -> str:
+    """`text` with surrogate pairs joined and lone surrogates replaced, as tokenizers take valid Unicode only."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

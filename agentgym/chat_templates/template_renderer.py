@@ -1,0 +1,207 @@
+"""A renderer that drives a model's own Jinja template, exactly, turn by turn."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from agentgym.chat_templates.jinja_template import ChatTemplate, message_dict, tool_dict
+from agentgym.chat_templates.marks import Marks, pick_guard
+from agentgym.chat_templates.replies import REPLY_MARKS, Piece, parse_reply
+from agentgym.chat_templates.tokenizer import ChatTokenizer
+from agentgym.errors import RenderError
+from agentgym.types import JSON, Message, ToolCall, ToolSpec
+
+__all__ = ["TemplateRenderer"]
+
+_PROBE = "Qv7reply"
+_USER = Message("user", "Hello there.")
+_TOOL = ToolSpec("look", "Looks around.", {"type": "object", "properties": {"where": {"type": "string"}}})
+
+
+class TemplateRenderer:
+    """Renders with the tokenizer's own template and parses Hermes-style calls. Implements `Renderer`.
+
+    `render` gives what `apply_chat_template(add_generation_prompt=True)` gives, except that text of messages and tools
+    which spells a mark (`<|im_end|>`, `<tool_call>`) stays plain text. `extend` renders the new messages behind a
+    fixed dummy conversation and keeps what stands after its reply, so its cost does not grow with the history.
+    What the template does to older replies (dropping their reasoning) does not matter to it: they stay as sampled.
+
+    Built with a template whose text after a reply depends on what came before, it still renders; `refusals` says for
+    which roles `extend` raises RenderError, and why. `variables` are template variables (`enable_thinking=False`).
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer, *, variables: Mapping[str, JSON] | None = None) -> None:
+        self.tokenizer = tokenizer
+        self._backend = tokenizer.backend
+        self._template = ChatTemplate(tokenizer.template, {**tokenizer.special_tokens, **(variables or {})})
+        self._marks = Marks(tokenizer.backend, tokenizer.template)
+        self._vocab_size = 1 + max(tokenizer.backend.get_vocab(with_added_tokens=True).values())
+        self._end = self._find_end()
+        texts = dict.fromkeys([self._end, *tokenizer.stop_tokens])
+        stops = [tokenizer.backend.token_to_id(text) for text in texts]
+        self._stop_ids = tuple(index for index in stops if index is not None)
+        reply_marks = [mark for mark in REPLY_MARKS if mark not in self._marks.ids]
+        self._spelled_marks = re.compile("|".join(map(re.escape, reply_marks)) or r"(?!)")
+        self._mark_texts = {self._marks.ids[mark]: mark for mark in REPLY_MARKS if mark in self._marks.ids}
+        prompt = self._text([_USER])
+        self._in_reasoning = prompt.rfind("<think>") > prompt.rfind("</think>")
+        self.refusals: Mapping[str, str] = self._probe()
+        """Role of a new message to the reason why `extend` cannot be exact for it."""
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The id that the template puts after a reply, then the model's other end ids."""
+        return self._stop_ids
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the greatest id the tokenizer can give."""
+        return self._vocab_size
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
+        """Ids of the whole conversation, ending with the generation prompt."""
+        guard = self._guard(messages, tools)
+        return self._marks.encode(self._text(messages, tools, guard=guard), guard)
+
+    def rerender(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
+        """The prompt for the next reply when the template may rewrite history (`history="rerender"`): parsed replies
+        are rendered anew, so the ids need not begin with those sampled before."""
+        return self.render(messages, tools)
+
+    def extend(self, ids: Sequence[int], new_messages: Sequence[Message]) -> list[int]:
+        """The ids to append to `ids`. A reply that ends with any of `stop_ids` is ended; another one is a cut reply
+        and gets the template's end first. Raises RenderError for roles in `refusals`."""
+        for message in new_messages:
+            if message.role in self.refusals:
+                raise RenderError(self.refusals[message.role])
+        guard = self._guard(new_messages)
+        text = self._after_reply(new_messages, guard=guard)
+        appended = self._marks.encode(text, guard)
+        return appended[1:] if ids and ids[-1] in self._stop_ids else appended
+
+    def parse(self, ids: Sequence[int]) -> Message:
+        """The reply as a message, up to its first stop id.
+
+        A mark that the tokenizer has as one id is that id alone: ordinary ids which spell it are text. A mark that
+        the tokenizer lacks (`<think>` for Qwen2.5) is recognized by its spelling.
+        """
+        return parse_reply(self._pieces(ids), in_reasoning=self._in_reasoning)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The ids' text, special tokens included; ids out of range give none."""
+        known = [index for index in ids if 0 <= index < self._vocab_size]
+        return str(self._backend.decode(known, skip_special_tokens=False))
+
+    def _pieces(self, ids: Sequence[int]) -> Iterable[Piece]:
+        run: list[int] = []
+        for index in ids:
+            if index in self._stop_ids:
+                break
+            mark = self._mark_texts.get(index)
+            if mark is None:
+                run.append(index)
+                continue
+            yield from self._text_pieces(run)
+            yield Piece(mark, is_mark=True)
+            run = []
+        yield from self._text_pieces(run)
+
+    def _text_pieces(self, run: Sequence[int]) -> Iterable[Piece]:
+        text = self.decode(run) if run else ""
+        position = 0
+        for match in self._spelled_marks.finditer(text):
+            yield Piece(text[position : match.start()])
+            yield Piece(match[0], is_mark=True)
+            position = match.end()
+        if position < len(text):
+            yield Piece(text[position:])
+
+    def _guard(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
+        """A guard character when some text spells a mark, else an empty string."""
+        texts: list[str] = []
+
+        def collect(text: str) -> str:
+            texts.append(text)
+            return text
+
+        for message in messages:
+            message_dict(message, collect)
+        for tool in tools:
+            tool_dict(tool, collect)
+        return "" if all(map(self._marks.is_plain, texts)) else pick_guard(texts)
+
+    def _text(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        *,
+        guard: str = "",
+        generation_prompt: bool = True,
+    ) -> str:
+        def clean(text: str) -> str:
+            return self._marks.guard(text, guard) if guard else text
+
+        dicts = [message_dict(message, clean) for message in messages]
+        tool_dicts = [tool_dict(tool, clean) for tool in tools]
+        return self._template.render(dicts, tool_dicts, generation_prompt=generation_prompt)
+
+    def _find_end(self) -> str:
+        """The mark that the template puts after a reply."""
+        text = self._text([_USER, Message("assistant", _PROBE), _USER])
+        after = text[text.find(_PROBE) + len(_PROBE) :]
+        parts = self._marks.split(after)
+        if _PROBE not in text or not parts or parts[0][1] is None:
+            raise RenderError(
+                f"the chat template of {self.tokenizer.name!r} puts no end token right after a reply (it puts "
+                f"{after[:40]!r}), so a reply cannot be continued exactly"
+            )
+        return parts[0][0]
+
+    def _after_reply(
+        self,
+        new_messages: Sequence[Message],
+        history: Sequence[Message] = (_USER,),
+        tools: Sequence[ToolSpec] = (),
+        guard: str = "",
+    ) -> str:
+        """What the template puts after a reply to `history` that `new_messages` follow, its end token first."""
+        answered = [message.tool_call_id or "call_0" for message in new_messages if message.role == "tool"]
+        calls = [ToolCall(call_id, "look", {"where": "here"}) for call_id in answered]
+        calls[-1:] = [ToolCall(call.id, call.name, {"where": _PROBE}) for call in calls[-1:]]
+        reply = Message("assistant", "" if calls else _PROBE, tool_calls=tuple(calls))
+        text = self._text([*history, reply, *new_messages], tools, guard=guard)
+        start = text.find(self._end, text.find(_PROBE))
+        if start < 0 or _PROBE not in text:
+            raise RenderError(f"the chat template of {self.tokenizer.name!r} drops the reply or its end {self._end!r}")
+        return text[start:]
+
+    def _probe(self) -> dict[str, str]:
+        """For each role whose message cannot be appended exactly, the reason."""
+        refusals: dict[str, str] = {}
+        for role in ("user", "tool", "system"):
+            content = "North: a door."
+            message = Message("tool", content, tool_call_id="call_0") if role == "tool" else Message(role, content)
+            try:
+                problem = self._difference([message])
+            except RenderError as error:
+                problem = str(error)
+            if problem:
+                refusals[role] = f"a {role} message cannot be appended exactly after a reply: {problem}"
+        return refusals
+
+    def _difference(self, new: Sequence[Message]) -> str | None:
+        """How what stands around a reply depends on the history or on the new messages, or None."""
+        longer = [_USER, Message("assistant", "Hi."), Message("user", "Go on.")]
+        expected = self._after_reply(new)
+        for history in ([_USER], longer, [Message("system", "Be brief."), *longer]):
+            for tools in ((), (_TOOL,)):
+                try:
+                    before = self._text(history, tools, generation_prompt=False)
+                except RenderError:
+                    continue  # a template may refuse a system message or tools; then no conversation has them
+                if self._after_reply(new, history, tools) != expected:
+                    return "what the template puts there depends on what came before"
+                if not self._text([*history, Message("assistant", "Hi."), *new], tools).startswith(before):
+                    return "the template rewrites what came before the reply"
+        return None

@@ -1,0 +1,129 @@
+"""A fast tokenizer with its chat template, from a model folder or from an object that holds both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from tokenizers import AddedToken, Tokenizer
+
+from agentgym.errors import RenderError, RunFolderError
+
+__all__ = ["ChatTokenizer", "HoldsTokenizer"]
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@runtime_checkable
+class HoldsTokenizer(Protocol):
+    """What is needed of a transformers fast tokenizer."""
+
+    @property
+    def backend_tokenizer(self) -> Tokenizer:
+        """The tokenizer of the `tokenizers` library."""
+
+    @property
+    def special_tokens_map(self) -> Mapping[str, object]:
+        """Role of a special token (`eos_token`) to its text."""
+
+    @property
+    def chat_template(self) -> object:
+        """Jinja source, or sources by name."""
+
+
+@dataclass(frozen=True)
+class ChatTokenizer:
+    """A `tokenizers.Tokenizer` with its Jinja template. Use one from one thread: two at once may raise."""
+
+    backend: Tokenizer
+    template: str
+    """Jinja source for conversations; of several, the one for tools."""
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    """Role (`bos_token`, `eos_token`, ...) to text; the template sees them as variables."""
+    stop_tokens: tuple[str, ...] = ()
+    """Texts that end a reply beside the one that the template puts there."""
+    name: str = "tokenizer"
+    """What messages call it."""
+
+    def __post_init__(self) -> None:
+        if self.backend.truncation is not None or self.backend.padding is not None:
+            backend = Tokenizer.from_str(self.backend.to_str())  # a copy: the caller's keeps its settings
+            backend.no_truncation()
+            backend.no_padding()
+            object.__setattr__(self, "backend", backend)
+
+    @staticmethod
+    def load(folder: str | Path) -> ChatTokenizer:
+        """The tokenizer of a model folder: `tokenizer.json`, `tokenizer_config.json`, and `chat_template.jinja` or a
+        template in the config. Raises RunFolderError or RenderError that says which is missing."""
+        path = Path(folder)
+        if not path.is_dir():
+            raise RunFolderError(f"no model folder {str(path)!r}: give a folder that holds tokenizer.json")
+        if not (path / "tokenizer.json").is_file():
+            what = "tokenizer.json, the fast tokenizer"
+            raise RunFolderError(f"{str(path)!r} has no {what}: save it there with AutoTokenizer...save_pretrained()")
+        config = _read_json(path / "tokenizer_config.json")
+        backend = Tokenizer.from_file(str(path / "tokenizer.json"))
+        _add_missing_tokens(backend, config)
+        special = {name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name)))}
+        stops = [special["eos_token"]] if "eos_token" in special else []
+        eos = _read_json(path / "generation_config.json").get("eos_token_id")
+        for index in eos if isinstance(eos, list) else [eos]:
+            text = backend.id_to_token(index) if isinstance(index, int) else None
+            stops += [text] if text is not None else []
+        return ChatTokenizer(backend, _template(path, config), special, tuple(dict.fromkeys(stops)), path.name)
+
+    @staticmethod
+    def of(holder: HoldsTokenizer) -> ChatTokenizer:
+        """The tokenizer of a transformers fast tokenizer object."""
+        special = {name: str(text) for name, text in holder.special_tokens_map.items() if name in _SPECIAL_NAMES}
+        stops = (special["eos_token"],) if "eos_token" in special else ()
+        name = type(holder).__name__
+        template = _choose(holder.chat_template, name)
+        return ChatTokenizer(holder.backend_tokenizer, template, special, stops, name)
+
+
+def _add_missing_tokens(backend: Tokenizer, config: Mapping[str, object]) -> None:
+    """Adds the tokens that only tokenizer_config.json names, as transformers does."""
+    listed = config.get("added_tokens_decoder")
+    known = backend.get_added_tokens_decoder()
+    for index, entry in sorted(listed.items(), key=lambda item: int(item[0])) if isinstance(listed, dict) else ():
+        if int(index) not in known:
+            flags = {key: entry[key] for key in ("lstrip", "rstrip", "normalized", "single_word", "special")}
+            backend.add_tokens([AddedToken(entry["content"], **flags)])
+
+
+def _template(path: Path, config: Mapping[str, object]) -> str:
+    file = path / "chat_template.jinja"
+    return _choose(file.read_text() if file.is_file() else config.get("chat_template"), str(path))
+
+
+def _choose(template: object, name: str) -> str:
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}
+    if isinstance(template, Mapping):
+        template = template.get("tool_use", template.get("default"))
+    if not isinstance(template, str) or not template:
+        todo = "use an instruction-tuned model, or put a chat_template.jinja beside its tokenizer.json"
+        raise RenderError(f"the tokenizer {name!r} has no chat template, so it is not known how to talk to it: {todo}")
+    return template
+
+
+def _token_text(entry: object) -> str | None:
+    value = entry.get("content") if isinstance(entry, dict) else entry
+    return value if isinstance(value, str) else None
+
+
+def _read_json(file: Path) -> dict[str, object]:
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(file.read_text())
+    except ValueError as error:
+        raise RunFolderError(f"{str(file)!r} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise RunFolderError(f"{str(file)!r} holds no JSON object")
+    return value
