@@ -69,11 +69,16 @@ AGGREGATIONS: Registry[Aggregation] = Registry("aggregation")
 def row_weights(mode: str, rows: RowCounts, totals: StepTotals | None = None) -> tuple[float, ...]:
     """The weight of every trained token of each row, `[B]`; untrained tokens weigh 0.
 
-    `totals` are the denominators of the whole step when `rows` is only a part of it (one rank's share). Raises
-    UnknownName for a mode that does not exist.
+    `totals` are the denominators of the whole step when `rows` is only a part of it (one rank's share); whole
+    trajectories are shared out, never some rows of one. Raises UnknownName for a mode that does not exist and
+    InvalidTrajectory when the rows hold more than the totals.
     """
     aggregation = AGGREGATIONS[mode]
-    return tuple(aggregation(rows, totals or rows.totals))
+    own = rows.totals
+    step = own if totals is None else totals
+    if own.num_trained_tokens > step.num_trained_tokens or own.num_trajectories > step.num_trajectories:
+        raise InvalidTrajectory(f"the rows hold {own}, which is more than the whole step's {step}")
+    return tuple(aggregation(rows, step)) if rows.trajectory_B else ()
 
 
 @AGGREGATIONS.register("token-mean")
