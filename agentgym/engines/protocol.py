@@ -17,7 +17,7 @@ Weights = Mapping[str, object]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How one reply is sampled. `seed` is the request's own: the same prompt, sampling and weights give the same ids."""
+    """How one reply is sampled. `seed` is the request's own: equal prompt, sampling and weights give the same ids."""
 
     max_tokens: int
     stop_ids: tuple[int, ...] = ()
