@@ -19,8 +19,8 @@ from agentgym.types import JSON
 
 __all__ = ["Decoder", "DecoderConfig", "DecoderLayer", "PackedLayout", "apply_rope"]
 
-# Shape suffixes: N packed tokens, B sequences, L longest sequence, H query heads, K key/value heads, D head width,
-# E model width, V vocabulary.
+# Shape suffixes: N packed tokens, H query heads, K key/value heads, D head width, E model width, T positions,
+# V vocabulary.
 
 FAMILIES = {"qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
 FAMILIES["mistral"] = "MistralForCausalLM"
@@ -122,19 +122,11 @@ class DecoderConfig:
 
 
 class PackedLayout:
-    """Where the tokens of `B` packed sequences lie: padded `[B, L]` gather indices and their inverse."""
+    """Where the tokens of packed sequences lie: `seqlens` tokens each, one after the other; `position_N` restarts."""
 
     def __init__(self, seqlens: Sequence[int], device: torch.device | str = "cpu") -> None:
         self.seqlens = tuple(seqlens)
-        lens_B = torch.tensor(self.seqlens, device=device)
-        starts_B = torch.cumsum(lens_B, 0) - lens_B
-        offset_L = torch.arange(int(lens_B.max()), device=device)
-        inside_BL = offset_L[None, :] < lens_B[:, None]
-        # Right padding repeats the first token: causal attention never lets a real query see it.
-        self.gather_BL = torch.where(inside_BL, starts_B[:, None] + offset_L[None, :], starts_B[:, None])
-        self.scatter_N = inside_BL.flatten().nonzero()[:, 0]
-        self.position_N = offset_L.expand(len(self.seqlens), -1).flatten()[self.scatter_N]
-        self.is_dense = bool(inside_BL.all())
+        self.position_N = torch.cat([torch.arange(length, device=device) for length in self.seqlens])
 
 
 def apply_rope(x_NHD: Tensor, cos_ND: Tensor, sin_ND: Tensor) -> Tensor:
@@ -236,15 +228,14 @@ class Decoder(nn.Module):
         return F.linear(hidden_NE, self.head_weight)
 
     def _attend(self, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, layout: PackedLayout) -> Tensor:
-        num_sequences, longest = layout.gather_BL.shape
-
-        def padded(x_NHD: Tensor) -> Tensor:
-            if not layout.is_dense:
-                x_NHD = x_NHD[layout.gather_BL.flatten()]
-            return x_NHD.view(num_sequences, longest, *x_NHD.shape[1:]).transpose(1, 2)
-
-        out = F.scaled_dot_product_attention(
-            padded(q_NHD), padded(k_NKD), padded(v_NKD), is_causal=True, enable_gqa=k_NKD.shape[1] != q_NHD.shape[1]
-        )
-        out = out.transpose(1, 2).flatten(0, 1)
-        return out if layout.is_dense else out[layout.scatter_N]
+        # One call a sequence: no padding, and no sequence's bits depend on its neighbours. Keys and values are
+        # repeated by hand because the backward of `enable_gqa` on CPU is four times slower (torch 2.13).
+        repeats = q_NHD.shape[1] // k_NKD.shape[1]
+        if repeats > 1:
+            k_NKD, v_NKD = k_NKD.repeat_interleave(repeats, 1), v_NKD.repeat_interleave(repeats, 1)
+        parts = [part.split(layout.seqlens) for part in (q_NHD, k_NKD, v_NKD)]
+        attended = [
+            F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in qkv), is_causal=True)[0].transpose(0, 1)
+            for qkv in zip(*parts, strict=True)
+        ]
+        return torch.cat(attended)
