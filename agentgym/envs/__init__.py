@@ -3,9 +3,49 @@
 if __name__ != "agentgym.envs":
     raise ImportError(f"{__name__!r} is a door for readers of the repository; import agentgym.envs instead")
 
-from agentgym.envs.action import Action
-from agentgym.envs.spaces import Text
-from agentgym.envs.text_env import EpisodeOver, TextEnv
-from agentgym.envs.tool_env import ToolEnv
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-__all__ = ["Action", "EpisodeOver", "Text", "TextEnv", "ToolEnv"]
+if TYPE_CHECKING:
+    from agentgym.envs.action import Action
+    from agentgym.envs.policies import POLICIES, Policy, policy_for
+    from agentgym.envs.resolve import make_env, resolve_env
+    from agentgym.envs.seeds import EVAL_SEED_START
+    from agentgym.envs.spaces import Text
+    from agentgym.envs.text_env import EpisodeOver, TextEnv
+    from agentgym.envs.tool_env import ToolEnv
+
+__all__ = [
+    "EVAL_SEED_START",
+    "POLICIES",
+    "Action",
+    "EpisodeOver",
+    "Policy",
+    "Text",
+    "TextEnv",
+    "ToolEnv",
+    "make_env",
+    "policy_for",
+    "resolve_env",
+]
+
+_HOMES = {
+    "EVAL_SEED_START": "seeds",
+    "POLICIES": "policies",
+    "Action": "action",
+    "EpisodeOver": "text_env",
+    "Policy": "policies",
+    "Text": "spaces",
+    "TextEnv": "text_env",
+    "ToolEnv": "tool_env",
+    "make_env": "resolve",
+    "policy_for": "policies",
+    "resolve_env": "resolve",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Loads a public name when it is first used: Gymnasium imports this package while it is itself half imported."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"agentgym.envs.{_HOMES[name]}"), name)

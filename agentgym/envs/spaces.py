@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Space
+from gymnasium.spaces import Tuple as TupleSpace
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import (
     batch_differing_spaces,
@@ -19,7 +20,6 @@ from gymnasium.vector.utils import (
     read_from_shared_memory,
     write_to_shared_memory,
 )
-from gymnasium.spaces import Tuple as TupleSpace
 
 from agentgym.errors import ConfigError, EnvironmentFault
 
@@ -61,7 +61,7 @@ class Text(Space[str]):
         """Whether `x` is a `str` within the length limit."""
         return isinstance(x, str) and (self.max_length is None or len(x) <= self.max_length)
 
-    def to_jsonable(self, sample_n: Sequence[str]) -> list[str]:
+    def to_jsonable(self, sample_n: Iterable[str]) -> list[str]:
         """The texts themselves; JSON knows strings."""
         return [str(text) for text in sample_n]
 
@@ -127,7 +127,7 @@ def _create_empty(space: Text, n: int = 1, fn: Callable[..., Any] = np.zeros) ->
 
 
 @batch_differing_spaces.register(Text)
-def _batch_differing(spaces: Sequence[Text]) -> TupleSpace:
+def _batch_differing(spaces: Any) -> TupleSpace[Any]:  # Gymnasium dispatches on the first of a sequence of spaces
     return TupleSpace(tuple(spaces))
 
 

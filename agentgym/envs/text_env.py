@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeAlias
 
 import gymnasium
@@ -38,7 +38,7 @@ class TextEnv(gymnasium.Env[str, str]):
     `info["tool_results"]` (tuple of ToolResult) and `info["metrics"]` (dict of floats, with `success` at the end).
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi"]}  # noqa: RUF012  # Gymnasium declares it so
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 4}
     system_prompt: str = ""
     """The system message that opens the conversation; "" is none."""
     max_turns: int | None = None
@@ -75,7 +75,7 @@ class TextEnv(gymnasium.Env[str, str]):
             if len(own) == 1:
                 derive(cls, own[0])
             if not abstract and not own and getattr(cls, sync_name) is getattr(TextEnv, sync_name):
-                raise ConfigError(f"{cls.__name__} overrides neither {sync_name} nor {async_name}; override one of them")
+                raise ConfigError(f"{cls.__name__} overrides neither {sync_name} nor {async_name}; override one")
 
     @property
     def tool_specs(self) -> tuple[ToolSpec, ...]:
@@ -105,7 +105,7 @@ class TextEnv(gymnasium.Env[str, str]):
         """`step` for async callers."""
         raise NotImplementedError(f"{type(self).__name__} has no astep")
 
-    def render(self) -> str | None:  # type: ignore[override]  # Gymnasium allows None where there is no render mode
+    def render(self) -> str | None:
         """The last observation, where the render mode is "ansi"."""
         return self._last_observation if self.render_mode == "ansi" else None
 
@@ -158,7 +158,7 @@ class TextEnv(gymnasium.Env[str, str]):
         self._open = True
         return observation, info
 
-    def _observed(self, observation: str, info: Info) -> None:
+    def _observed(self, observation: object, info: Info) -> None:
         if not isinstance(observation, str):
             kind = type(observation).__name__
             raise EnvironmentFault(f"{type(self).__name__} gave an observation of type {kind}; it must be a str")
@@ -230,14 +230,16 @@ def _derive_reset(cls: type[TextEnv], overridden: str) -> None:
 
 async def _astep_from_sync(self: TextEnv, action: str) -> StepResult:
     """`step` on the environment's own thread."""
-    return await _on_own_thread(self, lambda: self.step(action))
+    result: StepResult = await _on_own_thread(self, lambda: self.step(action))
+    return result
 
 
 async def _areset_from_sync(
     self: TextEnv, *, seed: int | None = None, options: dict[str, Any] | None = None
 ) -> tuple[str, Info]:
     """`reset` on the environment's own thread."""
-    return await _on_own_thread(self, lambda: self.reset(seed=seed, options=options))
+    result: tuple[str, Info] = await _on_own_thread(self, lambda: self.reset(seed=seed, options=options))
+    return result
 
 
 async def _on_own_thread(env: TextEnv, call: Callable[[], Any]) -> Any:
@@ -246,11 +248,13 @@ async def _on_own_thread(env: TextEnv, call: Callable[[], Any]) -> Any:
 
 def _step_from_async(self: TextEnv, action: str) -> StepResult:
     """`astep`, waited for."""
-    return run_sync(self.astep(action))
+    result: StepResult = run_sync(self.astep(action))
+    return result
 
 
 def _reset_from_async(
     self: TextEnv, *, seed: int | None = None, options: dict[str, Any] | None = None
 ) -> tuple[str, Info]:
     """`areset`, waited for."""
-    return run_sync(self.areset(seed=seed, options=options))
+    result: tuple[str, Info] = run_sync(self.areset(seed=seed, options=options))
+    return result

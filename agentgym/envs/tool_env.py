@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 from agentgym.envs.action import Action
 from agentgym.envs.text_env import Info, StepResult, TextEnv
 from agentgym.tools.commands import read_calls
+from agentgym.tools.definition import MARK, Tool, ToolFunction, as_tool
 from agentgym.tools.runner import ToolRunner
 from agentgym.tools.source import ToolSource
-from agentgym.tools.tool import MARK, Tool, ToolFunction, as_tool
 from agentgym.tools.worker import run_sync
 from agentgym.types import AnyCall, Message, ToolResult, ToolSpec
 
@@ -102,7 +102,7 @@ class ToolEnv(TextEnv, abstract=True):
         return read_calls(text, self._runner.specs)
 
     def release(self) -> None:
-        """Gives back what `start` acquired. Called once for each `start`, whatever happened in between. May be async."""
+        """Gives back what `start` acquired; called once for each `start`, whatever happened. May be async."""
 
     # What a subclass calls
 

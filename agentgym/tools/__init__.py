@@ -4,9 +4,9 @@ if __name__ != "agentgym.tools":
     raise ImportError(f"{__name__!r} is a door for readers of the repository; import agentgym.tools instead")
 
 from agentgym.tools.commands import read_calls
+from agentgym.tools.definition import TOOLS, Tool, as_tool, register_tool, tool
 from agentgym.tools.runner import ToolRunner
 from agentgym.tools.source import ToolSource
-from agentgym.tools.tool import TOOLS, Tool, as_tool, register_tool, tool
 from agentgym.tools.worker import Worker, run_sync
 
 __all__ = [

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 __all__ = ["argument_descriptions", "summary"]
 
-SECTIONS = ("args", "arguments", "parameters", "params", "attributes", "fields", "returns", "raises", "yields", "return")
-ARGUMENT_SECTIONS = SECTIONS[:6]
+ARGUMENT_SECTIONS = ("args", "arguments", "parameters", "params", "attributes", "fields")
+SECTIONS = (*ARGUMENT_SECTIONS, "returns", "return", "raises", "yields", "example", "examples", "note")
 GOOGLE_ENTRY = re.compile(r"^(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
 NUMPY_ENTRY = re.compile(r"^(\w+)\s*(?::.*)?$")
 SPHINX_ENTRY = re.compile(r"^:param\s+(?:[^:]*\s)?(\w+):\s*(.*)$")

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from agentgym.errors import ConfigError, EnvironmentFault, nearest
+from agentgym.tools.definition import Tool, ToolFunction, as_tool
 from agentgym.tools.limiter import limiter_for
-from agentgym.tools.tool import Tool, ToolFunction, as_tool
 from agentgym.tools.worker import Worker
 from agentgym.types import AnyCall, MalformedCall, ToolCall, ToolResult, ToolSpec
 
@@ -117,7 +117,7 @@ class ToolRunner:
             return ToolResult(call.id, call.name, EPISODE_OVER, "tool_error")
         try:
             return self._result(call, tool.fn(**tool.convert(call.arguments)))
-        except (Exception, SystemExit) as error:  # the boundary: a tool is user code
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # the boundary: a tool is user code
             return _failure(tool, call, error)
 
     async def _answer(self, call: AnyCall, methods: asyncio.Lock) -> ToolResult:
@@ -151,7 +151,7 @@ class ToolRunner:
         self.num_abandoned += 1
         worker.abandon()
         future.add_done_callback(_forget)
-        log.warning("tool %r went past its %g s and cannot be stopped; its thread is left behind", tool.name, tool.timeout_s)
+        log.warning("tool %r went past its time-out and cannot be stopped; its thread is left behind", tool.name)
         return _timed_out(tool, call)
 
     async def _run_async(self, tool: Tool, call: ToolCall) -> ToolResult:
@@ -171,7 +171,7 @@ class ToolRunner:
         try:
             result: Any = tool.fn(**tool.convert(call.arguments))
             return self._result(call, await result)
-        except (Exception, SystemExit) as error:  # the boundary: a tool is user code
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # the boundary: a tool is user code
             return _failure(tool, call, error)
 
     async def _give_up(self, task: asyncio.Task[ToolResult]) -> None:
@@ -216,7 +216,7 @@ def _failure(tool: Tool, call: ToolCall, error: BaseException) -> ToolResult:
 def _safe_text(error: BaseException) -> str:
     try:
         return str(error)[:500]
-    except Exception:  # the boundary: the message of a user's exception is user code too
+    except Exception:  # noqa: BLE001  # the boundary: the message of a user's exception is user code too
         return "(no message)"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from agentgym.tools.tool import Tool
+from agentgym.tools.definition import Tool
 
 __all__ = ["ToolSource"]
 

@@ -28,7 +28,6 @@ class ArgumentCheck:
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         _refuse_bad_schema(schema)
-        self._properties = tuple(schema.get("properties", ()))
         self._validator = jsonschema.Draft202012Validator(dict(schema))
         self._surely_valid: Callable[[Any], bool] | None = fast_check(schema)
 
@@ -46,29 +45,38 @@ class ArgumentCheck:
     def _sentence(self, error: ValidationError) -> str:
         error = _most_telling(error)
         where = _place(error)
-        text = {
-            "required": self._missing,
-            "additionalProperties": self._unknown,
+        writers: dict[str, Callable[[ValidationError], str]] = {
+            "required": _missing,
+            "additionalProperties": _unknown,
             "type": _wrong_type,
             "anyOf": _no_option,
             "oneOf": _no_option,
-        }.get(error.validator, _plain)(error)
+        }
+        text = writers.get(str(error.validator), _plain)(error)
         return _cut(f"{where}: {text}" if where else text)
 
-    def _missing(self, error: ValidationError) -> str:
-        names = [name for name in error.validator_value if name not in error.instance]
-        noun = "argument" if not error.path else "field"
-        return f"missing {noun}{'s' if len(names) > 1 else ''} {', '.join(repr(name) for name in names)}"
 
-    def _unknown(self, error: ValidationError) -> str:
-        if error.validator_value is not False:
-            return _plain(error)
-        known = list(error.schema.get("properties", ()))
-        names = [name for name in error.instance if name not in known]
-        noun = "argument" if not error.path else "field"
-        hint = nearest(names[0], known) if names else ""
-        listed = f"; known: {', '.join(known)}" if known else f"; this takes no {noun}s"
-        return f"unknown {noun} {', '.join(repr(name) for name in names[:5])}{hint or listed}"
+def _missing(error: ValidationError) -> str:
+    wanted: Any = error.validator_value
+    given: Any = error.instance
+    names = [repr(name) for name in wanted if name not in given]
+    return f"missing {_noun(error)}{'s' if len(names) > 1 else ''} {', '.join(names)}"
+
+
+def _unknown(error: ValidationError) -> str:
+    if error.validator_value is not False or not isinstance(error.schema, Mapping):
+        return _plain(error)
+    given: Any = error.instance
+    known = list(error.schema.get("properties", ()))
+    names = [str(name)[:80] for name in given if name not in known]
+    noun = _noun(error)
+    listed = f"; known: {', '.join(known)}" if known else f"; this takes no {noun}s"
+    hint = nearest(names[0], known) or listed if names else listed
+    return f"unknown {noun} {', '.join(repr(name) for name in names[:5])}{hint}"
+
+
+def _noun(error: ValidationError) -> str:
+    return "field" if error.path else "argument"
 
 
 def _most_telling(error: ValidationError) -> ValidationError:
@@ -104,8 +112,9 @@ def _wrong_type(error: ValidationError) -> str:
 
 
 def _no_option(error: ValidationError) -> str:
+    options: Any = error.validator_value
     wanted = []
-    for option in error.validator_value:
+    for option in options:
         if isinstance(option, Mapping):
             wanted.append(str(option["enum"]) if "enum" in option else str(option.get("type", "another form")))
     return f"{_shown(error.instance)} is not {' or '.join(wanted) or 'any of the accepted forms'}"
@@ -134,7 +143,7 @@ def _refuse_bad_schema(schema: Mapping[str, Any]) -> None:
     try:
         jsonschema.Draft202012Validator.check_schema(dict(schema))
     except jsonschema.SchemaError as error:
-        raise ToolSchemaError(f"not a valid JSON Schema (Draft 2020-12) at {error.json_path}: {error.message}") from None
+        raise ToolSchemaError(f"not a JSON Schema of Draft 2020-12 at {error.json_path}: {error.message}") from None
     for keyword, value in _keywords(schema):
         if keyword == "$ref" and not _resolves(schema, value):
             raise ToolSchemaError(f"$ref {value!r} does not lead anywhere inside the schema; use '#/$defs/...'")

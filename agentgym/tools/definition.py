@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar, overload
+from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from agentgym.errors import ConfigError, ToolSchemaError
 from agentgym.registry import Registry
@@ -20,7 +20,7 @@ from agentgym.tools.schema import function_hints, function_schema
 from agentgym.tools.validation import ArgumentCheck
 from agentgym.types import JSON, ToolSpec
 
-__all__ = ["TOOLS", "Tool", "ToolFunction", "as_tool", "register_tool", "tool"]
+__all__ = ["TOOLS", "Tool", "ToolFunction", "ToolSettings", "as_tool", "register_tool", "tool"]
 
 ToolFunction: TypeAlias = Callable[..., object]
 F = TypeVar("F", bound=ToolFunction)
@@ -74,20 +74,23 @@ class Tool:
         return replace(self, fn=fn, owner=owner)
 
 
+class ToolSettings(TypedDict, total=False):
+    """The fields of `Tool` that say how its function is run."""
+
+    timeout_s: float | None
+    max_concurrency: int | None
+    blocking: bool
+    on_error: Literal["answer", "raise"]
+
+
 @overload
 def tool(fn: F) -> F: ...
 @overload
 def tool(
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    timeout_s: float | None = DEFAULT_TIMEOUT_S,
-    max_concurrency: int | None = None,
-    blocking: bool = True,
-    on_error: Literal["answer", "raise"] = "answer",
+    *, name: str | None = None, description: str | None = None, **settings: Unpack[ToolSettings]
 ) -> Callable[[F], F]: ...
 def tool(
-    fn: F | None = None, *, name: str | None = None, description: str | None = None, **settings: Any
+    fn: F | None = None, *, name: str | None = None, description: str | None = None, **settings: Unpack[ToolSettings]
 ) -> F | Callable[[F], F]:
     """Marks a typed function or method as a tool; it stays an ordinary function.
 
@@ -137,7 +140,11 @@ TOOLS: Registry[Tool] = Registry("tool", "`agentgym tools list` shows all.")
 
 
 def register_tool(
-    schema: Mapping[str, JSON] | str | Path, fn: ToolFunction, *, registry: Registry[Tool] | None = None, **settings: Any
+    schema: Mapping[str, JSON] | str | Path,
+    fn: ToolFunction,
+    *,
+    registry: Registry[Tool] | None = None,
+    **settings: Unpack[ToolSettings],
 ) -> Tool:
     """A Tool with the schema exactly as given, added to `registry` (default `TOOLS`) under its name.
 

@@ -1,0 +1,114 @@
+"""Finds an environment by what a user writes: a Gymnasium id, `package.module:Class`, or `path/to/file.py:Class`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+
+import gymnasium
+from gymnasium.envs.registration import registry
+
+from agentgym.envs.plugin import register_envs
+from agentgym.envs.text_env import TextEnv
+from agentgym.errors import ConfigError, UnknownName, nearest
+from agentgym.types import JSON
+
+__all__ = ["make_env", "resolve_env"]
+
+
+def make_env(name: str, kwargs: Mapping[str, JSON] | None = None) -> TextEnv:
+    """A new environment; `kwargs` are its class's keywords (such as `{"level": 2}`).
+
+    Raises UnknownName with the nearest name, and ConfigError where the class does not take the keywords.
+    """
+    return resolve_env(name, kwargs)()
+
+
+def resolve_env(name: str, kwargs: Mapping[str, JSON] | None = None) -> Callable[[], TextEnv]:
+    """A function that makes the environment each time it is called; `name` is looked up now.
+
+    The environments are the bare ones, without Gymnasium's wrappers: a TextEnv checks its own use.
+    """
+    register_envs()
+    if ":" in name and not name.startswith("ALE/"):
+        make: Callable[..., object] = _from_path(name)
+    else:
+        make = _from_registry(name)
+    settings = dict(kwargs or {})
+
+    def make_one() -> TextEnv:
+        try:
+            env = make(**settings)
+        except TypeError as error:
+            raise ConfigError(f"environment {name!r} does not take the keywords {settings}: {error}") from error
+        if not isinstance(env, TextEnv):
+            raise ConfigError(f"{name!r} makes a {type(env).__name__}, which is not an agentgym.envs.TextEnv")
+        return env
+
+    return make_one
+
+
+def _from_registry(env_id: str) -> Callable[..., object]:
+    if env_id not in registry:
+        known = sorted(set(registry) - set(_FOREIGN))
+        near = nearest(env_id, known) or "."
+        raise UnknownName(
+            f"unknown env {env_id!r}{near} `agentgym env list` shows all; "
+            "your own is written 'package.module:Class' or 'path/to/file.py:Class'"
+        )
+    return lambda **settings: gymnasium.make(env_id, **settings).unwrapped
+
+
+_FOREIGN = tuple(key for key, spec in registry.items() if str(spec.entry_point).startswith("gymnasium."))
+
+
+def _from_path(name: str) -> Callable[..., object]:
+    place, _, attribute = name.rpartition(":")
+    module = _from_file(Path(place)) if place.endswith(".py") else _import(place, name)
+    found = getattr(module, attribute, None)
+    if found is None:
+        classes = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, TextEnv)]
+        own = [key for key in classes if getattr(module, key).__module__ == module.__name__]
+        near = nearest(attribute, own) or (f"; it has {', '.join(own)}" if own else "; it has no environment")
+        raise UnknownName(f"{place!r} has no {attribute!r}{near}. `agentgym env list` shows the installed ones")
+    if not callable(found):
+        raise ConfigError(f"{name!r} is a {type(found).__name__}, not an environment class")
+    made: Callable[..., object] = found
+    return made
+
+
+def _import(place: str, name: str) -> ModuleType:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # a command finds the user's own modules where it is run
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+            raise  # the module exists and lacks something it imports: that is what to tell
+        raise UnknownName(
+            f"no module {place!r} for the environment {name!r}; give 'path/to/file.py:Class', or run where the module "
+            "can be imported. `agentgym env list` shows the installed environments"
+        ) from error
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UnknownName(f"no file {str(path)!r}; `agentgym env new NAME` writes an environment to start from")
+    name = f"agentgym_user_{path.stem}_{abs(hash(path.resolve())):x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{str(path)!r} cannot be loaded as a Python module")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

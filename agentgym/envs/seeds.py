@@ -1,0 +1,9 @@
+"""Which seeds are for training and which are held out for evaluation."""
+
+from __future__ import annotations
+
+__all__ = ["EVAL_SEED_START"]
+
+EVAL_SEED_START = 1_000_000_000
+"""Evaluation task number i has the seed `EVAL_SEED_START + i`; training seeds are below. A task depends on nothing but
+its environment's id, keywords and seed, so no training run meets an evaluation task by its seed."""
