@@ -43,6 +43,18 @@ def test_an_import_loads_nothing_heavy(statement: str) -> None:
     assert not modules_after(statement) & HEAVY
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import gymnasium as g; g.make('agentgym:TextGame-v0')",
+        "import agentgym as a, gymnasium as g; g.make('TextGame-v0')",
+    ],
+)
+def test_gymnasium_makes_our_environments(code: str) -> None:
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+
+
 def test_an_import_starts_no_thread_and_no_process() -> None:
     code = (
         "import threading, agentgym, multiprocessing as mp\nprint(threading.active_count(), len(mp.active_children()))"
