@@ -1,0 +1,305 @@
+"""The in-process engine: the trained model itself generates, batching continuously over one preallocated cache.
+
+The event loop only submits and awaits; one worker thread runs the steps. A reply depends on its prompt ids, its
+sampling and the weights alone, bit for bit: not on what else is in flight, nor on what the cache holds (`hf_step`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from agentgym.engines.hf_cache import SlotCache
+from agentgym.engines.hf_model import Decoder
+from agentgym.engines.hf_probe import batch_invariance_findings
+from agentgym.engines.hf_sampling import draw
+from agentgym.engines.hf_schedule import Request, Scheduler
+from agentgym.engines.hf_step import forward
+from agentgym.engines.protocol import Completion, Sampling, Weights
+from agentgym.errors import ConfigError, EngineError
+
+__all__ = ["HfEngine", "HfEngineConfig"]
+
+_log = logging.getLogger(__name__)
+_SMALL_MODEL = 20_000_000  # parameters; below it a second CPU thread costs more than it gives
+_Delivery = tuple[Request, "Completion | EngineError"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HfEngineConfig:
+    """Settings of the in-process engine."""
+
+    num_slots: int = 128
+    """Requests that run at once; between its turns a session keeps its slot until another one needs it."""
+    window: int | None = None
+    """Tokens of prompt and reply together; None is the model's context window."""
+    max_step_tokens: int = 512
+    """Tokens computed in one step; a longer prompt is read over several, while others go on sampling."""
+    threads: int | None = None
+    """CPU threads of the worker; None is one for models under 20 million parameters, else what torch has. The matrix
+    products of the whole process follow (a property of MKL)."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_slots", "window", "max_step_tokens", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} of the hf engine must be at least 1, got {value}")
+
+
+class HfEngine:
+    """Samples from a live `Decoder`: no copy and no transfer of weights, training shares the tensors.
+
+    A trainer calls `pause`, changes the weights, `update_weights({}, version)`, `resume`. Weights that change under a
+    request, or are used without the call, are an EngineError: their cached keys would be those of older weights.
+    Replies in flight over an update go on under the new weights, their cache computed anew, and bear both versions.
+    """
+
+    def __init__(self, model: Decoder, config: HfEngineConfig | None = None, *, version: int = 0) -> None:
+        self.config = config or HfEngineConfig()
+        self.model = model
+        window = self.config.window or model.config.context_window
+        if window > model.config.context_window:
+            raise ConfigError(
+                f"window {window} is over the model's context window {model.config.context_window}; lower it"
+            )
+        self._window, self._version, self._num_steps = window, version, 0
+        self._cache = SlotCache(model, self.config.num_slots, window)
+        self._scheduler = Scheduler(self._cache, self.config.max_step_tokens)
+        self._weights_mark = self._mark_weights()
+        self._in_flight: dict[str, Request] = {}
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._paused = self._closed = False
+        threads = self.config.threads
+        if threads is None and sum(p.numel() for p in model.parameters()) < _SMALL_MODEL:
+            threads = 1
+        self._threads = threads
+        self._worker = threading.Thread(target=self._work, name="agentgym-hf-engine", daemon=True)
+        self._worker.start()
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids in `[0, vocab_size)` may be sent."""
+        return self.model.config.vocab_size
+
+    @property
+    def context_window(self) -> int:
+        """The most tokens that prompt and reply may have together."""
+        return self._window
+
+    @property
+    def version(self) -> int:
+        """The policy version of the next sampled token."""
+        return self._version
+
+    @property
+    def num_steps(self) -> int:
+        """Forward passes so far."""
+        return self._num_steps
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
+        """Samples one reply; raises EngineError when it cannot (ids out of range, over the window, closed)."""
+        prompt_T = self._checked(prompt_ids, sampling)
+        if self._closed:
+            raise EngineError("the hf engine is closed; make a new one")
+        if session in self._in_flight:
+            raise EngineError(f"session {session!r} has a request in flight; one at a time, or name another session")
+        loop = asyncio.get_running_loop()
+        request = Request(prompt_T, sampling, session, loop.create_future(), loop)
+        self._in_flight[session] = request
+        self._submit(lambda: self._scheduler.waiting.append(request))
+        try:
+            return await request.future
+        except asyncio.CancelledError:
+            self._submit(lambda: self._cancel(request))
+            raise
+        finally:
+            if self._in_flight.get(session) is request:
+                del self._in_flight[session]
+
+    def _checked(self, prompt_ids: Sequence[int], sampling: Sampling) -> NDArray[np.int64]:
+        prompt_T = np.asarray(prompt_ids, np.int64)
+        if not prompt_T.size:
+            raise EngineError("the prompt is empty; the hf engine needs at least one token id")
+        if prompt_T.min() < 0 or prompt_T.max() >= self.vocab_size:
+            bad = int(prompt_T.min() if prompt_T.min() < 0 else prompt_T.max())
+            raise EngineError(
+                f"token id {bad} is outside [0, {self.vocab_size}); encode the prompt with this model's own tokenizer"
+            )
+        if len(prompt_T) + sampling.max_tokens > self._window:
+            raise EngineError(
+                f"prompt of {len(prompt_T)} tokens and max_tokens {sampling.max_tokens} are over the window of"
+                f" {self._window}; shorten the prompt or lower max_tokens"
+            )
+        return prompt_T
+
+    async def update_weights(self, weights: Weights, version: int) -> None:
+        """Declares the model's tensors changed: they are version `version` from the next token on. `weights` is not
+        read, the tensors are shared. Raises EngineError when the version falls."""
+        if version < self._version:
+            raise EngineError(f"policy versions never fall: the engine is at {self._version}, got {version}")
+        await self._command(lambda: self._renew(version))
+
+    async def pause(self) -> None:
+        """Stops sampling at a token boundary and returns when no step runs; requests stay in flight."""
+        await self._command(lambda: self._set_paused(True))
+
+    async def resume(self) -> None:
+        """Goes on where `pause` stopped."""
+        await self._command(lambda: self._set_paused(False))
+
+    async def abort(self, session: str) -> None:
+        """Ends the session's request in flight with finish reason `abort`, and frees its slot."""
+        await self._command(lambda: self._abort(session))
+
+    async def close(self) -> None:
+        """Ends requests in flight with EngineError and joins the worker thread; a second call does nothing."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        await asyncio.to_thread(self._worker.join)
+
+    async def _command(self, act: Callable[[], None]) -> None:
+        if self._closed:
+            return
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def run() -> None:
+            act()
+            loop.call_soon_threadsafe(done.set_result, None)
+
+        self._submit(run)
+        await done
+
+    def _submit(self, act: Callable[[], None]) -> None:
+        with self._wake:
+            if self._worker.is_alive():
+                self._inbox.append(act)
+                self._wake.notify()
+
+    # What follows runs on the worker thread alone.
+
+    def _work(self) -> None:
+        if self._threads is not None and self.model.embed.device.type == "cpu":
+            torch.set_num_threads(self._threads)
+        for finding in batch_invariance_findings(self.model):
+            _log.warning("replies may depend on what else is in flight: %s", finding)
+        while not self._closed:
+            self._take_inbox()
+            if self._paused or not (self._scheduler.active or self._scheduler.waiting):
+                with self._wake:
+                    self._wake.wait_for(lambda: self._inbox or self._closed)
+                continue
+            self._deliver(self._guarded_step())
+        self._take_inbox()
+        self._deliver(self._fail_all(EngineError("the hf engine was closed while the request was in flight")))
+
+    def _take_inbox(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
+
+    def _guarded_step(self) -> list[_Delivery]:
+        try:
+            return self._step()
+        except Exception as error:  # noqa: BLE001  the one boundary: a failed step fails its requests, not the worker
+            self._cache.erase()
+            return self._fail_all(error)
+
+    @torch.inference_mode()
+    def _step(self) -> list[_Delivery]:
+        scheduler = self._scheduler
+        scheduler.admit()
+        if self._mark_weights() != self._weights_mark:
+            raise EngineError(
+                f"the weights changed under version {self._version} without update_weights; call pause, change them,"
+                " update_weights({}, version), resume"
+            )
+        rows = scheduler.plan()
+        logits_RV = forward(self.model, self._cache, rows)
+        self._num_steps += 1
+        slot_R = rows.slot_N[rows.wanted_R]
+        ids, logprobs = self._draw(logits_RV, slot_R)
+        ended = scheduler.commit(rows, ids, logprobs, self._version)
+        return [(request, scheduler.completion(request)) for request in ended]
+
+    def _draw(
+        self, logits_RV: torch.Tensor, slot_R: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        scheduler, device = self._scheduler, logits_RV.device
+        top_k_R, top_p_R = scheduler.top_k_S[slot_R], scheduler.top_p_S[slot_R]
+        truncated = bool((top_k_R > 0).any() or (top_p_R < 1).any())
+        id_R, logprob_R = draw(
+            logits_RV,
+            torch.from_numpy(scheduler.uniform_R(slot_R)).to(device),
+            torch.from_numpy(scheduler.temperature_S[slot_R]).to(device),
+            torch.from_numpy(top_k_R).to(device) if truncated else None,
+            torch.from_numpy(top_p_R).to(device) if truncated else None,
+        )
+        logprobs = logprob_R.cpu().numpy()
+        if not np.isfinite(logprobs).all():
+            raise EngineError(f"the logits are not finite: the weights of version {self._version} have diverged")
+        return id_R.cpu().numpy(), logprobs
+
+    def _fail_all(self, cause: Exception) -> list[_Delivery]:
+        failed = [*self._scheduler.active.values(), *self._scheduler.waiting]
+        deliveries: list[_Delivery] = []
+        for request in failed:
+            self._scheduler.end(request)
+            error = EngineError(f"the hf engine failed with {len(failed)} requests in flight: {cause}")
+            error.__cause__ = cause
+            deliveries.append((request, error))
+        return deliveries
+
+    def _deliver(self, deliveries: list[_Delivery]) -> None:
+        for loop, group in itertools.groupby(deliveries, key=lambda delivery: delivery[0].loop):
+            results = [(request.future, result) for request, result in group]
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_resolve, results)
+
+    def _renew(self, version: int) -> None:
+        self._version, self._weights_mark = version, self._mark_weights()
+        self._scheduler.restart()
+
+    def _set_paused(self, paused: bool) -> None:
+        self._paused = paused
+
+    def _abort(self, session: str) -> None:
+        request = self._in_flight.get(session)
+        if request is not None and not self._is_over(request):
+            completion = self._scheduler.completion(request, "abort")
+            self._scheduler.end(request)
+            self._deliver([(request, completion)])
+        self._cache.release(session)
+
+    def _cancel(self, request: Request) -> None:
+        if not self._is_over(request):
+            self._scheduler.end(request)
+
+    def _is_over(self, request: Request) -> bool:
+        if request.slot < 0:
+            return request not in self._scheduler.waiting
+        return self._scheduler.active.get(request.slot) is not request
+
+    def _mark_weights(self) -> int:
+        """Counts in-place changes of the parameters (autograd keeps the count), so that a forgotten update shows."""
+        return sum(parameter._version for parameter in self.model.parameters())
+
+
+def _resolve(results: list[tuple[asyncio.Future[Completion], Completion | EngineError]]) -> None:
+    for future, result in results:
+        if future.done():
+            continue
+        if isinstance(result, EngineError):
+            future.set_exception(result)
+        else:
+            future.set_result(result)

@@ -1,0 +1,132 @@
+"""The slots of the in-process engine: preallocated keys and values, the tokens they stand for, and who owns them."""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentgym.engines.hf_model import Decoder
+from agentgym.errors import ConfigError
+
+__all__ = ["L_BLOCK", "SlotCache", "round_up"]
+
+# Shape suffixes: S slots, W window (positions of a slot), K key/value heads, D head width.
+
+L_BLOCK = 64
+"""Attention reads keys up to a multiple of this; what lies beyond a row's own position is masked."""
+_QUICK = 16  # tokens compared first when prefixes are sought
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is at least `value`."""
+    return -(-value // multiple) * multiple
+
+
+class SlotCache:
+    """Keys and values of `num_slots` sequences of up to `window` tokens, and the books about them.
+
+    `kv` is `[layers, 2, S + 1, K, W, D]`; the last slot is scratch for padding rows. `num_valid_S` counts the leading
+    positions of `tokens_SW` whose keys and values are those of the current weights; `num_known_S` counts the tokens.
+    A slot is free, owned by a session at work, or owned by a session between two turns (idle). When a session needs a
+    slot and none is free, the idle one unused for longest is evicted: its prefix is computed again if it comes back.
+    """
+
+    def __init__(self, model: Decoder, num_slots: int, window: int) -> None:
+        c = model.config
+        self.num_slots, self.window = num_slots, window
+        shape = (c.num_layers, 2, num_slots + 1, c.num_kv_heads, round_up(window, L_BLOCK), c.head_width)
+        self.kv = _zeros(shape, model.embed)
+        self.tokens_SW = np.zeros((num_slots, window), np.int64)
+        self.num_known_S = np.zeros(num_slots, np.int64)
+        self.num_valid_S = np.zeros(num_slots, np.int64)
+        self._slot_of: dict[str, int] = {}
+        self._session_of: list[str | None] = [None] * num_slots
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._free = list(range(num_slots))
+
+    def acquire(self, session: str) -> int | None:
+        """The session's own slot, a free one, or the idle one unused for longest; None when all are at work."""
+        slot = self._slot_of.get(session)
+        if slot is not None:
+            self._idle.pop(slot, None)
+            return slot
+        if self._free:
+            slot = heapq.heappop(self._free)
+        elif self._idle:
+            slot, _ = self._idle.popitem(last=False)
+            self._forget(slot)
+        else:
+            return None
+        self._slot_of[session], self._session_of[slot] = slot, session
+        return slot
+
+    def rest(self, slot: int) -> None:
+        """Marks the slot idle: kept for its session's next turn, evicted last."""
+        self._idle[slot] = None
+
+    def release(self, session: str) -> None:
+        """Frees what the session holds, if anything. Its tokens stay readable as a prefix until the slot is reused."""
+        slot = self._slot_of.get(session)
+        if slot is not None:
+            self._idle.pop(slot, None)
+            self._forget(slot)
+            heapq.heappush(self._free, slot)
+
+    def load(self, slot: int, prompt_T: NDArray[np.int64]) -> None:
+        """Makes `prompt_T` the slot's tokens, keeping as valid the prefix it shares with what was there."""
+        known = min(int(self.num_valid_S[slot]), len(prompt_T) - 1)
+        differs = np.flatnonzero(self.tokens_SW[slot, :known] != prompt_T[:known])
+        self.num_valid_S[slot] = int(differs[0]) if differs.size else known
+        self.tokens_SW[slot, : len(prompt_T)] = prompt_T
+        self.num_known_S[slot] = len(prompt_T)
+
+    def common_prefix_S(self, slot: int) -> NDArray[np.int64]:
+        """How many leading tokens every slot shares with `slot`, whether their keys are computed yet or not, `[S]`."""
+        num_known = int(self.num_known_S[slot])
+        tokens_T = self.tokens_SW[slot, :num_known]
+        shared_S = np.zeros(self.num_slots, np.int64)
+        quick = min(_QUICK, num_known)
+        alike = np.flatnonzero((self.tokens_SW[:, :quick] == tokens_T[:quick]).all(1) & (self.num_known_S > 0))
+        same = self.tokens_SW[alike, :num_known] == tokens_T
+        shared = np.where(same.all(1), num_known, same.argmin(1))
+        shared_S[alike] = np.minimum(shared, self.num_known_S[alike])
+        shared_S[slot] = 0
+        return shared_S
+
+    def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
+        """Copies the first `num_tokens` keys and values from one slot to another, in every layer."""
+        self.kv[:, :, target, :, :num_tokens] = self.kv[:, :, source, :, :num_tokens]
+        self.num_valid_S[target] = num_tokens
+
+    def invalidate(self) -> None:
+        """Declares every key and value stale: the weights are others now."""
+        self.num_valid_S[:] = 0
+
+    def erase(self) -> None:
+        """Zeroes keys and values: what a failed step wrote (NaN among it) must reach no later request."""
+        self.invalidate()
+        self.kv.zero_()
+
+    def _forget(self, slot: int) -> None:
+        session = self._session_of[slot]
+        assert session is not None
+        del self._slot_of[session]
+        self._session_of[slot] = None
+
+
+def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    num_bytes = int(np.prod(shape)) * like.element_size()
+    try:
+        if like.device.type == "cpu":  # numpy asks the system for zeroed pages, which cost nothing until they are used
+            return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(like.dtype).view(shape)
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise ConfigError(
+            f"the key/value cache needs {num_bytes / 2**30:.1f} GiB ({shape[2] - 1} slots of {shape[4]} tokens), which"
+            f" {like.device} does not give; lower num_slots or window"
+        ) from error

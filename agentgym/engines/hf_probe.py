@@ -1,0 +1,62 @@
+"""Whether this machine's matrix products give a row the same bits whoever shares the step."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from agentgym.engines.hf_cache import SlotCache
+from agentgym.engines.hf_model import Decoder
+from agentgym.engines.hf_step import Rows, forward
+
+__all__ = ["batch_invariance_findings"]
+
+_NUM_SLOTS, _WINDOW = 6, 192
+
+
+_Steps = list[list[tuple[int, int, int]]]  # per step: (slot, first position, number of rows)
+
+
+@torch.inference_mode()
+def batch_invariance_findings(model: Decoder) -> list[str]:
+    """Reasons why replies may depend on their neighbours, or on how a prefix was computed; empty when they do not.
+
+    The same tokens run as one prompt, token by token, and beside longer neighbours; logits are compared bitwise.
+    """
+    window = min(_WINDOW, model.config.context_window)
+    length, others = window // 4, range(1, _NUM_SLOTS)
+    if length < 4:
+        return []
+    cache = SlotCache(model, _NUM_SLOTS, window)
+    cache.tokens_SW[:] = np.random.default_rng(0).integers(model.config.vocab_size, size=cache.tokens_SW.shape)
+    whole = _last_logits(model, cache, [[(0, 0, length)]])
+    beside = [(slot, 0, window - slot) for slot in others]
+    checks: dict[str, _Steps] = {
+        "a token decoded alone and the same token read in a prompt": [
+            [(0, 0, length - 3)],
+            *([(0, position, 1)] for position in range(length - 3, length)),
+        ],
+        "a prompt read alone and the same prompt read beside others": [[(0, 0, length), *beside]],
+        "a token decoded alone and the same token decoded beside longer sequences": [
+            [(0, 0, length - 1), *beside],
+            [(0, length - 1, 1), *((slot, window - slot, 1) for slot in others)],
+        ],
+    }
+    differ = [name for name, steps in checks.items() if not torch.equal(_last_logits(model, cache, steps), whole)]
+    return [f"{name} differ in their last bits on this machine" for name in differ]
+
+
+def _last_logits(model: Decoder, cache: SlotCache, steps: _Steps) -> torch.Tensor:
+    for step in steps:
+        decode = [part for part in step if part[2] == 1]
+        extends = tuple(part for part in step if part[2] > 1)
+        parts = [*decode, *extends]
+        rows = Rows(
+            np.concatenate([np.full(size, slot) for slot, _, size in parts]),
+            np.concatenate([np.arange(start, start + size) for _, start, size in parts]),
+            len(decode),
+            extends,
+            np.array([parts[0][2] - 1]),
+        )
+        logits_1V = forward(model, cache, rows)
+    return logits_1V

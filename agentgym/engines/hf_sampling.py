@@ -1,0 +1,70 @@
+"""Sampling for the in-process engine: per-request random numbers and vectorised draws with the logprobs drawn from."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+__all__ = ["draw", "uniforms"]
+
+# Shape suffixes: B rows, V vocabulary, T tokens.
+
+
+def uniforms(seed: int, num_tokens: int) -> NDArray[np.float32]:
+    """Uniform numbers in [0, 1) for tokens 0, 1, ... of a reply, `[T]`; number `t` depends on `(seed, t)` alone.
+
+    SplitMix64 (Steele, Lea and Flood 2014), the seed itself mixed once first, so that neighbouring seeds are unrelated.
+    """
+    with np.errstate(over="ignore"):
+        start = _mix(np.array([seed & (2**64 - 1)], np.uint64) + np.uint64(0x9E3779B97F4A7C15))
+        steps_T = np.arange(1, num_tokens + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        bits_T = _mix(start + steps_T)
+    return ((bits_T >> np.uint64(40)).astype(np.float64) * 2.0**-24).astype(np.float32)
+
+
+def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def draw(
+    logits_BV: Tensor, uniform_B: Tensor, temperature_B: Tensor, top_k_B: Tensor | None, top_p_B: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """One id per row and its fp32 logprob under the distribution it was drawn from, `[B]` each.
+
+    Rows of temperature 0 take the greatest logit and report the logprob of temperature 1. `top_k_B` (0 is off) and
+    `top_p_B` (1 is off) are None when no row uses them; temperature comes first, then top-k, then top-p, and what is
+    left is normalized again. Every row is computed from that row alone.
+    """
+    greedy_B = temperature_B == 0
+    scaled_BV = logits_BV.float() / torch.where(greedy_B, 1.0, temperature_B)[:, None]
+    if top_k_B is not None and top_p_B is not None:
+        scaled_BV = _truncate(scaled_BV, top_k_B, torch.where(greedy_B, 1.0, top_p_B), greedy_B)
+    logp_BV = torch.log_softmax(scaled_BV, -1)
+    id_B = _inverse_cdf(logp_BV.exp(), uniform_B)
+    if bool(greedy_B.any()):
+        id_B = torch.where(greedy_B, logp_BV.argmax(-1), id_B)
+    return id_B, logp_BV.gather(-1, id_B[:, None])[:, 0]
+
+
+def _inverse_cdf(p_BV: Tensor, uniform_B: Tensor) -> Tensor:
+    cdf_BV = p_BV.cumsum(-1)
+    total_B = cdf_BV[:, -1]
+    # Strictly below the total, so that the id found has a probability above zero.
+    target_B = torch.minimum(uniform_B * total_B, torch.nextafter(total_B, torch.zeros_like(total_B)))
+    return torch.searchsorted(cdf_BV, target_B[:, None], right=True)[:, 0].clamp_(max=p_BV.shape[1] - 1)
+
+
+def _truncate(scaled_BV: Tensor, top_k_B: Tensor, top_p_B: Tensor, greedy_B: Tensor) -> Tensor:
+    vocab = scaled_BV.shape[1]
+    sorted_BV, order_BV = scaled_BV.sort(dim=-1, descending=True, stable=True)
+    off_B = (top_k_B == 0) | greedy_B
+    rank_V = torch.arange(vocab, device=scaled_BV.device)
+    sorted_BV = sorted_BV.masked_fill(rank_V >= torch.where(off_B, vocab, top_k_B)[:, None], -torch.inf)
+    p_BV = sorted_BV.softmax(-1)
+    before_BV = p_BV.cumsum(-1) - p_BV
+    drop_BV = (before_BV >= top_p_B[:, None]) & (top_p_B < 1)[:, None] & (rank_V > 0)
+    return torch.empty_like(scaled_BV).scatter_(-1, order_BV, sorted_BV.masked_fill(drop_BV, -torch.inf))
