@@ -1,0 +1,220 @@
+"""`report.html`: one page that holds a run's curves, its episodes, and every token of those it embeds."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from agentgym.types import JSON
+from agentgym.viewer.run_data import EpisodeSummary, JSONObject, RunData, objects, read_episode, read_run
+from agentgym.viewer.token_text import looks_special, visible
+
+__all__ = ["choose", "write_report"]
+
+MAX_TABLE_ROWS = 20_000
+MAX_CURVE_POINTS = 2_000
+CURVES = (
+    ("success", "Success"),
+    ("reward_mean", "Reward"),
+    ("loss", "Loss"),
+    ("entropy", "Entropy"),
+    ("kl", "KL"),
+    ("grad_norm", "Gradient norm"),
+    ("dead_groups", "Dead groups"),
+    ("malformed_calls", "Malformed calls"),
+    ("tokens_per_s", "Tokens per second"),
+)
+SOURCES = ("prompt", "policy", "env")
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """One compressed piece of JSON in the page; base64 has no `<`, so no model text can end the element."""
+
+    name: str
+    text: str
+
+    def to_html(self) -> str:
+        return f'<script type="text/plain" id="{self.name}">{self.text}</script>\n'
+
+
+def write_report(
+    run: Path,
+    *,
+    decode_token: Callable[[int], str] | None = None,
+    special_ids: Collection[int] = (),
+    max_episodes: int = 200,
+    max_bytes: int = 5_000_000,
+) -> Path:
+    """Writes `report.html` into the run folder and returns its path; the page needs no network and no other file.
+
+    `decode_token` gives the text of one id (`TokenText(tokenizer)`); without it the page shows ids. Tokens in
+    `special_ids`, and those that look like a chat format's marks, are shown as special. At most `max_episodes`
+    episodes are embedded token by token, in at most `max_bytes` of the page together; the page says how many were
+    left out. Raises RunFolderError when the
+    folder is missing, empty or half written.
+    """
+    data = read_run(run)
+    blocks, token_ids = _episode_blocks(data, choose(data.episodes, max_episodes), max_bytes)
+    texts = {token_id: decode_token(token_id) if decode_token else f"⟨{token_id}⟩" for token_id in sorted(token_ids)}
+    special = [i for i, text in texts.items() if i in special_ids or (decode_token and looks_special(text))]
+    overview: dict[str, JSON] = {
+        "run": run.resolve().name,
+        "curves": _curves(data.metrics),
+        "evaluations": [
+            {"phase": p.phase, "step": p.step, "success": p.success, "reward_mean": p.reward_mean, "n": p.num_episodes}
+            for p in data.evaluations
+        ],
+        "episodes": _table(data.episodes, embedded={int(block.name[1:]) for block in blocks}),
+        "num_episodes": len(data.episodes),
+        "num_embedded": len(blocks),
+        "num_failed": sum(episode.failed for episode in data.episodes),
+        "texts": {str(token_id): visible(text) for token_id, text in texts.items()},
+        "special": special,
+    }
+    path = run / "report.html"
+    path.write_text(_page(run.resolve().name, [_block("overview", overview), *blocks]), encoding="utf-8")
+    return path
+
+
+def choose(episodes: Sequence[EpisodeSummary], limit: int) -> list[EpisodeSummary]:
+    """The episodes worth embedding, in file order: failed ones (at most half), the first and last step of each phase
+    (at most a half of the rest), and the others evenly over the run."""
+    if len(episodes) <= limit:
+        return list(episodes)
+    ends: dict[str, tuple[int, int]] = {}
+    for episode in episodes:
+        first, last = ends.get(episode.phase, (episode.step, episode.step))
+        ends[episode.phase] = (min(first, episode.step), max(last, episode.step))
+    chosen = {e.line: e for e in _evenly([e for e in episodes if e.failed], limit // 2)}
+    edges = [e for e in episodes if e.line not in chosen and e.step in ends[e.phase]]
+    chosen.update({e.line: e for e in _evenly(edges, (limit - len(chosen)) // 2)})
+    others = [e for e in episodes if e.line not in chosen]
+    chosen.update({e.line: e for e in _evenly(others, limit - len(chosen))})
+    return [chosen[line] for line in sorted(chosen)]
+
+
+def _evenly(items: Sequence[EpisodeSummary], count: int) -> list[EpisodeSummary]:
+    if len(items) <= count:
+        return list(items)
+    return [items[position * len(items) // count] for position in range(count)]
+
+
+def _episode_blocks(data: RunData, chosen: Sequence[EpisodeSummary], max_bytes: int) -> tuple[list[_Block], set[int]]:
+    """The embedded episodes within the page's size, and every token id they hold."""
+    blocks: list[_Block] = []
+    token_ids: set[int] = set()
+    num_bytes = 0
+    if not chosen:
+        return blocks, token_ids
+    # The size limit may cut the list short, so the episodes are taken in an order that stays spread over the run.
+    order = sorted(range(len(chosen)), key=lambda position: (bin(position)[:1:-1], position))
+    with data.episodes_path.open("rb") as file:
+        for position in order:
+            record, ids = _compact(read_episode(file, chosen[position]))
+            block = _block(f"e{chosen[position].line}", record)
+            if num_bytes + len(block.text) > max_bytes:
+                continue
+            num_bytes += len(block.text)
+            blocks.append(block)
+            token_ids |= ids
+    return sorted(blocks, key=lambda block: int(block.name[1:])), token_ids
+
+
+def _compact(record: JSONObject) -> tuple[JSONObject, set[int]]:
+    """An episode as the page wants it: spans as [source, ids, logprobs, versions], numbers shortened."""
+    rows: list[JSON] = []
+    token_ids: set[int] = set()
+    for row in objects(record["rows"]):
+        spans: list[JSON] = []
+        for span in objects(row["spans"]):
+            ids = span["ids"]
+            assert isinstance(ids, list)
+            token_ids.update(ids)
+            source = SOURCES.index(str(span["source"]))
+            spans.append([source, ids, _rounded(span.get("logprobs"), 4), span.get("policy_versions")])
+        rows.append(spans)
+    advantages = record.get("advantages")
+    shown = ("task", "turns", "metrics", "error", "info", "group", "member")
+    compact: dict[str, JSON] = {key: record.get(key) for key in shown}
+    compact["rows"] = rows
+    compact["advantages"] = [_rounded(row, 5) for row in advantages] if isinstance(advantages, list) else None
+    return compact, token_ids
+
+
+def _rounded(values: JSON, digits: int) -> JSON:
+    if not isinstance(values, list):
+        return None
+    return [round(float(value), digits) for value in values]
+
+
+def _table(episodes: Sequence[EpisodeSummary], embedded: set[int]) -> list[JSON]:
+    """The table's rows; when there are too many, the embedded ones and others evenly."""
+    kept = list(episodes)
+    if len(kept) > MAX_TABLE_ROWS:
+        others = _evenly([e for e in kept if e.line not in embedded], MAX_TABLE_ROWS - len(embedded))
+        kept = sorted([*(e for e in kept if e.line in embedded), *others], key=lambda episode: episode.line)
+    return [
+        [
+            e.line, e.phase, e.step, e.group, e.member, e.env_id, e.status, e.stop_reason, e.reward, e.success,
+            e.num_turns, e.num_tokens, e.num_trained_tokens, e.num_malformed_calls, int(e.line in embedded),
+        ]
+        for e in kept
+    ]  # fmt: skip
+
+
+def _curves(metrics: Sequence[JSONObject]) -> JSON:
+    """`{"steps": [...], "series": [{"key", "title", "values"}]}`, thinned to `MAX_CURVE_POINTS`."""
+    stride = max(1, -(-len(metrics) // MAX_CURVE_POINTS))
+    kept = [record for position, record in enumerate(metrics) if (len(metrics) - 1 - position) % stride == 0]
+    series: list[JSON] = []
+    for key, title in CURVES:
+        values = [_value(record, key) for record in kept]
+        if any(value is not None for value in values):
+            series.append({"key": key, "title": title, "values": values})
+    return {"steps": [record.get("step", position) for position, record in enumerate(kept)], "series": series}
+
+
+def _value(record: JSONObject, key: str) -> float | None:
+    value = record.get(key)
+    if key == "tokens_per_s" and value is None:
+        tokens, seconds = record.get("trained_tokens"), record.get("generate_s")
+        if isinstance(tokens, int | float) and isinstance(seconds, int | float) and seconds > 0:
+            value = tokens / seconds
+    return float(f"{value:.6g}") if isinstance(value, int | float) else None
+
+
+def _block(name: str, record: JSONObject) -> _Block:
+    raw = json.dumps(record, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=str)
+    packed = gzip.compress(raw.encode("utf-8", "backslashreplace"), compresslevel=9, mtime=0)
+    return _Block(name, base64.b64encode(packed).decode("ascii"))
+
+
+def _page(name: str, blocks: Sequence[_Block]) -> str:
+    """The template with style, script and data in place; only our own script, known by its hash, may run."""
+    folder = files("agentgym.viewer") / "page"
+    style, script = ((folder / file).read_text(encoding="utf-8") for file in ("report.css", "report.js"))
+    parts = {
+        "@NAME@": html.escape(name),
+        "@STYLE@": style,
+        "@STYLE_HASH@": _hash(style),
+        "@SCRIPT@": script,
+        "@SCRIPT_HASH@": _hash(script),
+        "@DATA@": "".join(block.to_html() for block in blocks),
+    }
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    pieces = []
+    for piece in page.split("%%"):
+        pieces.append(parts.get(piece, piece))
+    return "".join(pieces)
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")

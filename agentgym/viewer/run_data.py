@@ -1,0 +1,195 @@
+"""What a report reads of a run folder: its metrics, one summary per episode, and single episodes on demand."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+from agentgym.errors import RunFolderError
+from agentgym.types import JSON
+
+__all__ = ["EpisodeSummary", "EvaluationPoint", "JSONObject", "RunData", "read_episode", "read_run"]
+
+JSONObject: TypeAlias = Mapping[str, JSON]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSummary:
+    """One line of `episodes.jsonl` in short; `line` counts from 1, `offset` is where the line begins, in bytes."""
+
+    line: int
+    offset: int
+    phase: str
+    step: int
+    group: str
+    member: int
+    env_id: str
+    status: str
+    stop_reason: str
+    reward: float | None
+    success: bool | None
+    num_turns: int
+    num_tokens: int
+    num_trained_tokens: int
+    num_malformed_calls: int
+
+    @property
+    def failed(self) -> bool:
+        """Whether the episode has no reward."""
+        return self.status not in ("completed", "truncated")
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPoint:
+    """The mean over the episodes of one evaluation, failed ones left out: phase, optimizer step, rates."""
+
+    phase: str
+    step: int
+    success: float
+    reward_mean: float
+    num_episodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """A run folder as read: metrics in step order (non-finite numbers are None), episodes in file order."""
+
+    path: Path
+    metrics: tuple[JSONObject, ...]
+    episodes: tuple[EpisodeSummary, ...]
+
+    @property
+    def episodes_path(self) -> Path:
+        """The file that `EpisodeSummary.offset` points into."""
+        return self.path / "episodes.jsonl"
+
+    @property
+    def evaluations(self) -> tuple[EvaluationPoint, ...]:
+        """One point for each evaluation phase and step, by step."""
+        groups: dict[tuple[str, int], list[EpisodeSummary]] = {}
+        for episode in self.episodes:
+            if episode.phase != "train" and episode.reward is not None:
+                groups.setdefault((episode.phase, episode.step), []).append(episode)
+        points = [
+            EvaluationPoint(
+                phase=phase,
+                step=step,
+                success=sum(bool(episode.success) for episode in members) / len(members),
+                reward_mean=math.fsum(episode.reward or 0.0 for episode in members) / len(members),
+                num_episodes=len(members),
+            )
+            for (phase, step), members in groups.items()
+        ]
+        return tuple(sorted(points, key=lambda point: (point.step, point.phase != "eval_before")))
+
+
+def read_run(run: Path) -> RunData:
+    """Reads `metrics.jsonl` and `episodes.jsonl`, of which one may be absent; RunFolderError names what is torn."""
+    if not run.is_dir():
+        what = "is a file" if run.exists() else "does not exist"
+        raise RunFolderError(f"{run} {what}; a run folder was wanted: pass the `--output` of a train or eval run")
+    paths = [run / "metrics.jsonl", run / "episodes.jsonl"]
+    if not any(path.is_file() and path.stat().st_size for path in paths):
+        held = ", ".join(sorted(entry.name for entry in run.iterdir())) or "nothing"
+        raise RunFolderError(
+            f"{run} holds {held}; a run folder with episodes.jsonl or metrics.jsonl was wanted: "
+            "wait for the run's first step, or pass another folder"
+        )
+    metrics = tuple(_finite(record) for _, _, record in _objects(paths[0]))
+    episodes = tuple(_summary(paths[1], line, offset, record) for line, offset, record in _objects(paths[1]))
+    return RunData(run, metrics, episodes)
+
+
+def read_episode(file: BinaryIO, summary: EpisodeSummary) -> JSONObject:
+    """The whole record behind `summary`, from the open `episodes.jsonl`."""
+    file.seek(summary.offset)
+    record: JSON = json.loads(file.readline())
+    assert isinstance(record, Mapping)
+    return record
+
+
+def _objects(path: Path) -> Iterator[tuple[int, int, JSONObject]]:
+    """Line number, byte offset and object of each line; nothing for an absent file."""
+    if not path.is_file():
+        return
+    offset = 0
+    with path.open("rb") as file:
+        for line, raw in enumerate(file, 1):
+            try:
+                record: JSON = json.loads(raw)
+            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                raise RunFolderError(
+                    f"{path}, line {line} is not JSON ({error}); one whole JSON object a line was wanted: the run is "
+                    "still writing (try again when it ends) or was cut short (delete that line, or resume the run)"
+                ) from error
+            if not isinstance(record, Mapping):
+                raise RunFolderError(f"{path}, line {line} is a JSON {type(record).__name__}; an object was wanted")
+            yield line, offset, record
+            offset += len(raw)
+
+
+def _finite(record: JSONObject) -> JSONObject:
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()
+    }
+
+
+def _summary(path: Path, line: int, offset: int, record: JSONObject) -> EpisodeSummary:
+    try:
+        return _read_summary(line, offset, record)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(
+            f"{path}, line {line} is not an episode ({type(error).__name__}: {error}); a line as `agentgym train` and "
+            "`agentgym eval` write it was wanted: was the file edited, or written by another version?"
+        ) from error
+
+
+def _read_summary(line: int, offset: int, record: JSONObject) -> EpisodeSummary:
+    turns = objects(record["turns"])
+    messages = [_object(turn["message"]) for turn in turns]
+    spans = [span for row in objects(record["rows"]) for span in objects(row["spans"])]
+    reward, success, step, member = record["reward"], record["success"], record["step"], record["member"]
+    if not isinstance(step, int) or not isinstance(member, int):
+        raise TypeError("step and member are integers")
+    if reward is not None and not isinstance(reward, int | float):
+        raise TypeError("reward is a number or null")
+    return EpisodeSummary(
+        line=line,
+        offset=offset,
+        phase=str(record["phase"]),
+        step=step,
+        group=str(record["group"]),
+        member=member,
+        env_id=str(_object(record["task"])["env_id"]),
+        status=str(record["status"]),
+        stop_reason=str(record["stop_reason"]),
+        reward=None if reward is None else float(reward),
+        success=None if success is None else bool(success),
+        num_turns=len(turns),
+        num_tokens=sum(_length(span["ids"]) for span in spans),
+        num_trained_tokens=sum(_length(span["ids"]) for span in spans if span["source"] == "policy"),
+        num_malformed_calls=sum("raw" in call for message in messages for call in objects(message["tool_calls"])),
+    )
+
+
+def objects(value: JSON) -> list[JSONObject]:
+    """`value` as a list of JSON objects; TypeError when it is something else."""
+    if not isinstance(value, list):
+        raise TypeError(f"a list was wanted, got {type(value).__name__}")
+    return [_object(item) for item in value]
+
+
+def _object(value: JSON) -> JSONObject:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"an object was wanted, got {type(value).__name__}")
+    return value
+
+
+def _length(value: JSON) -> int:
+    if not isinstance(value, Sequence):
+        raise TypeError(f"a list was wanted, got {type(value).__name__}")
+    return len(value)

@@ -1,0 +1,165 @@
+"""The report holds a run exactly, lets no model text act, and says what is wrong with a folder."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentgym.errors import RunFolderError
+from agentgym.viewer import EpisodeSummary, read_run, visible, write_curve, write_report
+from agentgym.viewer.report import choose
+
+MakeRun = Callable[..., Path]
+
+
+def blocks(page: Path) -> dict[str, Any]:
+    """The data of a page, unpacked as its script does it."""
+    found = re.findall(r'<script type="text/plain" id="(\w+)">([^<]*)</script>', page.read_text(encoding="utf-8"))
+    return {name: json.loads(gzip.decompress(base64.b64decode(text))) for name, text in found}
+
+
+def recorded(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "episodes.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def test_every_embedded_episode_comes_back_as_it_was_recorded(make_run: MakeRun, vocabulary: Any) -> None:
+    run = make_run()
+    data = blocks(write_report(run, decode_token=vocabulary.text))
+    episodes = recorded(run)
+    assert data["overview"]["num_embedded"] == data["overview"]["num_episodes"] == len(episodes) == 56
+    for line, episode in enumerate(episodes, 1):
+        shown = data[f"e{line}"]
+        assert shown["turns"] == episode["turns"]
+        assert shown["advantages"] == episode["advantages"]
+        assert shown["error"] == episode["error"]
+        for spans, row in zip(shown["rows"], episode["rows"], strict=True):
+            for (source, ids, logprobs, versions), span in zip(spans, row["spans"], strict=True):
+                assert ["prompt", "policy", "env"][source] == span["source"]
+                assert ids == span["ids"]
+                assert versions == span.get("policy_versions")
+                if source == 1:
+                    assert logprobs == pytest.approx(span["logprobs"], abs=1e-4)
+
+
+def test_the_table_and_the_curves_hold_the_run(make_run: MakeRun, vocabulary: Any) -> None:
+    run = make_run()
+    overview = blocks(write_report(run, decode_token=vocabulary.text))["overview"]
+    assert [(row[0], row[1], row[8]) for row in overview["episodes"]] == [
+        (line, episode["phase"], episode["reward"]) for line, episode in enumerate(recorded(run), 1)
+    ]
+    curves = {series["key"]: series["values"] for series in overview["curves"]["series"]}
+    assert list(curves) == [
+        "success", "reward_mean", "loss", "entropy", "kl", "grad_norm", "dead_groups", "malformed_calls",
+        "tokens_per_s",
+    ]  # fmt: skip
+    assert curves["grad_norm"][3] is None, "a NaN is a gap in the curve"
+    assert curves["tokens_per_s"][0] == 200
+    assert [point["phase"] for point in overview["evaluations"]] == ["eval_before", "eval_after"]
+
+
+def test_hostile_text_reaches_the_page_as_data_only(make_run: MakeRun, vocabulary: Any) -> None:
+    page = write_report(make_run(), decode_token=vocabulary.text).read_text(encoding="utf-8")
+    assert "onerror" not in page and "owned" not in page and "\u202e" not in page
+    assert "innerHTML" not in page and "http-equiv" in page
+    assert page.count("<script") == page.count("</script>")
+
+
+def test_the_name_of_the_folder_is_escaped(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run().rename(tmp_path / "<b>run&%%@DATA@%%")
+    assert "<title>&lt;b&gt;run&amp;%%@DATA@%%" in write_report(run).read_text(encoding="utf-8")
+
+
+def test_equal_runs_give_equal_pages(make_run: MakeRun, vocabulary: Any) -> None:
+    run = make_run()
+    first = write_report(run, decode_token=vocabulary.text).read_bytes()
+    assert write_report(run, decode_token=vocabulary.text).read_bytes() == first
+
+
+def test_without_a_tokenizer_the_page_shows_ids(make_run: MakeRun) -> None:
+    assert blocks(write_report(make_run()))["overview"]["texts"]["7"] == "⟨7⟩"
+
+
+def test_special_tokens_are_marked(make_run: MakeRun, vocabulary: Any) -> None:
+    overview = blocks(write_report(make_run(), decode_token=vocabulary.text, special_ids=[3]))["overview"]
+    marked = {overview["texts"][str(token_id)] for token_id in overview["special"]}
+    assert {"<|im_start|>", "<|im_end|>", "<tool_call>", visible(vocabulary.text(3))} <= marked
+    assert "lamp" not in marked
+
+
+def test_a_long_run_embeds_failed_ones_first_and_last_steps_and_a_spread(make_run: MakeRun) -> None:
+    run = make_run(num_steps=100, per_step=8)
+    overview = blocks(write_report(run, max_episodes=120))["overview"]
+    assert (overview["num_episodes"], overview["num_embedded"]) == (808, 120)
+    embedded = [row for row in overview["episodes"] if row[-1]]
+    num_failed = sum(row[6] == "env_error" for row in overview["episodes"])
+    assert sum(row[6] == "env_error" for row in embedded) == min(num_failed, 60)
+    steps = {row[2] for row in embedded if row[1] == "train"}
+    assert {0, 99} <= steps and len(steps) > 40
+    assert {row[1] for row in embedded} == {"eval_before", "train", "eval_after"}
+
+
+def summary(line: int, status: str) -> EpisodeSummary:
+    return EpisodeSummary(line, 0, "train", line, "g", 0, "X-v0", status, status, 0.0, False, 1, 2, 1, 0)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 7, 50, 200])
+def test_the_choice_keeps_its_limit_and_the_order(limit: int) -> None:
+    episodes = [summary(line, "env_error" if line % 2 else "completed") for line in range(1, 101)]
+    chosen = choose(episodes, limit)
+    assert len(chosen) == min(limit, 100)
+    assert [e.line for e in chosen] == sorted({e.line for e in chosen})
+
+
+def test_episodes_that_would_make_the_page_too_large_are_left_out(make_run: MakeRun) -> None:
+    run = make_run()
+    whole = write_report(run).stat().st_size
+    page = write_report(run, max_bytes=10_000)
+    data = blocks(page)
+    embedded = [row[0] for row in data["overview"]["episodes"] if row[-1]]
+    assert page.stat().st_size < whole
+    assert 3 < len(embedded) == data["overview"]["num_embedded"] < data["overview"]["num_episodes"] == 56
+    assert {f"e{line}" for line in embedded} == set(data) - {"overview"}
+    assert max(embedded) > 40, "what is left out is spread over the run"
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "holds nothing.*wait for the run"),
+        ({"notes.txt": "x"}, "holds notes.txt"),
+        ({"episodes.jsonl": "", "metrics.jsonl": ""}, "episodes.jsonl or metrics.jsonl was wanted"),
+        ({"metrics.jsonl": '{"step": 0}\n{"step": 1, "lo'}, "metrics.jsonl, line 2 is not JSON.*try again.*resume"),
+        ({"episodes.jsonl": "[]\n"}, "line 1 is a JSON list; an object was wanted"),
+        ({"episodes.jsonl": '{"phase": "train"}\n'}, "line 1 is not an episode .KeyError: 'turns'"),
+    ],
+)
+def test_a_folder_that_is_no_whole_run_says_so(tmp_path: Path, files: dict[str, str], message: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(RunFolderError, match=message):
+        write_report(tmp_path)
+
+
+def test_a_missing_folder_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="does not exist; a run folder was wanted"):
+        write_report(tmp_path / "nowhere")
+
+
+def test_a_run_without_episodes_has_curves_alone(make_run: MakeRun) -> None:
+    run = make_run()
+    (run / "episodes.jsonl").unlink()
+    assert list(blocks(write_report(run))) == ["overview"]
+
+
+def test_the_curve_is_a_png(make_run: MakeRun) -> None:
+    run = read_run(make_run())
+    path = write_curve(run.metrics, run.path / "curve.png", run.evaluations)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert [(point.phase, point.num_episodes) for point in run.evaluations] == [("eval_before", 4), ("eval_after", 4)]
