@@ -188,8 +188,8 @@ def build_batch(
 
     `advantages` holds one entry per group. `drop_zero` leaves out the rows of trajectories whose advantage is 0: they
     have no gradient as long as the loss has no KL or entropy term. The denominators stay those of all trained
-    tokens, or `totals` when the groups are one rank's share of a step. With nothing left the batch is empty
-    (`num_rows == 0`).
+    tokens, or `totals` when the groups are one rank's share of a step; to keep dead groups out of the denominators
+    too, leave them out of `groups`. With nothing left the batch is empty (`num_rows == 0`).
 
     Raises InvalidTrajectory when groups and advantages do not line up or a failed trajectory is marked as trained,
     UnknownName for an unknown aggregation.
@@ -206,7 +206,7 @@ def build_batch(
         for name, dtype in _DTYPES.items()
     }
     seqlens = tuple(len(trained.row) - 1 for trained, _ in kept)
-    return TrainingBatch(**tensors, seqlens=seqlens, totals=totals or counts.totals)
+    return TrainingBatch(**tensors, seqlens=seqlens, totals=counts.totals if totals is None else totals)
 
 
 def _trained_rows(groups: Sequence[Group], advantages: Sequence[GroupAdvantages]) -> list[_TrainedRow]:

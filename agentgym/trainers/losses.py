@@ -118,8 +118,8 @@ def ppo_clip(logp_N: Tensor, old_logp_N: Tensor, advantage_N: Tensor, mask_N: Te
 
     With `r = exp(logp - old_logp)`, L = clip_low, H = clip_high and c = dual_clip, the objective is
     `min(r A, clip(r, 1 - L, 1 + H) A)`, and for A < 0 the larger of that and `c A`.
-    Schulman et al. 2017, eq. 7; L and H apart: Yu et al. 2025 (DAPO), eq. 10; dual clip: Ye et al. 2020 (Mastering
-    Complex Control in MOBA Games), eq. 8.
+    Schulman et al. 2017 (PPO), eq. 7; L and H apart: Yu et al. 2025 (DAPO), section 3.1 "Clip-Higher"; the bound `c A`:
+    Ye et al. 2020 (Mastering Complex Control in MOBA Games), the objective of dual-clip PPO.
 
     `logp_N` alone carries gradient. `old_logp_N` is what the engine sampled with, so on the first minibatch of fresh
     tokens r is 1 to the rounding between engine and learner. Tokens outside `mask_N` have a loss and a gradient of

@@ -328,6 +328,7 @@ def test_ranks_given_the_totals_of_the_step_sum_to_its_gradient() -> None:
         build_batch([group], [group_advantages(group, "grpo")], aggregation="seq-mean-token-mean", totals=whole.totals)
         for group in (PAIR, other)
     ]
+    assert [rank.totals for rank in ranks] == [whole.totals] * 2
     summed = table_gradient(ranks[0]) + table_gradient(ranks[1])
     torch.testing.assert_close(summed, table_gradient(whole), rtol=0, atol=1e-6)
 
