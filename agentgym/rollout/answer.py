@@ -1,0 +1,105 @@
+"""What an environment gave back, checked at the border: an author's slip is named, and never reaches the record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+
+from agentgym.errors import EnvironmentFault
+from agentgym.types import JSON, Message, ToolResult
+
+__all__ = ["Answer", "read_reset", "read_step"]
+
+_CONVERSATION_KEYS = frozenset({"messages", "tool_results", "metrics"})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an environment answered to a reply, or gave at its reset (reward 0.0, both flags False)."""
+
+    observation: str
+    messages: tuple[Message, ...]
+    """What the model is shown; `(Message("user", observation),)` unless the environment says otherwise."""
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    tool_results: tuple[ToolResult, ...] = ()
+    info: Mapping[object, object] = field(default_factory=dict)
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers of `info["metrics"]`; raises EnvironmentFault for what is no finite number."""
+        metrics = self.info.get("metrics", {})
+        if not isinstance(metrics, Mapping):
+            raise EnvironmentFault(f'info["metrics"] is a dict of numbers, got {type(metrics).__name__}')
+        return {str(name): _finite(value, f'info["metrics"][{name!r}]') for name, value in metrics.items()}
+
+    def extras(self) -> dict[str, JSON]:
+        """The other entries of `info` that JSON can hold, for whoever looks at the episode."""
+        kept: dict[str, JSON] = {}
+        for name, value in self.info.items():
+            if isinstance(name, str) and name not in _CONVERSATION_KEYS and _is_json(value):
+                kept[name] = value  # type: ignore[assignment]  # narrowed by _is_json
+        return kept
+
+
+def read_reset(values: object) -> Answer:
+    """The checked answer of `reset`; raises EnvironmentFault when it is not `(str, dict)`."""
+    if not isinstance(values, tuple) or len(values) != 2:
+        raise EnvironmentFault(f"reset() returns (observation, info), got {_shape(values)}")
+    observation, messages, results, info = _read(values[0], values[1])
+    return Answer(observation, messages, tool_results=results, info=info)
+
+
+def read_step(values: object) -> Answer:
+    """The checked answer of `step`; raises EnvironmentFault when it is not the five that Gymnasium asks for."""
+    if not isinstance(values, tuple) or len(values) != 5:
+        raise EnvironmentFault(
+            f"step() returns (observation, reward, terminated, truncated, info), got {_shape(values)}"
+        )
+    observation, messages, results, info = _read(values[0], values[4])
+    reward = _finite(values[1], "the reward")
+    return Answer(observation, messages, reward, bool(values[2]), bool(values[3]), results, info)
+
+
+def _read(
+    observation: object, info: object
+) -> tuple[str, tuple[Message, ...], tuple[ToolResult, ...], Mapping[object, object]]:
+    if not isinstance(observation, str):
+        raise EnvironmentFault(f"an observation is a str, got {type(observation).__name__}")
+    if not isinstance(info, Mapping):
+        raise EnvironmentFault(f"info is a dict, got {type(info).__name__}")
+    messages = info.get("messages")
+    if messages is None:
+        messages = (Message("user", observation),)
+    elif not _all_are(messages, Message):
+        raise EnvironmentFault('info["messages"] is a tuple of Message')
+    results = info.get("tool_results", ())
+    if not _all_are(results, ToolResult):
+        raise EnvironmentFault('info["tool_results"] is a tuple of ToolResult')
+    return observation, tuple(messages), tuple(results), info
+
+
+def _all_are(values: object, kind: type) -> bool:
+    return isinstance(values, (tuple, list)) and all(isinstance(value, kind) for value in values)
+
+
+def _finite(value: object, what: str) -> float:
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise EnvironmentFault(f"{what} is a finite number, got {value!r:.80}")
+    return float(value)
+
+
+def _is_json(value: object) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if value is None or isinstance(value, (str, int)):
+        return True
+    if isinstance(value, Mapping):
+        return all(isinstance(name, str) and _is_json(one) for name, one in value.items())
+    return isinstance(value, Sequence) and not isinstance(value, bytes) and all(map(_is_json, value))
+
+
+def _shape(values: object) -> str:
+    return f"a tuple of {len(values)}" if isinstance(values, tuple) else type(values).__name__

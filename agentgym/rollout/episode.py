@@ -1,0 +1,140 @@
+"""One episode: its key, and its record while it is being played."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agentgym.engines.protocol import Completion
+from agentgym.rollout.answer import Answer
+from agentgym.rollout.seeds import derive
+from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
+from agentgym.types import JSON, MalformedCall, Message, Task
+
+__all__ = ["Draft", "Ending", "Episode"]
+
+_RESULT_COUNTERS = {
+    "unknown_tool": "unknown_tools",
+    "invalid_arguments": "invalid_arguments",
+    "tool_error": "tool_errors",
+    "timeout": "tool_errors",
+}
+"""The metric that counts a kind of failed tool result; malformed calls are counted from the reply itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """Which episode of a run this is: `Episode(Task("TextGame-v0", 7), group="0/3", member=1, run_seed=0, step=0)`."""
+
+    task: Task
+    group: str = "0"
+    member: int = 0
+    run_seed: int = 0
+    step: int = 0
+    phase: str = "train"
+
+    @property
+    def session(self) -> str:
+        """The name of the episode's requests; no two live episodes share it."""
+        return f"{self.phase}-{self.run_seed}-{self.step}-{self.group}-{self.member}"
+
+    def seed(self, turn: int, part: int = 0) -> int:
+        """The sampling seed of a turn; `part` counts the resumptions of its reply. The phase plays no role."""
+        return derive(self.run_seed, self.step, self.group, self.member, turn, *((part,) if part else ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Status, reason and, for what cannot be trained on, the line that names the failure."""
+
+    status: Status
+    reason: StopReason
+    error: str | None = None
+    info: Mapping[str, JSON] | None = None
+
+
+class Draft:
+    """The growing record of an episode. `ids` are all ids of the current row, and only ever grow by what is new."""
+
+    def __init__(self, episode: Episode) -> None:
+        self.episode = episode
+        self.ids: list[int] = []
+        self.num_finished = 0
+        """Ids in finished rows."""
+        self.turns: list[Turn] = []
+        self._rows: list[Row] = []
+        self._spans: list[TokenSpan] = []
+        self._reply: tuple[Message, str, float] | None = None
+        self._answer: Answer | None = None
+        self._metrics: dict[str, float] = {}
+        self._info: dict[str, JSON] = {}
+        self._counts = dict.fromkeys(("num_tool_calls", "malformed_calls", *_RESULT_COUNTERS.values()), 0)
+
+    @property
+    def num_tokens(self) -> int:
+        """Ids of all rows so far."""
+        return self.num_finished + len(self.ids)
+
+    def begin_row(self, prompt_ids: Sequence[int]) -> None:
+        """Starts a row: the first one, or the one after a rewrite of the history."""
+        self._end_row()
+        self.ids = list(prompt_ids)
+        self._spans = [TokenSpan(tuple(prompt_ids), Source.PROMPT)]
+
+    def add_answer(self, ids: Sequence[int]) -> None:
+        """Appends what the template makes of the environment's answer."""
+        if ids:
+            self.ids.extend(ids)
+            self._spans.append(TokenSpan(tuple(ids), Source.ENV))
+
+    def add_reply(self, completion: Completion, message: Message, generate_s: float) -> None:
+        """Appends a reply, and opens its turn."""
+        span = TokenSpan(completion.ids, Source.POLICY, completion.logprobs, completion.policy_versions)
+        self.ids.extend(completion.ids)
+        self._spans.append(span)
+        self._reply = (message, completion.finish_reason, generate_s)
+        self._counts["num_tool_calls"] += len(message.tool_calls)
+        self._counts["malformed_calls"] += sum(isinstance(call, MalformedCall) for call in message.tool_calls)
+
+    def end_turn(self, answer: Answer | None, env_s: float = 0.0) -> None:
+        """Closes the turn with its answer; None where the reply was never answered (its reward is then 0)."""
+        assert self._reply is not None
+        self._answer = answer or self._answer
+        (message, finish_reason, generate_s), self._reply = self._reply, None
+        answer = answer or Answer("", ())
+        timings = {"generate_s": generate_s, "env_s": env_s}
+        self.turns.append(Turn(message, answer.reward, answer.observation, answer.tool_results, finish_reason, timings))
+        for result in answer.tool_results:
+            if result.error in _RESULT_COUNTERS:
+                self._counts[_RESULT_COUNTERS[result.error]] += 1
+
+    def keep_info(self) -> None:
+        """Takes over what the last answer's info says about the episode; raises EnvironmentFault if it is no number."""
+        if self._answer is not None:
+            self._metrics, self._info = self._answer.metrics(), self._answer.extras()
+
+    def finish(self, ending: Ending) -> Trajectory:
+        """The finished record; a reply that the environment failed to answer has no reward."""
+        if self._reply is not None:
+            message, finish_reason, generate_s = self._reply
+            self.turns.append(Turn(message, None, "", (), finish_reason, {"generate_s": generate_s}))
+        self._end_row()
+        episode = self.episode
+        return Trajectory(
+            task=episode.task,
+            group=episode.group,
+            member=episode.member,
+            rows=tuple(self._rows),
+            turns=tuple(self.turns),
+            status=ending.status,
+            stop_reason=ending.reason,
+            metrics={**self._metrics, **self._counts, "num_turns": len(self.turns)},
+            error=ending.error,
+            info={**self._info, **(ending.info or {})},
+        )
+
+    def _end_row(self) -> None:
+        if self._spans:
+            self._rows.append(Row(tuple(self._spans)))
+            self.num_finished += len(self.ids)
+            self._spans, self.ids = [], []

@@ -1,0 +1,280 @@
+"""One episode, from reset to its record: render, sample, parse, act, extend."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import traceback
+from typing import Literal
+
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.engines.protocol import Completion, Engine, FinishReason, Sampling
+from agentgym.envs.action import Action
+from agentgym.errors import ConfigError, EngineError, EnvironmentFault, RenderError
+from agentgym.rollout.answer import Answer, read_reset, read_step
+from agentgym.rollout.episode import Draft, Ending, Episode
+from agentgym.rollout.home import Env, EnvCallTimeout, Home, HostedEnv
+from agentgym.rollout.limits import Limits, SamplingConfig
+from agentgym.trajectory import Status, StopReason, Trajectory
+from agentgym.types import JSON, Message, ToolSpec
+
+__all__ = ["SURPLUS", "History", "RolloutLoop"]
+
+logger = logging.getLogger(__name__)
+
+History = Literal["append", "rerender"]
+SURPLUS = "surplus episode"
+"""The message of a cancellation that ends an episode as data (status `cancelled`) instead of ending its task."""
+MAX_EMPTY_RESUMPTIONS = 100
+
+
+class RolloutLoop:
+    """Plays episodes and records every id that was sampled, as it was sampled.
+
+    `history="append"` keeps the conversation as it was sampled and gives one row; `"rerender"` follows a chat
+    template that rewrites what was said before, and begins a row at each rewrite.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        renderer: Renderer,
+        limits: Limits | None = None,
+        sampling: SamplingConfig | None = None,
+        *,
+        history: History = "append",
+    ) -> None:
+        if history not in ("append", "rerender"):
+            raise ConfigError(f'history is "append" or "rerender", got {history!r}')
+        if renderer.vocab_size > engine.vocab_size:
+            raise ConfigError(
+                f"the tokenizer has {renderer.vocab_size} ids and the engine's model only {engine.vocab_size}: "
+                "use the tokenizer that belongs to the model"
+            )
+        self.engine = engine
+        self.renderer = renderer
+        self.limits = limits or Limits()
+        self.sampling = sampling or SamplingConfig()
+        self.history = history
+        self.home = Home(self.limits)
+        self.window = min(self.limits.context_window or engine.context_window, engine.context_window)
+
+    async def run(self, env: Env, episode: Episode) -> Trajectory:
+        """Plays one episode in `env`, which stays open; see `play`."""
+        hosted = self.home.adopt(env)
+        try:
+            return await self.play(hosted, episode)
+        finally:
+            hosted.release()
+
+    async def play(self, env: HostedEnv, episode: Episode) -> Trajectory:
+        """Plays one episode; every failure of environment or engine, and the deadline, become its status.
+
+        Raises CancelledError when its task is cancelled (unless with the message SURPLUS), and whatever our own
+        bugs raise. The engine's session is over when it returns.
+        """
+        draft = Draft(episode)
+        try:
+            async with asyncio.timeout(self.limits.deadline_s):
+                ending = await self._converse(env, draft)
+            draft.keep_info()
+        except EnvCallTimeout as error:
+            ending = Ending(Status.TIMEOUT, StopReason.DEADLINE, str(error), replay_info(episode))
+        except TimeoutError:
+            line = f"the episode took over {self.limits.deadline_s:g} s (limits.deadline_s)"
+            ending = Ending(Status.TIMEOUT, StopReason.DEADLINE, line, replay_info(episode))
+        except EnvironmentFault as error:
+            ending = env_error(error, episode)
+        except RenderError as error:
+            ending = Ending(Status.ENV_ERROR, StopReason.ENV_ERROR, f"RenderError: {error}", replay_info(episode))
+        except EngineError as error:
+            ending = Ending(Status.ENGINE_ERROR, StopReason.ENGINE_ERROR, str(error) or "EngineError")
+        except asyncio.CancelledError as error:
+            if SURPLUS not in error.args:
+                raise
+            ending = Ending(Status.CANCELLED, StopReason.CANCELLED, "enough groups were finished without it")
+        finally:
+            await self._end_session(episode.session)
+        return draft.finish(ending)
+
+    async def _converse(self, env: HostedEnv, draft: Draft) -> Ending:
+        """The conversation itself, to its regular end."""
+        task = draft.episode.task
+        answer = read_reset(await env.reset(task.seed, dict(task.options) or None))
+        messages = list(answer.messages)
+        if env.system_prompt and not (messages and messages[0].role == "system"):
+            messages.insert(0, Message("system", env.system_prompt))
+        tools = env.tool_specs
+        self._begin(draft, self.renderer.render(messages, tools))
+        while True:
+            finish_reason, message, cut = await self._reply(draft)
+            if finish_reason == "length" and not self._may_answer(cut):
+                draft.end_turn(None)
+                return Ending(Status.TRUNCATED, cut)
+            answer = await self._act(env, draft, message)
+            ending = self._ending(answer, draft)
+            if ending is not None:
+                return ending
+            messages += (message, *answer.messages)
+            exceeded = self._extend(draft, answer, messages, tools)
+            if exceeded is not None:
+                return Ending(Status.TRUNCATED, exceeded)
+
+    def _begin(self, draft: Draft, prompt_ids: list[int]) -> None:
+        left, reason = self._budget(len(prompt_ids), len(prompt_ids))
+        if left < 1:
+            limit = self.window if reason is StopReason.CONTEXT else self.limits.trajectory_tokens
+            raise EnvironmentFault(
+                f"the first prompt has {len(prompt_ids)} ids, which leaves none of the {limit} ({reason}) for a reply: "
+                "shorten the system prompt, the tools or the observation, or raise the limit"
+            )
+        draft.begin_row(prompt_ids)
+
+    def _budget(self, row_tokens: int, all_tokens: int) -> tuple[int, StopReason]:
+        """How many ids a reply may have in a row and a trajectory so long, and the reason when it takes all."""
+        limits = self.limits
+        left, reason = limits.turn_tokens, StopReason.TURN_TOKENS
+        if limits.trajectory_tokens is not None and limits.trajectory_tokens - all_tokens < left:
+            left, reason = limits.trajectory_tokens - all_tokens, StopReason.TRAJECTORY_TOKENS
+        if self.window - row_tokens < left:
+            left, reason = self.window - row_tokens, StopReason.CONTEXT
+        return left, reason
+
+    def _may_answer(self, cut: StopReason) -> bool:
+        return cut is StopReason.TURN_TOKENS and self.limits.cut_reply == "answer"
+
+    async def _reply(self, draft: Draft) -> tuple[FinishReason, Message, StopReason]:
+        """Samples, parses and records one reply; the last item is the budget that cut it, if it was cut."""
+        started = time.perf_counter()
+        max_tokens, cut = self._budget(len(draft.ids), draft.num_tokens)
+        completion = await self._sample(draft, max_tokens)
+        message = self.renderer.parse(completion.ids)
+        draft.add_reply(completion, message, time.perf_counter() - started)
+        return completion.finish_reason, message, cut
+
+    async def _sample(self, draft: Draft, max_tokens: int) -> Completion:
+        """One whole reply: an engine that gives it up (for a weight update) is asked to go on from its exact ids."""
+        episode, turn = draft.episode, len(draft.turns)
+        whole = await self._generate(episode, draft.ids, self._sampling(max_tokens, episode.seed(turn)))
+        part = num_empty = 0
+        while whole.finish_reason == "abort":
+            left = max_tokens - len(whole.ids)
+            if left == 0:
+                return Completion(whole.ids, whole.logprobs, whole.policy_versions, "length")
+            part += 1
+            sampling = self._sampling(left, episode.seed(turn, part))
+            rest = await self._generate(episode, [*draft.ids, *whole.ids], sampling)
+            num_empty = 0 if rest.ids else num_empty + 1
+            if num_empty > MAX_EMPTY_RESUMPTIONS:
+                raise EngineError(f"the engine gave up the same reply {num_empty} times without a new id")
+            whole = joined(whole, rest)
+        if not whole.ids:
+            raise EngineError("the engine returned a reply without a single id")
+        return whole
+
+    async def _generate(self, episode: Episode, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        completion = await self.engine.generate(prompt_ids, sampling, session=episode.session)
+        check_completion(completion, sampling.max_tokens, self.engine.vocab_size)
+        return completion
+
+    def _sampling(self, max_tokens: int, seed: int) -> Sampling:
+        config = self.sampling
+        return Sampling(
+            max_tokens=max_tokens,
+            stop_ids=self.renderer.stop_ids,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            seed=seed,
+        )
+
+    async def _act(self, env: HostedEnv, draft: Draft, message: Message) -> Answer:
+        """Gives the reply to the environment and closes the turn with its answer."""
+        started = time.perf_counter()
+        answer = read_step(await env.step(Action.from_message(message)))
+        draft.end_turn(answer, time.perf_counter() - started)
+        return answer
+
+    def _ending(self, answer: Answer, draft: Draft) -> Ending | None:
+        """How the episode ends with this answer, if it does."""
+        at_limit = len(draft.turns) >= self.limits.max_turns
+        if not (answer.terminated or answer.truncated or at_limit):
+            return None
+        if answer.terminated:
+            return Ending(Status.COMPLETED, StopReason.TERMINATED)
+        return Ending(Status.TRUNCATED, StopReason.ENV_TRUNCATED if answer.truncated else StopReason.MAX_TURNS)
+
+    def _extend(
+        self, draft: Draft, answer: Answer, messages: list[Message], tools: tuple[ToolSpec, ...]
+    ) -> StopReason | None:
+        """Appends the answer, whole; or returns the budget that would have no room for a reply after it."""
+        new = self.renderer.extend(draft.ids, answer.messages)
+        rewritten = self._rewritten(draft, new, messages, tools) if self.history == "rerender" else None
+        row_tokens = len(draft.ids) + len(new) if rewritten is None else len(rewritten)
+        left, reason = self._budget(row_tokens, draft.num_tokens + len(new if rewritten is None else rewritten))
+        if left < 1:
+            return reason
+        if rewritten is None:
+            draft.add_answer(new)
+        else:
+            draft.begin_row(rewritten)
+        return None
+
+    def _rewritten(
+        self, draft: Draft, new: list[int], messages: list[Message], tools: tuple[ToolSpec, ...]
+    ) -> list[int] | None:
+        """The next prompt if the template tells the history in other words than the row does, else None."""
+        whole = self.renderer.render(messages, tools)
+        same = self.renderer.decode(whole) == self.renderer.decode([*draft.ids, *new])
+        return None if same else whole
+
+    async def _end_session(self, session: str) -> None:
+        try:
+            async with asyncio.timeout(self.limits.close_s):
+                await self.engine.abort(session)
+        except (EngineError, TimeoutError) as error:
+            logger.warning("the engine did not release session %s: %s", session, error)
+
+
+def check_completion(completion: Completion, max_tokens: int, vocab_size: int) -> None:
+    """Refuses what no engine may return, before it becomes part of a record; raises EngineError."""
+    ids = completion.ids
+    if len(ids) > max_tokens:
+        raise EngineError(f"the engine returned {len(ids)} ids where max_tokens was {max_tokens}")
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise EngineError(f"the engine returned the id {max(ids)}, outside of its vocabulary of {vocab_size}")
+    if not all(-1e9 < logprob <= 1e-6 for logprob in completion.logprobs):  # false for NaN as well
+        raise EngineError("the engine returned a logprob that is not finite or above 0")
+
+
+def joined(first: Completion, rest: Completion) -> Completion:
+    """A reply and its continuation as one."""
+    return Completion(
+        first.ids + rest.ids,
+        first.logprobs + rest.logprobs,
+        first.policy_versions + rest.policy_versions,
+        rest.finish_reason,
+    )
+
+
+def env_error(error: EnvironmentFault, episode: Episode) -> Ending:
+    """The ending of an episode whose environment failed, with its traceback (without our own frames on top)."""
+    info = replay_info(episode)
+    if error.__cause__ is not None:
+        info["traceback"] = user_traceback(error.__cause__)
+    return Ending(Status.ENV_ERROR, StopReason.ENV_ERROR, str(error), info)
+
+
+def replay_info(episode: Episode) -> dict[str, JSON]:
+    """What a person needs to see it happen again."""
+    task = episode.task
+    return {"replay": f"agentgym play {task.env_id} --seed {task.seed}"}
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback of what the environment raised, from the environment's own frame on."""
+    frames = error.__traceback__
+    while frames is not None and "/agentgym/rollout/" in frames.tb_frame.f_code.co_filename and frames.tb_next:
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames)).rstrip()

@@ -1,0 +1,265 @@
+"""Thousands of episodes at once: bounded, in a fixed order, and with nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from agentgym.errors import ConfigError, EnvironmentFault, TrainingHalted
+from agentgym.rollout.episode import Draft, Ending, Episode
+from agentgym.rollout.home import Env, EnvCallTimeout, Home, make_task_env
+from agentgym.rollout.loop import SURPLUS, RolloutLoop, env_error, replay_info
+from agentgym.rollout.threads import EnvThreads
+from agentgym.trajectory import Group, Status, StopReason, Trajectory
+from agentgym.types import Task
+
+__all__ = ["Sampler", "SamplerConfig"]
+
+logger = logging.getLogger(__name__)
+
+FAILED = (Status.ENV_ERROR, Status.ENGINE_ERROR, Status.TIMEOUT)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplerConfig:
+    """How many episodes run at once, and when their failures stop the run."""
+
+    concurrency: int = 256
+    """Live episodes."""
+    env_threads: int | None = None
+    """Threads that blocking environments share, each pinned to one; None gives every live environment its own."""
+    max_failure_rate: float = 0.5
+    """The share of a step's episodes that may fail (environment, engine, time-out); above it the run stops."""
+    max_leaked_threads: int = 64
+    """Threads that may hang in an environment's call at the same time; above it the run stops."""
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1 or (self.env_threads is not None and self.env_threads < 1):
+            raise ConfigError(f"concurrency and env_threads are at least 1, got {self.concurrency}, {self.env_threads}")
+        if not 0.0 <= self.max_failure_rate <= 1.0:
+            raise ConfigError(f"max_failure_rate is a share in [0, 1], got {self.max_failure_rate}; 1 never stops")
+
+
+class _Batch:
+    """The episodes of one call on their way to trajectories."""
+
+    def __init__(
+        self, episodes: Sequence[Episode], num_groups: int | None, on_episode: Callable[[Trajectory], None] | None
+    ) -> None:
+        self.episodes = episodes
+        self.waiting = deque(range(len(episodes)))
+        self.results: list[Trajectory | None] = [None] * len(episodes)
+        self.workers: list[asyncio.Task[None]] = []
+        self.num_failed = 0
+        self.first_failure: Trajectory | None = None
+        self._missing = Counter(episode.group for episode in episodes)
+        self._num_surplus = 0 if num_groups is None else len(self._missing) - num_groups
+        self._on_episode = on_episode
+
+    def record(self, index: int, trajectory: Trajectory) -> None:
+        """Takes a finished episode; when it completes the last group that is needed, the rest is cancelled."""
+        self.results[index] = trajectory
+        if trajectory.status in FAILED:
+            self.num_failed += 1
+            self.first_failure = self.first_failure or trajectory
+        if self._on_episode is not None:
+            self._on_episode(trajectory)
+        self._missing[trajectory.group] -= trajectory.status is not Status.CANCELLED
+        num_incomplete = sum(missing > 0 for missing in self._missing.values()) if self._num_surplus else 0
+        if self._num_surplus and num_incomplete <= self._num_surplus:
+            self._num_surplus = 0
+            self._cancel_rest()
+
+    def _cancel_rest(self) -> None:
+        while self.waiting:
+            index = self.waiting.popleft()
+            self.record(index, cancelled(self.episodes[index]))
+        for worker in self.workers:
+            if worker is not asyncio.current_task():
+                worker.cancel(SURPLUS)
+
+
+class Sampler:
+    """Plays tasks in groups; the order of what it returns never depends on what finishes first.
+
+    `make(task)` gives a fresh environment; it is closed after its episode, whatever happens in between.
+    """
+
+    def __init__(
+        self, loop: RolloutLoop, make: Callable[[Task], Env] = make_task_env, config: SamplerConfig | None = None
+    ) -> None:
+        self.loop = loop
+        self.config = config or SamplerConfig()
+        self.home = Home(loop.limits, EnvThreads(self.config.env_threads))
+        self._make = make
+        self._shown: set[str] = set()
+        self._tool_envs: set[str] = set()
+        self._checked_calls = False
+
+    async def sample(
+        self,
+        tasks: Sequence[Task],
+        group_size: int,
+        *,
+        step: int = 0,
+        run_seed: int = 0,
+        phase: str = "train",
+        num_groups: int | None = None,
+    ) -> list[Group]:
+        """One group of `group_size` episodes for each task, in the order of the tasks.
+
+        With `num_groups` below the number of tasks (over-dispatch) it returns the first groups that are complete,
+        still in the order of the tasks, and cancels the rest; which ones those are depends on the clock.
+        Raises TrainingHalted when more than `max_failure_rate` of the episodes fail.
+        """
+        if group_size < 1:
+            raise ConfigError(f"group_size is at least 1, got {group_size}")
+        wanted = len(tasks) if num_groups is None else min(num_groups, len(tasks))
+        keys = [f"{step}/{index}" for index in range(len(tasks))]
+        episodes = [
+            Episode(task, key, member, run_seed, step, phase)
+            for task, key in zip(tasks, keys, strict=True)
+            for member in range(group_size)
+        ]
+        played = await self.run(episodes, num_groups=wanted)
+        groups = []
+        for index, (task, key) in enumerate(zip(tasks, keys, strict=True)):
+            members = tuple(played[index * group_size : (index + 1) * group_size])
+            if not any(one.status is Status.CANCELLED for one in members):
+                groups.append(Group(key, task, members))
+        return groups[:wanted]
+
+    async def run(
+        self,
+        episodes: Sequence[Episode],
+        *,
+        on_episode: Callable[[Trajectory], None] | None = None,
+        num_groups: int | None = None,
+    ) -> list[Trajectory]:
+        """The trajectories of `episodes`, in their order; `on_episode` sees each as soon as it is finished.
+
+        With `num_groups`, episodes that are not needed for that many complete groups end as `cancelled`.
+        """
+        batch = _Batch(episodes, num_groups, on_episode)
+        num_workers = min(self.config.concurrency, len(episodes))
+        batch.workers = [asyncio.ensure_future(self._work(batch)) for _ in range(num_workers)]
+        try:
+            if batch.workers:
+                await asyncio.wait(batch.workers, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            await _finish(batch.workers)
+            self._show_failures(batch)
+        for worker in batch.workers:
+            if not worker.cancelled():
+                worker.result()
+        trajectories = [trajectory for trajectory in batch.results if trajectory is not None]
+        self._check_calls(trajectories)
+        return trajectories
+
+    def close(self) -> None:
+        """Ends the environment threads."""
+        self.home.threads.close()
+
+    async def _work(self, batch: _Batch) -> None:
+        """Plays one episode after the other until none is waiting."""
+        while batch.waiting:
+            index = batch.waiting.popleft()
+            episode = batch.episodes[index]
+            try:
+                trajectory = await self._play(episode)
+            except asyncio.CancelledError as error:
+                if SURPLUS not in error.args:
+                    raise
+                trajectory = cancelled(episode)
+            batch.record(index, trajectory)
+            if trajectory.status in FAILED:
+                self._check_failures(batch, trajectory)
+
+    async def _play(self, episode: Episode) -> Trajectory:
+        """One episode in an environment of its own, from making it to closing it."""
+        try:
+            env = await self.home.open(self._make, episode.task)
+        except EnvironmentFault as error:
+            return Draft(episode).finish(env_error(error, episode))
+        except EnvCallTimeout as error:
+            ending = Ending(Status.TIMEOUT, StopReason.DEADLINE, str(error), replay_info(episode))
+            return Draft(episode).finish(ending)
+        try:
+            return await self.loop.play(env, episode)
+        finally:
+            if env.tool_specs:
+                self._tool_envs.add(episode.task.env_id)
+            problem = await env.close()
+            if problem is not None:
+                logger.warning(
+                    "environment %s (seed %d) did not close: %s", episode.task.env_id, episode.task.seed, problem
+                )
+
+    def _check_failures(self, batch: _Batch, trajectory: Trajectory) -> None:
+        """Raises TrainingHalted when too many episodes failed, or too many threads hang."""
+        total, allowed = len(batch.episodes), self.config.max_failure_rate * len(batch.episodes)
+        if batch.num_failed > allowed:
+            raise TrainingHalted(
+                f"{batch.num_failed} of {total} episodes failed, more than max_failure_rate="
+                f"{self.config.max_failure_rate:g} allows. The first: {failure_text(batch.first_failure or trajectory)}"
+            )
+        num_leaked = self.home.threads.num_leaked
+        if num_leaked > self.config.max_leaked_threads:
+            raise TrainingHalted(
+                f"{num_leaked} threads hang in a call of {trajectory.task.env_id}, more than max_leaked_threads="
+                f"{self.config.max_leaked_threads} allows: make its step return, or end its waits with a time-out"
+            )
+
+    def _show_failures(self, batch: _Batch) -> None:
+        """Logs each distinct failure once per sampler, its traceback last."""
+        for trajectory in batch.results:
+            if trajectory is None or trajectory.status not in FAILED:
+                continue
+            kind = str(trajectory.info.get("traceback", trajectory.error))
+            if kind not in self._shown:
+                self._shown.add(kind)
+                logger.warning("an episode failed (the same failure is not shown again): %s", failure_text(trajectory))
+
+    def _check_calls(self, trajectories: Sequence[Trajectory]) -> None:
+        """Warns, after the first episodes, when a model that has tools made no valid call at all."""
+        if self._checked_calls or not self._tool_envs:
+            return
+        self._checked_calls = True
+        faults = ("malformed_calls", "unknown_tools", "invalid_arguments")
+        played = [one.metrics for one in trajectories if one.task.env_id in self._tool_envs and one.turns]
+        num_valid = sum(metrics["num_tool_calls"] - sum(metrics[fault] for fault in faults) for metrics in played)
+        if played and num_valid <= 0:
+            logger.warning(
+                "no valid tool call in the first %d episodes of %s: does the chat template's call format fit? "
+                "(%d malformed, %d unknown tools, %d with invalid arguments)",
+                len(played),
+                ", ".join(sorted(self._tool_envs)),
+                *(sum(metrics[fault] for metrics in played) for fault in faults),
+            )
+
+
+async def _finish(workers: Sequence[asyncio.Task[None]]) -> None:
+    """Cancels what still runs and waits until it has cleaned up after itself."""
+    unfinished = [worker for worker in workers if not worker.done()]
+    for worker in unfinished:
+        worker.cancel()
+    if unfinished:
+        await asyncio.wait(unfinished)
+
+
+def cancelled(episode: Episode) -> Trajectory:
+    """The record of an episode that was not needed and has nothing to show."""
+    reason = "enough groups were finished without it"
+    return Draft(episode).finish(Ending(Status.CANCELLED, StopReason.CANCELLED, reason))
+
+
+def failure_text(trajectory: Trajectory) -> str:
+    """What happened to whom, how to replay it, and the traceback last."""
+    task, info = trajectory.task, trajectory.info
+    lines = [f"{task.env_id} with seed {task.seed} ended as {trajectory.status}: {trajectory.error}"]
+    lines += [f"replay: {info['replay']}"] if "replay" in info else []
+    lines += [str(info["traceback"])] if "traceback" in info else []
+    return "\n".join(lines)

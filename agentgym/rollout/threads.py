@@ -1,0 +1,187 @@
+"""Threads on which environments live: cheap hand-offs from the event loop, and hung ones are left behind.
+
+A call goes to the thread's queue; its outcome comes back through one mailbox per event loop, which wakes the loop
+once for all outcomes that are waiting. A thread whose environment hangs is abandoned: it is a daemon, it ends as
+soon as the call returns, and until then it counts as leaked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Generic, TypeAlias, TypeVar
+
+from agentgym.errors import AgentGymError
+
+__all__ = ["Call", "EnvThread", "EnvThreads", "Mailbox", "Outcome", "attempt"]
+
+T = TypeVar("T")
+
+Outcome: TypeAlias = "tuple[BaseException, None] | tuple[None, T]"
+"""What user code did: `(error, None)` or `(None, value)`. A plain value, since a future refuses some exceptions."""
+
+
+def attempt(function: Callable[[], T]) -> Outcome[T]:
+    """Runs the user's code and returns what it did; this is the one place where its errors are caught."""
+    try:
+        return None, function()
+    except SystemExit as error:  # an environment that calls sys.exit() must not end the run
+        return error, None
+    except Exception as error:  # noqa: BLE001 - the boundary around the user's environment
+        return error, None
+
+
+class Call(Generic[T]):
+    """One call in another thread: await `future` on the loop that made it."""
+
+    __slots__ = ("_mailbox", "function", "future", "started_at")
+
+    def __init__(self, function: Callable[[], T], mailbox: Mailbox) -> None:
+        self.function = function
+        self.future: asyncio.Future[Outcome[T]] = mailbox.loop.create_future()
+        self.started_at: float | None = None  # time.monotonic() when it began to run; written by the other thread
+        self._mailbox = mailbox
+
+    def run(self) -> None:
+        """Runs it here, in the other thread, and posts the outcome."""
+        self.started_at = time.monotonic()
+        self.finish(attempt(self.function))
+
+    def finish(self, outcome: Outcome[T]) -> None:
+        """Posts an outcome; callable from any thread."""
+        self._mailbox.post(self.future, outcome)
+
+
+class Mailbox:
+    """Outcomes on their way to one event loop; the loop is woken once for all that wait."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._waiting: deque[tuple[asyncio.Future[Outcome[object]], Outcome[object]]] = deque()
+        self._woken = False
+
+    def post(self, future: asyncio.Future[Outcome[T]], outcome: Outcome[T]) -> None:
+        """Hands an outcome over, from any thread; dropped when the loop is gone."""
+        self._waiting.append((future, outcome))  # type: ignore[arg-type]
+        if not self._woken:
+            self._woken = True
+            with suppress(RuntimeError):  # the loop has closed: an abandoned call came back too late
+                self.loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._woken = False  # before the first look: what comes after it wakes the loop again
+        while self._waiting:
+            future, outcome = self._waiting.popleft()
+            if not future.done():
+                future.set_result(outcome)
+
+
+class ThreadAbandoned(AgentGymError, RuntimeError):
+    """A call that was queued on a thread whose other environment hangs."""
+
+
+class EnvThread:
+    """One daemon thread that runs calls in the order they were submitted."""
+
+    def __init__(self, name: str) -> None:
+        self.num_environments = 0
+        self.abandoned = False
+        self._calls: SimpleQueue[Call[object] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=_serve, args=(self._calls,), name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread still runs."""
+        return self._thread.is_alive()
+
+    def submit(self, function: Callable[[], T], mailbox: Mailbox) -> Call[T]:
+        """Queues a call; on an abandoned thread it fails at once."""
+        call = Call(function, mailbox)
+        if self.abandoned:
+            reason = "its thread is stuck in another environment that hangs; env_threads=None gives each its own"
+            call.finish((ThreadAbandoned(reason), None))
+        else:
+            self._calls.put(call)  # type: ignore[arg-type]
+        return call
+
+    def stop(self) -> None:
+        """Ends the thread after what is queued."""
+        self._calls.put(None)
+
+
+def _serve(calls: SimpleQueue[Call[object] | None]) -> None:
+    """The life of a thread; it holds no reference to its EnvThread, so a forgotten pool can be collected."""
+    while (call := calls.get()) is not None:
+        call.run()
+        del call  # or the last environment would live until the next call
+
+
+class EnvThreads:
+    """A pool of environment threads: one per live environment, or environments pinned to `num_threads`.
+
+    Idle threads are kept for the next environment and end with the pool.
+    """
+
+    def __init__(self, num_threads: int | None = None) -> None:
+        self.num_threads = num_threads
+        self._idle: list[EnvThread] = []
+        self._pinned: list[EnvThread] = []
+        self._leaked: list[EnvThread] = []
+        self._num_made = 0
+        self._finalizer = weakref.finalize(self, _stop_all, self._idle, self._pinned)
+
+    @property
+    def num_leaked(self) -> int:
+        """Threads that still hang in an environment's call."""
+        self._leaked = [thread for thread in self._leaked if thread.alive]
+        return len(self._leaked)
+
+    def acquire(self) -> EnvThread:
+        """A thread for one more environment."""
+        if self.num_threads is None:
+            thread = self._idle.pop() if self._idle else self._start()
+        elif len(self._pinned) < self.num_threads:
+            thread = self._start()
+            self._pinned.append(thread)
+        else:
+            thread = min(self._pinned, key=lambda one: one.num_environments)
+        thread.num_environments += 1
+        return thread
+
+    def release(self, thread: EnvThread) -> None:
+        """Takes back a thread whose environment has closed."""
+        thread.num_environments -= 1
+        if self.num_threads is None and not thread.abandoned:
+            self._idle.append(thread)
+
+    def abandon(self, thread: EnvThread) -> None:
+        """Gives up a thread whose environment hangs: it ends when the call returns, after what was queued."""
+        if not thread.abandoned:
+            thread.abandoned = True
+            thread.stop()
+            self._leaked.append(thread)
+            if thread in self._pinned:
+                self._pinned.remove(thread)
+        self.release(thread)
+
+    def close(self) -> None:
+        """Ends the threads; those in a call end after it."""
+        self._finalizer()
+
+    def _start(self) -> EnvThread:
+        self._num_made += 1
+        return EnvThread(f"agentgym-env-{self._num_made}")
+
+
+def _stop_all(*pools: list[EnvThread]) -> None:
+    for pool in pools:
+        for thread in pool:
+            thread.stop()
+        pool.clear()

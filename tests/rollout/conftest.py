@@ -1,0 +1,31 @@
+"""A byte-level ChatML tokenizer made on the spot, and the scripts that speak it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+import agentgym.chat_templates
+from agentgym.chat_templates.families import renderer_for
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.chat_templates.tokenizer import ChatTokenizer
+
+MARKS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> ChatTokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({symbol: index for index, symbol in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(mark, normalized=False, special=True) for mark in MARKS])
+    template = (Path(agentgym.chat_templates.__file__).parent / "embedded.jinja").read_text(encoding="utf-8")
+    return ChatTokenizer(backend, template, {"eos_token": "<|im_end|>"}, ("<|im_end|>",), "bytes")
+
+
+@pytest.fixture(scope="session")
+def renderer(tokenizer: ChatTokenizer) -> Renderer:
+    return renderer_for(tokenizer)
