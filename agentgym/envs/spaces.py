@@ -127,7 +127,7 @@ def _create_empty(space: Text, n: int = 1, fn: Callable[..., Any] = np.zeros) ->
 
 
 @batch_differing_spaces.register(Text)
-def _batch_differing(spaces: Any) -> TupleSpace[Any]:  # Gymnasium dispatches on the first of a sequence of spaces
+def _batch_differing(spaces: Any) -> TupleSpace[Any]:  # type: ignore[misc]  # dispatched on the first of the sequence
     return TupleSpace(tuple(spaces))
 
 
