@@ -91,7 +91,7 @@ class _Halving:
 
 
 class _Cheat:
-    """Claims, forged answers, odd arguments, many guesses at once behind one that does not count, a look at the state."""
+    """Claims, forged answers, odd arguments, many guesses at once behind one out of range, a look at the state."""
 
     def reset(self, env: TextEnv, observation: str, seed: int) -> None:
         self._low, self._high = _numbers(observation)[:2]

@@ -1,0 +1,5 @@
+"""Contract tests that users run on their own parts."""
+
+from agentgym.testing.env import Finding, check_env
+
+__all__ = ["Finding", "check_env"]
