@@ -41,12 +41,13 @@ class ChatMLRenderer(TemplateRenderer):
         super().__init__(tokenizer, variables=variables)
         if self._end != "<|im_end|>":
             raise RenderError(f"{tokenizer.name!r} ends a reply with {self._end!r}; ChatML ends it with '<|im_end|>'")
-        if self.refusals:
-            raise RenderError(f"{tokenizer.name!r} is not append-only: {'; '.join(self.refusals.values())}")
+        if "user" in self.refusals:
+            raise RenderError(f"{tokenizer.name!r} is not append-only: {self.refusals['user']}")
+        roles = [role for role in _ROLES if role not in self.refusals]
         self._glue = {
             (before, after): self._measure(before, after)
-            for before in (_NO_REPLY, *_ROLES)
-            for after in (*_ROLES, _PROMPT)
+            for before in (_NO_REPLY, *roles)
+            for after in (*roles, _PROMPT)
         }
         self._verify()
 
@@ -55,7 +56,7 @@ class ChatMLRenderer(TemplateRenderer):
         appended: list[int] = []
         pending, before = "", _NO_REPLY
         for message in new_messages:
-            if not self._marks.is_plain(message.content):
+            if message.role in self.refusals or not self._marks.is_plain(message.content):
                 return super().extend(ids, new_messages)
             pending = self._join(appended, pending, self._glue[before, message.role]) + message.content
             before = message.role
@@ -90,13 +91,15 @@ class ChatMLRenderer(TemplateRenderer):
     def _verify(self) -> None:
         """Raises RenderError unless `extend` equals the template's own text, encoded at once."""
         contents = ("North: a door.", "", " \n\tpadded\n\n", '"quoted" {"a": [1]}', "é 日本 🙂")
-        cases = [[_message(role, text, "call_0")] for role in _ROLES for text in contents]
-        cases += [[_message("tool", text, f"call_{n}") for n, text in enumerate(contents)]]
+        roles = [role for role in _ROLES if role not in self.refusals]
+        cases = [[_message(role, text, "call_0")] for role in roles for text in contents]
+        if "tool" in roles:
+            cases.append([_message("tool", text, f"call_{n}") for n, text in enumerate(contents)])
         cases += [[*cases[-1], _message("user", "Go on.", ""), _message("user", "Now.", "")], []]
         for case in cases:
             if self.extend((), case) != super().extend((), case):
-                roles = ", ".join(message.role for message in case) or "none"
-                raise RenderError(f"the template of {self.tokenizer.name!r} changes contents (new messages: {roles})")
+                given = ", ".join(message.role for message in case) or "none"
+                raise RenderError(f"the template of {self.tokenizer.name!r} changes contents (new messages: {given})")
 
 
 def _message(role: str, content: str, call_id: str) -> Message:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -34,20 +35,25 @@ class TemplateRenderer:
     def __init__(self, tokenizer: ChatTokenizer, *, variables: Mapping[str, JSON] | None = None) -> None:
         self.tokenizer = tokenizer
         self._backend = tokenizer.backend
-        self._template = ChatTemplate(tokenizer.template, {**tokenizer.special_tokens, **(variables or {})})
-        self._marks = Marks(tokenizer.backend, tokenizer.template)
+        seen = {**tokenizer.special_tokens, **(variables or {})}
+        self._template = ChatTemplate(tokenizer.template, seen)
+        self._tool_template = ChatTemplate(tokenizer.tool_template, seen) if tokenizer.tool_template else self._template
+        self._marks = Marks(tokenizer.backend, tokenizer.template + tokenizer.tool_template)
         self._vocab_size = 1 + max(tokenizer.backend.get_vocab(with_added_tokens=True).values())
-        self._end = self._find_end()
+        self._probe_tools = self._find_probe_tools()
+        self._end = self._measure_end()
         texts = dict.fromkeys([self._end, *tokenizer.stop_tokens])
         stops = [tokenizer.backend.token_to_id(text) for text in texts]
         self._stop_ids = tuple(index for index in stops if index is not None)
         reply_marks = [mark for mark in REPLY_MARKS if mark not in self._marks.ids]
         self._spelled_marks = re.compile("|".join(map(re.escape, reply_marks)) or r"(?!)")
         self._mark_texts = {self._marks.ids[mark]: mark for mark in REPLY_MARKS if mark in self._marks.ids}
-        prompt = self._text([_USER])
+        prompt = self._text([_USER], self._probe_tools)
         self._in_reasoning = prompt.rfind("<think>") > prompt.rfind("</think>")
         self.refusals: Mapping[str, str] = self._probe()
         """Role of a new message to the reason why `extend` cannot be exact for it."""
+        self.reads_calls = self._probe_calls()
+        """Whether `parse` reads the calls that the template writes; if not, `render` refuses tools."""
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -61,6 +67,11 @@ class TemplateRenderer:
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
         """Ids of the whole conversation, ending with the generation prompt."""
+        if tools and not self.reads_calls:
+            raise RenderError(
+                f"the chat template of {self.tokenizer.name!r} writes tool calls in a form that is not read here (read "
+                'is <tool_call>{"name": ..., "arguments": {...}}</tool_call>): use a Hermes or Qwen model, or no tools'
+            )
         guard = self._guard(messages, tools)
         return self._marks.encode(self._text(messages, tools, guard=guard), guard)
 
@@ -144,13 +155,22 @@ class TemplateRenderer:
 
         dicts = [message_dict(message, clean) for message in messages]
         tool_dicts = [tool_dict(tool, clean) for tool in tools]
-        return self._template.render(dicts, tool_dicts, generation_prompt=generation_prompt)
+        template = self._tool_template if tools else self._template
+        return template.render(dicts, tool_dicts, generation_prompt=generation_prompt)
 
-    def _find_end(self) -> str:
+    def _find_probe_tools(self) -> tuple[ToolSpec, ...]:
+        """Tools to measure the template with: none, unless it cannot do without."""
+        try:
+            self._text([_USER])
+        except RenderError:
+            return (_TOOL,)
+        return ()
+
+    def _measure_end(self) -> str:
         """The mark that the template puts after a reply."""
-        text = self._text([_USER, Message("assistant", _PROBE), _USER])
+        text = self._text([_USER, Message("assistant", _PROBE), _USER], self._probe_tools)
         after = text[text.find(_PROBE) + len(_PROBE) :]
-        parts = self._marks.split(after)
+        parts = self._marks.split(after.lstrip("\n"))
         if _PROBE not in text or not parts or parts[0][1] is None:
             raise RenderError(
                 f"the chat template of {self.tokenizer.name!r} puts no end token right after a reply (it puts "
@@ -162,19 +182,17 @@ class TemplateRenderer:
         self,
         new_messages: Sequence[Message],
         history: Sequence[Message] = (_USER,),
-        tools: Sequence[ToolSpec] = (),
+        tools: Sequence[ToolSpec] | None = None,
         guard: str = "",
     ) -> str:
         """What the template puts after a reply to `history` that `new_messages` follow, its end token first."""
-        answered = [message.tool_call_id or "call_0" for message in new_messages if message.role == "tool"]
-        calls = [ToolCall(call_id, "look", {"where": "here"}) for call_id in answered]
-        calls[-1:] = [ToolCall(call.id, call.name, {"where": _PROBE}) for call in calls[-1:]]
-        reply = Message("assistant", "" if calls else _PROBE, tool_calls=tuple(calls))
-        text = self._text([*history, reply, *new_messages], tools, guard=guard)
-        start = text.find(self._end, text.find(_PROBE))
-        if start < 0 or _PROBE not in text:
-            raise RenderError(f"the chat template of {self.tokenizer.name!r} drops the reply or its end {self._end!r}")
-        return text[start:]
+        tools = self._probe_tools if tools is None else tools
+        for reply in _replies(new_messages):
+            text = self._text([*history, reply, *new_messages], tools, guard=guard)
+            start = text.find(self._end, text.find(_PROBE))
+            if _PROBE in text and start >= 0:
+                return text[start:]
+        raise RenderError(f"the chat template of {self.tokenizer.name!r} drops the reply or its end {self._end!r}")
 
     def _probe(self) -> dict[str, str]:
         """For each role whose message cannot be appended exactly, the reason."""
@@ -183,25 +201,57 @@ class TemplateRenderer:
             content = "North: a door."
             message = Message("tool", content, tool_call_id="call_0") if role == "tool" else Message(role, content)
             try:
-                problem = self._difference([message])
+                problem = self._difference(message)
             except RenderError as error:
                 problem = str(error)
             if problem:
                 refusals[role] = f"a {role} message cannot be appended exactly after a reply: {problem}"
         return refusals
 
-    def _difference(self, new: Sequence[Message]) -> str | None:
-        """How what stands around a reply depends on the history or on the new messages, or None."""
+    def _difference(self, new: Message) -> str | None:
+        """How what stands around a reply depends on the history or on the new message, or None."""
+        expected = self._after_reply([new])
         longer = [_USER, Message("assistant", "Hi."), Message("user", "Go on.")]
-        expected = self._after_reply(new)
         for history in ([_USER], longer, [Message("system", "Be brief."), *longer]):
             for tools in ((), (_TOOL,)):
                 try:
-                    before = self._text(history, tools, generation_prompt=False)
+                    prompts = [self._text(history, tools, generation_prompt=wanted) for wanted in (True, False)]
                 except RenderError:
-                    continue  # a template may refuse a system message or tools; then no conversation has them
-                if self._after_reply(new, history, tools) != expected:
+                    continue  # the template refuses a system message, tools or their lack: no conversation has them
+                if self._after_reply([new], history, tools) != expected:
                     return "what the template puts there depends on what came before"
-                if not self._text([*history, Message("assistant", "Hi."), *new], tools).startswith(before):
+                whole = self._text([*history, _replies([new])[0], new], tools)
+                if not whole.startswith(_shared_start(*prompts)):
                     return "the template rewrites what came before the reply"
-        return None
+        if new.content not in expected:
+            return "the template drops it"
+        renamed = self._text([_USER, _replies([new], "stare")[0], new], self._probe_tools)
+        return None if expected in renamed else "the template puts the tool's name there, which is not known"
+
+    def _probe_calls(self) -> bool:
+        """Whether a call that the template writes is read as the same call."""
+        reply = Message("assistant", "", tool_calls=(ToolCall("call_0", "look", {"where": "é <b>", "n": [1, None]}),))
+        try:
+            prompt, whole = self._text([_USER], (_TOOL,)), self._text([_USER, reply, _USER], (_TOOL,))
+        except RenderError:
+            return False
+        shared = re.sub(r"<[^>]*\Z", "", _shared_start(prompt, whole))  # not half of two different marks
+        pieces = self._pieces(self._marks.encode(whole.removeprefix(shared)))
+        in_reasoning = self._in_reasoning and shared == prompt
+        return parse_reply(pieces, in_reasoning=in_reasoning).tool_calls == reply.tool_calls
+
+
+def _replies(new_messages: Sequence[Message], name: str = "look") -> list[Message]:
+    """Dummy replies for `new_messages` to follow, with the probe where a template may show it."""
+    answered = [message.tool_call_id or "call_0" for message in new_messages if message.role == "tool"]
+    if not answered:
+        return [Message("assistant", _PROBE)]
+    silent = tuple(ToolCall(call_id, name, {"where": "here"}) for call_id in answered)
+    telling = (*silent[:-1], ToolCall(answered[-1], name, {"where": _PROBE}))
+    return [Message("assistant", "", tool_calls=telling), Message("assistant", _PROBE, tool_calls=silent)]
+
+
+def _shared_start(one: str, other: str) -> str:
+    """The longest text that both begin with."""
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return "".join(pair[0] for pair in pairs)

@@ -40,7 +40,9 @@ class ChatTokenizer:
 
     backend: Tokenizer
     template: str
-    """Jinja source for conversations; of several, the one for tools."""
+    """Jinja source for conversations."""
+    tool_template: str = ""
+    """Jinja source for conversations with tools, of a model that has another one for them."""
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     """Role (`bos_token`, `eos_token`, ...) to text; the template sees them as variables."""
     stop_tokens: tuple[str, ...] = ()
@@ -74,7 +76,8 @@ class ChatTokenizer:
         for index in eos if isinstance(eos, list) else [eos]:
             text = backend.id_to_token(index) if isinstance(index, int) else None
             stops += [text] if text is not None else []
-        return ChatTokenizer(backend, _template(path, config), special, tuple(dict.fromkeys(stops)), path.name)
+        template, tool_template = _templates(path, config)
+        return ChatTokenizer(backend, template, tool_template, special, tuple(dict.fromkeys(stops)), path.name)
 
     @staticmethod
     def of(holder: HoldsTokenizer) -> ChatTokenizer:
@@ -82,8 +85,7 @@ class ChatTokenizer:
         special = {name: str(text) for name, text in holder.special_tokens_map.items() if name in _SPECIAL_NAMES}
         stops = (special["eos_token"],) if "eos_token" in special else ()
         name = type(holder).__name__
-        template = _choose(holder.chat_template, name)
-        return ChatTokenizer(holder.backend_tokenizer, template, special, stops, name)
+        return ChatTokenizer(holder.backend_tokenizer, *_choose(holder.chat_template, name), special, stops, name)
 
 
 def _add_missing_tokens(backend: Tokenizer, config: Mapping[str, object]) -> None:
@@ -96,20 +98,21 @@ def _add_missing_tokens(backend: Tokenizer, config: Mapping[str, object]) -> Non
             backend.add_tokens([AddedToken(entry["content"], **flags)])
 
 
-def _template(path: Path, config: Mapping[str, object]) -> str:
+def _templates(path: Path, config: Mapping[str, object]) -> tuple[str, str]:
     file = path / "chat_template.jinja"
     return _choose(file.read_text() if file.is_file() else config.get("chat_template"), str(path))
 
 
-def _choose(template: object, name: str) -> str:
-    if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}
-    if isinstance(template, Mapping):
-        template = template.get("tool_use", template.get("default"))
-    if not isinstance(template, str) or not template:
+def _choose(found: object, name: str) -> tuple[str, str]:
+    """The template and, where there is another one for tools, that one."""
+    if isinstance(found, list):
+        found = {entry["name"]: entry["template"] for entry in found}
+    named = found if isinstance(found, Mapping) else {"default": found}
+    template, tool_template = named.get("default"), named.get("tool_use", "")
+    if not isinstance(template, str) or not isinstance(tool_template, str) or not template:
         todo = "use an instruction-tuned model, or put a chat_template.jinja beside its tokenizer.json"
         raise RenderError(f"the tokenizer {name!r} has no chat template, so it is not known how to talk to it: {todo}")
-    return template
+    return template, tool_template
 
 
 def _token_text(entry: object) -> str | None:
