@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.errors import RunFolderError
+from agentgym.rollout.seal import mask_runs, row_digest
 from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import JSON, AnyCall, MalformedCall, Message, Task, ToolCall, ToolResult
 
@@ -53,7 +54,7 @@ def trajectory_to_json(
         "metrics": trajectory.metrics,
         "error": trajectory.error,
         "info": trajectory.info,
-        "rows": [{"spans": [_span_to_json(span) for span in row.spans]} for row in trajectory.rows],
+        "rows": [_row_to_json(row) for row in trajectory.rows],
         "turns": [_turn_to_json(turn) for turn in trajectory.turns],
         "advantages": advantages,
     }
@@ -173,6 +174,11 @@ def _record_from_json(line: Mapping[str, Any]) -> EpisodeRecord:
     advantages = line["advantages"]
     rows = None if advantages is None else tuple(tuple(row) for row in advantages)
     return EpisodeRecord(trajectory_from_json(line), line["phase"], line["step"], rows)
+
+
+def _row_to_json(row: Row) -> dict[str, JSON]:
+    spans = [_span_to_json(span) for span in row.spans]
+    return {"spans": spans, "mask": mask_runs(spans), "digest": row_digest(spans)}
 
 
 def _span_to_json(span: TokenSpan) -> dict[str, JSON]:

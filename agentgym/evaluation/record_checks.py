@@ -1,0 +1,329 @@
+"""The checks that one recorded episode passes or fails by itself, on the JSON as it stands in the file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.errors import InvalidTrajectory, RenderError
+from agentgym.rollout.record import trajectory_from_json
+from agentgym.rollout.seal import mask_runs, row_digest
+from agentgym.trajectory import Status
+from agentgym.types import JSON, MalformedCall, Message, ToolCall
+
+__all__ = ["CHECKS", "Ledger", "Place", "Record", "Tally", "first_difference"]
+
+Record: TypeAlias = Mapping[str, Any]
+"""One line of `episodes.jsonl`, not yet trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a record does not hold: `line` counts from 1, as editors do; `row`, `turn` and `token` (of its row) are
+    indices from 0, and None where they do not apply."""
+
+    line: int
+    row: int | None = None
+    turn: int | None = None
+    token: int | None = None
+    problem: str = ""
+
+    def __str__(self) -> str:
+        parts = [f"{name} {value}" for name in ("row", "turn", "token") if (value := getattr(self, name)) is not None]
+        return f"{', '.join([f'line {self.line}', *parts])}: {self.problem}"
+
+    def to_json(self) -> dict[str, JSON]:
+        """The place as a JSON object."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was counted for one property."""
+
+    num_checked: int = 0
+    num_failed: int = 0
+    first: Place | None = None
+
+
+class Ledger:
+    """Tallies by property name."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[str, Tally] = {}
+
+    def tally(self, name: str) -> Tally:
+        """The tally of a property, empty at first."""
+        return self._tallies.setdefault(name, Tally())
+
+    def check(self, name: str, problem: Place | None) -> None:
+        """Counts one check, failed where there is a problem."""
+        self.tally(name).num_checked += 1
+        if problem is not None:
+            self.fail(name, problem)
+
+    def fail(self, name: str, problem: Place) -> None:
+        """Counts a failure of something that is counted already."""
+        tally = self.tally(name)
+        tally.num_failed += 1
+        tally.first = tally.first or problem
+
+
+Check: TypeAlias = Callable[[Ledger, int, Record, Renderer | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A span with where it stands: `turn` is that of the last reply up to here, -1 before the first."""
+
+    row: int
+    turn: int
+    start: int
+    source: str
+    ids: list[int]
+    raw: Record
+
+
+def _spans(record: Record) -> Iterator[_Span]:
+    turn = -1
+    for row, stored in enumerate(record["rows"]):
+        start = 0
+        for raw in stored["spans"]:
+            turn += raw["source"] == "policy"
+            yield _Span(row, turn, start, raw["source"], raw["ids"], raw)
+            start += len(raw["ids"])
+
+
+def first_difference(ids: Sequence[object], others: Sequence[object]) -> int:
+    """The first index at which two sequences differ; the shorter one's length when it begins the other."""
+    pairs = zip(ids, others, strict=False)
+    return next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(ids), len(others)))
+
+
+def _check_spans(ledger: Ledger, line: int, record: Record, _: Renderer | None) -> None:
+    turn = -1
+    for row, stored in enumerate(record["rows"]):
+        problem = None
+        sources = [span["source"] for span in stored["spans"]]
+        replies_before = turn + 1
+        turn += sources.count("policy")
+        if not sources or sources[0] != "prompt" or not stored["spans"][0]["ids"]:
+            problem = Place(line, row, problem="the row does not begin with a prompt")
+        elif "prompt" in sources[1:]:
+            problem = Place(line, row, problem="a prompt stands inside the row")
+        for index, (one, other) in enumerate(pairwise(sources)):
+            if one == other == "policy" and problem is None:
+                reply = replies_before + sources[: index + 1].count("policy")
+                problem = Place(line, row, reply, problem="a reply follows a reply with no answer in between")
+        if problem is None and row == len(record["rows"]) - 1 and turn + 1 != len(record["turns"]):
+            problem = Place(line, row, problem=f"{turn + 1} replies, but {len(record['turns'])} turns")
+        ledger.check("spans", problem)
+
+
+def _check_seals(ledger: Ledger, line: int, record: Record, _: Renderer | None) -> None:
+    for row, stored in enumerate(record["rows"]):
+        wanted, given = mask_runs(stored["spans"]), stored.get("mask")
+        problem = None
+        if given is None:
+            problem = Place(line, row, problem="the row stores no mask")
+        elif given != wanted:
+            token = first_difference(_bits(given), _bits(wanted))
+            said = "a bit differs from the token's provenance"
+            problem = Place(line, row, _turn_at(record, row, token), token, said)
+        ledger.check("mask", problem)
+        given = stored.get("digest")
+        problem = None
+        if given is None:
+            problem = Place(line, row, problem="the row stores no digest")
+        elif given != row_digest(stored["spans"]):
+            problem = Place(line, row, problem="an id, source, logprob or version is not the one that was written")
+        ledger.check("digest", problem)
+
+
+def _bits(runs: Sequence[Sequence[int]]) -> list[int]:
+    return [bit for bit, length in runs for _ in range(length)]
+
+
+def _turn_at(record: Record, row: int, token: int) -> int | None:
+    turns = [span.turn for span in _spans(record) if span.row == row and span.start <= token]
+    return turns[-1] if turns and turns[-1] >= 0 else None
+
+
+def _check_samples(ledger: Ledger, line: int, record: Record, _: Renderer | None) -> None:
+    last_version = 0
+    for span in _spans(record):
+        logprobs, versions = span.raw.get("logprobs"), span.raw.get("policy_versions")
+        at = partial(Place, line, span.row, span.turn if span.turn >= 0 else None)
+        if span.source != "policy":
+            stray = logprobs is not None or versions is not None
+            problem = at(token=span.start, problem=f"a {span.source} span was not sampled") if stray else None
+            ledger.check("logprobs", problem)
+            continue
+        problem = None
+        if logprobs is None or len(logprobs) != len(span.ids):
+            have = "no" if logprobs is None else len(logprobs)
+            problem = at(token=span.start, problem=f"{len(span.ids)} sampled ids have {have} logprobs")
+        else:
+            bad = [i for i, value in enumerate(logprobs) if not (math.isfinite(value) and value <= 1e-6)]
+            if bad:
+                said = f"logprob {logprobs[bad[0]]} is not finite and at most 0"
+                problem = at(token=span.start + bad[0], problem=said)
+        ledger.check("logprobs", problem)
+        problem = None
+        if versions is None or len(versions) != len(span.ids):
+            have = "no" if versions is None else len(versions)
+            problem = at(token=span.start, problem=f"{len(span.ids)} sampled ids have {have} versions")
+        for index, version in enumerate(versions or ()):
+            if version < last_version and problem is None:
+                said = f"policy version {version} follows {last_version}"
+                problem = at(token=span.start + index, problem=said)
+            last_version = version
+        ledger.check("versions", problem)
+
+
+def _check_ids(ledger: Ledger, line: int, record: Record, renderer: Renderer | None) -> None:
+    if renderer is None:
+        return
+    size, stops = renderer.vocab_size, set(renderer.stop_ids)
+    for span in _spans(record):
+        at = partial(Place, line, span.row, span.turn if span.turn >= 0 else None)
+        bad = next((i for i, token in enumerate(span.ids) if not 0 <= token < size), None)
+        said = f"id {span.ids[bad]} is outside of the vocabulary of {size}" if bad is not None else ""
+        ledger.check("vocabulary", None if bad is None else at(token=span.start + bad, problem=said))
+        if span.source != "policy":
+            continue
+        turn = record["turns"][span.turn]
+        ends = [index for index, token in enumerate(span.ids) if token in stops]
+        ended = turn["finish_reason"] == "stop"
+        problem = None
+        if ended and ends[-1:] != [len(span.ids) - 1]:
+            problem = at(token=span.start + len(span.ids) - 1, problem="the reply does not end with a stop id")
+        elif len(ends) > ended:
+            problem = at(token=span.start + ends[0], problem="a stop id stands inside the reply")
+        ledger.check("stop_token", problem)
+        parsed, recorded = renderer.parse(span.ids), _message(turn["message"])
+        said = f"the ids parse to {_short(parsed)}, recorded is {_short(recorded)}"
+        ledger.check("reply", None if parsed == recorded else at(token=span.start, problem=said))
+
+
+def _message(stored: Record) -> Message:
+    calls = [MalformedCall(**call) if "raw" in call else ToolCall(**call) for call in stored["tool_calls"]]
+    return Message(stored["role"], stored["content"], stored["reasoning"], tuple(calls))
+
+
+def _short(message: Message) -> str:
+    text = repr((message.content, *message.tool_calls))
+    return text if len(text) <= 160 else f"{text[:157]}..."
+
+
+def _check_prefix(ledger: Ledger, line: int, record: Record, renderer: Renderer | None) -> None:
+    if renderer is None:
+        return
+    ids: list[int] = []
+    for span in _spans(record):
+        if span.source == "prompt":
+            ids = []
+        if span.source == "env":
+            problem = _answer_problem(renderer, ids, span, record["turns"][span.turn])
+            token = None if problem is None else span.start + problem[0]
+            said = "" if problem is None else problem[1]
+            ledger.check("prefix", None if problem is None else Place(line, span.row, span.turn, token, said))
+        ids.extend(span.ids)
+
+
+def _answer_problem(renderer: Renderer, ids: list[int], span: _Span, turn: Record) -> tuple[int, str] | None:
+    """The first id of an answer (an index into it) that the render of what was recorded does not have, and why."""
+    best = -1
+    said = ""
+    for messages in _possible_answers(turn):
+        try:
+            wanted = renderer.extend(ids, messages)
+        except RenderError as error:
+            said = said or f"the recorded answer cannot be rendered: {error}"
+            continue
+        if wanted == span.ids:
+            return None
+        index = first_difference(span.ids, wanted)
+        if index > best:
+            one = f"id {span.ids[index]}" if index < len(span.ids) else "the end"
+            other = f"id {wanted[index]}" if index < len(wanted) else "the end"
+            best, said = index, f"{one} stands where the render of the recorded answer has {other}"
+    return max(best, 0), said
+
+
+def _possible_answers(turn: Record) -> Iterator[list[Message]]:
+    """What the environment may have answered: the record keeps results and observation, not the messages."""
+    tool = [Message("tool", r["content"], tool_call_id=r["call_id"]) for r in turn["tool_results"]]
+    user = Message("user", turn["observation"])
+    if tool:
+        yield tool
+        yield [*tool, user]
+    yield [user]
+
+
+def _check_turns(ledger: Ledger, line: int, record: Record, _: Renderer | None) -> None:
+    for turn, stored in enumerate(record["turns"]):
+        calls = [call["id"] for call in stored["message"]["tool_calls"]]
+        answered = [result["call_id"] for result in stored["tool_results"]]
+        said = f"calls {calls} were answered as {answered}"
+        sound = not answered or calls == answered
+        ledger.check("tool_answers", None if sound else Place(line, turn=turn, problem=said))
+
+
+def _check_outcome(ledger: Ledger, line: int, record: Record, _: Renderer | None) -> None:
+    status, reward = Status(record["status"]), record["reward"]
+    said = f"status {status} with the error {record['error']!r}"
+    ledger.check("status", None if (record["error"] is None) == status.trainable else Place(line, problem=said))
+    said = ""
+    try:
+        trajectory_from_json(record)
+    except InvalidTrajectory as error:
+        said = str(error)
+    ledger.check("trajectory", Place(line, problem=said) if said else None)
+    rewards = [turn["reward"] for turn in record["turns"]]
+    said = ""
+    if not status.trainable:
+        said = "" if reward is None else f"reward {reward} of an episode that failed ({status}); null was wanted"
+    elif reward is None or None in rewards:
+        said = f"no reward, though the episode is {status}"
+    elif not math.isclose(reward, math.fsum(rewards), rel_tol=1e-9, abs_tol=1e-12):
+        said = f"reward {reward} is not the sum of the turns' rewards, {math.fsum(rewards)}"
+    elif record["success"] is None:
+        said = f"success is null, though the episode is {status}"
+    ledger.check("reward", Place(line, problem=said) if said else None)
+
+
+def _check_advantages(ledger: Ledger, line: int, record: Record, _: Renderer | None) -> None:
+    rows = record["advantages"]
+    if rows is None:
+        ledger.check("advantages", None)
+        return
+    problem = None
+    lengths = [0] * len(record["rows"])
+    for span in _spans(record):
+        lengths[span.row] += len(span.ids) if span.source == "policy" else 0
+    if [len(row) for row in rows] != lengths:
+        said = f"{[len(row) for row in rows]} advantages a row for {lengths} sampled ids"
+        problem = Place(line, first_difference([len(row) for row in rows], lengths), problem=said)
+    elif not all(math.isfinite(value) for row in rows for value in row):
+        problem = Place(line, problem="an advantage is not finite")
+    elif not Status(record["status"]).trainable and any(value for row in rows for value in row):
+        problem = Place(line, problem=f"an episode that failed ({record['status']}) has advantages")
+    ledger.check("advantages", problem)
+
+
+CHECKS: tuple[Check, ...] = (
+    _check_spans,
+    _check_seals,
+    _check_samples,
+    _check_ids,
+    _check_prefix,
+    _check_turns,
+    _check_outcome,
+    _check_advantages,
+)

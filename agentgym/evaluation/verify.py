@@ -1,0 +1,214 @@
+"""`verify_run`: recomputes from `episodes.jsonl` what can be recomputed, and says where a record does not hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.errors import RunFolderError
+from agentgym.evaluation.record_checks import CHECKS, Ledger, Place, Record, first_difference
+from agentgym.types import JSON
+
+__all__ = ["PROPERTIES", "Place", "Property", "Verdict", "VerifyReport", "verify_run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Property:
+    """Something that holds for every sound record; `unit` is what is counted."""
+
+    name: str
+    meaning: str
+    unit: str
+    needs_renderer: bool = False
+
+
+PROPERTIES = (
+    Property("readable", "every line is one whole episode", "lines"),
+    Property("spans", "a row is one prompt, then replies with an answer between each two; one reply a turn", "rows"),
+    Property("mask", "the stored mask is 1 exactly where the policy emitted the id", "rows"),
+    Property("digest", "the stored digest is that of the row's ids, sources, logprobs and versions", "rows"),
+    Property("logprobs", "each sampled id has one finite logprob of at most 0, and no other id has one", "spans"),
+    Property("versions", "each sampled id has one policy version, and it never falls within an episode", "spans"),
+    Property("vocabulary", "every id is one of the tokenizer's", "spans", needs_renderer=True),
+    Property("first_prompt", "episodes of one task begin with the same prompt ids", "episodes"),
+    Property("prefix", "each prompt is the ids before it and the render of the recorded answer", "answers", True),
+    Property("stop_token", "a reply ends with its one stop id, or was cut and has none", "replies", True),
+    Property("reply", "the ids of a reply parse to the recorded message", "replies", True),
+    Property("tool_answers", "every call id has one result, in call order", "turns"),
+    Property("status", "an episode names its error exactly when it failed", "episodes"),
+    Property("trajectory", "the line reads back as a trajectory, whose invariants hold", "episodes"),
+    Property("reward", "the reward is the sum over the turns, and null exactly when the episode failed", "episodes"),
+    Property("advantages", "one finite advantage per sampled id, none other than 0 for a failed episode", "episodes"),
+    Property("groups", "a group has one task, and each of its members once", "groups"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of one property; `first` is the first place where it does not hold, None when it holds."""
+
+    about: Property
+    num_checked: int
+    num_failed: int
+    first: Place | None
+    skipped: str | None = None
+    """Why nothing was checked, if so."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether no failure was seen; a skipped property is ok, and the report says that it was skipped."""
+        return self.num_failed == 0
+
+    def line(self) -> str:
+        """The verdict as one line of text."""
+        head = f"{'ok' if self.ok else 'FAILED':<6} {self.about.name:<12} "
+        if self.skipped:
+            return f"{'-':<6} {self.about.name:<12} not checked: {self.skipped}"
+        if self.first is None:
+            return f"{head} {self.num_checked} {self.about.unit}: {self.about.meaning}"
+        return f"{head} {self.num_failed} of {self.num_checked} {self.about.unit}; first: {self.first}"
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """The verdicts on one run, one per entry of `PROPERTIES`, in its order."""
+
+    path: Path
+    num_episodes: int
+    num_tokens: int
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every checked property holds."""
+        return all(verdict.ok for verdict in self.verdicts)
+
+    def lines(self) -> list[str]:
+        """The report as text, a line for each property and one to conclude."""
+        failed = [verdict.about.name for verdict in self.verdicts if not verdict.ok]
+        outcome = f"not sound: {', '.join(failed)}" if failed else "sound"
+        end = f"{self.path}: {self.num_episodes} episodes, {self.num_tokens} tokens: {outcome}"
+        return [*(verdict.line() for verdict in self.verdicts), end]
+
+    def to_json(self) -> dict[str, JSON]:
+        """The report as a JSON object: `ok`, counts, and `properties` by name."""
+        return {
+            "ok": self.ok,
+            "num_episodes": self.num_episodes,
+            "num_tokens": self.num_tokens,
+            "properties": {
+                verdict.about.name: {
+                    "ok": verdict.ok,
+                    "num_checked": verdict.num_checked,
+                    "num_failed": verdict.num_failed,
+                    "first": None if verdict.first is None else verdict.first.to_json(),
+                    "skipped": verdict.skipped,
+                }
+                for verdict in self.verdicts
+            },
+        }
+
+
+def verify_run(run: Path, renderer: Renderer | None = None) -> VerifyReport:
+    """Reads every line of the run's `episodes.jsonl` and checks `PROPERTIES`; damage is reported, not raised.
+
+    `renderer` is the one the run was made with; without it the properties that need one are skipped, and the report
+    says so. Raises RunFolderError only when there is no episode file to read, or nothing in it.
+    """
+    path = run / "episodes.jsonl"
+    if not path.is_file():
+        what = "has no episodes.jsonl" if run.is_dir() else "is no folder"
+        raise RunFolderError(f"{run} {what}; the folder of a run that has played episodes was wanted: check --output")
+    if path.stat().st_size == 0:
+        raise RunFolderError(f"{path} is empty; recorded episodes were wanted: wait for the run's first step")
+    ledger = Ledger()
+    across = _Across()
+    num_episodes = num_tokens = 0
+    for line, record in _records(path, ledger):
+        num_episodes += 1
+        try:
+            num_tokens += sum(len(span["ids"]) for row in record["rows"] for span in row["spans"])
+            for check in CHECKS:
+                check(ledger, line, record, renderer)
+            across.add(ledger, line, record)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            # The line is JSON and yet no episode: that is what is being looked for, and not ours to crash on.
+            ledger.fail("readable", Place(line, problem=f"this is no episode: {type(error).__name__}: {error}"))
+    across.close(ledger)
+    verdicts = tuple(_verdict(entry, ledger, renderer is None) for entry in PROPERTIES)
+    return VerifyReport(run, num_episodes, num_tokens, verdicts)
+
+
+def _verdict(entry: Property, ledger: Ledger, without_renderer: bool) -> Verdict:
+    tally = ledger.tally(entry.name)
+    skipped = "it needs the run's tokenizer" if entry.needs_renderer and without_renderer else None
+    return Verdict(entry, tally.num_checked, tally.num_failed, tally.first, skipped)
+
+
+def _records(path: Path, ledger: Ledger) -> Iterator[tuple[int, Record]]:
+    """Line number and object of each line that can be read."""
+    with path.open("rb") as file:
+        for line, raw in enumerate(file, 1):
+            try:
+                record = json.loads(raw)
+            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                torn = "" if raw.endswith(b"\n") else " (the line is torn: the run was cut short, or still writes)"
+                ledger.check("readable", Place(line, problem=f"not JSON: {error}{torn}"))
+                continue
+            is_object = isinstance(record, dict)
+            ledger.check("readable", None if is_object else Place(line, problem="a JSON object was wanted"))
+            if is_object:
+                yield line, record
+
+
+@dataclass(slots=True)
+class _Group:
+    line: int
+    task: str
+    members: dict[int, int] = field(default_factory=dict)
+    problem: Place | None = None
+
+
+class _Across:
+    """What only shows between episodes: groups, and prompts that ought to be equal."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str, int, str], _Group] = {}
+        self._prompts: dict[str, tuple[int, list[int]]] = {}
+        self._failed: set[int] = set()
+
+    def add(self, ledger: Ledger, line: int, record: Record) -> None:
+        task = json.dumps(record["task"], sort_keys=True)
+        key = (record["phase"], record["step"], record["group"])
+        group = self._groups.setdefault(key, _Group(line, task))
+        member = record["member"]
+        if group.problem is None and task != group.task:
+            problem = f"group {key[2]!r} of step {key[1]} has another task on line {group.line}"
+            group.problem = Place(line, problem=problem)
+        if group.problem is None and member in group.members and group.members[member] not in self._failed:
+            problem = f"member {member} of group {key[2]!r} is on line {group.members[member]} already"
+            group.problem = Place(line, problem=problem)
+        group.members[member] = line
+        if record["reward"] is None:
+            self._failed.add(line)  # a resumed evaluation plays it again
+        if record["rows"]:
+            self._compare_prompt(ledger, line, task, record["rows"][0]["spans"][0]["ids"])
+
+    def _compare_prompt(self, ledger: Ledger, line: int, task: str, ids: list[int]) -> None:
+        other_line, other = self._prompts.setdefault(task, (line, ids))
+        if other_line == line:
+            return
+        said = f"the prompt differs from that of line {other_line}, an episode of the same task"
+        place = None if ids == other else Place(line, row=0, token=first_difference(ids, other), problem=said)
+        ledger.check("first_prompt", place)
+
+    def close(self, ledger: Ledger) -> None:
+        for (_, _, name), group in self._groups.items():
+            missing = sorted(set(range(len(group.members))) - set(group.members))
+            place = group.problem
+            if place is None and missing:
+                place = Place(group.line, problem=f"group {name!r} lacks member {missing[0]}")
+            ledger.check("groups", place)

@@ -1,0 +1,324 @@
+"""A sound run verifies; damage of any kind is named by its property, with its place."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import random
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+import agentgym.chat_templates
+from agentgym.chat_templates.families import renderer_for
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.chat_templates.tokenizer import ChatTokenizer
+from agentgym.engines.protocol import Sampling
+from agentgym.engines.scripted import ScriptedEngine, ScriptedReply
+from agentgym.envs.guess_number import GuessNumber
+from agentgym.errors import RunFolderError
+from agentgym.evaluation.verify import PROPERTIES, verify_run
+from agentgym.rollout.limits import Limits
+from agentgym.rollout.loop import RolloutLoop
+from agentgym.rollout.record import EpisodeWriter
+from agentgym.rollout.sampler import Sampler, SamplerConfig
+from agentgym.types import Task
+
+MARKS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+CALL = '<tool_call>\n{{"name": "guess", "arguments": {{"value": {}}}}}\n</tool_call>'
+Lines = list[dict[str, Any]]
+
+
+class Unlucky(GuessNumber):
+    """Breaks at a reply without a call where its range begins with an even number."""
+
+    def on_message(self, text: str) -> str:
+        if self._low % 2 == 0:
+            raise RuntimeError("the box is broken")
+        return super().on_message(text)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> ChatTokenizer:
+    """Byte-level BPE with a few merges, so that replies sampled byte by byte encode to other ids when decoded."""
+    symbols = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ue", "gu", "es", "al", "nam"]
+    merges = [("u", "e"), ("g", "u"), ("e", "s"), ("a", "l")]
+    backend = Tokenizer(models.BPE({symbol: index for index, symbol in enumerate(symbols)}, merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(mark, normalized=False, special=True) for mark in MARKS])
+    template = (Path(agentgym.chat_templates.__file__).parent / "embedded.jinja").read_text(encoding="utf-8")
+    return ChatTokenizer(backend, template, special_tokens={"eos_token": "<|im_end|>"})
+
+
+@pytest.fixture(scope="module")
+def renderer(tokenizer: ChatTokenizer) -> Renderer:
+    return renderer_for(tokenizer)
+
+
+def sampled(backend: Tokenizer, text: str) -> list[int]:
+    """The ids of a text, byte by byte, marks whole."""
+    parts = re.split(f"({'|'.join(map(re.escape, MARKS))})", text)
+    return [i for part in parts for piece in ([part] if part in MARKS else part) for i in backend.encode(piece).ids]
+
+
+def play(run: Path, tokenizer: ChatTokenizer, renderer: Renderer, *, num_tasks: int, num_steps: int = 2) -> Path:
+    """Plays and records groups of four: good, doubled and malformed calls, plain text, cut replies, broken episodes."""
+    rng = random.Random(3)
+
+    def reply(session: str, prompt_ids: Sequence[int], sampling: Sampling) -> ScriptedReply:
+        low = int(re.findall(r"from (\d+) to", renderer.decode(prompt_ids))[0])
+        good = CALL.format(low + rng.randrange(4))
+        text = rng.choice(
+            [
+                good,
+                good,
+                good,
+                good,
+                good,
+                f"I guess.\n{good}\n{good}",
+                "guess",
+                "<tool_call>\n{not json\n</tool_call>",
+                "é" * 150,
+            ]
+        )
+        ids = [*sampled(tokenizer.backend, text), *renderer.stop_ids[:1]]
+        return ScriptedReply(ids, [-rng.random() for _ in ids])
+
+    async def sample() -> None:
+        engine = ScriptedEngine(reply, vocab_size=renderer.vocab_size)
+        loop = RolloutLoop(engine, renderer, Limits(turn_tokens=256, max_turns=5))
+        sampler = Sampler(loop, lambda task: Unlucky(), SamplerConfig(max_failure_rate=1.0, max_leaked_threads=8))
+        with EpisodeWriter(run) as writer:
+            for step in range(num_steps):
+                tasks = [Task("GuessNumber-v0", seed=10 * step + index) for index in range(num_tasks)]
+                for group in await sampler.sample(tasks, 4, step=step):
+                    advantages = [
+                        [[0.5] * row.num_trained_tokens for row in one.rows] if one.status.trainable else None
+                        for one in group.trajectories
+                    ]
+                    writer.write(group.trajectories, step=step, advantages=advantages)
+                await engine.update_weights({}, step + 1)
+
+    asyncio.run(sample())
+    return run
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory, tokenizer: ChatTokenizer, renderer: Renderer) -> Lines:
+    """The lines of a sound run, played once."""
+    run = play(tmp_path_factory.mktemp("run"), tokenizer, renderer, num_tasks=6)
+    return [json.loads(line) for line in (run / "episodes.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def stored(run: Path, lines: Lines) -> Path:
+    run.mkdir(exist_ok=True)
+    (run / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return run
+
+
+def test_a_sound_run_verifies_with_every_property_checked(tmp_path: Path, lines: Lines, renderer: Renderer) -> None:
+    report = verify_run(stored(tmp_path, lines), renderer)
+    assert report.ok, report.lines()
+    assert report.num_episodes == len(lines) == 48
+    assert {line["status"] for line in lines} == {"completed", "truncated", "env_error"}
+    assert all(verdict.num_checked > 0 and verdict.skipped is None for verdict in report.verdicts), report.lines()
+    assert report.lines()[-1].endswith("sound") and len(report.lines()) == len(PROPERTIES) + 1
+    json.dumps(report.to_json(), allow_nan=False)
+
+
+def test_without_a_renderer_the_report_says_what_it_skipped(tmp_path: Path, lines: Lines) -> None:
+    report = verify_run(stored(tmp_path, lines))
+    assert report.ok
+    skipped = {verdict.about.name for verdict in report.verdicts if verdict.skipped}
+    assert skipped == {"vocabulary", "prefix", "stop_token", "reply"}
+    assert sum("not checked: it needs the run's tokenizer" in line for line in report.lines()) == 4
+
+
+def span_of(line: dict[str, Any], source: str, index: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = [span for span in line["rows"][0]["spans"] if span["source"] == source][index]
+    return found
+
+
+def change_reply_id(line: dict[str, Any]) -> None:
+    span_of(line, "policy", 1)["ids"][3] ^= 1
+
+
+def change_env_id(line: dict[str, Any]) -> None:
+    span_of(line, "env")["ids"][4] ^= 1
+
+
+def change_prompt_id(line: dict[str, Any]) -> None:
+    span_of(line, "prompt")["ids"][4] ^= 1
+
+
+def flip_mask_bit(line: dict[str, Any]) -> None:
+    (zero, length), *rest = line["rows"][0]["mask"]
+    line["rows"][0]["mask"] = [[zero, length - 2], [1, 1], [0, 1], *rest]
+
+
+def drop_logprob(line: dict[str, Any]) -> None:
+    span_of(line, "policy", 1)["logprobs"].pop()
+
+
+def change_logprob(line: dict[str, Any]) -> None:
+    span_of(line, "policy", 1)["logprobs"][0] -= 1e-9
+
+
+def id_out_of_range(line: dict[str, Any]) -> None:
+    span_of(line, "env")["ids"][2] = 10**6
+
+
+def version_falls(line: dict[str, Any]) -> None:
+    span_of(line, "policy")["policy_versions"][0] = 7
+
+
+def drop_stop_id(line: dict[str, Any]) -> None:
+    for values in ("ids", "logprobs", "policy_versions"):
+        span_of(line, "policy", 1)[values].pop()
+
+
+def change_message(line: dict[str, Any]) -> None:
+    line["turns"][1]["message"]["content"] += "!"
+
+
+def trained_prompt(line: dict[str, Any]) -> None:
+    span_of(line, "env")["source"] = "policy"
+
+
+def zero_for_null(line: dict[str, Any]) -> None:
+    line.update(status="env_error", stop_reason="env_error", error="broken", reward=0.0, advantages=None)
+
+
+def change_reward(line: dict[str, Any]) -> None:
+    line["reward"] += 1
+
+
+def lose_error(line: dict[str, Any]) -> None:
+    line["error"] = "what?"
+
+
+def wrong_reason(line: dict[str, Any]) -> None:
+    line["stop_reason"] = "deadline"
+
+
+def drop_advantage(line: dict[str, Any]) -> None:
+    line["advantages"][0].pop()
+
+
+def swap_answers(line: dict[str, Any]) -> None:
+    line["turns"][0]["tool_results"][0]["call_id"] = "call_9"
+
+
+def other_task(line: dict[str, Any]) -> None:
+    line["task"]["seed"] += 1000
+
+
+def other_member(line: dict[str, Any]) -> None:
+    line["member"] = (line["member"] + 1) % 4
+
+
+def drop_field(line: dict[str, Any]) -> None:
+    del line["turns"]
+
+
+Damage = tuple[Callable[[dict[str, Any]], None], str, int | None, int | None]
+DAMAGES: list[Damage] = [
+    (change_reply_id, "reply", 1, None),
+    (change_reply_id, "digest", None, None),
+    (change_env_id, "prefix", 0, 4),
+    (change_prompt_id, "first_prompt", None, 4),
+    (flip_mask_bit, "mask", None, -2),
+    (drop_logprob, "logprobs", 1, None),
+    (change_logprob, "digest", None, None),
+    (id_out_of_range, "vocabulary", 0, 2),
+    (version_falls, "versions", 0, 1),
+    (drop_stop_id, "stop_token", 1, None),
+    (change_message, "reply", 1, None),
+    (trained_prompt, "spans", None, None),
+    (zero_for_null, "reward", None, None),
+    (change_reward, "reward", None, None),
+    (lose_error, "status", None, None),
+    (wrong_reason, "trajectory", None, None),
+    (drop_advantage, "advantages", None, None),
+    (swap_answers, "tool_answers", 0, None),
+    (other_task, "groups", None, None),
+    (other_member, "groups", None, None),
+    (drop_field, "readable", None, None),
+]
+
+
+@pytest.mark.parametrize("case", DAMAGES, ids=[f"{case[0].__name__}-{case[1]}" for case in DAMAGES])
+def test_damage_is_named_with_its_place(tmp_path: Path, lines: Lines, renderer: Renderer, case: Damage) -> None:
+    damage, name, turn, token = case
+    lines = copy.deepcopy(lines)
+    number, line = next(
+        (number, line)
+        for number, line in enumerate(lines, 1)
+        if line["status"] == "completed" and len(line["turns"]) >= 2 and line["turns"][0]["tool_results"] and number > 8
+    )
+    before = [len(span["ids"]) for span in line["rows"][0]["spans"]]
+    damage(line)
+    report = verify_run(stored(tmp_path, lines), renderer)
+    verdict = next(verdict for verdict in report.verdicts if verdict.about.name == name)
+    assert not report.ok and not verdict.ok
+    assert verdict.first is not None
+    assert verdict.first.line in (range(number - 4, number + 5) if name in ("groups", "first_prompt") else [number])
+    if turn is not None:
+        assert verdict.first.turn == turn
+    if name == "mask":
+        assert verdict.first.token == before[0] - 2
+    elif name == "versions":
+        assert verdict.first.token == before[0] + 1
+    elif token is not None:
+        start = 0 if name == "first_prompt" else sum(before[:2])
+        assert verdict.first.token == start + token
+    assert any(text.startswith(f"FAILED {name}") for text in report.lines())
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_single_id_can_change_unseen(tmp_path: Path, lines: Lines, data: st.DataObject) -> None:
+    line = copy.deepcopy(data.draw(st.sampled_from([line for line in lines if line["rows"]])))
+    span = data.draw(st.sampled_from(line["rows"][0]["spans"]))
+    index = data.draw(st.integers(0, len(span["ids"]) - 1))
+    span["ids"][index] = data.draw(st.integers(0, 260).filter(lambda value: value != span["ids"][index]))
+    assert not verify_run(stored(tmp_path, [line])).ok
+
+
+def test_a_torn_line_is_a_failure_with_its_place_and_the_rest_is_checked(tmp_path: Path, lines: Lines) -> None:
+    run = stored(tmp_path, lines)
+    path = run / "episodes.jsonl"
+    path.write_bytes(path.read_bytes()[:-40])
+    report = verify_run(run)
+    readable = report.verdicts[0]
+    assert (readable.num_checked, readable.num_failed) == (48, 1)
+    assert readable.first is not None and readable.first.line == 48 and "torn" in readable.first.problem
+    assert report.num_episodes == 47
+
+
+def test_an_episode_that_failed_may_be_played_again(tmp_path: Path, lines: Lines) -> None:
+    failed = next(line for line in lines if line["status"] == "env_error")
+    good = next(line for line in lines if line["group"] == failed["group"] and line["step"] == failed["step"])
+    again = {**copy.deepcopy(good), "member": failed["member"]}
+    only = [{**failed, "member": 0}, {**again, "member": 0, "task": failed["task"]}]
+    verdicts = {verdict.about.name: verdict for verdict in verify_run(stored(tmp_path, only)).verdicts}
+    assert verdicts["groups"].ok
+
+
+@pytest.mark.parametrize("name", ["empty", "missing", "nowhere"])
+def test_a_folder_without_episodes_says_so(tmp_path: Path, name: str) -> None:
+    run = tmp_path / name
+    if name != "nowhere":
+        run.mkdir()
+    if name == "empty":
+        (run / "episodes.jsonl").touch()
+    with pytest.raises(RunFolderError, match=r"(is empty|has no episodes.jsonl|is no folder).*wanted"):
+        verify_run(run)

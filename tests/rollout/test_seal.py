@@ -1,0 +1,39 @@
+"""A stored row's seal follows from its spans, and differs when any number of the row does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentgym.rollout.seal import mask_runs, row_digest
+
+SPANS: list[dict[str, Any]] = [
+    {"source": "prompt", "ids": [1, 2]},
+    {"source": "policy", "ids": [3, 4, 5], "logprobs": [-0.5, -0.25, 0.0], "policy_versions": [0, 0, 1]},
+    {"source": "env", "ids": [6]},
+    {"source": "env", "ids": [7]},
+    {"source": "policy", "ids": [8], "logprobs": [-1.0], "policy_versions": [1]},
+]
+
+
+def test_the_mask_is_stored_as_runs() -> None:
+    assert mask_runs(SPANS) == [[0, 2], [1, 3], [0, 2], [1, 1]]
+    assert mask_runs([]) == []
+
+
+def test_the_digest_is_the_published_one() -> None:
+    assert row_digest(SPANS) == row_digest([dict(span) for span in SPANS])
+    assert len(row_digest(SPANS)) == 32
+
+
+@pytest.mark.parametrize("key", ["ids", "logprobs", "policy_versions"])
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_the_digest_differs_when_one_number_does(key: str, index: int) -> None:
+    changed = [{name: list(v) if isinstance(v, list) else v for name, v in span.items()} for span in SPANS]
+    changed[1][key][index] -= 1
+    assert row_digest(changed) != row_digest(SPANS)
+
+
+def test_the_digest_differs_when_a_source_does() -> None:
+    assert row_digest([*SPANS[:2], {"source": "prompt", "ids": [6]}, *SPANS[3:]]) != row_digest(SPANS)
