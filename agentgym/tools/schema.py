@@ -189,7 +189,14 @@ class _Builder:
         hints = typing.get_type_hints(cls, include_extras=True)
         described = argument_descriptions(inspect.getdoc(cls) or "")
         properties = {name: _described(self.build(hint), described.get(name)) for name, hint in hints.items()}
-        return properties, [name for name in hints if name in cls.__required_keys__]  # type: ignore[attr-defined]
+        required = [name for name, hint in hints.items() if _is_required(cls, name, hint)]
+        return properties, required
+
+
+def _is_required(cls: Any, name: str, hint: object) -> bool:
+    """Postponed annotations hide Required and NotRequired from `__required_keys__`; the resolved hints have them."""
+    origin = typing.get_origin(hint)
+    return origin is typing.Required or (origin is not typing.NotRequired and name in cls.__required_keys__)
 
 
 def _enumeration(values: tuple[Any, ...]) -> Schema:

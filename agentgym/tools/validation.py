@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -144,31 +143,22 @@ def _refuse_bad_schema(schema: Mapping[str, Any]) -> None:
         jsonschema.Draft202012Validator.check_schema(dict(schema))
     except jsonschema.SchemaError as error:
         raise ToolSchemaError(f"not a JSON Schema of Draft 2020-12 at {error.json_path}: {error.message}") from None
-    for keyword, value in _keywords(schema):
-        if keyword == "$ref" and not _resolves(schema, value):
-            raise ToolSchemaError(f"$ref {value!r} does not lead anywhere inside the schema; use '#/$defs/...'")
-        if keyword == "pattern":
-            _refuse_bad_pattern(value)
+    for reference in _references(schema):
+        if not _resolves(schema, reference):
+            raise ToolSchemaError(f"$ref {reference!r} does not lead anywhere inside the schema; use '#/$defs/...'")
 
 
-def _refuse_bad_pattern(pattern: str) -> None:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ToolSchemaError(f"pattern {pattern!r} is not a regular expression: {error}") from None
-
-
-def _keywords(node: object) -> Iterator[tuple[str, str]]:
-    """The `$ref` and `pattern` keywords anywhere in a schema."""
+def _references(node: object) -> Iterator[str]:
+    """Every `$ref` anywhere in a schema."""
     if isinstance(node, Mapping):
         for key, value in node.items():
-            if key in ("$ref", "pattern") and isinstance(value, str):
-                yield key, value
+            if key == "$ref" and isinstance(value, str):
+                yield value
             elif key not in ("enum", "const", "default", "examples"):
-                yield from _keywords(value)
+                yield from _references(value)
     elif isinstance(node, list):
         for value in node:
-            yield from _keywords(value)
+            yield from _references(value)
 
 
 def _resolves(schema: Mapping[str, Any], reference: str) -> bool:
