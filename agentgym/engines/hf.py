@@ -23,7 +23,7 @@ from agentgym.engines.hf_model import Decoder
 from agentgym.engines.hf_probe import batch_invariance_findings
 from agentgym.engines.hf_sampling import draw
 from agentgym.engines.hf_schedule import Request, Scheduler
-from agentgym.engines.hf_step import forward
+from agentgym.engines.hf_step import StepRunner
 from agentgym.engines.protocol import Completion, Sampling, Weights
 from agentgym.errors import ConfigError, EngineError
 
@@ -73,6 +73,7 @@ class HfEngine:
             )
         self._window, self._version, self._num_steps = window, version, 0
         self._cache = SlotCache(model, self.config.num_slots, window)
+        self._runner = StepRunner(model, self._cache)
         self._scheduler = Scheduler(self._cache, self.config.max_step_tokens)
         self._weights_mark = self._mark_weights()
         self._in_flight: dict[str, Request] = {}
@@ -225,7 +226,7 @@ class HfEngine:
                 " update_weights({}, version), resume"
             )
         rows = scheduler.plan()
-        logits_RV = forward(self.model, self._cache, rows)
+        logits_RV = self._runner.forward(rows)
         self._num_steps += 1
         slot_R = rows.slot_N[rows.wanted_R]
         ids, logprobs = self._draw(logits_RV, slot_R)

@@ -41,6 +41,10 @@ class SlotCache:
         self.num_slots, self.window = num_slots, window
         shape = (c.num_layers, 2, num_slots + 1, c.num_kv_heads, round_up(window, L_BLOCK), c.head_width)
         self.kv = _zeros(shape, model.embed)
+        self.kv_flat = self.kv.view(c.num_layers, -1, c.head_width)
+        # The first row in `kv_flat` of every slot's keys, then values, head by head.
+        heads = np.arange(2 * (num_slots + 1) * c.num_kv_heads).reshape(2, num_slots + 1, c.num_kv_heads)
+        self._first_row_SH = heads.transpose(1, 0, 2).reshape(num_slots + 1, -1) * shape[4]
         self.tokens_SW = np.zeros((num_slots, window), np.int64)
         self.num_known_S = np.zeros(num_slots, np.int64)
         self.num_valid_S = np.zeros(num_slots, np.int64)
@@ -97,6 +101,10 @@ class SlotCache:
         shared_S[alike] = np.minimum(shared, self.num_known_S[alike])
         shared_S[slot] = 0
         return shared_S
+
+    def flat_indices(self, slot_N: NDArray[np.int64], position_N: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rows of a layer's `kv_flat` that hold the keys, then the values, of each token, `[N * 2K]`."""
+        return (self._first_row_SH[slot_N] + position_N[:, None]).ravel()
 
     def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
         """Copies the first `num_tokens` keys and values from one slot to another, in every layer."""

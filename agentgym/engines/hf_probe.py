@@ -7,7 +7,7 @@ import torch
 
 from agentgym.engines.hf_cache import SlotCache
 from agentgym.engines.hf_model import Decoder
-from agentgym.engines.hf_step import Rows, forward
+from agentgym.engines.hf_step import Rows, StepRunner
 
 __all__ = ["batch_invariance_findings"]
 
@@ -29,7 +29,8 @@ def batch_invariance_findings(model: Decoder) -> list[str]:
         return []
     cache = SlotCache(model, _NUM_SLOTS, window)
     cache.tokens_SW[:] = np.random.default_rng(0).integers(model.config.vocab_size, size=cache.tokens_SW.shape)
-    whole = _last_logits(model, cache, [[(0, 0, length)]])
+    runner = StepRunner(model, cache)
+    whole = _last_logits(runner, [[(0, 0, length)]])
     beside = [(slot, 0, window - slot) for slot in others]
     checks: dict[str, _Steps] = {
         "a token decoded alone and the same token read in a prompt": [
@@ -42,11 +43,11 @@ def batch_invariance_findings(model: Decoder) -> list[str]:
             [(0, length - 1, 1), *((slot, window - slot, 1) for slot in others)],
         ],
     }
-    differ = [name for name, steps in checks.items() if not torch.equal(_last_logits(model, cache, steps), whole)]
+    differ = [name for name, steps in checks.items() if not torch.equal(_last_logits(runner, steps), whole)]
     return [f"{name} differ in their last bits on this machine" for name in differ]
 
 
-def _last_logits(model: Decoder, cache: SlotCache, steps: _Steps) -> torch.Tensor:
+def _last_logits(runner: StepRunner, steps: _Steps) -> torch.Tensor:
     for step in steps:
         decode = [part for part in step if part[2] == 1]
         extends = tuple(part for part in step if part[2] > 1)
@@ -58,5 +59,5 @@ def _last_logits(model: Decoder, cache: SlotCache, steps: _Steps) -> torch.Tenso
             extends,
             np.array([parts[0][2] - 1]),
         )
-        logits_1V = forward(model, cache, rows)
+        logits_1V = runner.forward(rows).clone()
     return logits_1V

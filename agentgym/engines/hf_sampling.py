@@ -40,14 +40,16 @@ def draw(
     left is normalized again. Every row is computed from that row alone.
     """
     greedy_B = temperature_B == 0
-    scaled_BV = logits_BV.float() / torch.where(greedy_B, 1.0, temperature_B)[:, None]
+    logits_BV = logits_BV.float()
+    if bool((temperature_B != 1).any()):
+        logits_BV = logits_BV / torch.where(greedy_B, 1.0, temperature_B)[:, None]
     if top_k_B is not None and top_p_B is not None:
-        scaled_BV = _truncate(scaled_BV, top_k_B, torch.where(greedy_B, 1.0, top_p_B), greedy_B)
-    logp_BV = torch.log_softmax(scaled_BV, -1)
-    id_B = _inverse_cdf(logp_BV.exp(), uniform_B)
+        logits_BV = _truncate(logits_BV, top_k_B, torch.where(greedy_B, 1.0, top_p_B), greedy_B)
+    p_BV = torch.softmax(logits_BV, -1)
+    id_B = _inverse_cdf(p_BV, uniform_B)
     if bool(greedy_B.any()):
-        id_B = torch.where(greedy_B, logp_BV.argmax(-1), id_B)
-    return id_B, logp_BV.gather(-1, id_B[:, None])[:, 0]
+        id_B = torch.where(greedy_B, logits_BV.argmax(-1), id_B)
+    return id_B, p_BV.gather(-1, id_B[:, None])[:, 0].log()
 
 
 def _inverse_cdf(p_BV: Tensor, uniform_B: Tensor) -> Tensor:

@@ -1,0 +1,141 @@
+"""Attention of one step over the slot cache, each row's bits independent of the other rows and of padded keys.
+
+Decoded rows go through one padded product over many slots. The rows of a prompt go through the very same products, one
+row each, their common keys expanded by a zero stride: slower than one product for the whole prompt, but then a token
+gets the same bits whether it was read or sampled, and the cache has no history that a reply could depend on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentgym.engines.hf_cache import L_BLOCK, SlotCache, round_up
+
+__all__ = ["AttentionPlan"]
+
+# Shape suffixes: N rows of the step, A attended slots, C rows of a prompt's chunk, B products, L padded keys, H query
+# heads, K key/value heads, G query heads per key/value head (g: as many as one product takes), D head width.
+
+_CHUNK = 64  # rows of a prompt attended at once
+_QUERIES = 2  # query heads per product: with more, other kernels run whose bits depend on the padding
+
+
+class AttentionPlan:
+    """What every layer of a step shares: which slots are attended, and the biases that hide later keys."""
+
+    def __init__(
+        self,
+        cache: SlotCache,
+        slot_N: NDArray[np.int64],
+        position_N: NDArray[np.int64],
+        num_decode: int,
+        extends: Sequence[tuple[int, int, int]],
+    ) -> None:
+        self._num_decode, self._num_rows = num_decode, len(slot_N)
+        self._like = cache.kv
+        self._chunks = [
+            chunk for start, extend in _with_rows(num_decode, extends) for chunk in self._cut(start, extend)
+        ]
+        if num_decode:
+            self._plan_decode(slot_N[:num_decode], position_N[:num_decode])
+
+    def attend(self, q_NHD: Tensor, kv: Tensor) -> Tensor:
+        """Attention outputs `[N, H, D]` for scaled queries over one layer's `kv` `[2, S, K, W, D]`."""
+        if self._num_decode == len(q_NHD):
+            return self._decode(q_NHD, kv)
+        out_NHD = q_NHD.new_empty(q_NHD.shape)
+        out_NHD[self._num_rows :] = 0.0
+        if self._num_decode:
+            out_NHD[: self._num_decode] = self._decode(q_NHD[: self._num_decode], kv)
+        for chunk in self._chunks:
+            _attend_chunk(q_NHD[chunk.first : chunk.last], kv, chunk, out_NHD[chunk.first : chunk.last])
+        return out_NHD
+
+    def _plan_decode(self, slot_A: NDArray[np.int64], position_A: NDArray[np.int64]) -> None:
+        device = self._like.device
+        low, high = int(slot_A[0]), int(slot_A[-1]) + 1
+        self._range = (low, high)
+        self._num_keys = round_up(int(position_A.max()) + 1, L_BLOCK)
+        dense = high - low == len(slot_A)
+        copied = 2 * (high - low) > 3 * len(slot_A)
+        self._copied = slot_A.tolist() if copied else None  # few slots of a wide range: their keys are copied together
+        self._inside_A: Tensor | None = (
+            None  # where the rows lie in a range with a few idle slots, which take part unread
+        )
+        if not dense and not copied:
+            self._inside_A = torch.from_numpy(slot_A - low).to(device)
+            spread = np.zeros(high - low, np.int64)
+            spread[slot_A - low] = position_A
+            position_A = spread
+        self._bias_AL = _bias(torch.from_numpy(position_A).to(device), self._num_keys, self._like.dtype)
+
+    def _decode(self, q_AHD: Tensor, kv: Tensor) -> Tensor:
+        num_heads, width = q_AHD.shape[1:]
+        num_slots, num_kv_heads = len(self._bias_AL), kv.shape[2]
+        if self._copied is not None:
+            kv = kv[:, :, :, : self._num_keys]
+            kv = torch.cat([kv[:, slot : slot + 1] for slot in self._copied], 1)
+        else:
+            kv = kv[:, self._range[0] : self._range[1], :, : self._num_keys]
+        if self._inside_A is not None:
+            q_AHD = q_AHD.new_zeros(num_slots, num_heads, width).index_copy_(0, self._inside_A, q_AHD)
+        k_BLD, v_BLD = kv[0].flatten(0, 1), kv[1].flatten(0, 1)
+        q_BGD = q_AHD.reshape(num_slots * num_kv_heads, -1, width)
+        bias_BgL = self._bias_AL[:, None].expand(-1, num_kv_heads, -1).reshape(len(q_BGD), 1, -1)
+        out_AHD = _attend(q_BGD, k_BLD, v_BLD, bias_BgL).view(num_slots, num_heads, width)
+        return out_AHD if self._inside_A is None else out_AHD[self._inside_A]
+
+    def _cut(self, first: int, extend: tuple[int, int, int]) -> list[_Chunk]:
+        slot, start, num_rows = extend
+        chunks = []
+        for done in range(0, num_rows, _CHUNK):
+            size = min(_CHUNK, num_rows - done)
+            position_C = torch.arange(start + done, start + done + size, device=self._like.device)
+            bias_CL = _bias(position_C, round_up(start + done + size, L_BLOCK), self._like.dtype)
+            chunks.append(_Chunk(slot, first + done, first + done + size, bias_CL[:, None]))
+        return chunks
+
+
+@dataclass(frozen=True, eq=False)
+class _Chunk:
+    """Rows `[first, last)` of the step, all of `slot`, each seeing the keys up to its own position."""
+
+    slot: int
+    first: int
+    last: int
+    bias_CgL: Tensor
+
+
+def _with_rows(num_decode: int, extends: Sequence[tuple[int, int, int]]) -> list[tuple[int, tuple[int, int, int]]]:
+    first_rows = np.cumsum([num_decode, *(extend[2] for extend in extends)]).tolist()
+    return list(zip(first_rows, extends, strict=False))
+
+
+def _bias(position_A: Tensor, num_keys: int, dtype: torch.dtype) -> Tensor:
+    hidden_AL = torch.arange(num_keys, device=position_A.device) > position_A[:, None]
+    return torch.zeros(hidden_AL.shape, dtype=dtype, device=position_A.device).masked_fill_(hidden_AL, -torch.inf)
+
+
+def _attend(q_BGD: Tensor, k_BLD: Tensor, v_BLD: Tensor, bias_BgL: Tensor) -> Tensor:
+    parts = []
+    for q_BgD in q_BGD.split(_QUERIES, 1):
+        score_BgL = torch.bmm(q_BgD, k_BLD.transpose(1, 2)).add_(bias_BgL)
+        weight_BgL = torch.softmax(score_BgL, -1, dtype=torch.float32).to(v_BLD.dtype)
+        parts.append(torch.bmm(weight_BgL, v_BLD))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def _attend_chunk(q_CHD: Tensor, kv: Tensor, chunk: _Chunk, out_CHD: Tensor) -> None:
+    num_rows, _, num_keys = chunk.bias_CgL.shape
+    num_kv_heads, width = kv.shape[2], kv.shape[-1]
+    keys, values = kv[:, chunk.slot, :, :num_keys]
+    outs = out_CHD.chunk(num_kv_heads, 1)
+    for head, q_CGD in enumerate(q_CHD.chunk(num_kv_heads, 1)):
+        k_CLD, v_CLD = (x[head].expand(num_rows, num_keys, width) for x in (keys, values))
+        outs[head].copy_(_attend(q_CGD, k_CLD, v_CLD, chunk.bias_CgL))
