@@ -58,8 +58,7 @@ def write_report(
     `decode_token` gives the text of one id (`TokenText(tokenizer)`); without it the page shows ids. Tokens in
     `special_ids`, and those that look like a chat format's marks, are shown as special. At most `max_episodes`
     episodes are embedded token by token, in at most `max_bytes` of the page together; the page says how many were
-    left out. Raises RunFolderError when the
-    folder is missing, empty or half written.
+    left out. Raises RunFolderError when the folder is missing, empty or half written.
     """
     data = read_run(run)
     blocks, token_ids = _episode_blocks(data, choose(data.episodes, max_episodes), max_bytes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from hashlib import blake2b
 from typing import Any
 
 import pytest
@@ -22,9 +24,11 @@ def test_the_mask_is_stored_as_runs() -> None:
     assert mask_runs([]) == []
 
 
-def test_the_digest_is_the_published_one() -> None:
-    assert row_digest(SPANS) == row_digest([dict(span) for span in SPANS])
-    assert len(row_digest(SPANS)) == 32
+def test_the_digest_hashes_the_published_bytes() -> None:
+    sources = bytes([0, 0, 1, 1, 1, 2, 2, 1])
+    numbers = struct.pack("<8q", *range(1, 9)) + sources + struct.pack("<4d", -0.5, -0.25, 0.0, -1.0)
+    expected = blake2b(numbers + struct.pack("<4q", 0, 0, 1, 1), digest_size=16).hexdigest()
+    assert row_digest(SPANS) == expected
 
 
 @pytest.mark.parametrize("key", ["ids", "logprobs", "policy_versions"])

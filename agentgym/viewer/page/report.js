@@ -227,7 +227,7 @@ function drawEpisode(summary, record) {
   const turns = [];
   let turn = -1;
   record.rows.forEach((spans, row) => {
-    if (record.rows.length > 1) turns.push(el('div', { class: 'turn rowhead' }, `training row ${row + 1} of ${record.rows.length}`));
+    if (record.rows.length > 1) turns.push(el('div', { class: 'turn rowhead' }, `training row ${row} of ${record.rows.length}`));
     let position = 0, sampled = 0, card = null;
     for (const [source, ids, logprobs, versions] of spans) {
       if (source === 1) turn += 1;
@@ -252,7 +252,7 @@ function promptCard(flow, count) {
 }
 function replyCard(flow, turn, index, tokens) {
   const total = tokens.reduce((sum, token) => sum + token.logprob, 0), versions = [...new Set(tokens.map((token) => token.version))];
-  const head = el('h3', {}, `Turn ${index + 1}`, el('span', {}, 'reward ', el('b', { class: turn.reward > 0 ? 'good' : '' }, number(turn.reward))),
+  const head = el('h3', {}, `Turn ${index}`, el('span', {}, 'reward ', el('b', { class: turn.reward > 0 ? 'good' : '' }, number(turn.reward))),
     el('span', {}, `${tokens.length} tokens`), el('span', {}, `mean logprob ${number(total / tokens.length, 3)}`), el('span', {}, `policy version ${versions.join(', ')}`),
     el('span', { class: turn.finish_reason === 'stop' ? '' : 'bad' }, `finish: ${turn.finish_reason}`));
   const card = el('div', { class: 'turn reply' }, head, flow);
@@ -306,7 +306,7 @@ function side(token) {
     panel.replaceChildren(el('div', { class: 'soft' }, 'Point at a token to see its logprob, advantage and policy version; click keeps it here.'));
     return;
   }
-  const facts = [['id', token.id], ['source', SOURCE[token.source]], ['trained', token.source === 1 ? 'yes' : 'no'], ['turn', token.turn < 0 ? 'before the first' : token.turn + 1], ['position', `${token.position}${token.row ? ` in row ${token.row + 1}` : ''}`],
+  const facts = [['id', token.id], ['source', SOURCE[token.source]], ['trained', token.source === 1 ? 'yes' : 'no'], ['turn', token.turn < 0 ? 'before the first' : token.turn], ['position', `${token.position}${token.row ? ` in row ${token.row}` : ''}`],
     ['logprob', token.logprob === null ? '–' : String(token.logprob)], ['probability', token.logprob === null ? '–' : `${(100 * Math.exp(token.logprob)).toPrecision(3)} %`], ['advantage', signed(token.advantage)], ['policy version', token.version ?? '–']];
   panel.replaceChildren(el('h3', {}, token.text === '' ? '∅' : token.text), el('dl', {}, ...facts.flatMap(([name, value]) => [el('dt', {}, name), el('dd', {}, value)])));
 }

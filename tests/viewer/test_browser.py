@@ -1,0 +1,126 @@
+"""The page as a browser runs it: it draws every token, obeys its keys, and lets no model text act."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentgym.viewer import write_report
+
+pytestmark = pytest.mark.slow
+
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
+    "--enable-logging=stderr", "--virtual-time-budget=8000", "--window-size=1280,900",
+)  # fmt: skip
+DRIVE = """
+const seen = {};
+const press = (key) => document.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true }));
+const settled = (wanted) => new Promise((done) => {
+  const look = () => (wanted() ? done() : setTimeout(look, 20));
+  look();
+});
+const text = (id) => document.getElementById(id).textContent;
+(async () => {
+  await settled(() => document.body.dataset.ready);
+  const first = text('title');
+  press('j');
+  await settled(() => text('title') !== first);
+  seen.second = text('title');
+  press('k');
+  await settled(() => text('title') === first);
+  seen.first = text('title');
+  press('c');
+  seen.colour = document.querySelector('#colour [aria-checked=true]').textContent;
+  document.querySelector('.t.s1').click();
+  seen.side = text('side');
+  document.getElementById('filters').status.value = 'env_error';
+  document.getElementById('filters').dispatchEvent(new Event('input'));
+  seen.failed = [...document.querySelectorAll('#rows tr')].map((row) => Number(row.dataset.line));
+  const out = document.createElement('pre');
+  out.id = 'seen';
+  out.textContent = JSON.stringify(seen);
+  document.body.append(out);
+})();
+"""
+
+
+@pytest.fixture
+def browse(tmp_path: Path) -> Callable[..., tuple[str, str]]:
+    """`browse(page, "#episode=3")` gives the DOM after scripts ran, and what the browser logged."""
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        if os.environ.get("CI"):
+            pytest.fail("no chromium: CI installs it (`apt-get install chromium`)")
+        pytest.skip("no chromium is installed; `apt-get install chromium` brings it")
+
+    def run(page: Path, fragment: str = "") -> tuple[str, str]:
+        profile = f"--user-data-dir={tmp_path / 'profile'}"
+        command = [chromium, *FLAGS, profile, "--dump-dom", f"{page.as_uri()}{fragment}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+
+    return run
+
+
+def shown_tokens(dom: str) -> list[tuple[int, str]]:
+    """Source and text of each token on the page, in order."""
+    found = re.findall(r'<span class="t s(\d)[^>]*>([^<]*)</span>', dom)
+    return [(int(source), html.unescape(text)) for source, text in found]
+
+
+def test_the_page_draws_each_token_and_no_text_acts(
+    make_run: Callable[..., Path], vocabulary: Any, browse: Callable[..., tuple[str, str]]
+) -> None:
+    run = make_run()
+    episodes = [json.loads(line) for line in (run / "episodes.jsonl").read_text(encoding="utf-8").splitlines()]
+    line, episode = next((n, one) for n, one in enumerate(episodes, 1) if len(one["turns"]) == 5 and n > 4)
+    dom, console = browse(write_report(run, decode_token=vocabulary.text), f"#episode={line}")
+    assert console == ""
+    assert 'data-ready="yes"' in dom
+    assert "<title>lamp-run · agentgym</title>" in dom and "<img" not in dom
+    spans = episode["rows"][0]["spans"]
+    expected = [("prompt", "policy", "env").index(span["source"]) for span in spans for _ in span["ids"]]
+    tokens = shown_tokens(dom)
+    assert [source for source, _ in tokens] == expected
+    assert "alert" in "".join(text for _, text in tokens), "the hostile text is there, as text"
+    assert dom.count('class="chart"') == 9
+
+
+def test_keys_filters_and_the_side_panel_work(
+    make_run: Callable[..., Path], vocabulary: Any, browse: Callable[..., tuple[str, str]]
+) -> None:
+    run = make_run()
+    page = write_report(run, decode_token=vocabulary.text)
+    text = page.read_text(encoding="utf-8")
+    driven = run / "driven.html"
+    policy = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')  # it rightly refuses the test's script
+    driven.write_text(policy.sub("", text).replace("</body>", f"<script>{DRIVE}</script></body>"), encoding="utf-8")
+    dom, console = browse(driven)
+    assert console == ""
+    found = re.search(r'<pre id="seen">(.*?)</pre>', dom, re.DOTALL)
+    assert found is not None, dom[-500:]
+    seen = json.loads(html.unescape(found[1]))
+    assert (seen["first"], seen["second"], seen["colour"]) == ("Episode 1", "Episode 2", "logprob")
+    assert re.search(r"POLICY.*trainedyes.*logprob-\d.*policy version0", seen["side"])
+    episodes = [json.loads(line) for line in (run / "episodes.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert seen["failed"] == [n for n, episode in enumerate(episodes, 1) if episode["status"] == "env_error"] != []
+
+
+def test_a_script_that_is_not_the_page_s_own_is_refused(
+    make_run: Callable[..., Path], browse: Callable[..., tuple[str, str]]
+) -> None:
+    page = write_report(make_run())
+    text = page.read_text(encoding="utf-8")
+    page.write_text(text.replace("</body>", "<script>document.title = 'owned'</script></body>"), encoding="utf-8")
+    dom, console = browse(page)
+    assert "owned</title>" not in dom and "Content Security Policy" in console
