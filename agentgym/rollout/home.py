@@ -130,19 +130,27 @@ class Home:
         self.threads = threads or EnvThreads()
         self._mailbox: Mailbox | None = None
         self._kinds: dict[str, Kind] = {}
+        self._first: dict[str, asyncio.Event] = {}
 
     async def open(self, make: Callable[[Task], Env], task: Task) -> HostedEnv:
         """Makes the task's environment where it will live, so that even its constructor blocks nobody.
 
-        The first environment of an id is made on a thread; after that its kind is known. A name or keywords that no
-        environment has raise UnknownName or ConfigError: they are the caller's mistake, not the environment's.
+        The first environment of an id is made on a thread, and others wait for it: then its kind is known. A name or
+        keywords that no environment has raise UnknownName or ConfigError: they are the caller's mistake.
         """
+        first = self._first.get(task.env_id)
+        if first is not None:
+            await first.wait()
+        else:
+            first = self._first[task.env_id] = asyncio.Event()
         try:
             return await self._open(make, task)
         except EnvironmentFault as fault:
             if isinstance(fault.__cause__, (UnknownName, ConfigError)):
                 raise fault.__cause__ from None
             raise
+        finally:
+            first.set()
 
     async def _open(self, make: Callable[[Task], Env], task: Task) -> HostedEnv:
         if self._kinds.get(task.env_id) == "inline":
@@ -179,7 +187,7 @@ class Home:
 
     async def run_on(self, thread: EnvThread, function: Callable[[], T]) -> T:
         """Runs user code on its thread, for at most `env_step_s` from when it begins."""
-        mailbox, limit_s = self.mailbox(), self.limits.env_step_s
+        mailbox, limit_s = self.mailbox(), min(self.limits.env_step_s, self.limits.deadline_s)
         call = thread.submit(function, mailbox)
 
         timer = mailbox.loop.call_later(limit_s, lambda: check())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,20 @@ def tokenizer() -> ChatTokenizer:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(mark, normalized=False, special=True) for mark in MARKS])
     template = (Path(agentgym.chat_templates.__file__).parent / "embedded.jinja").read_text(encoding="utf-8")
-    return ChatTokenizer(backend, template, {"eos_token": "<|im_end|>"}, ("<|im_end|>",), "bytes")
+    return ChatTokenizer(backend, template, special_tokens={"eos_token": "<|im_end|>"})
 
 
 @pytest.fixture(scope="session")
 def renderer(tokenizer: ChatTokenizer) -> Renderer:
     return renderer_for(tokenizer)
+
+
+@pytest.fixture(scope="session")
+def raw(tokenizer: ChatTokenizer) -> Callable[[str], list[int]]:
+    """The ids of a text in which marks are marks, as a model would sample it."""
+    return lambda text: list(tokenizer.backend.encode(text, add_special_tokens=False).ids)
+
+
+@pytest.fixture
+def warnings_of(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    return lambda: [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]

@@ -1,0 +1,166 @@
+"""CPU milliseconds per turn of the rollout loop, with an engine that answers at once.
+
+Counts the process CPU time of everything: rendering, parsing, the environment's step, the event loop. The reference
+row is the least that any loop must do for the same turns: render, extend, parse and step, one after the other,
+without events, limits or records.
+
+    python benchmarks/rollout.py [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+import agentgym.chat_templates
+from agentgym.chat_templates.families import renderer_for
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.chat_templates.tokenizer import ChatTokenizer
+from agentgym.engines.scripted import ScriptedEngine
+from agentgym.envs.action import Action
+from agentgym.envs.text_env import Info, StepResult, TextEnv
+from agentgym.envs.tool_env import ToolEnv
+from agentgym.rollout.limits import Limits
+from agentgym.rollout.loop import RolloutLoop
+from agentgym.rollout.replies import reply_ids
+from agentgym.rollout.sampler import Sampler, SamplerConfig
+from agentgym.tools.definition import tool
+from agentgym.types import Message, Task, ToolCall
+
+CONCURRENT = 1024
+TARGET_MS = 0.3
+TEXTS = ["You stand in a hall. There are doors to the north and to the east."] * 20
+CALL = '<tool_call>\n{"name": "look", "arguments": {"direction": "north"}}\n</tool_call>'
+REPLY = Message("assistant", "", tool_calls=(ToolCall("call_0", "look", {"direction": "north"}),))
+MARKS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+
+
+class Walk(ToolEnv):
+    """Walks for `num_turns` turns; one short tool, computed at once."""
+
+    runs_inline = True
+    system_prompt = "You walk through rooms."
+
+    def __init__(self, num_turns: int) -> None:
+        super().__init__()
+        self.num_turns = num_turns
+
+    def start(self, options: dict[str, object]) -> str:
+        """The first room."""
+        self.count = 0
+        return "You stand in a hall. There are doors to the north and to the east."
+
+    @tool
+    def look(self, direction: str) -> str:
+        """Looks in a direction."""
+        self.count += 1
+        if self.count == self.num_turns:
+            self.end(success=True, reward=1.0)
+        return f"To the {direction} there is a room with a lamp, a table and a closed door."
+
+
+class Blocking(TextEnv):
+    """A sync environment that does not promise to be quick: every call hops to its thread and back."""
+
+    system_prompt = "You walk through rooms."
+
+    def __init__(self, num_turns: int) -> None:
+        super().__init__()
+        self.num_turns = num_turns
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """The first room."""
+        self.count = 0
+        return "You stand in a hall. There are doors to the north and to the east.", {}
+
+    def step(self, action: str) -> StepResult:
+        """One turn."""
+        self.count += 1
+        return "A room with a lamp, a table and a closed door.", 0.0, self.count == self.num_turns, False, {}
+
+
+class Inline(Blocking):
+    """The same on the event loop."""
+
+    runs_inline = True
+
+
+def make_renderer() -> Renderer:
+    """The chat format of the embedded model over a small tokenizer that is trained on the spot."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=1000, initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator([CALL, Walk.look.__doc__ or "", *TEXTS], trainer)
+    backend.add_special_tokens([AddedToken(mark, normalized=False, special=True) for mark in MARKS])
+    template = (Path(agentgym.chat_templates.__file__).parent / "embedded.jinja").read_text(encoding="utf-8")
+    return renderer_for(ChatTokenizer(backend, template, special_tokens={"eos_token": "<|im_end|>"}))
+
+
+def measure(renderer: Renderer, make: Callable[[int], TextEnv], num_turns: int, concurrency: int) -> float:
+    """CPU milliseconds per turn of `concurrency` episodes of `num_turns` turns each."""
+    reply = reply_ids(renderer, REPLY)
+    engine = ScriptedEngine(lambda session, prompt_ids, sampling: reply)
+    loop = RolloutLoop(engine, renderer, Limits(max_turns=num_turns + 1))
+    sampler = Sampler(loop, lambda task: make(num_turns), SamplerConfig(concurrency=concurrency))
+    group_size = min(8, concurrency)
+    tasks = [Task("Walk-v0", seed) for seed in range(concurrency // group_size)]
+    started = time.process_time()
+    groups = asyncio.run(sampler.sample(tasks, group_size))
+    used_s = time.process_time() - started
+    sampler.close()
+    played = sum(len(trajectory.turns) for group in groups for trajectory in group.trajectories)
+    assert played == concurrency * num_turns, "an episode did not take its turns"
+    return 1000 * used_s / played
+
+
+def least(renderer: Renderer, make: Callable[[int], TextEnv], num_turns: int, concurrency: int) -> float:
+    """The same turns without a loop around them."""
+    reply = reply_ids(renderer, REPLY)
+    started = time.process_time()
+    for seed in range(concurrency):
+        env = make(num_turns)
+        _, info = env.reset(seed=seed)
+        ids = renderer.render([Message("system", env.system_prompt), *info["messages"]], env.tool_specs)
+        over = False
+        while not over:
+            ids.extend(reply)
+            _, _, over, _, info = env.step(Action.from_message(renderer.parse(reply)))
+            ids.extend(renderer.extend(ids, info["messages"]))
+        env.close()
+    return 1000 * (time.process_time() - started) / (concurrency * num_turns)
+
+
+def main() -> None:
+    """Prints the table, and with --json one JSON object as the last line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    arguments = parser.parse_args()
+    renderer = make_renderer()
+    measure(renderer, Walk, 2, 64)
+    rows: dict[str, float] = {}
+    print(f"{'environment':<12}{'episodes':>9}{'turns':>7}{'ms/turn':>9}{'bare':>7}{'ratio':>7}")
+    cases = [(Walk, CONCURRENT, turns) for turns in (4, 16, 64)] + [(Walk, 1, 64), (Walk, 64, 16)]
+    cases += [(Inline, 64, 16), (Blocking, 64, 16), (Blocking, CONCURRENT, 16)]
+    for make, concurrency, num_turns in cases:
+        ours = measure(renderer, make, num_turns, concurrency)
+        bare = least(renderer, make, num_turns, concurrency)
+        rows[f"{make.__name__}/{concurrency}/{num_turns}"] = ours
+        print(f"{make.__name__:<12}{concurrency:>9}{num_turns:>7}{ours:>9.3f}{bare:>7.3f}{ours / bare:>7.2f}")
+    hop_us = 1000 * (rows["Blocking/64/16"] - rows["Inline/64/16"])
+    flat = rows[f"Walk/{CONCURRENT}/64"] / rows[f"Walk/{CONCURRENT}/4"]
+    print(f"a hop to a thread and back: {hop_us:.0f} us; 64 turns against 4: {flat:.2f}; target {TARGET_MS} ms")
+    if arguments.json:
+        print(json.dumps({"ms_per_turn": rows, "hop_us": hop_us, "flatness": flat}))
+
+
+if __name__ == "__main__":
+    main()
