@@ -6,7 +6,7 @@ import ctypes
 import multiprocessing
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from gymnasium.spaces import Space
@@ -104,16 +104,46 @@ def _write_shared(space: Text, index: int, value: str, shared_memory: Any) -> No
     view[start + HEADER_BYTES : start + HEADER_BYTES + len(data)] = data
 
 
+class SharedTexts(Sequence[str]):
+    """The texts in shared memory as they are when looked at; a deep copy is the tuple of them.
+
+    AsyncVectorEnv reads once and keeps what it got, so this is a view, as an array would be.
+    """
+
+    def __init__(self, space: Text, shared_memory: Any, n: int) -> None:
+        self._view = memoryview(shared_memory.get_obj()).cast("B")
+        self._slot = _slot_bytes(space)
+        self._n = n
+
+    def __len__(self) -> int:
+        return self._n
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        start = range(self._n)[index] * self._slot + HEADER_BYTES
+        length = int.from_bytes(self._view[start - HEADER_BYTES : start], "little")
+        return bytes(self._view[start : start + length]).decode("utf-8", "surrogatepass")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]  # it changes as the environments step
+
+    def __deepcopy__(self, memo: dict[int, object]) -> tuple[str, ...]:
+        return tuple(self)
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
 @read_from_shared_memory.register(Text)
-def _read_shared(space: Text, shared_memory: Any, n: int = 1) -> tuple[str, ...]:
-    slot = _slot_bytes(space)
-    view = memoryview(shared_memory.get_obj()).cast("B")
-    texts = []
-    for start in range(0, n * slot, slot):
-        length = int.from_bytes(view[start : start + HEADER_BYTES], "little")
-        data = bytes(view[start + HEADER_BYTES : start + HEADER_BYTES + length])
-        texts.append(data.decode("utf-8", "surrogatepass"))
-    return tuple(texts)
+def _read_shared(space: Text, shared_memory: Any, n: int = 1) -> SharedTexts:
+    return SharedTexts(space, shared_memory, n)
 
 
 @concatenate.register(Text)

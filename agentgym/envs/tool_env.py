@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from agentgym.envs.action import Action
@@ -118,6 +118,11 @@ class ToolEnv(TextEnv, abstract=True):
         made = as_tool(entry)
         self._runner.add(made)
         self._own_tools.append(made)
+
+    @property
+    def tools(self) -> Mapping[str, Tool]:
+        """Name to tool, as in the menu."""
+        return self._runner.tools
 
     @property
     def tool_specs(self) -> tuple[ToolSpec, ...]:
