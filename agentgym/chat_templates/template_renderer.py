@@ -169,9 +169,11 @@ class TemplateRenderer:
     def _measure_end(self) -> str:
         """The mark that the template puts after a reply."""
         text = self._text([_USER, Message("assistant", _PROBE), _USER], self._probe_tools)
-        after = text[text.find(_PROBE) + len(_PROBE) :]
+        _, found, after = text.partition(_PROBE)
+        if not found:
+            raise RenderError(f"the chat template of {self.tokenizer.name!r} drops what the assistant said")
         parts = self._marks.split(after.lstrip("\n"))
-        if _PROBE not in text or not parts or parts[0][1] is None:
+        if not parts or parts[0][1] is None:
             raise RenderError(
                 f"the chat template of {self.tokenizer.name!r} puts no end token right after a reply (it puts "
                 f"{after[:40]!r}), so a reply cannot be continued exactly"

@@ -1,0 +1,79 @@
+"""A small tokenizer trained on the spot, and the real ones of the shared test data where a checkout has them."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+import agentgym.chat_templates
+from agentgym.chat_templates import ChatMLRenderer, ChatTokenizer, TemplateRenderer, renderer_for
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+EMBEDDED = (Path(agentgym.chat_templates.__file__).parent / "embedded.jinja").read_text(encoding="utf-8")
+MARKS = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
+)
+TRAINED_ON = ["You are in a small room. Exits: north, south.", '{"name": "go", "arguments": {"direction": "north"}}']
+
+
+def tiny_backend(marks: tuple[str, ...] = MARKS) -> Tokenizer:
+    """A byte-level BPE of the Qwen kind: NFC, merges across letters, marks as added tokens."""
+    backend = Tokenizer(models.BPE())
+    backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator(TRAINED_ON * 3, trainer)
+    backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in marks if "|" in text])
+    backend.add_tokens([AddedToken(text, normalized=False, special=False) for text in marks if "|" not in text])
+    return backend
+
+
+@pytest.fixture(scope="session")
+def bare_backend() -> Tokenizer:
+    """The small tokenizer without any mark."""
+    return tiny_backend(())
+
+
+@pytest.fixture(scope="session")
+def tiny() -> ChatTokenizer:
+    """The embedded template over the small tokenizer."""
+    special = {"eos_token": "<|im_end|>"}
+    return ChatTokenizer(tiny_backend(), EMBEDDED, special_tokens=special, stop_tokens=("<|im_end|>", "<|endoftext|>"))
+
+
+@pytest.fixture(scope="session")
+def chatml(tiny: ChatTokenizer) -> ChatMLRenderer:
+    return ChatMLRenderer(tiny)
+
+
+@pytest.fixture(scope="session", params=["chatml", "template"])
+def renderer(request: pytest.FixtureRequest, tiny: ChatTokenizer) -> TemplateRenderer:
+    """Both renderers of the small tokenizer, one after the other."""
+    return renderer_for(tiny, request.param)
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    if not SHARED.is_dir():
+        pytest.skip(f"the shared test data {SHARED} is not beside this checkout")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def real_folders(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Name to folder of the real tokenizers; gpt-oss gets its template from the file beside it."""
+    target = tmp_path_factory.mktemp("tokenizers")
+    folders = {}
+    for archive in sorted((shared / "tokenizers").glob("*.tar.xz")):
+        with tarfile.open(archive) as tar:
+            tar.extractall(target, filter="data")
+        folders[archive.name.removesuffix(".tar.xz")] = target / archive.name.removesuffix(".tar.xz")
+    template = (shared / "chat_templates" / "openai-gpt-oss-120b.jinja").read_text(encoding="utf-8")
+    (folders["gptoss"] / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return folders

@@ -1,0 +1,107 @@
+"""A folder or tokenizer gets the renderer of its family, or an error that says what to do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from agentgym.chat_templates import FAMILIES, ChatMLRenderer, ChatTokenizer, Renderer, TemplateRenderer, renderer_for
+from agentgym.errors import RenderError, RunFolderError, UnknownName
+from agentgym.types import Message
+
+USER = Message("user", "Begin.")
+
+
+@pytest.fixture
+def folder(tiny: ChatTokenizer, tmp_path: Path) -> Path:
+    tiny.backend.save(str(tmp_path / "tokenizer.json"))
+    config = {"eos_token": {"content": "<|im_end|>"}, "chat_template": tiny.template}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def test_a_folder_with_chatml_gets_the_chatml_renderer(folder: Path, chatml: ChatMLRenderer) -> None:
+    renderer = renderer_for(folder)
+    assert isinstance(renderer, ChatMLRenderer)
+    assert isinstance(renderer, Renderer)
+    assert renderer.render([USER]) == chatml.render([USER])
+    assert renderer.stop_ids == chatml.stop_ids[:1]
+
+
+def test_a_template_file_goes_before_the_config(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}")
+    assert renderer_for(folder).decode(renderer_for(folder).render([USER])) == "Begin.<|im_end|>"
+
+
+def test_a_template_for_tools_is_used_with_tools_alone(folder: Path, tiny: ChatTokenizer) -> None:
+    plain = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>"
+    named = [{"name": "default", "template": plain}, {"name": "tool_use", "template": tiny.template}]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    tokenizer = ChatTokenizer.load(folder)
+    assert (tokenizer.template, tokenizer.tool_template) == (plain, tiny.template)
+
+
+def test_the_ids_of_generation_config_end_a_reply_too(folder: Path, tiny: ChatTokenizer) -> None:
+    end = tiny.backend.token_to_id("<|endoftext|>")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
+    assert end in renderer_for(folder).stop_ids
+
+
+def test_a_transformers_tokenizer_is_taken_as_it_is(tiny: ChatTokenizer, chatml: ChatMLRenderer) -> None:
+    theirs = PreTrainedTokenizerFast(tokenizer_object=tiny.backend, eos_token="<|im_end|>", chat_template=tiny.template)
+    assert renderer_for(theirs).render([USER]) == chatml.render([USER])
+
+
+def test_a_family_may_be_asked_for(tiny: ChatTokenizer) -> None:
+    assert type(renderer_for(tiny, "template")) is TemplateRenderer
+    assert type(renderer_for(tiny, "chatml")) is ChatMLRenderer
+    assert sorted(FAMILIES) == ["chatml", "template"]
+    with pytest.raises(UnknownName, match="did you mean 'chatml'"):
+        renderer_for(tiny, "chatlm")
+
+
+def test_a_chatml_template_with_other_rules_is_driven_by_jinja_and_says_so(
+    tiny: ChatTokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    trimmed = replace(tiny, template=tiny.template.replace("message.content", "message.content | trim"))
+    assert type(renderer_for(trimmed)) is TemplateRenderer
+    assert "changes contents" in caplog.text
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"no model folder .*nowhere.*: give a folder that holds tokenizer\.json"):
+        renderer_for(tmp_path / "nowhere")
+
+
+def test_a_folder_without_a_tokenizer_says_what_to_save(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="save_pretrained"):
+        renderer_for(tmp_path)
+
+
+def test_a_tokenizer_without_a_template_says_what_to_add(folder: Path) -> None:
+    (folder / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(RenderError, match=r"no chat template.*chat_template\.jinja"):
+        renderer_for(folder)
+
+
+def test_a_broken_config_is_named(folder: Path) -> None:
+    (folder / "tokenizer_config.json").write_text("{")
+    with pytest.raises(RunFolderError, match=r"tokenizer_config\.json.* is not JSON"):
+        renderer_for(folder)
+
+
+def test_a_broken_template_is_refused(tiny: ChatTokenizer) -> None:
+    with pytest.raises(RenderError, match="does not compile"):
+        renderer_for(replace(tiny, template="{% for %}"))
+
+
+def test_importing_loads_neither_torch_nor_transformers() -> None:
+    code = "import sys, agentgym.chat_templates; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
