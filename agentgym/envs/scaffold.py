@@ -10,7 +10,11 @@ from agentgym.errors import ConfigError
 
 __all__ = ["new_env"]
 
-ENVIRONMENT = '''"""{title}. Try it: `agentgym play {file}:{cls}`. Check it: `agentgym env check {file}:{cls}`."""
+ENVIRONMENT = '''"""{title}.
+
+Try it: `agentgym play {file}:{cls}`
+Check it: `agentgym env check {file}:{cls}`
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ class {cls}(ToolEnv):
 
     system_prompt = "You open a lock by turning its dial. Use the tool `turn`."
     max_turns = 8  # the environment truncates after so many replies
-    runs_inline = True  # only short, pure computation; delete this line when tools wait for something
+    runs_inline = True  # short, pure computation only; delete this line when tools wait
 
     def start(self, options: dict[str, Any]) -> str:
         """Makes the task from self.np_random alone, so that a seed gives the same task; says it."""

@@ -59,8 +59,8 @@ def check_env(env: str | Make | TextEnv, kwargs: Mapping[str, JSON] | None = Non
             findings += [Finding(name, message, severity) for severity, message in check(make)]
         except Exception as error:  # noqa: BLE001  # the boundary: an environment is user code
             findings.append(Finding(name, f"raised {_last_lines(error)}"))
-            if name == "makes":
-                break
+        if findings and name == "makes":
+            break
     return findings
 
 

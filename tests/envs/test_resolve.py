@@ -1,0 +1,74 @@
+"""Environments by id, module path and file path; Gymnasium's plugin."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentgym.envs import make_env, resolve_env
+from agentgym.envs.plugin import BUNDLED, register_envs
+from agentgym.errors import ConfigError, UnknownName
+
+ROOT = Path(__file__).parents[2]
+LOCK = ROOT / "examples" / "number_lock.py"
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def test_an_environment_is_found_by_id_module_and_file() -> None:
+    assert type(make_env("GuessNumber-v0", {"level": 2})).__name__ == "GuessNumber"
+    assert type(make_env("examples.number_lock:NumberLock")).__name__ == "NumberLock"
+    made = resolve_env(f"{LOCK}:NumberLock")
+    assert type(made()).__name__ == "NumberLock"
+    assert made() is not made()
+    assert type(made()) is type(make_env(f"{LOCK}:NumberLock"))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("GuessNumbr-v0", r"did you mean 'GuessNumber-v0'\? `agentgym env list`"),
+        ("examples.number_lok:NumberLock", r"no module 'examples\.number_lok'.*agentgym env list"),
+        ("examples.number_lock:NumberLok", "did you mean 'NumberLock'"),
+        (f"{LOCK}:Door", "it has NumberLock"),
+        ("nowhere/lock.py:Lock", r"no file 'nowhere/lock\.py'"),
+    ],
+)
+def test_an_unknown_name_is_a_taught_error(name: str, words: str) -> None:
+    with pytest.raises(UnknownName, match=words):
+        resolve_env(name)
+
+
+def test_wrong_keywords_and_wrong_kinds_are_taught_errors() -> None:
+    with pytest.raises(ConfigError, match=r"does not take the keywords \{'size': 3\}"):
+        make_env("GuessNumber-v0", {"size": 3})
+    with pytest.raises(ConfigError, match="not an agentgym.envs.TextEnv"):
+        make_env("CartPole-v1")
+    with pytest.raises(ConfigError, match="not an environment class"):
+        make_env("agentgym.envs.seeds:EVAL_SEED_START")
+
+
+def test_a_module_that_lacks_an_import_says_so_itself(tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text("import no_such_library\n", encoding="utf-8")
+    for _ in range(2):
+        with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+            resolve_env(f"{path}:Env")
+
+
+def test_registering_twice_does_nothing_and_loads_nothing() -> None:
+    register_envs()
+    register_envs()
+    code = (
+        "import sys, agentgym.envs.plugin as p; p.register_envs(); p.register_envs(); import gymnasium as g;"
+        f"assert {sorted(BUNDLED)!r} == sorted(set(g.registry) & {set(BUNDLED)!r});"
+        "heavy = [m for m in sys.modules if m.startswith('agentgym.envs.') and not m.endswith('plugin')];"
+        "assert not heavy, heavy; assert 'torch' not in sys.modules and 'jsonschema' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=ROOT, check=True)
