@@ -29,7 +29,7 @@ CURVES = (
     ("grad_norm", "Gradient norm"),
     ("dead_groups", "Dead groups"),
     ("malformed_calls", "Malformed calls"),
-    ("tokens_per_s", "Tokens per second"),
+    ("tokens_per_s", "Tokens / s"),
 )
 SOURCES = ("prompt", "policy", "env")
 
@@ -55,7 +55,7 @@ def write_report(
 ) -> Path:
     """Writes `report.html` into the run folder and returns its path; the page needs no network and no other file.
 
-    `decode_token` gives the text of one id (`TokenText(tokenizer)`); without it the page shows ids. Tokens in
+    `decode_token` gives the text of one id (a `TokenText`); without it the page shows ids. Tokens in
     `special_ids`, and those that look like a chat format's marks, are shown as special. At most `max_episodes`
     episodes are embedded token by token, in at most `max_bytes` of the page together; the page says how many were
     left out. Raises RunFolderError when the folder is missing, empty or half written.
@@ -170,14 +170,16 @@ def _table(episodes: Sequence[EpisodeSummary], embedded: set[int]) -> list[JSON]
 
 
 def _curves(metrics: Sequence[JSONObject]) -> JSON:
-    """`{"steps": [...], "series": [{"key", "title", "values"}]}`, thinned to `MAX_CURVE_POINTS`."""
+    """`{"steps": [...], "series": [{"key", "title", "values", "extra"}]}`, thinned to `MAX_CURVE_POINTS`."""
     stride = max(1, -(-len(metrics) // MAX_CURVE_POINTS))
     kept = [record for position, record in enumerate(metrics) if (len(metrics) - 1 - position) % stride == 0]
+    known = dict(CURVES)
+    others = sorted({key for record in kept for key in record} - {*known, "step", "elapsed_s"})
     series: list[JSON] = []
-    for key, title in CURVES:
+    for key, title in [*CURVES, *((key, key) for key in others)]:
         values = [_value(record, key) for record in kept]
         if any(value is not None for value in values):
-            series.append({"key": key, "title": title, "values": values})
+            series.append({"key": key, "title": title, "values": values, "extra": key not in known})
     return {"steps": [record.get("step", position) for position, record in enumerate(kept)], "series": series}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Protocol
 
@@ -14,13 +15,16 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenizerLike(Protocol):
-    """What `TokenText` needs of a tokenizer; `transformers`' tokenizers have it."""
+    """What `TokenText` needs of a `tokenizers.Tokenizer` (`backend_tokenizer` of a transformers tokenizer)."""
 
-    def convert_ids_to_tokens(self, ids: int) -> str | None:
+    def id_to_token(self, id: int) -> str | None:
         """The vocabulary entry of one id, in the tokenizer's own alphabet."""
 
-    def decode(self, token_ids: list[int]) -> str:
-        """The text of the ids, special tokens included."""
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of the ids."""
+
+    def get_added_tokens_decoder(self) -> Mapping[int, object]:
+        """The tokens beside the vocabulary proper, by id: the marks of the chat format."""
 
 
 def visible(text: str) -> str:
@@ -65,18 +69,25 @@ def _byte_of_character() -> dict[str, int]:
 
 
 class TokenText:
-    """`decode_token` of a tokenizer: `TokenText(tokenizer)(id)`; a piece of a UTF-8 character reads as `\\xe2\\x82`."""
+    """`decode_token` of a tokenizer: `TokenText(backend)(id)`; a piece of a UTF-8 character reads as `\\xe2\\x82`."""
 
     def __init__(self, tokenizer: TokenizerLike) -> None:
         self._tokenizer = tokenizer
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The ids of the marks, whatever they spell."""
+        return frozenset(self._tokenizer.get_added_tokens_decoder())
+
     def __call__(self, token_id: int) -> str:
-        """The text of one id."""
-        text = self._tokenizer.decode([token_id])
-        if "\N{REPLACEMENT CHARACTER}" not in text:
-            return text
-        token = self._tokenizer.convert_ids_to_tokens(token_id)
+        """The text of one id; `⟨id⟩` when the tokenizer has none."""
+        token = self._tokenizer.id_to_token(token_id)
         if token is None:
+            return f"⟨{token_id}⟩"
+        text = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        if token.startswith("▁") and not text.startswith(" "):
+            return f" {text}"  # the decoder takes the first space of a text away
+        if "\N{REPLACEMENT CHARACTER}" not in text:
             return text
         if match := _BYTE_TOKEN.fullmatch(token):
             return f"\\x{match[1].lower()}"

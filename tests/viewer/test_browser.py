@@ -93,7 +93,7 @@ def test_the_page_draws_each_token_and_no_text_acts(
     tokens = shown_tokens(dom)
     assert [source for source, _ in tokens] == expected
     assert "alert" in "".join(text for _, text in tokens), "the hostile text is there, as text"
-    assert dom.count('class="chart"') == 9
+    assert dom.count('class="chart"') == 9 + 6
 
 
 def test_keys_filters_and_the_side_panel_work(

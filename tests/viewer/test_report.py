@@ -54,7 +54,11 @@ def test_the_table_and_the_curves_hold_the_run(make_run: MakeRun, vocabulary: An
     assert [(row[0], row[1], row[8]) for row in overview["episodes"]] == [
         (line, episode["phase"], episode["reward"]) for line, episode in enumerate(recorded(run), 1)
     ]
-    curves = {series["key"]: series["values"] for series in overview["curves"]["series"]}
+    series = overview["curves"]["series"]
+    curves = {each["key"]: each["values"] for each in series if not each["extra"]}
+    assert [each["key"] for each in series if each["extra"]] == [
+        "clip_fraction", "episodes", "generate_s", "lr", "trained_tokens", "update_s",
+    ]  # fmt: skip
     assert list(curves) == [
         "success", "reward_mean", "loss", "entropy", "kl", "grad_norm", "dead_groups", "malformed_calls",
         "tokens_per_s",

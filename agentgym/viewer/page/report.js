@@ -30,7 +30,7 @@ function number(value, digits = 4) {
   const size = Math.abs(value);
   return size >= 1000 ? value.toLocaleString('en', { maximumFractionDigits: 0 }) : size < 1e-3 ? value.toExponential(1) : String(Number(value.toPrecision(digits)));
 }
-const tick = (value, range) => (Math.abs(value) >= 1000 ? number(value, 2) : value.toFixed(Math.min(6, Math.max(0, 1 - Math.floor(Math.log10(range))))).replace(/\.0*$|(\.\d*?)0+$/, '$1'));
+const tick = (value, range) => (Math.abs(value) >= 1000 ? number(value, 2) : value.toFixed(Math.min(6, Math.max(0, 1 - Math.floor(Math.log10(range))))).replace(/\.0*$|(\.\d*?)0+$/, '$1').replace(/^-0$/, '0'));
 const signed = (value) => (value === null || value === undefined ? '–' : (value > 0 ? '+' : '') + number(value));
 const percent = (value) => `${(100 * value).toFixed(value > 0 && value < 0.1 ? 1 : 0)} %`;
 async function unpack(id) {
@@ -67,17 +67,18 @@ function drawFacts() {
 }
 
 // ---- curves ----------------------------------------------------------------------------------------------
-const W = 340, H = 150, LEFT = 48, RIGHT = 8, TOP = 8, BOTTOM = 20;
+const W = 272, H = 132, LEFT = 42, RIGHT = 8, TOP = 8, BOTTOM = 20;
 function drawCharts() {
   const { curves, evaluations } = state.data;
   const charts = curves.series.map((series) => chart(series, curves.steps, ['success', 'reward_mean'].includes(series.key) ? evaluations : []));
   $('curves').hidden = !charts.length;
+  $('extra').parentElement.hidden = !charts.some((each) => each.extra);
   const point = (step) => charts.forEach((each) => each.point(step));
   for (const each of charts) {
     each.svg.addEventListener('pointermove', (event) => point(each.nearest(event)));
     each.svg.addEventListener('pointerleave', () => point(null));
     each.svg.addEventListener('click', (event) => filterStep(curves.steps[each.nearest(event)]));
-    $('charts').append(each.node);
+    $(each.extra ? 'extra' : 'charts').append(each.node);
   }
 }
 function chart(series, steps, evaluations) {
@@ -111,7 +112,7 @@ function chart(series, steps, evaluations) {
   const readout = el('span'), idle = () => { const end = values.findLast((value) => value !== null); readout.textContent = number(end); };
   idle();
   return {
-    node: el('div', { class: 'chart' }, el('p', {}, series.title, readout), root), svg: root,
+    node: el('div', { class: 'chart' }, el('p', {}, el('b', {}, series.title), readout), root), svg: root, extra: series.extra,
     nearest(event) {
       const box = root.getBoundingClientRect(), at = first + (((event.clientX - box.left) / box.width) * W - LEFT) / (W - LEFT - RIGHT) * (last - first);
       return steps.reduce((best, step, i) => (Math.abs(step - at) < Math.abs(steps[best] - at) ? i : best), 0);
@@ -123,7 +124,7 @@ function chart(series, steps, evaluations) {
       if (i === null) return idle();
       cursor.setAttribute('x1', x(steps[i])); cursor.setAttribute('x2', x(steps[i]));
       if (values[i] !== null) { dot.setAttribute('cx', x(steps[i])); dot.setAttribute('cy', y(values[i])); }
-      readout.textContent = `step ${steps[i]} · ${number(values[i])}`;
+      readout.textContent = `step ${steps[i]} · ${number(values[i], 3)}`;
     },
   };
 }
@@ -215,13 +216,13 @@ function drawEpisode(summary, record) {
   const fact = (label, value, tone = '') => el('span', {}, `${label} `, el('b', { class: tone }, value));
   const facts = el('div', { class: 'facts small' },
     fact('', `${summary.env} seed ${record.task.seed}`), fact('phase', summary.phase), fact('step', summary.step), fact('group', summary.group), fact('member', summary.member),
-    fact('status', summary.status, FAILED(summary) ? 'bad' : 'good'), fact('stopped by', summary.stop), fact('reward', number(summary.reward)),
+    fact('status', summary.status, FAILED(summary) ? 'bad' : summary.status === 'completed' ? 'good' : ''), fact('stopped by', summary.stop), fact('reward', number(summary.reward)),
     fact('success', summary.success === null ? '–' : summary.success ? 'yes' : 'no'), fact('tokens', `${number(summary.tokens)}, ${number(summary.trained)} sampled`),
-    ...Object.entries(record.metrics ?? {}).filter(([name]) => name !== 'success').map(([name, value]) => fact(name, number(value))));
+    ...Object.entries(record.metrics ?? {}).filter(([name, value]) => name !== 'success' && value !== 0).map(([name, value]) => fact(name, number(value))));
   const parts = [facts];
   if (record.error) parts.push(el('p', { class: 'note' }, el('b', { class: 'bad' }, 'error '), record.error));
-  const extras = { ...record.task.kwargs && Object.keys(record.task.kwargs).length ? { kwargs: record.task.kwargs } : {}, ...(record.info && Object.keys(record.info).length ? { info: record.info } : {}) };
-  if (Object.keys(extras).length) parts.push(el('details', { class: 'said' }, el('summary', {}, 'task and info'), el('pre', {}, JSON.stringify(extras, null, 2))));
+  const extras = { ...(Object.keys(record.metrics ?? {}).length ? { metrics: record.metrics } : {}), ...record.task.kwargs && Object.keys(record.task.kwargs).length ? { kwargs: record.task.kwargs } : {}, ...(record.info && Object.keys(record.info).length ? { info: record.info } : {}) };
+  if (Object.keys(extras).length) parts.push(el('details', { class: 'said' }, el('summary', {}, 'metrics, task and info'), el('pre', {}, JSON.stringify(extras, null, 2))));
   $('about').replaceChildren(...parts);
   state.tokens = [];
   const turns = [];
