@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -297,11 +298,12 @@ def test_cancelling_in_the_middle_closes_everything(renderer: Renderer, raw: Raw
         return threading.active_count(), len(os.listdir("/proc/self/fd"))
 
     asyncio.run(main(digits(raw, delay_s=0.02)))
-    time.sleep(0.1)
+    gc.collect()  # the pools of other tests end with them
+    time.sleep(0.2)
     first = leftovers()
     asyncio.run(main(digits(raw, delay_s=0.02)))
-    time.sleep(0.1)
-    assert leftovers() == first
+    time.sleep(0.2)
+    assert leftovers() <= first
 
 
 def test_over_dispatch_gives_the_first_complete_groups_and_cancels_the_rest(renderer: Renderer, raw: Raw) -> None:
