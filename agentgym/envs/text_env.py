@@ -148,6 +148,8 @@ class TextEnv(gymnasium.Env[str, str]):
         return observation, float(reward), bool(terminated), bool(truncated), info
 
     def _begin_episode(self, seed: int | None) -> None:
+        if "observation_space" not in self.__dict__:
+            raise ConfigError(f"{type(self).__name__}.__init__ must call super().__init__(render_mode)")
         gymnasium.Env.reset(self, seed=seed)
         self._turns = 0
         self._open = False

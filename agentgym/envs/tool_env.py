@@ -80,7 +80,7 @@ class ToolEnv(TextEnv, abstract=True):
         marked: dict[str, Tool] = {}
         for base in reversed(cls.__mro__):
             for name, value in vars(base).items():
-                mark = getattr(value, MARK, None)
+                mark = getattr(getattr(value, "__func__", value), MARK, None)  # a staticmethod hides its function
                 if isinstance(mark, Tool):
                     marked[name] = mark
                 elif name in marked and value is None:  # `name = None` takes an inherited tool away

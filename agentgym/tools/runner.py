@@ -58,6 +58,10 @@ class ToolRunner:
         self.tools[tool.name] = tool
         self.specs[tool.name] = tool.spec
 
+    def close(self) -> None:
+        """Ends the thread for plain methods; a second call does nothing."""
+        self.worker.stop()
+
     def runs_directly(self, calls: Sequence[AnyCall]) -> bool:
         """Whether `run_directly` can answer these calls: nothing to await, no thread needed."""
         for call in calls:

@@ -48,7 +48,7 @@ def test_an_unknown_name_is_a_taught_error(name: str, words: str) -> None:
 def test_wrong_keywords_and_wrong_kinds_are_taught_errors() -> None:
     with pytest.raises(ConfigError, match=r"does not take the keywords \{'size': 3\}"):
         make_env("GuessNumber-v0", {"size": 3})
-    with pytest.raises(ConfigError, match="not an agentgym.envs.TextEnv"):
+    with pytest.raises(ConfigError, match=r"not an agentgym\.envs\.TextEnv"):
         make_env("CartPole-v1")
     with pytest.raises(ConfigError, match="not an environment class"):
         make_env("agentgym.envs.seeds:EVAL_SEED_START")

@@ -290,3 +290,76 @@ def test_a_fault_of_the_environment_leaves_the_step() -> None:
     with pytest.raises(EnvironmentFault, match="sandbox"):
         env.step("dig")
     env.close()
+
+
+def test_a_static_method_may_be_a_tool() -> None:
+    class Static(InlineCounter):
+        @staticmethod
+        @tool
+        def square(number: int) -> int:
+            """Squares."""
+            return number**2
+
+    env = Static()
+    env.reset(seed=0)
+    assert env.step("square 4")[0] == "16"
+    env.close()
+
+
+def test_a_constructor_that_forgets_its_base_is_told_so() -> None:
+    class Forgetful(Counter):
+        def __init__(self) -> None:
+            pass
+
+    with pytest.raises(ConfigError, match=r"Forgetful.__init__ must call super\(\).__init__"):
+        Forgetful().reset()
+
+
+def test_autoreset_goes_on_after_the_end() -> None:
+    env = gymnasium.wrappers.Autoreset(InlineCounter())
+    env.reset(seed=0)
+    assert env.step("add 3")[2]
+    assert env.step("anything")[0] == "Count to 3."
+    env.close()
+
+
+def test_a_hanging_release_is_left_behind() -> None:
+    gate = threading.Event()
+
+    class Stuck(Counter):
+        close_timeout_s = 0.05
+
+        def release(self) -> None:
+            gate.wait()
+
+    env = Stuck()
+    env.reset(seed=0)
+    env.close()
+    gate.set()
+
+
+def test_a_turn_may_be_cancelled_and_the_environment_closed() -> None:
+    class Slow(Counter):
+        released = False
+
+        @tool(timeout_s=None)
+        def sleep(self) -> str:
+            """Sleeps."""
+            gate.wait()
+            return ""
+
+        def release(self) -> None:
+            self.released = True
+
+    gate = threading.Event()
+
+    async def main() -> Slow:
+        env = Slow()
+        await env.areset(seed=0)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(env.astep(reply(ToolCall("a", "sleep", {}))), 0.05)
+        await env.aclose()
+        gate.set()
+        return env
+
+    assert asyncio.run(main()).released
