@@ -1,11 +1,15 @@
 """agentgym: a Gymnasium for language-model agents.
 
-Importing it registers the bundled environments: `gymnasium.make("agentgym:TextGame-v0")` works in a program that
-imports only gymnasium, and `gymnasium.make("TextGame-v0")` in one that imports agentgym too.
+`gymnasium.make("TextGame-v0")` works in a program that imports only gymnasium: installing agentgym installs a hook that
+registers the bundled environments when Gymnasium is imported. Where it cannot run (`PYTHONPATH`, `pip --target`), import
+agentgym after gymnasium.
 """
 
-__version__ = "0.1.0"
+import sys
 
 from agentgym.envs.plugin import register_envs
 
-register_envs()
+__version__ = "0.1.0"
+
+if "gymnasium" in sys.modules:
+    register_envs()

@@ -18,6 +18,7 @@ import agentgym
 ROOT = Path(__file__).parent.parent
 DOORS = ("envs", "tools", "chat_templates", "trainers")
 HEAVY = {"huggingface_hub", "matplotlib", "ray", "rich", "safetensors", "tokenizers", "torch", "transformers", "tyro"}
+HOOK = {"_agentgym_gymnasium.pth", "_agentgym_gymnasium.py"}
 EMBEDDED = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 TORCH_USERS = ("agentgym.trainers", "agentgym.engines.hf", "agentgym.cli.")
 
@@ -41,6 +42,10 @@ def modules_after(statement: str) -> set[str]:
 @pytest.mark.parametrize("statement", ["import agentgym", "import gymnasium", "import gymnasium, agentgym.envs"])
 def test_an_import_loads_nothing_heavy(statement: str) -> None:
     assert not modules_after(statement) & HEAVY
+
+
+def test_importing_the_package_imports_no_gymnasium_and_no_numpy() -> None:
+    assert not modules_after("import agentgym") & {"gymnasium", "numpy"}
 
 
 @pytest.mark.parametrize(
@@ -123,7 +128,8 @@ def clean_python(distributions: Path, tmp_path_factory: pytest.TempPathFactory) 
 def test_the_wheel_holds_the_package_and_nothing_else(distributions: Path) -> None:
     with zipfile.ZipFile(next(distributions.glob("*.whl"))) as wheel:
         names = set(wheel.namelist())
-    assert {name.split("/")[0] for name in names} == {"agentgym", f"agentgym_llm-{agentgym.__version__}.dist-info"}
+    wanted = {"agentgym", *HOOK, f"agentgym_llm-{agentgym.__version__}.dist-info"}
+    assert {name.split("/")[0] for name in names} == wanted
     assert "agentgym/py.typed" in names
     assert names >= {f"agentgym/embedded/{name}" for name in EMBEDDED}
 
@@ -134,7 +140,7 @@ def test_the_sdist_has_no_doors(distributions: Path) -> None:
         members = sdist.getmembers()
     top_level = {member.name.split("/")[1] for member in members if "/" in member.name}
     assert not top_level & set(DOORS)
-    assert top_level >= {"agentgym", "LICENSE", "README.md", "pyproject.toml"}
+    assert top_level >= {"agentgym", "startup", "LICENSE", "README.md", "pyproject.toml"}
     assert not [member.name for member in members if member.issym()]
 
 
@@ -154,10 +160,22 @@ def test_an_installed_package_brings_no_door(door: str, clean_python: str, tmp_p
 
 @pytest.mark.slow
 def test_gymnasium_makes_our_environments_by_name(clean_python: str, tmp_path: Path) -> None:
-    code = "import gymnasium\nenv = gymnasium.make('agentgym:TextGame-v0')\nprint(env.reset(seed=0)[0])\nenv.close()"
+    code = "import gymnasium\nenv = gymnasium.make('TextGame-v0')\nprint(env.reset(seed=1)[0])\nenv.close()"
     done = python(code, interpreter=clean_python, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+@pytest.mark.slow
+def test_uninstalling_takes_the_hook_away(distributions: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "home", with_pip=True)
+    pip = [tmp_path / "home" / "bin" / "python", "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    wheel = next(distributions.glob("*.whl"))
+    site_packages = next((tmp_path / "home").glob("lib/python*/site-packages"))
+    subprocess.run([*pip, "install", "--no-deps", wheel], timeout=300, check=True)
+    assert {path.name for path in site_packages.iterdir()} >= HOOK
+    subprocess.run([*pip, "uninstall", "--yes", "agentgym-llm"], timeout=300, check=True)
+    assert not [path for path in site_packages.rglob("*agentgym*") if path.is_file()]
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Loads a public name when it is first used: Gymnasium imports this package while it is itself half imported."""
+    """Loads a public name when it is first used: registering the environments imports this package and needs none."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"agentgym.envs.{_HOMES[name]}"), name)

@@ -1,8 +1,10 @@
-"""Registers the bundled environments with Gymnasium; Gymnasium calls it by itself when it is imported."""
+"""Registers the bundled environments with Gymnasium, and loads none of them.
+
+Who calls it: the start-up hook (`startup/`, installed beside the package) right after Gymnasium was imported; `import
+agentgym` where Gymnasium was there first; `resolve_env`, for names given to a command.
+"""
 
 from __future__ import annotations
-
-import gymnasium
 
 __all__ = ["BUNDLED", "register_envs"]
 
@@ -15,7 +17,12 @@ BUNDLED = {
 
 
 def register_envs() -> None:
-    """Makes `gymnasium.make("TextGame-v0")` work; nothing is loaded until then, and a second call does nothing."""
+    """Makes `gymnasium.make("TextGame-v0")` work; a second call does nothing."""
+    # Not at the top: importing Gymnasium is what makes the hook import this module. And the package before its part:
+    # a thread that begins with a part breaks the import of the whole in another thread.
+    import gymnasium
+    from gymnasium.envs.registration import registry
+
     for env_id, entry_point in BUNDLED.items():
-        if env_id not in gymnasium.envs.registration.registry:
-            gymnasium.envs.registration.register(id=env_id, entry_point=entry_point)
+        if env_id not in registry:
+            gymnasium.register(id=env_id, entry_point=entry_point)

@@ -1,0 +1,52 @@
+"""Registers agentgym's environments right after Gymnasium has been imported, in a program that imports nothing else.
+
+Gymnasium 1.x loads no plugins, so `_agentgym_gymnasium.pth` imports this module whenever Python starts. It then
+only puts a finder in front that waits for `gymnasium`: 0.25 ms of a start, and agentgym is not imported.
+"""
+
+import sys
+
+TYPE_CHECKING = False  # `typing` would cost more than all the rest
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+
+class GymnasiumWatch:
+    """A meta-path finder that finds what the others find; it goes away when Gymnasium has been imported."""
+
+    @classmethod
+    def find_spec(cls, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
+        """The spec of `gymnasium`, whose loader registers the environments when it is done; None for other names."""
+        if name != "gymnasium":
+            return None
+        others = (finder.find_spec(name, None, None) for finder in sys.meta_path if finder is not cls)
+        spec = next((found for found in others if found is not None), None)
+        if spec is None or spec.loader is None:
+            return spec
+        loader, load = spec.loader, spec.loader.exec_module
+
+        def load_and_register(module: "ModuleType") -> None:
+            del loader.exec_module  # from here on it is the loader that it was
+            load(module)
+            if cls in sys.meta_path:
+                sys.meta_path.remove(cls)
+                register()
+
+        loader.exec_module = load_and_register  # type: ignore[method-assign]
+        return spec
+
+
+def register() -> None:
+    """Registers the environments; whatever is wrong with agentgym is a warning, since Gymnasium works without it."""
+    try:
+        from agentgym.envs.plugin import register_envs
+
+        register_envs()
+    except Exception as error:  # noqa: BLE001  # the boundary: `import gymnasium` belongs to other people's programs
+        import warnings
+
+        warnings.warn(f"agentgym's environments are not registered with Gymnasium: {error!r}", stacklevel=2)
+
+
+sys.meta_path.insert(0, GymnasiumWatch)
