@@ -10,6 +10,7 @@ from pathlib import Path
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.errors import RunFolderError
 from agentgym.evaluation.record_checks import CHECKS, Ledger, Place, Record, first_difference
+from agentgym.evaluation.step_checks import StepChecks
 from agentgym.types import JSON
 
 __all__ = ["PROPERTIES", "Place", "Property", "Verdict", "VerifyReport", "verify_run"]
@@ -43,6 +44,7 @@ PROPERTIES = (
     Property("reward", "the reward is the sum over the turns, and null exactly when the episode failed", "episodes"),
     Property("advantages", "one finite advantage per sampled id, none other than 0 for a failed episode", "episodes"),
     Property("groups", "a group has one task, and each of its members once", "groups"),
+    Property("metrics", "counts and means of metrics.jsonl follow from the episodes of their step", "steps"),
 )
 
 
@@ -113,7 +115,7 @@ class VerifyReport:
 
 
 def verify_run(run: Path, renderer: Renderer | None = None) -> VerifyReport:
-    """Reads every line of the run's `episodes.jsonl` and checks `PROPERTIES`; damage is reported, not raised.
+    """Checks `PROPERTIES` on every line of the run's `episodes.jsonl` and `metrics.jsonl`; damage is reported.
 
     `renderer` is the one the run was made with; without it the properties that need one are skipped, and the report
     says so. Raises RunFolderError only when there is no episode file to read, or nothing in it.
@@ -125,7 +127,7 @@ def verify_run(run: Path, renderer: Renderer | None = None) -> VerifyReport:
     if path.stat().st_size == 0:
         raise RunFolderError(f"{path} is empty; recorded episodes were wanted: wait for the run's first step")
     ledger = Ledger()
-    across = _Across()
+    across, steps = _Across(), StepChecks()
     num_episodes = num_tokens = 0
     for line, record in _records(path, ledger):
         num_episodes += 1
@@ -134,17 +136,23 @@ def verify_run(run: Path, renderer: Renderer | None = None) -> VerifyReport:
             for check in CHECKS:
                 check(ledger, line, record, renderer)
             across.add(ledger, line, record)
+            steps.add(record)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             # The line is JSON and yet no episode: that is what is being looked for, and not ours to crash on.
             ledger.fail("readable", Place(line, problem=f"this is no episode: {type(error).__name__}: {error}"))
     across.close(ledger)
+    steps.close(ledger, run / "metrics.jsonl")
     verdicts = tuple(_verdict(entry, ledger, renderer is None) for entry in PROPERTIES)
     return VerifyReport(run, num_episodes, num_tokens, verdicts)
 
 
 def _verdict(entry: Property, ledger: Ledger, without_renderer: bool) -> Verdict:
     tally = ledger.tally(entry.name)
-    skipped = "it needs the run's tokenizer" if entry.needs_renderer and without_renderer else None
+    skipped = None
+    if entry.needs_renderer and without_renderer:
+        skipped = "it needs the run's tokenizer"
+    elif tally.num_checked == 0:
+        skipped = f"the run has no {entry.unit} of that kind"
     return Verdict(entry, tally.num_checked, tally.num_failed, tally.first, skipped)
 
 

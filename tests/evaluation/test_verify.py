@@ -129,7 +129,8 @@ def test_a_sound_run_verifies_with_every_property_checked(tmp_path: Path, lines:
     assert report.ok, report.lines()
     assert report.num_episodes == len(lines) == 48
     assert {line["status"] for line in lines} == {"completed", "truncated", "env_error"}
-    assert all(verdict.num_checked > 0 and verdict.skipped is None for verdict in report.verdicts), report.lines()
+    assert [verdict.about.name for verdict in report.verdicts if verdict.skipped] == ["metrics"], report.lines()
+    assert all(verdict.num_checked > 0 for verdict in report.verdicts[:-1])
     assert report.lines()[-1].endswith("sound") and len(report.lines()) == len(PROPERTIES) + 1
     json.dumps(report.to_json(), allow_nan=False)
 
@@ -138,7 +139,7 @@ def test_without_a_renderer_the_report_says_what_it_skipped(tmp_path: Path, line
     report = verify_run(stored(tmp_path, lines))
     assert report.ok
     skipped = {verdict.about.name for verdict in report.verdicts if verdict.skipped}
-    assert skipped == {"vocabulary", "prefix", "stop_token", "reply"}
+    assert skipped == {"vocabulary", "prefix", "stop_token", "reply", "metrics"}
     assert sum("not checked: it needs the run's tokenizer" in line for line in report.lines()) == 4
 
 
@@ -311,6 +312,46 @@ def test_an_episode_that_failed_may_be_played_again(tmp_path: Path, lines: Lines
     only = [{**failed, "member": 0}, {**again, "member": 0, "task": failed["task"]}]
     verdicts = {verdict.about.name: verdict for verdict in verify_run(stored(tmp_path, only)).verdicts}
     assert verdicts["groups"].ok
+
+
+def test_the_numbers_of_a_step_follow_from_its_episodes(tmp_path: Path, lines: Lines) -> None:
+    run = stored(tmp_path, lines)
+    first = [line for line in lines if line["step"] == 0]
+    rewards = [line["reward"] for line in first if line["reward"] is not None]
+    sound = {"step": 0, "episodes": 24, "failed": 24 - len(rewards), "reward_mean": sum(rewards) / len(rewards)}
+    (run / "metrics.jsonl").write_text(json.dumps(sound) + "\n", encoding="utf-8")
+    assert verify_run(run).ok
+    wrong = {**sound, "failed": 0, "reward_mean": sum(rewards) / 24}
+    (run / "metrics.jsonl").write_text(json.dumps(sound) + "\n" + json.dumps(wrong) + "\n{", encoding="utf-8")
+    verdict = verify_run(run).verdicts[-1]
+    assert (verdict.num_checked, verdict.num_failed) == (3, 2)
+    assert str(verdict.first).startswith("line 2: of metrics.jsonl: failed of step 0 is 0, its episodes give ")
+
+
+@pytest.mark.parametrize("rerender", [False, True])
+@pytest.mark.parametrize("cut", [False, True])
+def test_cut_replies_and_rewritten_histories_verify_too(
+    tmp_path: Path, tokenizer: ChatTokenizer, renderer: Renderer, rerender: bool, cut: bool
+) -> None:
+    """A cut reply gets its end from the template; a rewritten history (here: its JSON in other words) a new row."""
+    text = (
+        "I do not know " * 9 if cut else '<tool_call>\n{"name":"guess","arguments":{"value":1}}\n</tool_call><|im_end|>'
+    )
+
+    async def sample() -> None:
+        engine = ScriptedEngine(lambda *_: sampled(tokenizer.backend, text), vocab_size=renderer.vocab_size)
+        limits = Limits(turn_tokens=64, max_turns=3, cut_reply="answer")
+        loop = RolloutLoop(engine, renderer, limits, history="rerender" if rerender else "append")
+        groups = await Sampler(loop, lambda task: GuessNumber()).sample([Task("GuessNumber-v0", seed=1)], 2)
+        with EpisodeWriter(tmp_path) as writer:
+            writer.write(groups[0].trajectories)
+
+    asyncio.run(sample())
+    report = verify_run(tmp_path, renderer)
+    assert report.ok, report.lines()
+    record = json.loads((tmp_path / "episodes.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    assert [turn["finish_reason"] for turn in record["turns"]] == ["length" if cut else "stop"] * 3
+    assert len(record["rows"]) == (3 if rerender and not cut else 1)
 
 
 @pytest.mark.parametrize("name", ["empty", "missing", "nowhere"])

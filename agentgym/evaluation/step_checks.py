@@ -1,0 +1,89 @@
+"""Whether the numbers of `metrics.jsonl` follow from the episodes of their steps."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentgym.evaluation.record_checks import Ledger, Place, Record
+from agentgym.trajectory import Status
+
+__all__ = ["StepChecks"]
+
+
+@dataclass(slots=True)
+class _Step:
+    """What the training episodes of one step add up to."""
+
+    num_episodes: int = 0
+    num_truncated: int = 0
+    num_tokens: int = 0
+    num_trained_tokens: int = 0
+    rewards: list[float] = field(default_factory=list)
+    successes: list[bool] = field(default_factory=list)
+    groups: dict[str, set[float]] = field(default_factory=dict)
+
+    def add(self, record: Record) -> None:
+        spans = [span for row in record["rows"] for span in row["spans"]]
+        self.num_episodes += 1
+        self.num_tokens += sum(len(span["ids"]) for span in spans)
+        rewards = self.groups.setdefault(record["group"], set())
+        if not Status(record["status"]).trainable:
+            return
+        rewards.add(record["reward"])
+        self.rewards.append(record["reward"])
+        self.successes.append(bool(record["success"]))
+        self.num_truncated += record["status"] == Status.TRUNCATED
+        self.num_trained_tokens += sum(len(span["ids"]) for span in spans if span["source"] == "policy")
+
+    def numbers(self) -> Mapping[str, float]:
+        """The metrics that follow, by their names in `metrics.jsonl`; means are 0 over nothing."""
+        count = max(1, len(self.rewards))
+        return {
+            "episodes": self.num_episodes,
+            "failed": self.num_episodes - len(self.rewards),
+            "truncated": self.num_truncated,
+            "tokens": self.num_tokens,
+            "trained_tokens": self.num_trained_tokens,
+            "success": sum(self.successes) / count,
+            "reward_mean": math.fsum(self.rewards) / count,
+            "dead_groups": sum(len(rewards) < 2 for rewards in self.groups.values()),
+        }
+
+
+class StepChecks:
+    """Collects training episodes by step, then compares each line of `metrics.jsonl` with them."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, _Step] = {}
+
+    def add(self, record: Record) -> None:
+        """Takes one line of `episodes.jsonl`."""
+        if record["phase"] == "train":
+            self._steps.setdefault(record["step"], _Step()).add(record)
+
+    def close(self, ledger: Ledger, path: Path) -> None:
+        """Checks the property `metrics` on every line of `path`, which may be absent."""
+        if not path.is_file():
+            return
+        with path.open("rb") as file:
+            for line, raw in enumerate(file, 1):
+                said = self._problem(raw)
+                ledger.check("metrics", Place(line, problem=f"of metrics.jsonl: {said}") if said else None)
+
+    def _problem(self, raw: bytes) -> str:
+        try:
+            given = json.loads(raw)
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            return f"not JSON: {error}"
+        if not isinstance(given, dict) or not isinstance(given.get("step"), int):
+            return "an object with a step was wanted"
+        wanted = self._steps.get(given["step"], _Step()).numbers()
+        for name, value in wanted.items():
+            stated = given.get(name, value)
+            if not isinstance(stated, int | float) or not math.isclose(stated, value, rel_tol=1e-6, abs_tol=1e-6):
+                return f"{name} of step {given['step']} is {stated}, its episodes give {value:g}"
+        return ""
