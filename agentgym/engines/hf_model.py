@@ -1,4 +1,4 @@
-"""A decoder-only transformer of the Llama, Mistral, Qwen2 and Qwen3 families, one set of tensors for training and generation.
+"""A decoder-only transformer of the Llama, Mistral, Qwen2 and Qwen3 families, one set of tensors for both uses.
 
 The projections that read the same input are stored as one tensor (q, k, v and gate, up), so that the trainer and the
 in-process engine use the same memory; `hf_checkpoint` maps them to and from the published parameter names.
@@ -233,9 +233,11 @@ class Decoder(nn.Module):
         repeats = q_NHD.shape[1] // k_NKD.shape[1]
         if repeats > 1:
             k_NKD, v_NKD = k_NKD.repeat_interleave(repeats, 1), v_NKD.repeat_interleave(repeats, 1)
-        parts = [part.split(layout.seqlens) for part in (q_NHD, k_NKD, v_NKD)]
+        sequences = zip(*(part.split(layout.seqlens) for part in (q_NHD, k_NKD, v_NKD)), strict=True)
         attended = [
-            F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in qkv), is_causal=True)[0].transpose(0, 1)
-            for qkv in zip(*parts, strict=True)
+            F.scaled_dot_product_attention(
+                q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None], is_causal=True
+            )[0].transpose(0, 1)
+            for q, k, v in sequences
         ]
         return torch.cat(attended)
