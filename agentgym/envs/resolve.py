@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import registry
@@ -18,6 +20,8 @@ from agentgym.errors import ConfigError, UnknownName, nearest
 from agentgym.types import JSON
 
 __all__ = ["make_env", "resolve_env"]
+
+VERSIONED = re.compile(r"-v\d+$")
 
 
 def make_env(name: str, kwargs: Mapping[str, JSON] | None = None) -> TextEnv:
@@ -34,10 +38,12 @@ def resolve_env(name: str, kwargs: Mapping[str, JSON] | None = None) -> Callable
     The environments are the bare ones, without Gymnasium's wrappers: a TextEnv checks its own use.
     """
     register_envs()
-    if ":" in name and not name.startswith("ALE/"):
-        make: Callable[..., object] = _from_path(name)
+    place, _, last = name.rpartition(":")
+    if place and VERSIONED.search(last):  # Gymnasium's `module:Id-v0`: importing the module registers the id
+        _import(place, name)
+        make = _from_registry(last)
     else:
-        make = _from_registry(name)
+        make = _from_path(name) if place else _from_registry(name)
     settings = dict(kwargs or {})
 
     def make_one() -> TextEnv:
@@ -60,7 +66,15 @@ def _from_registry(env_id: str) -> Callable[..., object]:
             f"unknown env {env_id!r}{near} `agentgym env list` shows all; "
             "your own is written 'package.module:Class' or 'path/to/file.py:Class'"
         )
-    return lambda **settings: gymnasium.make(env_id, **settings).unwrapped
+
+    def make(**settings: Any) -> object:
+        env = gymnasium.make(env_id, **settings).unwrapped
+        limit = registry[env_id].max_episode_steps
+        if isinstance(env, TextEnv) and env.max_turns is None:
+            env.max_turns = limit  # the wrapper that would count is left out
+        return env
+
+    return make
 
 
 _FOREIGN = tuple(key for key, spec in registry.items() if str(spec.entry_point).startswith("gymnasium."))

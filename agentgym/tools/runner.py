@@ -190,7 +190,14 @@ class ToolRunner:
         if len(text) > self.max_result_chars:
             cut = len(text) - self.max_result_chars
             text = f"{text[: self.max_result_chars]}\n[{cut} more characters were cut]"
-        return ToolResult(call.id, call.name, text)
+        return ToolResult(call.id, call.name, _encodable(text))
+
+
+def _encodable(text: str) -> str:
+    """`text` with lone surrogates replaced: JSON can spell them, but no tokenizer and no file takes them."""
+    if text.isascii():
+        return text
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _as_text(value: object) -> str:
@@ -214,7 +221,7 @@ def _failure(tool: Tool, call: ToolCall, error: BaseException) -> ToolResult:
         raise EnvironmentFault(f"tool {tool.name!r} raised {type(error).__name__}: {error}") from error
     log.info("tool %r raised; the model is told", tool.name, exc_info=error)
     text = f"{tool.name} failed: {type(error).__name__}: {_safe_text(error)}"
-    return ToolResult(call.id, call.name, text, "tool_error")
+    return ToolResult(call.id, call.name, _encodable(text), "tool_error")
 
 
 def _safe_text(error: BaseException) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import gymnasium
 import pytest
 
-from agentgym.envs import make_env, resolve_env
+from agentgym.envs import ToolEnv, make_env, resolve_env
 from agentgym.envs.plugin import BUNDLED, register_envs
 from agentgym.errors import ConfigError, UnknownName
 
@@ -72,3 +74,19 @@ def test_registering_twice_does_nothing_and_loads_nothing() -> None:
         "assert not heavy, heavy; assert 'torch' not in sys.modules and 'jsonschema' not in sys.modules"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=ROOT, check=True)
+
+
+def test_gymnasiums_own_forms_work() -> None:
+    assert type(make_env("agentgym:GuessNumber-v0")).__name__ == "GuessNumber"
+    gymnasium.register("Lock-v0", "examples.number_lock:NumberLock", max_episode_steps=3)
+    gymnasium.register("Endless-v0", Endless, max_episode_steps=3)
+    try:
+        assert make_env("Lock-v0").max_turns == 8
+        assert make_env("Endless-v0").max_turns == 3
+    finally:
+        del gymnasium.registry["Lock-v0"], gymnasium.registry["Endless-v0"]
+
+
+class Endless(ToolEnv):
+    def start(self, options: dict[str, Any]) -> str:
+        return "On and on."

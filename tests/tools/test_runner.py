@@ -268,3 +268,12 @@ def test_whatever_the_model_sends_every_call_id_is_answered_in_order(calls: list
     results = ToolRunner([echo, shout], inline=True).run_directly(calls)
     assert [result.call_id for result in results] == [each.id for each in calls]
     assert all(isinstance(result.content, str) for result in results)
+
+
+def test_a_lone_surrogate_never_reaches_the_conversation() -> None:
+    def fail(text: str) -> str:
+        raise ValueError(text)
+
+    runner = ToolRunner([echo, fail], inline=True)
+    for result in runner.run_directly([call("echo", text="a\ud800é"), call("fail", text="a\ud800é")]):
+        assert result.content.endswith("a?é")
