@@ -37,8 +37,8 @@ def _worth_going(play: Play, room: str) -> bool:
         return True
     if any(not c.locked or f"{c.name.split()[0]} key" in play.bag for c in play.closed[room]):
         return True
-    locked_ways = set(play.world.exits[room]) - set(play.known[room]) - set(play.unexplored(room))
-    return any(f"{play.world.exits[room][way].door} key" in play.bag for way in locked_ways)
+    doors = [out.door for out in play.world.exits[room].values() if (room, out.to) in play.locked_doors]
+    return any(f"{door} key" in play.bag for door in doors)
 
 
 def _walk(play: Play, goals: set[str]) -> Call:

@@ -10,8 +10,14 @@ __all__ = ["Play"]
 class Play:
     """One play of a world. Each action method gives one sentence for the player; `describe` gives what is in sight.
 
-    The player knows the visited rooms only; `known` never holds what was not seen.
+    The player knows the visited rooms only, and `known` and `uses` hold nothing else. Passages form a tree and one is
+    closed only until it is first walked, so the way back from a visited room is always the same.
     """
+
+    known: dict[str, dict[str, str]]
+    """Ways between visited rooms: `known[room][direction] = room`."""
+    uses: dict[str, list[str]]
+    """What in a visited room is worth a visit: `?` (a way not walked), `key`, `box`, `chest`, `door`, the treasure."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -20,11 +26,14 @@ class Play:
         self.items = {room: list(things) for room, things in world.items.items()}
         self.closed = {room: list(things) for room, things in world.containers.items()}
         self.locked_doors = {
-            frozenset((room, out.to)) for room, exits in world.exits.items() for out in exits.values() if out.door
+            (room, out.to) for room, exits in world.exits.items() for out in exits.values() if out.door
         }
         self.visited = {world.start: 0}
         self.milestones: set[str] = set()
         self.lost = False
+        self.known, self.uses = {}, {}
+        self._way_back = {world.start: ""}
+        self._learn(world.start)
 
     @property
     def won(self) -> bool:
@@ -43,11 +52,14 @@ class Play:
         out = self.world.exits[self.room].get(direction)
         if out is None:
             return f"There is no exit {direction}."
-        if self._is_locked(self.room, out.to):
+        if (self.room, out.to) in self.locked_doors:
             return f"The {out.door} door is locked."
-        self.room = out.to
-        if out.to not in self.visited:
-            self.visited[out.to] = len(self.visited)
+        left, self.room = self.room, out.to
+        if self.room not in self.visited:
+            self.visited[self.room] = len(self.visited)
+            self._learn(left)
+            self._learn(self.room)
+            self._way_back[self.room] = next(iter(self.known[self.room]))
         return ""
 
     def take(self, item: str) -> str:
@@ -56,6 +68,7 @@ class Play:
             return f"There is no {item} here to take."
         self.items[self.room].remove(item)
         self.bag.append(item)
+        self._learn(self.room)
         if item not in self.world.needed:
             self.lost = True
             return f"The {item} is cursed. You lose."
@@ -83,7 +96,8 @@ class Play:
             return f"The {item} does not fit the {target}."
         if container is not None:
             return self._open(container)
-        self.locked_doors.discard(doors[target])
+        self.locked_doors -= {(self.room, doors[target]), (doors[target], self.room)}
+        self._learn(self.room)
         self.milestones.add(f"open {target}")
         return "Opened."
 
@@ -104,60 +118,31 @@ class Play:
 
     def _exit_labels(self) -> list[str]:
         labels = []
-        back = self.path_to({self.world.start})
         for way, out in self.world.exits[self.room].items():
-            if self._is_locked(self.room, out.to):
+            if (self.room, out.to) in self.locked_doors:
                 labels.append(f"{way}: {out.door} door (locked)")
             elif out.to not in self.visited:
                 labels.append(f"{way}: ?")
             else:
-                notes = ["back"] if back and back[0] == way else []
-                notes += self._beyond(out.to) if self.world.level.mapped else []
+                notes = ["back"] if way == self._way_back[self.room] else []
+                notes += sorted(self._beyond(out.to, self.room)) if self.world.level.mapped else []
                 labels.append(f"{way}: {out.to}" + (f" ({', '.join(notes)})" if notes else ""))
         return labels
 
-    def _beyond(self, first: str) -> list[str]:
-        """What was seen and is still of use behind an exit of this room: `?` for a way not yet walked."""
-        rooms, queue = {self.room, first}, [first]
-        notes: dict[str, None] = {}
-        while queue:
-            room = queue.pop()
-            for note in self.of_use(room):
-                notes[note] = None
-            for to in self.known[room].values():
-                if to not in rooms:
-                    rooms.add(to)
-                    queue.append(to)
-        return sorted(notes)
+    def _beyond(self, room: str, entered_from: str) -> set[str]:
+        """What was seen and is still of use in a room and behind it."""
+        notes = set(self.uses[room])
+        for to in self.known[room].values():
+            if to != entered_from:
+                notes |= self._beyond(to, room)
+        return notes
 
     # What a player knows
-
-    @property
-    def known(self) -> dict[str, dict[str, str]]:
-        """Ways between visited rooms: `known[room][direction] = room`."""
-        return {
-            room: {
-                way: out.to
-                for way, out in self.world.exits[room].items()
-                if out.to in self.visited and not self._is_locked(room, out.to)
-            }
-            for room in self.visited
-        }
-
-    def of_use(self, room: str) -> list[str]:
-        """What in a visited room is still worth a visit: `?`, `key`, `box`, `chest`, `door` or the treasure's name."""
-        found = ["?"] if self.unexplored(room) else []
-        for thing in self.items[room]:
-            if thing in self.world.needed:
-                found.append("key" if thing.endswith(" key") else thing)
-        found += [container.name.split()[-1] for container in self.closed[room]]
-        found += ["door"] if any(out.door and self._is_locked(room, out.to) for out in self.world.exits[room].values()) else []
-        return found
 
     def unexplored(self, room: str) -> list[str]:
         """Directions of unlocked ways that were never walked."""
         exits = self.world.exits[room].items()
-        return [way for way, out in exits if out.to not in self.visited and not self._is_locked(room, out.to)]
+        return [way for way, out in exits if out.to not in self.visited and (room, out.to) not in self.locked_doors]
 
     def path_to(self, goals: set[str]) -> list[str] | None:
         """Directions of a shortest known way to the nearest goal room, `[]` when there, None when there is none."""
@@ -166,13 +151,12 @@ class Play:
     def possible(self) -> list[tuple[str, dict[str, str]]]:
         """Every call that does something here, as (tool name, arguments)."""
         calls: list[tuple[str, dict[str, str]]] = [("look", {})]
-        doors = self._locked_doors_here()
-        for way, out in self.world.exits[self.room].items():
-            if not self._is_locked(self.room, out.to):
-                calls.append(("go", {"direction": way}))
+        exits = self.world.exits[self.room].items()
+        closed = self.closed[self.room]
+        locked = [*self._locked_doors_here(), *(container.name for container in closed if container.locked)]
+        calls += [("go", {"direction": way}) for way, out in exits if (self.room, out.to) not in self.locked_doors]
         calls += [("take", {"item": item}) for item in self.items[self.room]]
-        locked = [*doors, *(container.name for container in self.closed[self.room] if container.locked)]
-        calls += [("open", {"target": c.name}) for c in self.closed[self.room] if not c.locked]
+        calls += [("open", {"target": container.name}) for container in closed if not container.locked]
         calls += [
             ("use", {"item": item, "target": target})
             for item in self.bag
@@ -181,14 +165,25 @@ class Play:
         ]
         return calls
 
+    def _learn(self, room: str) -> None:
+        """Brings `known` and `uses` up to date for a visited room, after something about it has changed."""
+        exits = self.world.exits[room].items()
+        self.known[room] = {way: out.to for way, out in exits if out.to in self.visited}
+        uses = ["?"] if self.unexplored(room) else []
+        needed = [thing for thing in self.items[room] if thing in self.world.needed]
+        uses += ["key" if thing.endswith(" key") else thing for thing in needed]
+        uses += [container.name.split()[-1] for container in self.closed[room]]
+        uses += ["door"] if any((room, out.to) in self.locked_doors for _, out in exits) else []
+        self.uses[room] = uses
+
     # Rules
 
-    def _is_locked(self, room: str, to: str) -> bool:
-        return frozenset((room, to)) in self.locked_doors
-
-    def _locked_doors_here(self) -> dict[str, frozenset[str]]:
+    def _locked_doors_here(self) -> dict[str, str]:
+        """Name of a locked door of this room to the room behind it."""
+        if not self.locked_doors:
+            return {}
         exits = self.world.exits[self.room].values()
-        return {f"{out.door} door": frozenset((self.room, out.to)) for out in exits if self._is_locked(self.room, out.to)}
+        return {f"{out.door} door": out.to for out in exits if (self.room, out.to) in self.locked_doors}
 
     def _closed_here(self, target: str) -> Container | None:
         return next((container for container in self.closed[self.room] if container.name == target), None)
@@ -196,5 +191,6 @@ class Play:
     def _open(self, container: Container) -> str:
         self.closed[self.room].remove(container)
         self.items[self.room].insert(0, container.content)
+        self._learn(self.room)
         self.milestones.add(f"open {container.name}")
         return "Opened."
