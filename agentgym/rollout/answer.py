@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 
 from agentgym.errors import EnvironmentFault
@@ -27,6 +27,14 @@ class Answer:
     truncated: bool = False
     tool_results: tuple[ToolResult, ...] = ()
     info: Mapping[object, object] = field(default_factory=dict)
+
+    def preceded_by(self, note: str) -> Answer:
+        """The same answer, after a sentence that tells the model what was wrong with its reply."""
+        first, rest = (self.messages[0], self.messages[1:]) if self.messages else (Message("user", ""), ())
+        if first.role != "user":
+            first, rest = Message("user", ""), self.messages
+        told = Message("user", f"{note}\n{first.content}".rstrip("\n"))
+        return replace(self, observation=f"{note}\n{self.observation}", messages=(told, *rest))
 
     def metrics(self) -> dict[str, float]:
         """The numbers of `info["metrics"]`; raises EnvironmentFault for what is no finite number."""

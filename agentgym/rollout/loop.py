@@ -9,6 +9,7 @@ import traceback
 from typing import Literal
 
 from agentgym.chat_templates.protocol import Renderer
+from agentgym.chat_templates.replies import reply_problem
 from agentgym.engines.protocol import Completion, Engine, FinishReason, Sampling
 from agentgym.envs.action import Action
 from agentgym.errors import ConfigError, EngineError, EnvironmentFault, RenderError
@@ -193,6 +194,9 @@ class RolloutLoop:
         """Gives the reply to the environment and closes the turn with its answer."""
         started = time.perf_counter()
         answer = read_step(await env.step(Action.from_message(message)))
+        problem = reply_problem(message)
+        if problem is not None:
+            answer = answer.preceded_by(problem)
         draft.end_turn(answer, time.perf_counter() - started)
         return answer
 
