@@ -152,7 +152,7 @@ def _verdict(entry: Property, ledger: Ledger, without_renderer: bool) -> Verdict
     if entry.needs_renderer and without_renderer:
         skipped = "it needs the run's tokenizer"
     elif tally.num_checked == 0:
-        skipped = f"the run has no {entry.unit} of that kind"
+        skipped = f"there are no {entry.unit} to check"
     return Verdict(entry, tally.num_checked, tally.num_failed, tally.first, skipped)
 
 

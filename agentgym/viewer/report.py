@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from agentgym.types import JSON
-from agentgym.viewer.run_data import EpisodeSummary, JSONObject, RunData, objects, read_episode, read_run
+from agentgym.viewer.run_data import EpisodeSummary, JSONObject, RunData, no_episode, objects, read_episode, read_run
 from agentgym.viewer.token_text import looks_special, visible
 
 __all__ = ["choose", "write_report"]
@@ -117,8 +117,12 @@ def _episode_blocks(data: RunData, chosen: Sequence[EpisodeSummary], max_bytes: 
     order = sorted(range(len(chosen)), key=lambda position: (bin(position)[:1:-1], position))
     with data.episodes_path.open("rb") as file:
         for position in order:
-            record, ids = _compact(read_episode(file, chosen[position]))
-            block = _block(f"e{chosen[position].line}", record)
+            line = chosen[position].line
+            try:
+                record, ids = _compact(read_episode(file, chosen[position]))
+                block = _block(f"e{line}", record)
+            except (KeyError, TypeError, ValueError) as error:
+                raise no_episode(data.episodes_path, line, error) from error
             if num_bytes + len(block.text) > max_bytes:
                 continue
             num_bytes += len(block.text)
@@ -135,7 +139,8 @@ def _compact(record: JSONObject) -> tuple[JSONObject, set[int]]:
         spans: list[JSON] = []
         for span in objects(row["spans"]):
             ids = span["ids"]
-            assert isinstance(ids, list)
+            if not isinstance(ids, list):
+                raise TypeError("the ids of a span are a list")
             token_ids.update(ids)
             source = SOURCES.index(str(span["source"]))
             spans.append([source, ids, _rounded(span.get("logprobs"), 4), span.get("policy_versions")])

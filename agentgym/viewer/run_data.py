@@ -142,10 +142,15 @@ def _summary(path: Path, line: int, offset: int, record: JSONObject) -> EpisodeS
     try:
         return _read_summary(line, offset, record)
     except (KeyError, TypeError, ValueError) as error:
-        raise RunFolderError(
-            f"{path}, line {line} is not an episode ({type(error).__name__}: {error}); a line as `agentgym train` and "
-            "`agentgym eval` write it was wanted: was the file edited, or written by another version?"
-        ) from error
+        raise no_episode(path, line, error) from error
+
+
+def no_episode(path: Path, line: int, error: Exception) -> RunFolderError:
+    """The error for a line that is JSON and yet no episode."""
+    return RunFolderError(
+        f"{path}, line {line} is not an episode ({type(error).__name__}: {error}); a line as `agentgym train` and "
+        "`agentgym eval` write it was wanted: `agentgym verify` names what is wrong with the file"
+    )
 
 
 def _read_summary(line: int, offset: int, record: JSONObject) -> EpisodeSummary:

@@ -116,6 +116,20 @@ def test_keys_filters_and_the_side_panel_work(
     assert seen["failed"] == [n for n, episode in enumerate(episodes, 1) if episode["status"] == "env_error"] != []
 
 
+def test_a_damaged_episode_is_still_shown(
+    make_run: Callable[..., Path], browse: Callable[..., tuple[str, str]]
+) -> None:
+    run = make_run()
+    lines = (run / "episodes.jsonl").read_text(encoding="utf-8").splitlines()
+    damaged = json.loads(lines[0])
+    damaged["turns"].pop()
+    damaged["rows"][0]["spans"][1]["logprobs"].pop()
+    (run / "episodes.jsonl").write_text("\n".join([json.dumps(damaged), *lines[1:]]) + "\n", encoding="utf-8")
+    dom, console = browse(write_report(run))
+    assert console == "" and "no turn is recorded for this reply" in dom
+    assert len(shown_tokens(dom)) == sum(len(span["ids"]) for span in damaged["rows"][0]["spans"])
+
+
 def test_a_script_that_is_not_the_page_s_own_is_refused(
     make_run: Callable[..., Path], browse: Callable[..., tuple[str, str]]
 ) -> None:

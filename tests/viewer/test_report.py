@@ -151,6 +151,16 @@ def test_a_folder_that_is_no_whole_run_says_so(tmp_path: Path, files: dict[str, 
         write_report(tmp_path)
 
 
+@pytest.mark.parametrize(("key", "value"), [("source", "engine"), ("logprobs", [None, "x"]), ("ids", 7)])
+def test_a_span_that_is_none_is_named_by_its_line(make_run: MakeRun, key: str, value: Any) -> None:
+    run = make_run()
+    lines = recorded(run)
+    lines[4]["rows"][0]["spans"][1][key] = value
+    (run / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    with pytest.raises(RunFolderError, match=r"line 5 is not an episode.*agentgym verify"):
+        write_report(run)
+
+
 def test_a_missing_folder_says_so(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="does not exist; a run folder was wanted"):
         write_report(tmp_path / "nowhere")

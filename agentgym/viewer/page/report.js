@@ -5,6 +5,7 @@ const SOURCE = ['PROMPT', 'POLICY', 'ENV'];
 const COLUMNS = ['line', 'phase', 'step', 'group', 'member', 'env', 'status', 'stop', 'reward', 'success', 'turns', 'tokens', 'trained', 'malformed', 'embedded'];
 const SHOWN = { line: '#', phase: 'phase', step: 'step', group: 'group', member: 'member', status: 'status', stop: 'stop reason', reward: 'reward', success: 'success', turns: 'turns', tokens: 'tokens', malformed: 'malformed' };
 const NUMERIC = new Set(['line', 'step', 'member', 'reward', 'turns', 'tokens', 'malformed']);
+const NO_TURN = { message: {}, reward: null, finish_reason: 'no turn is recorded for this reply' };
 const FAILED = (episode) => episode.status !== 'completed' && episode.status !== 'truncated';
 const state = { data: null, episodes: [], listed: [], limit: 200, sort: ['line', 1], line: null, tokens: [], pinned: null, colour: 'provenance', opening: 0 };
 
@@ -190,7 +191,7 @@ function tableRow(episode) {
 // ---- one episode -----------------------------------------------------------------------------------------
 function go(line, scroll = false) {
   history.replaceState(null, '', `#episode=${line}`);
-  return openEpisode(line, scroll);
+  return openEpisode(line, scroll).catch(complain);
 }
 async function openEpisode(line, scroll = false) {
   const summary = state.episodes.find((episode) => episode.line === line);
@@ -237,7 +238,7 @@ function drawEpisode(summary, record) {
       if (source === 1) sampled += ids.length;
       const flow = el('p', { class: 'tokens' }, ...tokens.map(tokenNode));
       if (source === 0) turns.push(promptCard(flow, ids.length));
-      else if (source === 1) turns.push((card = replyCard(flow, record.turns[turn], turn, tokens)));
+      else if (source === 1) turns.push((card = replyCard(flow, record.turns[turn] ?? NO_TURN, turn, tokens)));
       else (card ?? turns.at(-1)).append(el('h3', {}, 'Answer', el('span', {}, `${ids.length} tokens put there by the environment and the template`)), flow);
     }
   });
@@ -366,4 +367,8 @@ async function start() {
   await (fromAddress() ?? (first ? openEpisode(first.line) : ($('title').textContent = 'No episodes were recorded')));
   document.body.dataset.ready = 'yes';
 }
-start().catch((error) => { $('notice').hidden = false; $('notice').textContent = `This page could not be drawn: ${error.message}`; });
+function complain(error) {
+  $('notice').hidden = false;
+  $('notice').textContent = `This page could not be drawn: ${error.message}`;
+}
+start().catch(complain);
