@@ -19,6 +19,7 @@ __all__ = ["L_BLOCK", "SlotCache", "round_up"]
 
 L_BLOCK = 64
 """Attention reads keys up to a multiple of this; what lies beyond a row's own position is masked."""
+_ALIGNMENT = 4096
 _QUICK = 16  # tokens compared first when prefixes are sought
 
 
@@ -131,7 +132,9 @@ def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
     num_bytes = int(np.prod(shape)) * like.element_size()
     try:
         if like.device.type == "cpu":  # numpy asks the system for zeroed pages, which cost nothing until they are used
-            return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(like.dtype).view(shape)
+            raw = torch.from_numpy(np.zeros(num_bytes + _ALIGNMENT, np.uint8))
+            start = -raw.data_ptr() % _ALIGNMENT  # else every vector load would touch two cache lines
+            return raw[start : start + num_bytes].view(like.dtype).view(shape)
         return torch.zeros(shape, dtype=like.dtype, device=like.device)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise ConfigError(

@@ -59,5 +59,5 @@ def _last_logits(runner: StepRunner, steps: _Steps) -> torch.Tensor:
             extends,
             np.array([parts[0][2] - 1]),
         )
-        logits_1V = runner.forward(rows).clone()
+        logits_1V = runner.forward(rows)
     return logits_1V

@@ -1,7 +1,7 @@
 """One forward pass of the in-process engine over whatever tokens are due, with bits that no neighbour can change.
 
-Every row (a token at a position of a slot) gets the same bits however the step is composed: linear layers and norms
-treat rows alike from `MIN_ROWS` rows on, and attention (`hf_attention`) is one small product per row and key/value
+Every row (a token at a position of a slot) gets the same bits however the step is composed: matrix products
+(`hf_linear`) and norms treat rows alike, and attention (`hf_attention`) is one small product per row and key/value
 head. So keys and values at a position depend on the tokens up to it and on the weights alone, and any prefix may be
 shared, dropped or computed again.
 """
@@ -18,15 +18,13 @@ from torch import Tensor
 
 from agentgym.engines.hf_attention import AttentionPlan
 from agentgym.engines.hf_cache import SlotCache
+from agentgym.engines.hf_linear import MIN_ROWS, Products
 from agentgym.engines.hf_model import Decoder, DecoderLayer
 
-__all__ = ["MIN_ROWS", "Rows", "StepRunner"]
+__all__ = ["Rows", "StepRunner"]
 
 # Shape suffixes: N rows of the step, R rows whose logits are wanted, H query heads, K key/value heads, D head width,
 # E model width, V vocabulary, W window.
-
-MIN_ROWS = 4
-"""Matrix products of fewer rows take other code paths with other bits, so a step is padded to this many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +45,7 @@ class Rows:
 
 
 class StepRunner:
-    """Runs steps of one model over one cache, in tensors that are allocated once."""
+    """Runs steps of one model over one cache."""
 
     def __init__(self, model: Decoder, cache: SlotCache) -> None:
         c = model.config
@@ -58,10 +56,10 @@ class StepRunner:
         scale_H1[: c.num_heads] = c.head_width**-0.5
         self._cos_WHD = model.cos_TD[: cache.window, None] * scale_H1
         self._sin_WHD = model.sin_TD[: cache.window, None] * scale_H1
-        self._buffers: dict[str, Tensor] = {}
+        self._products = Products(model.embed)
 
     def forward(self, rows: Rows) -> Tensor:
-        """Logits `[R, V]` of the wanted rows, valid until the next call; writes keys and values into the cache."""
+        """Logits `[R, V]` of the wanted rows; writes keys and values into the cache."""
         model, cache, device = self.model, self.cache, self.model.embed.device
         padding = max(0, MIN_ROWS - len(rows.slot_N))
         slot_N, position_N = rows.slot_N, rows.position_N
@@ -87,7 +85,7 @@ class StepRunner:
         """Queries, keys (both rotated) and values of every row, `[N, H + 2K, D]`."""
         c = layer.config
         h_NE = F.rms_norm(x_NE, (c.width,), layer.input_norm, c.norm_eps)
-        flat = self._product("qkv", h_NE, layer.qkv)
+        flat = self._products.linear(h_NE, layer.qkv)
         if layer.qkv_bias is not None:
             flat += layer.qkv_bias
         qkv_NHD = flat.view(len(x_NE), -1, c.head_width)
@@ -105,21 +103,14 @@ class StepRunner:
     def _mix(self, layer: DecoderLayer, x_NE: Tensor, attended_NHD: Tensor) -> Tensor:
         """Adds the attention output and the feed-forward to the residual stream."""
         c = layer.config
-        x_NE = torch.addmm(x_NE, attended_NHD.flatten(1), layer.out.t())
+        x_NE = self._products.add_linear(x_NE, attended_NHD.flatten(1), layer.out)
         h_NE = F.rms_norm(x_NE, (c.width,), layer.ffn_norm, c.norm_eps)
-        gate_NF, up_NF = self._product("gate_up", h_NE, layer.gate_up).chunk(2, -1)
-        return torch.addmm(x_NE, F.silu(gate_NF, inplace=True).mul_(up_NF), layer.down.t())
+        gate_NF, up_NF = self._products.linear(h_NE, layer.gate_up).chunk(2, -1)
+        return self._products.add_linear(x_NE, F.silu(gate_NF).mul_(up_NF), layer.down)
 
     def _logits(self, x_NE: Tensor, wanted_R: NDArray[np.int64]) -> Tensor:
         if len(wanted_R) < len(x_NE):
             row_R = np.pad(wanted_R, (0, max(0, MIN_ROWS - len(wanted_R))))
             x_NE = x_NE[torch.from_numpy(row_R).to(x_NE.device)]
         h_RE = F.rms_norm(x_NE, (self.model.config.width,), self.model.final_norm, self.model.config.norm_eps)
-        return self._product("logits", h_RE, self.model.head_weight)[: len(wanted_R)]
-
-    def _product(self, name: str, x_NE: Tensor, weight: Tensor) -> Tensor:
-        """`x @ weight.T` in a kept buffer: fresh pages for every step's large tensors cost more than small products."""
-        buffer = self._buffers.get(name)
-        if buffer is None or len(buffer) < len(x_NE):
-            buffer = self._buffers[name] = x_NE.new_empty(len(x_NE), len(weight))
-        return torch.mm(x_NE, weight.t(), out=buffer[: len(x_NE)])
+        return self._products.linear(h_RE, self.model.head_weight)[: len(wanted_R)]

@@ -1,0 +1,62 @@
+"""Matrix products of the in-process engine: the fastest kernel of the device that treats all rows alike.
+
+On x86, MKL (behind `F.linear`) runs at half of oneDNN's speed on processors that are not Intel's, and oneDNN costs some
+microseconds more per call. Where both give the same bits (short inner dimensions; probed once per weight shape) small
+steps take MKL and large ones oneDNN, elsewhere everything takes oneDNN, so that the size of a step never shows.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["MIN_ROWS", "Products"]
+
+# Shape suffixes: N rows, I inputs, O outputs.
+
+MIN_ROWS = 4
+"""Products of fewer rows take other code paths with other bits, so a step is padded to this many."""
+_ONEDNN_ROWS = 12  # from here on oneDNN's speed outweighs its overhead
+
+
+class Products:
+    """Products with the weights of one model, all of one type on one device."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._onednn = (
+            like.device.type == "cpu" and like.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+        )
+        self._agree: dict[torch.Size, bool] = {}
+
+    def linear(self, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
+        """`x @ weight.T`, `[N, O]`; `N` is at least `MIN_ROWS`."""
+        if not self._takes_onednn(len(x_NI), weight_OI):
+            return F.linear(x_NI, weight_OI)
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x_NI, weight_OI, None, "none", [], "")
+        return product
+
+    def add_linear(self, residual_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
+        """`residual + x @ weight.T`, `[N, O]`."""
+        if not self._takes_onednn(len(x_NI), weight_OI):
+            return residual_NO + F.linear(x_NI, weight_OI)
+        total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x_NI, residual_NO, weight_OI, None, "add")
+        return total
+
+    def _takes_onednn(self, num_rows: int, weight_OI: Tensor) -> bool:
+        if not self._onednn:
+            return False
+        if num_rows >= _ONEDNN_ROWS:
+            return True
+        agree = self._agree.get(weight_OI.shape)
+        if agree is None:
+            agree = self._agree[weight_OI.shape] = _kernels_agree(weight_OI.shape)
+        return not agree
+
+
+def _kernels_agree(shape: torch.Size) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    x_NI = torch.randn(16, shape[1], generator=generator)
+    weight_OI = torch.randn(shape, generator=generator)
+    onednn_NO = torch.ops.mkldnn._linear_pointwise(x_NI, weight_OI, None, "none", [], "")
+    return all(torch.equal(F.linear(x_NI[:n], weight_OI), onednn_NO[:n]) for n in (MIN_ROWS, 7, 16))
