@@ -56,9 +56,10 @@ class ChatMLRenderer(TemplateRenderer):
         appended: list[int] = []
         pending, before = "", _NO_REPLY
         for message in new_messages:
-            if message.role in self.refusals or not self._marks.is_plain(message.content):
+            glue = self._glue.get((before, message.role))
+            if glue is None or not self._marks.is_plain(message.content):
                 return super().extend(ids, new_messages)
-            pending = self._join(appended, pending, self._glue[before, message.role]) + message.content
+            pending = self._join(appended, pending, glue) + message.content
             before = message.role
         self._join(appended, pending, self._glue[before, _PROMPT])
         return appended[1:] if ids and ids[-1] in self._stop_ids else appended

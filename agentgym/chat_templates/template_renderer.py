@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -15,9 +16,12 @@ from agentgym.types import JSON, Message, ToolCall, ToolSpec
 
 __all__ = ["TemplateRenderer"]
 
+_log = logging.getLogger(__name__)
+
 _PROBE = "Qv7reply"
 _USER = Message("user", "Hello there.")
 _TOOL = ToolSpec("look", "Looks around.", {"type": "object", "properties": {"where": {"type": "string"}}})
+_CALLING = Message("assistant", "", tool_calls=(ToolCall("call_0", "look", {"where": "é <b>", "n": [1, None]}),))
 
 
 class TemplateRenderer:
@@ -52,8 +56,10 @@ class TemplateRenderer:
         self._in_reasoning = prompt.rfind("<think>") > prompt.rfind("</think>")
         self.refusals: Mapping[str, str] = self._probe()
         """Role of a new message to the reason why `extend` cannot be exact for it."""
-        self.reads_calls = self._probe_calls()
+        self.reads_calls = self._reads(_CALLING, (_TOOL,))
         """Whether `parse` reads the calls that the template writes; if not, `render` refuses tools."""
+        if not self._reads(Message("assistant", _PROBE), self._probe_tools):
+            _log.warning("the template of %r frames replies in a way that parsing leaves in their text", tokenizer.name)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -84,6 +90,8 @@ class TemplateRenderer:
         """The ids to append to `ids`. A reply that ends with any of `stop_ids` is ended; another one is a cut reply
         and gets the template's end first. Raises RenderError for roles in `refusals`."""
         for message in new_messages:
+            if message.role == "assistant":
+                raise RenderError("an assistant message is not appended: its ids are those that were sampled")
             if message.role in self.refusals:
                 raise RenderError(self.refusals[message.role])
         guard = self._guard(new_messages)
@@ -230,17 +238,17 @@ class TemplateRenderer:
         renamed = self._text([_USER, _replies([new], "stare")[0], new], self._probe_tools)
         return None if expected in renamed else "the template puts the tool's name there, which is not known"
 
-    def _probe_calls(self) -> bool:
-        """Whether a call that the template writes is read as the same call."""
-        reply = Message("assistant", "", tool_calls=(ToolCall("call_0", "look", {"where": "é <b>", "n": [1, None]}),))
+    def _reads(self, reply: Message, tools: Sequence[ToolSpec]) -> bool:
+        """Whether the template's text of `reply` is parsed as `reply`."""
         try:
-            prompt, whole = self._text([_USER], (_TOOL,)), self._text([_USER, reply, _USER], (_TOOL,))
+            prompt = self._text([_USER], tools)
+            whole = self._text([_USER, reply], tools, generation_prompt=False)
         except RenderError:
             return False
         shared = re.sub(r"<[^>]*\Z", "", _shared_start(prompt, whole))  # not half of two different marks
         pieces = self._pieces(self._marks.encode(whole.removeprefix(shared)))
-        in_reasoning = self._in_reasoning and shared == prompt
-        return parse_reply(pieces, in_reasoning=in_reasoning).tool_calls == reply.tool_calls
+        said = parse_reply(pieces, in_reasoning=self._in_reasoning and shared == prompt)
+        return (said.content.strip(), said.tool_calls) == (reply.content, reply.tool_calls)
 
 
 def _replies(new_messages: Sequence[Message], name: str = "look") -> list[Message]:

@@ -108,7 +108,8 @@ def parsing_inverts_calls(renderer: Renderer) -> Iterator[str]:
 
 def parsing_never_raises(renderer: Renderer) -> Iterator[str]:
     rng = random.Random(0)
-    whole = renderer.render([USER, REPLIES["text and calls"]], (LOOK,) if _takes_tools(renderer) else ())
+    reads_calls = bool(getattr(renderer, "reads_calls", True))
+    whole = renderer.render([USER, REPLIES["text and calls" if reads_calls else "text"]])
     for length in range(200):
         noise = [rng.randrange(-2, renderer.vocab_size + 9) for _ in range(length)]
         for ids in (noise, [rng.choice(whole) for _ in range(length)], whole[-length:]):
@@ -168,10 +169,6 @@ class _Watched(Sequence[int]):
         return len(self.ids)
 
 
-def _takes_tools(renderer: Renderer) -> bool:
-    return bool(getattr(renderer, "reads_calls", True))
-
-
 def _compare_extension(
     renderer: Renderer, reply: Message, new: Sequence[Message], tools: Sequence[ToolSpec]
 ) -> Iterator[str]:
@@ -183,9 +180,14 @@ def _compare_extension(
 
 
 def _compare_parsed(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec]) -> Iterator[str]:
-    """The reply of a conversation that goes on, cut out of its ids, is parsed as itself."""
-    prompt, whole = renderer.render([USER], tools), renderer.render([USER, reply, USER], tools)
-    start = next((i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
-    message = renderer.parse(whole[start:])
+    """The reply, cut out of the ids of its conversation, is parsed as itself.
+
+    A template that gives a past reply another beginning than its generation prompt, or no end, has no such ids.
+    """
+    prompt, whole = renderer.render([USER], tools), renderer.render([USER, reply], tools)
+    said = whole[len(prompt) :]
+    if whole[: len(prompt)] != prompt or not set(said) & set(renderer.stop_ids):
+        return
+    message = renderer.parse(said)
     if message != reply:
-        yield f"the reply {renderer.decode(whole[start:])!r} is parsed as {message}"
+        yield f"the reply {renderer.decode(said)!r} is parsed as {message}"

@@ -119,6 +119,11 @@ def test_any_end_token_ends_a_reply(renderer: TemplateRenderer) -> None:
     assert renderer.extend([], []) == [first, *renderer.extend([first], [])]
 
 
+def test_an_assistant_message_is_never_appended(renderer: TemplateRenderer) -> None:
+    with pytest.raises(RenderError, match="its ids are those that were sampled"):
+        renderer.extend([], [USER, Message("assistant", "Hi.")])
+
+
 @given(
     texts.map(str.strip).filter(bool) | st.just(""),
     texts.map(lambda text: text.strip("\n")).filter(bool) | st.none(),

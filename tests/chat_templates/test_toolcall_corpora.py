@@ -12,7 +12,7 @@ from agentgym.chat_templates import ChatTokenizer, TemplateRenderer, renderer_fo
 from agentgym.types import MalformedCall, Message, ToolCall
 
 DISPUTED = {"hermes-0024"}
-"""A good call beside a broken one: references drop the broken one or the whole; ours keeps both, the broken one marked."""
+"""A good call beside a broken one: references drop one or both; ours keeps both, the broken one marked."""
 
 
 @pytest.fixture(scope="session", params=["qwen2_5", "qwen3"])
