@@ -222,6 +222,9 @@ function drawEpisode(summary, record) {
     ...Object.entries(record.metrics ?? {}).filter(([name, value]) => name !== 'success' && value !== 0).map(([name, value]) => fact(name, number(value))));
   const parts = [facts];
   if (record.error) parts.push(el('p', { class: 'note' }, el('b', { class: 'bad' }, 'error '), record.error));
+  for (const [name, value] of Object.entries(record.info ?? {})) { // a traceback, say
+    if (typeof value === 'string' && value.includes('\n')) parts.push(el('details', { class: 'said' }, el('summary', {}, name), el('pre', {}, value)));
+  }
   const extras = { ...(Object.keys(record.metrics ?? {}).length ? { metrics: record.metrics } : {}), ...record.task.kwargs && Object.keys(record.task.kwargs).length ? { kwargs: record.task.kwargs } : {}, ...(record.info && Object.keys(record.info).length ? { info: record.info } : {}) };
   if (Object.keys(extras).length) parts.push(el('details', { class: 'said' }, el('summary', {}, 'metrics, task and info'), el('pre', {}, JSON.stringify(extras, null, 2))));
   $('about').replaceChildren(...parts);
