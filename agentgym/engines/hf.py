@@ -31,6 +31,7 @@ __all__ = ["HfEngine", "HfEngineConfig"]
 
 _log = logging.getLogger(__name__)
 _SMALL_MODEL = 20_000_000  # parameters; below it a second CPU thread costs more than it gives
+_CLOSED = "the hf engine is closed; make a new one"
 _Delivery = tuple[Request, "Completion | EngineError"]
 
 
@@ -44,6 +45,8 @@ class HfEngineConfig:
     """Tokens of prompt and reply together; None is the model's context window."""
     max_step_tokens: int = 512
     """Tokens computed in one step; a longer prompt is read over several, while others go on sampling."""
+    keep_idle_s: float = 0.5
+    """Seconds that a session between two turns keeps its slot while others wait for one. It never changes a reply."""
     threads: int | None = None
     """CPU threads of the worker; None is one for models under 20 million parameters, else what torch has. The matrix
     products of the whole process follow (a property of MKL)."""
@@ -74,12 +77,12 @@ class HfEngine:
         self._window, self._version, self._num_steps = window, version, 0
         self._cache = SlotCache(model, self.config.num_slots, window)
         self._runner = StepRunner(model, self._cache)
-        self._scheduler = Scheduler(self._cache, self.config.max_step_tokens)
+        self._scheduler = Scheduler(self._cache, self.config.max_step_tokens, self.config.keep_idle_s)
         self._weights_mark = self._mark_weights()
         self._in_flight: dict[str, Request] = {}
-        self._inbox: deque[Callable[[], None]] = deque()
+        self._inbox: deque[Callable[[], object]] = deque()
         self._wake = threading.Condition()
-        self._paused = self._closed = False
+        self._paused = self._closed = self._stopped = False
         threads = self.config.threads
         if threads is None and sum(p.numel() for p in model.parameters()) < _SMALL_MODEL:
             threads = 1
@@ -111,14 +114,15 @@ class HfEngine:
         """Samples one reply; raises EngineError when it cannot (ids out of range, over the window, closed)."""
         prompt_T = self._checked(prompt_ids, sampling)
         if self._closed:
-            raise EngineError("the hf engine is closed; make a new one")
+            raise EngineError(_CLOSED)
         if session in self._in_flight:
             raise EngineError(f"session {session!r} has a request in flight; one at a time, or name another session")
         loop = asyncio.get_running_loop()
         request = Request(prompt_T, sampling, session, loop.create_future(), loop)
         self._in_flight[session] = request
-        self._submit(lambda: self._scheduler.waiting.append(request))
         try:
+            if not self._submit(lambda: self._scheduler.waiting.append(request)):
+                raise EngineError(_CLOSED)
             return await request.future
         except asyncio.CancelledError:
             self._submit(lambda: self._cancel(request))
@@ -170,8 +174,6 @@ class HfEngine:
         await asyncio.to_thread(self._worker.join)
 
     async def _command(self, act: Callable[[], None]) -> None:
-        if self._closed:
-            return
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
 
@@ -179,14 +181,15 @@ class HfEngine:
             act()
             loop.call_soon_threadsafe(done.set_result, None)
 
-        self._submit(run)
-        await done
+        if self._submit(run):
+            await done
 
-    def _submit(self, act: Callable[[], None]) -> None:
+    def _submit(self, act: Callable[[], object]) -> bool:
         with self._wake:
-            if self._worker.is_alive():
+            if not self._stopped:
                 self._inbox.append(act)
                 self._wake.notify()
+            return not self._stopped
 
     # What follows runs on the worker thread alone.
 
@@ -198,28 +201,36 @@ class HfEngine:
         while not self._closed:
             self._take_inbox()
             if self._paused or not (self._scheduler.active or self._scheduler.waiting):
-                with self._wake:
-                    self._wake.wait_for(lambda: self._inbox or self._closed)
-                continue
-            self._deliver(self._guarded_step())
-        self._take_inbox()
-        self._deliver(self._fail_all(EngineError("the hf engine was closed while the request was in flight")))
+                self._sleep(None)
+            else:
+                self._deliver(self._guarded_step())
+        with self._wake:
+            self._take_inbox()
+            self._stopped = True
+        self._deliver(self._fail_all(EngineError("it was closed")))
 
     def _take_inbox(self) -> None:
         while self._inbox:
             self._inbox.popleft()()
 
+    def _sleep(self, timeout_s: float | None) -> None:
+        with self._wake:
+            self._wake.wait_for(lambda: self._inbox or self._closed, timeout_s)
+
     def _guarded_step(self) -> list[_Delivery]:
         try:
-            return self._step()
+            self._scheduler.admit()
+            if self._scheduler.active:
+                return self._step()
         except Exception as error:  # noqa: BLE001  the one boundary: a failed step fails its requests, not the worker
             self._cache.erase()
             return self._fail_all(error)
+        self._sleep(self._scheduler.patience_s())
+        return []
 
     @torch.inference_mode()
     def _step(self) -> list[_Delivery]:
         scheduler = self._scheduler
-        scheduler.admit()
         if self._mark_weights() != self._weights_mark:
             raise EngineError(
                 f"the weights changed under version {self._version} without update_weights; call pause, change them,"

@@ -34,7 +34,7 @@ class SlotCache:
     `kv` is `[layers, 2, S + 1, K, W, D]`; the last slot is scratch for padding rows. `num_valid_S` counts the leading
     positions of `tokens_SW` whose keys and values are those of the current weights; `num_known_S` counts the tokens.
     A slot is free, owned by a session at work, or owned by a session between two turns (idle). When a session needs a
-    slot and none is free, the idle one unused for longest is evicted: its prefix is computed again if it comes back.
+    slot and none is free, the one idle for longest is evicted: its prefix is computed again if its session comes back.
     """
 
     def __init__(self, model: Decoder, num_slots: int, window: int) -> None:
@@ -51,18 +51,22 @@ class SlotCache:
         self.num_valid_S = np.zeros(num_slots, np.int64)
         self._slot_of: dict[str, int] = {}
         self._session_of: list[str | None] = [None] * num_slots
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._idle: OrderedDict[int, float] = OrderedDict()  # since when, the longest first
         self._free = list(range(num_slots))
 
-    def acquire(self, session: str) -> int | None:
-        """The session's own slot, a free one, or the idle one unused for longest; None when all are at work."""
+    def owns(self, session: str) -> bool:
+        """Whether the session has a slot."""
+        return session in self._slot_of
+
+    def acquire(self, session: str, idle_before: float) -> int | None:
+        """The session's own slot, a free one, or the one idle for longest, since before `idle_before`; else None."""
         slot = self._slot_of.get(session)
         if slot is not None:
             self._idle.pop(slot, None)
             return slot
         if self._free:
             slot = heapq.heappop(self._free)
-        elif self._idle:
+        elif self._idle and next(iter(self._idle.values())) <= idle_before:
             slot, _ = self._idle.popitem(last=False)
             self._forget(slot)
         else:
@@ -70,9 +74,14 @@ class SlotCache:
         self._slot_of[session], self._session_of[slot] = slot, session
         return slot
 
-    def rest(self, slot: int) -> None:
-        """Marks the slot idle: kept for its session's next turn, evicted last."""
-        self._idle[slot] = None
+    def rest(self, slot: int, now: float) -> None:
+        """Marks the slot idle since `now`: kept for its session's next turn."""
+        self._idle[slot] = now
+
+    @property
+    def idle_since(self) -> float | None:
+        """Since when the slot idle for longest is idle."""
+        return next(iter(self._idle.values()), None)
 
     def release(self, session: str) -> None:
         """Frees what the session holds, if anything. Its tokens stay readable as a prefix until the slot is reused."""

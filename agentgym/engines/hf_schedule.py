@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -39,8 +40,8 @@ class Request:
 class Scheduler:
     """Joins waiting requests to slots first come first served, plans steps, and keeps what they sampled."""
 
-    def __init__(self, cache: SlotCache, max_step_tokens: int) -> None:
-        self.cache, self.max_step_tokens = cache, max_step_tokens
+    def __init__(self, cache: SlotCache, max_step_tokens: int, keep_idle_s: float) -> None:
+        self.cache, self.max_step_tokens, self.keep_idle_s = cache, max_step_tokens, keep_idle_s
         num_slots, window = cache.num_slots, cache.window
         self.waiting: deque[Request] = deque()
         self.active: dict[int, Request] = {}
@@ -56,14 +57,23 @@ class Scheduler:
         self._num_fresh = 0
 
     def admit(self) -> None:
-        """Gives slots to waiting requests, in order, as long as there are any."""
-        while self.waiting:
-            slot = self.cache.acquire(self.waiting[0].session)
-            if slot is None:
-                return
-            self._join(self.waiting.popleft(), slot)
+        """Gives slots to waiting requests: first to sessions that still have theirs, then in order of arrival."""
+        now = time.monotonic()
+        for request in [r for r in self.waiting if self.cache.owns(r.session)] if self.waiting else []:
+            self.waiting.remove(request)
+            self._join(request, now)
+        while self.waiting and self._join(self.waiting[0], now):
+            self.waiting.popleft()
 
-    def _join(self, request: Request, slot: int) -> None:
+    def patience_s(self) -> float | None:
+        """How long until a waiting request may take an idle session's slot; None when nothing waits for that."""
+        since = self.cache.idle_since
+        return None if not self.waiting or since is None else max(0.0, since + self.keep_idle_s - time.monotonic())
+
+    def _join(self, request: Request, now: float) -> bool:
+        slot = self.cache.acquire(request.session, now - self.keep_idle_s)
+        if slot is None:
+            return False
         sampling, num_prompt = request.sampling, len(request.prompt_T)
         self.cache.load(slot, request.prompt_T)
         request.slot, request.fresh = slot, True
@@ -81,6 +91,7 @@ class Scheduler:
             self._stop_SJ = np.pad(self._stop_SJ, ((0, 0), (0, wider)), constant_values=-1)
         self._stop_SJ[slot] = -1
         self._stop_SJ[slot, : len(sampling.stop_ids)] = sampling.stop_ids
+        return True
 
     def plan(self) -> Rows:
         """The rows of the next step; at least one while any request is active."""
@@ -187,5 +198,5 @@ class Scheduler:
         request = self.active.pop(slot)
         self._num_fresh -= request.fresh
         self._slots = None
-        self.cache.rest(slot)
+        self.cache.rest(slot, time.monotonic())
         return request
