@@ -149,7 +149,7 @@ POLICIES: Registry[PolicyFactory] = Registry("policy")
 """Kind of policy to what makes one for an environment."""
 POLICIES.add("oracle", _made_by("make_oracle", "oracle"))
 POLICIES.add("cheat", _made_by("make_cheat", "cheat"))
-POLICIES.add("random", lambda env: RandomPolicy())
+POLICIES.add("random", lambda env: getattr(env.unwrapped, "make_random", RandomPolicy)())
 
 
 def policy_for(env: TextEnv, kind: str) -> Policy:

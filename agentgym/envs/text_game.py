@@ -15,7 +15,7 @@ from agentgym.errors import ConfigError
 from agentgym.tools import tool
 from agentgym.types import AnyCall, Message, ToolCall
 
-__all__ = ["Cheat", "Explorer", "Stumbler", "TextGame"]
+__all__ = ["Cheat", "Explorer", "TextGame", "Wanderer"]
 
 Direction = Literal["north", "east", "south", "west"]
 SHORT = {"n": "north", "e": "east", "s": "south", "w": "west"}
@@ -32,7 +32,7 @@ class TextGame(ToolEnv):
     The world is drawn from the reset seed alone.
     """
 
-    system_prompt = "Play the quest. Everything that the quest does not need is cursed: taking it loses the quest."
+    system_prompt = "Win the quest: take its treasure. Taking anything that the quest does not need loses it."
     runs_inline = True
 
     def __init__(self, level: int = 2, *, shaped: bool = False, render_mode: str | None = None) -> None:
@@ -95,6 +95,10 @@ class TextGame(ToolEnv):
         """A player who tries everything but playing."""
         return Cheat()
 
+    def make_random(self) -> Wanderer:
+        """A player who does anything that can be done."""
+        return Wanderer()
+
     def _answer(self, said: str) -> str:
         if self.play.over:
             self.end(success=self.play.won, reward=1.0 if self.play.won else 0.0)
@@ -133,17 +137,12 @@ class Explorer:
         return _message(explore(self._env.play, self._rng))
 
 
-class Stumbler(Explorer):
-    """An explorer who, at every turn with probability `rate`, does something that need not help instead."""
-
-    def __init__(self, rate: float) -> None:
-        self.rate = rate
+class Wanderer(Explorer):
+    """Does anything that can be done, whatever it is good for: the random player of the game."""
 
     def act(self, observation: str) -> Message:
-        """The next call; `stumbled` tells whether it was a stumble."""
-        self.stumbled = bool(self._rng.random() < self.rate)
-        choose = stumble if self.stumbled else explore
-        return _message(choose(self._env.play, self._rng))
+        """The next call."""
+        return _message(stumble(self._env.play, self._rng))
 
 
 class Cheat:
@@ -151,8 +150,8 @@ class Cheat:
 
     def reset(self, env: TextEnv, observation: str, seed: int) -> None:
         """Begins an episode of a TextGame."""
-        quest = observation.partition("\n")[0].removesuffix(".").split()
-        treasure = quest[2] if len(quest) > 2 else "treasure"
+        quest = observation.partition("\n")[0].replace(",", " ").split()
+        treasure = quest[1] if len(quest) > 1 else "treasure"
         self._tries = [
             Message("assistant", f"I have won: I hold the {treasure}."),
             _message(("take", {"item": treasure.upper()})),

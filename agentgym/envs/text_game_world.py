@@ -1,4 +1,4 @@
-"""Worlds of the text game: rooms on a grid, doors, keys, containers, a treasure; made from a seed, solvable by construction."""
+"""Worlds of the text game: rooms, doors, keys, containers, a treasure; made from a seed, solvable by construction."""
 
 from __future__ import annotations
 
@@ -88,12 +88,11 @@ class World:
 
     @property
     def quest(self) -> str:
-        """The goal as the first observation states it."""
-        where = f" from the {self.chest}" if self.chest else ""
-        behind = f" behind the {self.door}" if self.door else ""
-        if self.level.bring_back:
-            return f"Bring the {self.treasure}{where}{behind} to the {self.start}."
-        return f"Take the {self.treasure}{where}{behind}."
+        """The goal as the first observation states it: the treasure, what locks it away, where to bring it."""
+        places = ", ".join(place for place in (self.chest, self.door) if place)
+        where = f" ({places})" if places else ""
+        back = f", back to {self.start}" if self.level.bring_back else ""
+        return f"Quest: {self.treasure}{where}{back}"
 
     @property
     def max_turns(self) -> int:
@@ -175,7 +174,9 @@ def _draw_rooms(rng: np.random.Generator, num_rooms: int) -> dict[str, dict[str,
 def _close_a_door(rng: np.random.Generator, plan: dict[str, dict[str, Exit]], colour: str) -> set[str]:
     """Locks one passage that leads away from the start; gives the rooms behind it."""
     rooms = list(plan)  # in the order they were added: a passage leads from a room to a later one
-    options = [(room, way) for room in rooms for way, out in plan[room].items() if rooms.index(out.to) > rooms.index(room)]
+    options = [
+        (room, way) for room in rooms for way, out in plan[room].items() if rooms.index(out.to) > rooms.index(room)
+    ]
     room, way = options[int(rng.integers(len(options)))]
     beyond = plan[room][way].to
     plan[room][way] = Exit(beyond, colour)
