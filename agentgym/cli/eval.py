@@ -1,0 +1,144 @@
+"""`agentgym eval`: held-out episodes by a model or a policy; no trainer, and no torch unless a model plays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from agentgym.cli.options import parse_options, read_keywords
+from agentgym.cli.terminal import fail, progress, say, show_json, show_table
+from agentgym.evaluation.evaluate import EvalConfig, EvalPlan, EvalResult, open_evaluation
+from agentgym.evaluation.statistics import EvalSummary
+from agentgym.trajectory import Trajectory
+
+__all__ = ["main", "summary_rows"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions:
+    """Plays held-out episodes and counts successes: always the same tasks, whatever the policy and the seed."""
+
+    env: str
+    """Environment id, package.module:Class or path/to/file.py:Class."""
+    env_kwargs: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE")] = ()
+    """Keywords of the environment's class, such as level=2."""
+    policy: str = "embedded"
+    """embedded, oracle, cheat, random, or the folder of a model."""
+    num_tasks: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 50
+    """Held-out tasks."""
+    num_repeats: Annotated[int, tyro.conf.arg(aliases=["-r"])] = 1
+    """Episodes of each task."""
+    seed: int = 0
+    """Of the sampling; the tasks do not depend on it."""
+    temperature: float = 1.0
+    """Of the sampling; 0 is greedy."""
+    max_turns: int = 200
+    """Replies in an episode; the environment's own limit is mostly lower."""
+    turn_tokens: int = 512
+    """Most tokens in a reply of a model."""
+    tokenizer: str = "embedded"
+    """The model folder whose chat format records what a policy without a model says."""
+    concurrency: int = 64
+    """Episodes at once; plays no role for the result."""
+    device: str = "cpu"
+    """Where a model runs, cpu or cuda."""
+    output: Path | None = None
+    """The folder for the episodes and the result; by default a new one under runs/."""
+    resume: bool = False
+    """Go on in --output: play only what is missing or failed."""
+    json: bool = False
+    """End with one line of JSON."""
+
+    def config(self) -> EvalConfig:
+        """The evaluation that these options ask for."""
+        names = {field.name for field in fields(EvalConfig)} - {"env_kwargs"}
+        settings = {name: getattr(self, name) for name in names}
+        return EvalConfig(env_kwargs=read_keywords(self.env_kwargs), **settings)
+
+
+def main(args: Sequence[str]) -> int:
+    """Runs `agentgym eval ...`; exit code 1 when no episode could be played."""
+    options = parse_options(EvalOptions, args, prog="agentgym eval")
+    plan = open_evaluation(options.config(), options.output, resume=options.resume)
+    num_kept = len(plan.episodes) - len(plan.to_play)
+    if num_kept:
+        say(f"{num_kept} of {len(plan.episodes)} episodes are there already")
+    try:
+        result = _run(plan)
+    except KeyboardInterrupt:
+        path = plan.folder.path
+        fail(f"interrupted; finished episodes are in {path}; the same command with --resume --output {path} goes on")
+        return 130
+    _show(result)
+    if options.json:
+        show_json(result.to_json())
+    return 0 if result.summary.num_episodes else 1
+
+
+def _run(plan: EvalPlan) -> EvalResult:
+    won = played = 0
+
+    def note(trajectory: Trajectory) -> None:
+        nonlocal won, played
+        won, played = won + bool(trajectory.success), played + trajectory.status.trainable
+        count(f"success {won / max(1, played):.2f}")
+
+    total = len(plan.episodes)
+    with progress("episodes", total, total - len(plan.to_play)) as count:
+        return plan.run(note)
+
+
+def _show(result: EvalResult) -> None:
+    config, summary = result.config, result.summary
+    keywords = "".join(f" {name}={value}" for name, value in config.env_kwargs.items())
+    size = f"{summary.num_tasks} tasks x {config.num_repeats}"
+    title = f"{config.env}{keywords}, {config.policy}: {size}, seed {config.seed}"
+    show_table(["", "", ""], summary_rows(summary), title=title)
+    for line in failure_lines(result):
+        say(line)
+    say(f"episodes: {result.output}    look at them: agentgym view {result.output}")
+
+
+def summary_rows(summary: EvalSummary) -> list[list[str]]:
+    """Name, value and remark of each number of an evaluation."""
+    repeated = summary.num_episodes > summary.num_tasks
+    clustered = ", clustered by task" if repeated else ""
+    stops = ", ".join(f"{reason} {number}" for reason, number in summary.stop_reasons.items())
+    failed = ", ".join(f"{status} {number}" for status, number in summary.failed.items())
+    return [
+        ["success", _number(summary.success, 3), _remark(summary.success_interval, f"95%, Wilson{clustered}")],
+        ["reward", _number(summary.mean_reward, 3), _remark(summary.reward_interval, "95%, normal, clustered by task")],
+        ["episodes", str(summary.num_episodes), stops],
+        ["failed", str(summary.num_failed), failed],
+        ["turns", _number(summary.mean_turns, 1), "per episode"],
+        ["tokens", _number(summary.mean_tokens, 1), "sampled per episode"],
+        ["malformed calls", str(summary.malformed_calls), "in all"],
+    ]
+
+
+def failure_lines(result: EvalResult) -> list[str]:
+    """How many episodes failed, and how to see the first failure again."""
+    failed = [one for one in result.trajectories if not one.status.trainable]
+    if not failed:
+        return []
+    first = failed[0]
+    keywords = [f"{name}={value}" for name, value in first.task.kwargs.items()]
+    command = ["agentgym", "play", first.task.env_id, "--seed", str(first.task.seed)]
+    command += ["--env-kwargs", *keywords] if keywords else []
+    return [
+        f"{len(failed)} episodes failed and count in no mean; the first: {first.error}",
+        f"replay it: {' '.join(command)}",
+        f"play the failed ones again: the same command with --resume --output {result.output}",
+    ]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "none" if value is None else f"{value:.{digits}f}"
+
+
+def _remark(interval: object, what: str) -> str:
+    return "" if interval is None else f"{interval} ({what})"

@@ -1,0 +1,32 @@
+"""Commands that have commands of their own: `agentgym env list`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agentgym.errors import ConfigError, UnknownName, nearest
+
+__all__ = ["Subcommand", "run_group"]
+
+
+@dataclass(frozen=True, slots=True)
+class Subcommand:
+    """One command of a group: what it does in a line, and what does it."""
+
+    summary: str
+    run: Callable[[Sequence[str]], int]
+
+
+def run_group(name: str, args: Sequence[str], commands: Mapping[str, Subcommand]) -> int:
+    """Runs the group's command that `args` begins with; `--help` shows them all."""
+    lines = [f"  {key:<8} {command.summary}" for key, command in commands.items()]
+    if args and args[0] in ("-h", "--help"):
+        print("\n".join([f"usage: agentgym {name} COMMAND [OPTIONS]", "", "commands:", *lines]))
+        return 0
+    if not args:
+        raise ConfigError(f"agentgym {name} takes a command: {', '.join(commands)}")
+    if args[0] not in commands:
+        near = nearest(args[0], commands) or f": it has {', '.join(commands)}"
+        raise UnknownName(f"unknown command 'agentgym {name} {args[0]}'{near}")
+    return commands[args[0]].run(args[1:])

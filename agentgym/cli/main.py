@@ -1,0 +1,96 @@
+"""The command `agentgym`: finds the command that is asked for, loads it alone, and turns errors into exit codes.
+
+Each command is a module of this package with `main(args) -> int`, loaded when it is called: no command pays for
+another one's libraries, and `agentgym --help` loads none. Exit codes: 0 done, 1 failed or found something wrong,
+2 asked for what cannot be done, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+
+from agentgym.cli.terminal import fail, warnings_shown
+from agentgym.errors import AgentGymError, ConfigError, RunFolderError, UnknownName, nearest
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS = {
+    "train": "train a model on an environment",
+    "sft": "train a model on the oracle's episodes",
+    "eval": "play held-out episodes with a model or a policy, and count successes",
+    "play": "play an environment yourself, in the terminal",
+    "env": "list, check or begin environments",
+    "tools": "list tools, with their parameters",
+    "view": "write a run's report: curves, episodes, every token",
+    "verify": "recompute what a run recorded, token by token",
+    "export": "write a checkpoint as a model folder",
+    "doctor": "show versions, and what to install for what is missing",
+}
+"""Command to its one line of help; the module of the same name in this package is the command."""
+
+MISTAKES = (ConfigError, UnknownName, RunFolderError)
+"""Errors that the caller can mend by asking for something else: exit code 2."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code; an error of ours is one line on standard error."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        with warnings_shown():
+            return _dispatch(args)
+    except MISTAKES as error:
+        fail(str(error))
+        return 2
+    except AgentGymError as error:
+        fail(str(error).partition("\nTraceback")[0])  # the traceback was logged when it happened
+        return 1
+    except KeyboardInterrupt:
+        fail("interrupted")
+        return 130
+    except BrokenPipeError:  # `agentgym env list | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _dispatch(args: Sequence[str]) -> int:
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0 if args else 2
+    if args[0] in ("-V", "--version"):
+        print(f"agentgym {import_module('agentgym').__version__}")
+        return 0
+    name, known = args[0], _available()
+    if name not in known:
+        what = "option" if name.startswith("-") else "command"
+        raise UnknownName(f"unknown {what} {name!r}{nearest(name, known) or '.'} `agentgym --help` shows all commands")
+    command = import_module(f"agentgym.cli.{name}")
+    code: int = command.main(args[1:])
+    return code
+
+
+def _available() -> dict[str, str]:
+    return {name: line for name, line in COMMANDS.items() if find_spec(f"agentgym.cli.{name}") is not None}
+
+
+def _help() -> str:
+    lines = [f"  {name:<8} {line}" for name, line in _available().items()]
+    return "\n".join(
+        [
+            "usage: agentgym COMMAND [OPTIONS]",
+            "",
+            "A Gymnasium for language-model agents: play, evaluate and train on text environments with tools.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "`agentgym COMMAND --help` shows a command's options. To begin with:",
+            "",
+            "  agentgym env list",
+            "  agentgym play TextGame-v0",
+            "  agentgym eval --env TextGame-v0 --policy oracle",
+        ]
+    )

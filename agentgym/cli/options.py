@@ -1,0 +1,121 @@
+"""Reads a command's options into its dataclass; a mistake is one ConfigError that names the nearest right option."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import TypeVar, cast, get_origin
+
+import tyro
+
+from agentgym.errors import ConfigError, UnknownName, nearest
+from agentgym.types import JSON
+
+__all__ = ["parse_options", "read_keywords"]
+
+T = TypeVar("T")
+SETTINGS = (tyro.conf.FlagCreatePairsOff,)
+OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w.-]*")
+REQUIRED = re.compile(r"-|[A-Z][A-Z_-]*(\s|$)")
+NO_NUMBER = re.compile(r"(?:invalid literal for int\(\) with base 10|could not convert string to float): (.*)")
+FURTHER_HELP = re.compile(r"Argument helptext:|For full helptext|Unrecognized|Perhaps you meant|Similar")
+
+
+def parse_options(options: type[T], args: Sequence[str], *, prog: str, default: T | None = None) -> T:
+    """The options of the command `prog` (`agentgym eval`) as the dataclass `options`, whose docstrings are the help.
+
+    `default` gives the values of options that are not named.
+
+    Raises ConfigError or UnknownName, in one line, for what cannot be read; `--help` prints and raises SystemExit(0).
+    """
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed):
+            values, unknown = tyro.cli(
+                options,
+                args=list(args),
+                prog=prog,
+                return_unknown_args=True,
+                config=SETTINGS,
+                default=default,
+                registry=REGISTRY,
+            )
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        _refuse_unknown(options, args, prog)
+        raise ConfigError(f"{_one_line(printed.getvalue())}; `{prog} --help` shows all options") from None
+    if unknown:
+        _refuse_unknown(options, args, prog)
+        raise ConfigError(f"unexpected argument {unknown[0]!r}; `{prog} --help` shows what it takes")
+    return cast(T, values)
+
+
+REGISTRY = tyro.constructors.ConstructorRegistry()
+
+
+@REGISTRY.primitive_rule
+def _keywords(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[object] | None:
+    """A mapping is given as NAME=VALUE pairs."""
+    if get_origin(info.type) is not Mapping:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="[NAME=VALUE ...]",
+        instance_from_str=lambda pairs: read_keywords(pairs),
+        is_instance=lambda value: isinstance(value, Mapping),
+        str_from_instance=lambda value: [f"{key}={json.dumps(item)}" for key, item in value.items()],
+    )
+
+
+def read_keywords(pairs: Sequence[str], option: str = "--env-kwargs") -> dict[str, JSON]:
+    """`("level=2", "shaped=true", "name=x")` as keywords; a value is JSON where it reads as JSON, else text."""
+    keywords: dict[str, JSON] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise ConfigError(f"{option} takes NAME=VALUE, such as level=2, got {pair!r}")
+        keywords[name] = _value(value)
+    return keywords
+
+
+def _value(text: str) -> JSON:
+    try:
+        value: JSON = json.loads(text)
+    except ValueError:
+        return {"True": True, "False": False, "None": None}.get(text, text)
+    return value
+
+
+def _refuse_unknown(options: type[object], args: Sequence[str], prog: str) -> None:
+    """Raises UnknownName for the first option that `prog` does not have."""
+    known = _known_options(options, prog)
+    for arg in args:
+        name = arg.partition("=")[0]
+        if OPTION.fullmatch(name) and name.replace("_", "-") not in known:
+            near = nearest(name, sorted(one for one in known if one.startswith("--"))) or "."
+            raise UnknownName(f"unknown option {name!r}{near} `{prog} --help` shows all options")
+
+
+def _known_options(options: type[object], prog: str) -> set[str]:
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+        tyro.cli(options, args=["--help"], prog=prog, config=SETTINGS, registry=REGISTRY)
+    return {name.replace("_", "-") for name in OPTION.findall(shown.getvalue())}
+
+
+def _one_line(box: str) -> str:
+    """What is wrong, out of the box that tyro draws around it."""
+    lines = [text for line in box.splitlines() if (text := line.strip(" │╭╮╰╯─"))]
+    if not lines:
+        return "the options cannot be read"
+    title, body = lines[0], lines[1:]
+    end = next((index for index, line in enumerate(body) if FURTHER_HELP.match(line)), len(body))
+    if title.startswith("Required options"):
+        missing = [line.split("  ")[0] for line in body[:end] if REQUIRED.match(line)]
+        return f"missing {', '.join(dict.fromkeys(missing)) or 'options'}"
+    text = " ".join(body[:end]).removeprefix("Error parsing ").rstrip(".") or title
+    return NO_NUMBER.sub(r"a number was wanted, got \1", text)

@@ -1,0 +1,213 @@
+"""`agentgym play`: a person plays an environment in the terminal, by the commands or the JSON that a model uses."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, TypeVar, cast
+
+import tyro
+
+from agentgym.cli.options import parse_options, read_keywords
+from agentgym.cli.terminal import fail, say, show_table
+from agentgym.cli.tools import tool_rows
+from agentgym.envs.action import Action
+from agentgym.envs.policies import Policy, policy_for
+from agentgym.envs.resolve import make_env
+from agentgym.envs.text_env import StepResult, TextEnv
+from agentgym.errors import AgentGymError, ConfigError
+from agentgym.rollout.loop import user_traceback
+from agentgym.rollout.threads import Outcome, attempt
+from agentgym.types import Message, ToolCall
+
+__all__ = ["main"]
+
+T = TypeVar("T")
+HELP = """Type what you want to do; an environment with tools reads `name value`, `name key=value` and JSON:
+  {"name": "go", "arguments": {"direction": "north"}}
+Besides: help, tools, hint (the oracle's next move), quit. A line of your own that is one of these words
+reaches the environment with a backslash before it: \\help"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayOptions:
+    """Plays an environment in the terminal: you are the model. Reads commands from a pipe, too."""
+
+    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
+    """Environment id, package.module:Class or path/to/file.py:Class."""
+    seed: int = 0
+    """Of the task: the same seed is the same task."""
+    env_kwargs: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE")] = ()
+    """Keywords of the environment's class, such as level=2."""
+
+
+class EnvironmentRaised(AgentGymError):
+    """The environment raised `cause` while it was played."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+def main(args: Sequence[str]) -> int:
+    """Runs `agentgym play ...`; exit code 1 when the environment raised."""
+    options = parse_options(PlayOptions, args, prog="agentgym play")
+    keywords = read_keywords(options.env_kwargs)
+    game = Game(make_env(options.env, keywords), options.seed)
+    try:
+        _play(game)
+    except EnvironmentRaised as raised:
+        sys.stdout.flush()
+        print(user_traceback(raised.cause), file=sys.stderr)
+        what = f"{options.env} raised {type(raised.cause).__name__} with seed {options.seed}"
+        fail(f"{what}; replay: agentgym play {_with_keywords(options)} --seed {options.seed}")
+        return 1
+    except KeyboardInterrupt:
+        say()
+        say("Left.")
+        return 130
+    finally:
+        game.env.close()
+    _say_result(game, _with_keywords(options))
+    return 0
+
+
+def _with_keywords(options: PlayOptions) -> str:
+    return shlex.join([options.env, *(["--env-kwargs", *options.env_kwargs] if options.env_kwargs else [])])
+
+
+class Game:
+    """One episode with a person in it."""
+
+    def __init__(self, env: TextEnv, seed: int) -> None:
+        self.env = env
+        self.seed = seed
+        self.total = 0.0
+        self.num_turns = 0
+        self.success: bool | None = None
+        """None until the episode is over, and for an environment that does not say."""
+        self.over = False
+        self._observations: list[str] = []
+
+    def begin(self) -> str:
+        """Resets the environment and gives the first observation."""
+        observation, _ = opened(attempt(lambda: self.env.reset(seed=self.seed)))
+        self._observations = [observation]
+        return observation
+
+    def step(self, line: str) -> StepResult:
+        """Plays one line."""
+        result = opened(attempt(lambda: self.env.step(Action(line))))
+        observation, reward, terminated, truncated, info = result
+        self._observations.append(observation)
+        self.total += reward
+        self.num_turns += 1
+        self.over = terminated or truncated
+        success = info.get("metrics", {}).get("success")
+        self.success = None if success is None else bool(success)
+        return result
+
+    def hint(self) -> str:
+        """The oracle's next move, after what was seen so far."""
+        try:
+            oracle = policy_for(self.env, "oracle")
+        except ConfigError as refusal:
+            return f"There is no hint: {refusal}"
+        error, message = attempt(lambda: self._ask(oracle))
+        if message is None:
+            return f"The oracle has no hint here ({type(error).__name__}: {error})."
+        return spoken(message)
+
+    def _ask(self, oracle: Policy) -> Message:
+        first, *later = self._observations
+        oracle.reset(self.env, first, self.seed)
+        message = oracle.act(first)
+        for observation in later:
+            message = oracle.act(observation)
+        return message
+
+
+def opened(outcome: Outcome[T]) -> T:
+    """The value of an outcome; raises EnvironmentRaised from the environment's error."""
+    error, value = outcome
+    if error is not None:
+        raise EnvironmentRaised(error)
+    return cast(T, value)
+
+
+def _play(game: Game) -> None:
+    """The conversation, until the episode is over or the person leaves."""
+    observation = game.begin()
+    if game.env.system_prompt:
+        say(game.env.system_prompt)
+        say()
+    say(observation)
+    say()
+    say("Commands besides the environment's own: help, tools, hint, quit.")
+    while not game.over:
+        line = _read()
+        if line is None or line in ("quit", "exit"):
+            return
+        if line in META:
+            META[line](game)
+        elif line:
+            observation, reward, *_ = game.step(line.removeprefix("\\"))
+            say(observation)
+            if reward:
+                say(f"(reward {reward:g})")
+
+
+def _read() -> str | None:
+    """The next line, without the space around it; None at the end of the input."""
+    if sys.stdin.isatty():
+        try:
+            return input("> ").strip()
+        except EOFError:
+            say()
+            return None
+    line = sys.stdin.readline()
+    if line:
+        say(f"> {line.strip()}")
+    return line.strip() if line else None
+
+
+def _show_tools(game: Game) -> None:
+    specs = game.env.tool_specs
+    if specs:
+        show_table(["tool", "parameters", "what it does"], tool_rows(specs))
+    else:
+        say("There are no tools: say what you want to say.")
+
+
+META: dict[str, Callable[[Game], None]] = {
+    "help": lambda game: say(HELP),
+    "tools": _show_tools,
+    "hint": lambda game: say(game.hint()),
+}
+"""What is answered here and not by the environment."""
+
+
+def spoken(message: Message) -> str:
+    """A reply as a person would type it: `go north`."""
+    lines = [message.content] if message.content else []
+    for call in message.tool_calls:
+        if isinstance(call, ToolCall):
+            plain = all(isinstance(value, str | int | float) for value in call.arguments.values())
+            words = [shlex.quote(str(value)) for value in call.arguments.values()]
+            arguments = " ".join(words) if plain else json.dumps(call.arguments, ensure_ascii=False, default=dict)
+            lines.append(f"{call.name} {arguments}".rstrip())
+        else:
+            lines.append(call.raw)
+    return "\n".join(lines)
+
+
+def _say_result(game: Game, env: str) -> None:
+    verdict = {True: "success", False: "no success", None: "no verdict"}[game.success]
+    end = verdict if game.over else "left before the end"
+    say()
+    say(f"{end}: reward {game.total:g} after {game.num_turns} turns (seed {game.seed})")
+    say(f"evaluate: agentgym eval --env {env} --policy embedded")
+    say(f"train:    agentgym train --env {env}")

@@ -1,0 +1,95 @@
+"""What commands write: results to standard output, progress, warnings and errors to standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TextIO
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from agentgym.types import JSON
+
+__all__ = ["fail", "progress", "say", "show_json", "show_table", "warnings_shown"]
+
+PLAIN_WIDTH = 160
+"""Columns of a table that goes to a file or a pipe."""
+
+
+def say(text: str = "") -> None:
+    """One line of a result."""
+    print(text, flush=True)
+
+
+def fail(text: str) -> None:
+    """`error: ...` on standard error."""
+    sys.stdout.flush()
+    print(f"error: {text}", file=sys.stderr, flush=True)
+
+
+def show_json(value: Mapping[str, JSON]) -> None:
+    """One JSON object as one line: the last line of a command that was given `--json`."""
+    print(json.dumps(value, allow_nan=False, default=dict), flush=True)
+
+
+def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
+    """A table; cells are plain text, whatever brackets they hold."""
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_header=any(columns))
+    for index, column in enumerate(columns):
+        table.add_column(column, no_wrap=index == 0, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    _console(sys.stdout).print(table)
+
+
+@contextlib.contextmanager
+def progress(label: str, total: int, done: int = 0) -> Iterator[Callable[[str], None]]:
+    """Counts to `total`: a bar on a terminal, else a line at each tenth. Yields what counts one, given a note."""
+    if not sys.stderr.isatty():
+        yield _PlainProgress(label, total, done)
+        return
+    columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.fields[note]}"), console=_console(sys.stderr), transient=True) as bar:
+        task = bar.add_task(label, total=total, completed=done, note="")
+        yield lambda note: bar.update(task, advance=1, note=note)
+
+
+class _PlainProgress:
+    def __init__(self, label: str, total: int, done: int) -> None:
+        self._label, self._total, self._done = label, total, done
+
+    def __call__(self, note: str) -> None:
+        before, self._done = self._done, self._done + 1
+        if before * 10 // self._total != self._done * 10 // self._total:
+            print(f"{self._label} {self._done}/{self._total} {note}".rstrip(), file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def warnings_shown() -> Iterator[None]:
+    """Shows the package's warnings as `warning: ...` on standard error, for as long as a command runs."""
+    handler = _Warnings()
+    logger = logging.getLogger("agentgym")
+    logger.addHandler(handler)
+    propagates, logger.propagate = logger.propagate, False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagates
+
+
+class _Warnings(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes the record as it is: a bar that is on the screen moves below it."""
+        print(f"{record.levelname.lower()}: {record.getMessage()}", file=sys.stderr, flush=True)
+
+
+def _console(stream: TextIO) -> Console:
+    return Console(file=stream, width=None if stream.isatty() else PLAIN_WIDTH, highlight=False, markup=False)

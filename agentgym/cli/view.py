@@ -1,0 +1,62 @@
+"""`agentgym view`: writes a run's report, one offline page."""
+
+from __future__ import annotations
+
+import webbrowser
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tokenizers import Tokenizer
+
+from agentgym.cli.options import parse_options
+from agentgym.cli.run_folder import renderer_of_run
+from agentgym.cli.terminal import say, show_json
+from agentgym.errors import RunFolderError
+from agentgym.viewer import TokenText, read_run, write_report
+
+__all__ = ["main"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewOptions:
+    """Writes report.html into a run folder: curves, episodes, and every token with who put it there."""
+
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """The run folder."""
+    tokenizer: str | None = None
+    """The model folder whose tokens these are; by default as the run's config.yaml says."""
+    max_episodes: int = 200
+    """Episodes shown token by token."""
+    open: bool = False
+    """Show the page in the browser."""
+    json: bool = False
+    """End with one line of JSON."""
+
+
+def main(args: Sequence[str]) -> int:
+    """Runs `agentgym view ...`."""
+    options = parse_options(ViewOptions, args, prog="agentgym view")
+    read_run(options.run)  # says what is wrong with the folder before anything about its tokenizer
+    renderer = renderer_of_run(options.run, options.tokenizer)
+    try:
+        path = _write(options, None if renderer is None else renderer.tokenizer.backend)
+    except OSError as error:
+        raise RunFolderError(f"cannot write the report of {str(options.run)!r}: {error.strerror or error}") from error
+    say(f"report: {path}")
+    opened = options.open and webbrowser.open(path.resolve().as_uri())
+    if options.open and not opened:
+        say("no browser could be opened; open the file in one yourself")
+    if options.json:
+        show_json({"report": str(path), "opened": opened})
+    return 0
+
+
+def _write(options: ViewOptions, backend: Tokenizer | None) -> Path:
+    if backend is None:
+        return write_report(options.run, max_episodes=options.max_episodes)
+    special = {index for index, token in backend.get_added_tokens_decoder().items() if token.special}
+    text = TokenText(backend)
+    return write_report(options.run, decode_token=text, special_ids=special, max_episodes=options.max_episodes)

@@ -1,0 +1,242 @@
+"""`evaluate`: held-out tasks, played by a model or a policy through the rollout that training uses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import agentgym
+from agentgym.chat_templates.families import renderer_for
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.engines.protocol import Engine
+from agentgym.envs.policies import POLICIES
+from agentgym.envs.resolve import make_env
+from agentgym.envs.seeds import EVAL_SEED_START
+from agentgym.errors import ConfigError, RunFolderError, UnknownName, nearest
+from agentgym.evaluation.eval_folder import EvalFolder, free_folder, missing
+from agentgym.evaluation.model_folder import EMBEDDED, model_folder
+from agentgym.evaluation.policies import PolicyLoop, played_env
+from agentgym.evaluation.statistics import EvalSummary, summarize
+from agentgym.rollout.episode import Episode
+from agentgym.rollout.home import make_task_env
+from agentgym.rollout.limits import Limits, SamplingConfig
+from agentgym.rollout.loop import RolloutLoop
+from agentgym.rollout.sampler import Sampler, SamplerConfig
+from agentgym.trajectory import Trajectory
+from agentgym.types import JSON, Task
+
+__all__ = [
+    "EvalConfig",
+    "EvalPlan",
+    "EvalResult",
+    "eval_episodes",
+    "eval_tasks",
+    "evaluate",
+    "open_evaluation",
+    "run_evaluation",
+]
+
+POLICY_TURN_TOKENS = 1 << 16
+"""A policy without a model says what it wants to say."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalConfig:
+    """What is evaluated, on what. Equal settings give equal episodes, byte for byte."""
+
+    env: str
+    """An environment id, `package.module:Class` or `path/to/file.py:Class`."""
+    env_kwargs: Mapping[str, JSON] = field(default_factory=dict)
+    """Keywords of the environment's class."""
+    policy: str = EMBEDDED
+    """`embedded`, a model folder, or `oracle`, `cheat`, `random`: policies that need no model."""
+    num_tasks: int = 50
+    """Held-out tasks: the first so many, whatever the seed."""
+    num_repeats: int = 1
+    """Episodes of each task."""
+    seed: int = 0
+    """Of the sampling; tasks do not depend on it."""
+    temperature: float = 1.0
+    """Of the sampling; 0 is greedy."""
+    max_turns: int = 200
+    """Replies in an episode; the environment's own limit is mostly lower."""
+    turn_tokens: int = 512
+    """Most ids in a reply of a model."""
+    tokenizer: str = EMBEDDED
+    """The model folder whose chat format records what a policy without a model says."""
+    concurrency: int = 64
+    """Episodes at once; plays no role for the result."""
+    device: str = "cpu"
+    """Where a model runs: `cpu`, `cuda`."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_tasks", "num_repeats", "max_turns", "turn_tokens", "concurrency"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is at least 1, got {getattr(self, name)}")
+        SamplingConfig(temperature=self.temperature)
+
+    def to_json(self) -> dict[str, JSON]:
+        """What decides the result, as `config.yaml` stores it; `concurrency` and `device` do not."""
+        names = "env env_kwargs policy num_tasks num_repeats seed temperature max_turns turn_tokens".split()
+        folder = self.tokenizer if self.policy in POLICIES else self.policy
+        settings: dict[str, JSON] = {name: getattr(self, name) for name in names}
+        return {"kind": "eval", "agentgym": agentgym.__version__, **settings, "tokenizer": folder}
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """What came of an evaluation, and where its episodes are."""
+
+    config: EvalConfig
+    summary: EvalSummary
+    output: Path
+    trajectories: tuple[Trajectory, ...]
+    """Task by task, repeat by repeat."""
+
+    def to_json(self) -> dict[str, JSON]:
+        """The summary, the settings and the folder as one JSON object."""
+        return {**self.summary.to_json(), **self.config.to_json(), "output": str(self.output)}
+
+
+def evaluate(
+    config: EvalConfig,
+    output: Path | None = None,
+    *,
+    resume: bool = False,
+    on_episode: Callable[[Trajectory], None] | None = None,
+) -> EvalResult:
+    """Plays the evaluation and writes its folder; `on_episode` sees each episode when it is finished.
+
+    Without `output` the folder is a new one under `runs/`. With `resume` only episodes that are missing or failed are
+    played. Raises ConfigError or UnknownName for what cannot be played, RunFolderError for a folder or model that is
+    missing, taken or cannot be written, TrainingHalted when over half of the episodes fail.
+    """
+    plan = open_evaluation(config, output, resume=resume)
+    return plan.run(on_episode)
+
+
+def open_evaluation(config: EvalConfig, output: Path | None = None, *, resume: bool = False) -> EvalPlan:
+    """Checks everything that can be checked before an episode is played, opens the folder, and gives the plan."""
+    _check_policy(config)
+    if resume and output is None:
+        raise ConfigError("resume goes on in a folder that exists: name it with output (--output DIR)")
+    env_name = config.env.rpartition(":")[2]
+    folder = output or free_folder(Path("runs") / f"eval-{env_name}-{Path(config.policy).name}")
+    settings = config.to_json()
+    return EvalPlan(config, EvalFolder(folder, settings, resume=resume))
+
+
+class EvalPlan:
+    """An evaluation that is ready to run: the episodes that it has, and those to be played."""
+
+    def __init__(self, config: EvalConfig, folder: EvalFolder) -> None:
+        self.config = config
+        self.folder = folder
+        tasks = eval_tasks(config.env, config.num_tasks, config.env_kwargs)
+        self.episodes = eval_episodes(tasks, config.num_repeats, run_seed=config.seed)
+        self.to_play = missing(self.episodes, folder.kept)
+
+    def run(self, on_episode: Callable[[Trajectory], None] | None = None) -> EvalResult:
+        """Plays what is to be played, and writes the result."""
+
+        def keep(trajectory: Trajectory) -> None:
+            self.folder.write(trajectory)
+            if on_episode is not None:
+                on_episode(trajectory)
+
+        try:
+            played = asyncio.run(_play(self.config, self.to_play, keep)) if self.to_play else []
+        finally:
+            self.folder.close()
+        found = {**self.folder.kept, **{(one.group, one.member): one for one in played}}
+        ordered = tuple(found[episode.group, episode.member] for episode in self.episodes)
+        result = EvalResult(self.config, summarize(ordered), self.folder.path, ordered)
+        self.folder.finish(ordered, result.to_json())
+        return result
+
+
+def eval_tasks(env: str, num_tasks: int, env_kwargs: Mapping[str, JSON] | None = None) -> list[Task]:
+    """The first `num_tasks` held-out tasks of an environment: always the same ones."""
+    return [Task(env, EVAL_SEED_START + index, kwargs=dict(env_kwargs or {})) for index in range(num_tasks)]
+
+
+def eval_episodes(
+    tasks: Sequence[Task], num_repeats: int = 1, *, run_seed: int = 0, step: int = 0, phase: str = "eval"
+) -> list[Episode]:
+    """`num_repeats` episodes of each task, task by task; `step` and `phase` say when in a training run."""
+    return [
+        Episode(task, f"{step}/{index}", repeat, run_seed, step, phase)
+        for index, task in enumerate(tasks)
+        for repeat in range(num_repeats)
+    ]
+
+
+async def run_evaluation(
+    sampler: Sampler, episodes: Sequence[Episode], on_episode: Callable[[Trajectory], None] | None = None
+) -> list[Trajectory]:
+    """The trajectories of `episodes`, in their order, by whatever engine the sampler has: a training run's, too."""
+    return await sampler.run(episodes, on_episode=on_episode)
+
+
+async def _play(
+    config: EvalConfig, episodes: Sequence[Episode], on_episode: Callable[[Trajectory], None]
+) -> list[Trajectory]:
+    settings = SamplerConfig(concurrency=config.concurrency)
+    if config.policy in POLICIES:
+        loop: RolloutLoop = policy_loop(config)
+        sampler = Sampler(loop, played_env(config.policy), settings)
+    else:
+        loop = _model_loop(config, len(episodes))
+        sampler = Sampler(loop, make_task_env, settings)
+    try:
+        return await run_evaluation(sampler, episodes, on_episode)
+    finally:
+        sampler.close()
+        await loop.engine.close()
+
+
+def policy_loop(config: EvalConfig) -> PolicyLoop:
+    """The loop of a policy that needs no model."""
+    limits = Limits(max_turns=config.max_turns, turn_tokens=POLICY_TURN_TOKENS)
+    return PolicyLoop(renderer_for(model_folder(config.tokenizer)), limits)
+
+
+def _model_loop(config: EvalConfig, num_episodes: int) -> RolloutLoop:
+    folder = model_folder(config.policy)
+    renderer: Renderer = renderer_for(folder)
+    engine = _model_engine(folder, config.device, min(config.concurrency, num_episodes))
+    limits = Limits(max_turns=config.max_turns, turn_tokens=config.turn_tokens)
+    return RolloutLoop(engine, renderer, limits, SamplingConfig(temperature=config.temperature))
+
+
+def _model_engine(folder: Path, device: str, num_slots: int) -> Engine:
+    try:  # imported here: only a model needs torch
+        from agentgym.engines.hf import HfEngine, HfEngineConfig
+        from agentgym.engines.hf_checkpoint import load_decoder
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"a model needs {error.name}, which is not installed: pip install 'agentgym-llm[train]'"
+        ) from error
+    model = load_decoder(folder).to(device)
+    return HfEngine(model, HfEngineConfig(num_slots=num_slots))
+
+
+def _check_policy(config: EvalConfig) -> None:
+    """Raises for an environment, keywords, policy or model that do not exist, before anything is written."""
+    if config.policy in POLICIES:
+        played_env(config.policy)(Task(config.env, 0, kwargs=config.env_kwargs)).close()
+        renderer_for(model_folder(config.tokenizer))
+        return
+    make_env(config.env, config.env_kwargs).close()
+    if config.policy != EMBEDDED and not Path(config.policy).expanduser().is_dir():
+        kinds = [EMBEDDED, *POLICIES]
+        raise UnknownName(
+            f"no policy and no model folder {config.policy!r}{nearest(config.policy, kinds) or '.'} "
+            f"A policy is {', '.join(kinds)}, or the folder of a model"
+        )
+    folder = model_folder(config.policy)
+    renderer_for(folder)
+    if not (folder / "config.json").is_file():
+        raise RunFolderError(f"no model in {str(folder)!r}: it has a tokenizer, and no config.json")

@@ -1,0 +1,23 @@
+"""The folder of a model that a user names: `embedded`, or a path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentgym.embedded import embedded_folder
+from agentgym.errors import RunFolderError
+
+__all__ = ["EMBEDDED", "model_folder"]
+
+EMBEDDED = "embedded"
+"""The name by which a user asks for the model that comes with the package."""
+
+
+def model_folder(name: str) -> Path:
+    """The folder; raises RunFolderError where it, or the tokenizer in it, is missing."""
+    folder = embedded_folder() if name == EMBEDDED else Path(name).expanduser()
+    if name == EMBEDDED and not (folder / "tokenizer.json").is_file():
+        raise RunFolderError(f"this installation lacks the embedded model in {str(folder)!r}: name a model folder")
+    if not folder.is_dir():
+        raise RunFolderError(f"no model folder {name!r}: give a folder with config.json and tokenizer.json")
+    return folder
