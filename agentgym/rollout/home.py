@@ -131,6 +131,14 @@ class Home:
         self._mailbox: Mailbox | None = None
         self._kinds: dict[str, Kind] = {}
         self._first: dict[str, asyncio.Event] = {}
+        self._running: set[object] = set()
+        self._given_up: set[object] = set()
+
+    @property
+    def num_leaked(self) -> int:
+        """Calls of environments that nobody waits for any more and that still run."""
+        self._given_up &= self._running
+        return self.threads.num_leaked + len(self._given_up)
 
     async def open(self, make: Callable[[Task], Env], task: Task) -> HostedEnv:
         """Makes the task's environment where it will live, so that even its constructor blocks nobody.
@@ -211,13 +219,28 @@ class Home:
         One that ignores its cancellation is left running there, and nobody waits for it.
         """
         limit_s = limit_s or self.limits.env_step_s
-        running = asyncio.run_coroutine_threadsafe(_attempt_async(function), _environment_loop())
+        call = object()
+        running = asyncio.run_coroutine_threadsafe(self._guarded(function, call), _environment_loop())
         try:
             async with asyncio.timeout(limit_s):
                 outcome = await asyncio.wrap_future(running)
         except TimeoutError:
+            self._given_up.add(call)
             raise _too_long(limit_s) from None
+        except asyncio.CancelledError:
+            self._given_up.add(call)
+            raise
         return opened(outcome)
+
+    async def _guarded(self, function: Callable[[], Coroutine[object, object, T]], call: object) -> Outcome[T]:
+        """`attempt` for a coroutine; `call` counts as running until it ends."""
+        self._running.add(call)
+        try:
+            return None, await function()
+        except Exception as error:  # noqa: BLE001 - the boundary around the user's environment
+            return error, None
+        finally:
+            self._running.discard(call)
 
 
 def _close_all(envs: list[Env]) -> None:
@@ -258,11 +281,3 @@ def _environment_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="agentgym-async-envs", daemon=True).start()
     return loop
-
-
-async def _attempt_async(function: Callable[[], Coroutine[object, object, T]]) -> Outcome[T]:
-    """`attempt` for a coroutine."""
-    try:
-        return None, await function()
-    except Exception as error:  # noqa: BLE001 - the boundary around the user's environment
-        return error, None

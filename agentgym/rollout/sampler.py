@@ -20,6 +20,8 @@ __all__ = ["Sampler", "SamplerConfig"]
 
 logger = logging.getLogger(__name__)
 
+MAX_SHOWN = 20
+"""Distinct failures that a sampler logs."""
 FAILED = (Status.ENV_ERROR, Status.ENGINE_ERROR, Status.TIMEOUT)
 
 
@@ -34,7 +36,7 @@ class SamplerConfig:
     max_failure_rate: float = 0.5
     """The share of a step's episodes that may fail (environment, engine, time-out); above it the run stops."""
     max_leaked_threads: int = 64
-    """Threads that may hang in an environment's call at the same time; above it the run stops."""
+    """Calls of environments that may hang at the same time, each on its thread; above it the run stops."""
 
     def __post_init__(self) -> None:
         if self.concurrency < 1 or (self.env_threads is not None and self.env_threads < 1):
@@ -206,10 +208,10 @@ class Sampler:
                 f"{batch.num_failed} of {total} episodes failed, more than max_failure_rate="
                 f"{self.config.max_failure_rate:g} allows. The first: {failure_text(batch.first_failure or trajectory)}"
             )
-        num_leaked = self.home.threads.num_leaked
+        num_leaked = self.home.num_leaked
         if num_leaked > self.config.max_leaked_threads:
             raise TrainingHalted(
-                f"{num_leaked} threads hang in a call of {trajectory.task.env_id}, more than max_leaked_threads="
+                f"{num_leaked} calls hang in {trajectory.task.env_id}, more than max_leaked_threads="
                 f"{self.config.max_leaked_threads} allows: make its step return, or end its waits with a time-out"
             )
 
@@ -219,7 +221,7 @@ class Sampler:
             if trajectory is None or trajectory.status not in FAILED:
                 continue
             kind = str(trajectory.info.get("traceback", trajectory.error))
-            if kind not in self._shown:
+            if kind not in self._shown and len(self._shown) < MAX_SHOWN:
                 self._shown.add(kind)
                 logger.warning("an episode failed (the same failure is not shown again): %s", failure_text(trajectory))
 

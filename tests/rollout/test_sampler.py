@@ -7,6 +7,8 @@ import gc
 import json
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -207,12 +209,12 @@ def test_failing_and_hanging_environments_have_a_status_and_no_reward_and_touch_
     assert [one.reward for one in groups[1].trajectories] == [None] * 4
     assert {one.status for one in groups[1].trajectories} == {Status.ENV_ERROR}
     assert {one.status for one in groups[2].trajectories} == {Status.TIMEOUT}
-    assert sampler.home.threads.num_leaked == 4
+    assert sampler.home.num_leaked == 4
     clean = asyncio.run(sampler_of(renderer, digits(raw), lambda task: Guess()).sample(tasks_of(8), 4))
     assert lines([groups[0], *groups[3:]]) == lines([clean[0], *clean[3:]])
     Faulty.gate.set()
     time.sleep(0.1)
-    assert sampler.home.threads.num_leaked == 0
+    assert sampler.home.num_leaked == 0
     Faulty.gate.clear()
 
 
@@ -235,7 +237,7 @@ def test_too_many_failures_stop_the_run_and_show_the_first(renderer: Renderer, r
 
 
 def test_too_many_leaked_threads_stop_the_run(renderer: Renderer, raw: Raw) -> None:
-    with pytest.raises(TrainingHalted, match="threads hang in a call of Guess-v0"):
+    with pytest.raises(TrainingHalted, match="calls hang in Guess-v0"):
         faulty(renderer, raw, 3, max_failure_rate=1.0, max_leaked_threads=2)
     Faulty.gate.set()
     Faulty.gate.clear()
@@ -264,6 +266,7 @@ def test_an_environment_that_ignores_cancellation_delays_nobody(renderer: Render
     groups = asyncio.run(sampler.sample(tasks_of(2), 4))
     assert time.monotonic() - started < 2
     assert len(by_status(groups, Status.TIMEOUT)) == 8
+    assert sampler.home.num_leaked == 8
 
 
 def test_an_environment_that_does_not_close_is_named_and_delays_nobody(
@@ -304,6 +307,45 @@ def test_cancelling_in_the_middle_closes_everything(renderer: Renderer, raw: Raw
     asyncio.run(main(digits(raw, delay_s=0.02)))
     time.sleep(0.2)
     assert leftovers() <= first
+
+
+INTERRUPTED = """
+import asyncio, os, signal, threading, time
+from agentgym.engines.scripted import ScriptedEngine
+from agentgym.envs.text_env import TextEnv
+from agentgym.rollout import RolloutLoop, Sampler
+from agentgym.types import Message, Task
+
+class Words:
+    stop_ids, vocab_size = (2,), 9
+    render = lambda self, messages, tools=(): [1]
+    extend = lambda self, ids, new_messages: [1]
+    parse = lambda self, ids: Message("assistant", "hi")
+    decode = lambda self, ids: "hi"
+
+class Slow(TextEnv):
+    def reset(self, *, seed=None, options=None):
+        return "", {}
+    def step(self, action):
+        if self.turns == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)
+        return "", 0.0, False, False, {}
+    def close(self):
+        closed.append(self)
+
+closed, engine = [], ScriptedEngine(lambda *_: (2,))
+try:
+    asyncio.run(Sampler(RolloutLoop(engine, Words()), lambda task: Slow()).sample([Task("Slow-v0", 0)], 8))
+except KeyboardInterrupt:
+    time.sleep(0.1)
+    print("interrupted", len(closed), len(engine.sessions))
+"""
+
+
+def test_an_interrupt_in_the_middle_closes_every_environment_and_session() -> None:
+    run = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60, check=False)
+    assert run.stdout == "interrupted 8 0\n", run.stderr
 
 
 def test_over_dispatch_gives_the_first_complete_groups_and_cancels_the_rest(renderer: Renderer, raw: Raw) -> None:
