@@ -1,0 +1,150 @@
+"""`agentgym train`: plays, learns, and says what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+import yaml
+
+from agentgym.chat_templates.tokenizer import ChatTokenizer
+from agentgym.cli.options import parse_options
+from agentgym.cli.terminal import fail, say, show_json, show_table
+from agentgym.cli.training_display import TrainingDisplay
+from agentgym.errors import ConfigError
+from agentgym.evaluation.statistics import success_interval
+from agentgym.trainers.config import TrainConfig, config_from_mapping
+from agentgym.trainers.metrics import EvalScore
+from agentgym.trainers.plan import describe_plan
+from agentgym.trainers.trainer import Trainer, TrainResult
+from agentgym.types import JSON
+from agentgym.viewer import TokenText, read_run, write_curve, write_report
+
+__all__ = ["main"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Trains a model on an environment: plays groups of episodes, credits them, and takes optimizer steps."""
+
+    run: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    config: Path | None = None
+    """A YAML file with settings; options on the command line win."""
+    output: Path | None = None
+    """The folder of the run; by default a new one under runs/."""
+    resume: bool = False
+    """Go on in --output from its newest checkpoint."""
+    print_config: bool = False
+    """Show every setting, as YAML that --config takes, and stop."""
+    dry_run: bool = False
+    """Show what the run would do and need, and stop."""
+    json: bool = False
+    """End with one line of JSON."""
+
+
+def main(args: Sequence[str]) -> int:
+    """Runs `agentgym train ...`."""
+    options = parse_options(TrainOptions, args, prog="agentgym train", default=_defaults(args))
+    config = options.run
+    if options.print_config:
+        say(yaml.safe_dump(json.loads(json.dumps(asdict(config), default=dict)), sort_keys=False).rstrip())
+        return 0
+    if options.dry_run:
+        return _dry_run(config, as_json=options.json)
+    folder = _output(options, config)
+    with TrainingDisplay(config, folder) as display:
+        trainer = Trainer(config, folder, display, resume=options.resume)
+        result = trainer.run()
+    return _finish(config, result, as_json=options.json)
+
+
+def _defaults(args: Sequence[str]) -> TrainOptions | None:
+    """The settings of the file after `--config`, if there is one."""
+    names = [index for index, arg in enumerate(args) if arg.partition("=")[0] == "--config"]
+    if not names:
+        return None
+    _, equals, value = args[names[-1]].partition("=")
+    path = Path(value if equals else next(iter(args[names[-1] + 1 :]), ""))
+    if not path.is_file():
+        raise ConfigError(f"no configuration file {str(path)!r}; `agentgym train --env ID --print-config` shows one")
+    try:
+        given = yaml.safe_load(path.read_text()) or {}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{str(path)!r} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(given, dict):
+        raise ConfigError(f"{str(path)!r} holds no settings: it must be a mapping of names to values")
+    return TrainOptions(run=config_from_mapping(TrainConfig, given), config=path)
+
+
+def _output(options: TrainOptions, config: TrainConfig) -> Path:
+    if options.output is not None:
+        return options.output
+    if options.resume:
+        raise ConfigError("--resume goes on in a run's folder: name it with --output")
+    stem = config.env.rpartition(":")[2].rpartition("/")[2]
+    name = f"{stem}-{config.algo}-seed{config.seed}"
+    number = next(n for n in range(1, 10_000) if not Path("runs", f"{name}-{n}").exists())
+    return Path("runs", f"{name}-{number}")
+
+
+def _dry_run(config: TrainConfig, *, as_json: bool) -> int:
+    plan = describe_plan(config)
+    show_table(["", "", ""], [[name, f"{value:,}", remark] for name, value, remark in plan])
+    if as_json:
+        show_json({name.replace(" ", "_"): value for name, value, _ in plan})
+    return 0
+
+
+def _finish(config: TrainConfig, result: TrainResult, *, as_json: bool) -> int:
+    folder = result.folder
+    files: dict[str, str] = {"metrics": str(folder / "metrics.jsonl"), "episodes": str(folder / "episodes.jsonl")}
+    if result.checkpoint:
+        files |= {"curve": str(folder / "curve.png"), "checkpoint": str(result.checkpoint)}
+        data = read_run(folder)
+        write_curve(data.metrics, folder / "curve.png", data.evaluations)
+        text = TokenText(ChatTokenizer.load(result.checkpoint).backend)
+        files["report"] = str(write_report(folder, decode_token=text, special_ids=text.special_ids))
+    rows = [_score_row("before", result.before), _score_row("after", result.after)]
+    show_table(["held-out", "success", "95% interval", "reward", "episodes"], [row for row in rows if row])
+    peak = f"peak memory {result.peak_memory_mb:,.0f} MB"
+    say(f"{result.steps} steps in {result.train_s / 60:.1f} minutes of training, {peak}")
+    for name, path in files.items():
+        say(f"  {name:<11}{path}")
+    if result.interrupted:
+        fail(
+            f"interrupted after step {result.steps}; go on: agentgym train --env {config.env} --output {folder} --resume"
+        )
+    else:
+        say(
+            f"try next: agentgym view {folder}   agentgym verify {folder}   agentgym train --env {config.env} "
+            f"--env-kwargs level=3 --model {result.checkpoint}"
+        )
+    if as_json:
+        show_json(_as_json(result, files))
+    return 130 if result.interrupted else 0
+
+
+def _score_row(name: str, score: EvalScore | None) -> list[str] | None:
+    if score is None:
+        return None
+    num_won = round(score.success * score.episodes)
+    won = [1.0] * num_won + [0.0] * (score.episodes - num_won)
+    interval = success_interval(won, [str(index) for index in range(score.episodes)])
+    failed = f" (+{score.failed} failed)" if score.failed else ""
+    return [name, f"{score.success:.3f}", str(interval), f"{score.reward_mean:.3f}", f"{score.episodes}{failed}"]
+
+
+def _as_json(result: TrainResult, files: dict[str, str]) -> dict[str, JSON]:
+    return {
+        "steps": result.steps,
+        "success_before": result.before.success if result.before else None,
+        "success_after": result.after.success if result.after else None,
+        "train_s": round(result.train_s, 1),
+        "peak_memory_mb": round(result.peak_memory_mb),
+        "interrupted": result.interrupted,
+        "files": dict(files),
+    }

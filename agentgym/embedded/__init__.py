@@ -1,0 +1,12 @@
+"""The embedded model: a small Qwen3-architecture model and its tokenizer (`python -m agentgym.trainers.embedded`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["embedded_folder"]
+
+
+def embedded_folder() -> Path:
+    """The folder of the model and tokenizer that ship with the package."""
+    return Path(__file__).parent

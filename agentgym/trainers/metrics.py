@@ -1,0 +1,110 @@
+"""What a step reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from agentgym.trainers.advantages import GroupAdvantages
+from agentgym.trainers.learner import StepStats
+from agentgym.trajectory import Group, Trajectory
+from agentgym.types import JSON
+
+__all__ = ["EvalScore", "RolloutSummary", "StepMetrics", "score"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutSummary:
+    """The episodes of a step; rates and means are over those that have a reward."""
+
+    episodes: int
+    failed: int
+    """Episodes without a reward: environment, engine, time-out."""
+    truncated: int
+    success: float
+    reward_mean: float
+    turns_mean: float
+    tokens: int
+    """Ids of all rows."""
+    trained_tokens: int
+    """Sampled ids."""
+    tool_calls: int
+    malformed_calls: int
+    invalid_calls: int
+    """Calls that could be read and not be run: unknown tool, arguments that the schema refuses."""
+    dead_groups: int
+    """Groups without two different rewards; they carry no signal."""
+
+    @classmethod
+    def of(cls, groups: Sequence[Group], advantages: Sequence[GroupAdvantages]) -> RolloutSummary:
+        """Summarizes a step's groups."""
+        played = [trajectory for group in groups for trajectory in group.trajectories]
+        kept = [trajectory for trajectory in played if trajectory.status.trainable]
+
+        def total(*names: str) -> int:
+            return int(sum(one.metrics.get(name, 0) for one in played for name in names))
+
+        return cls(
+            episodes=len(played),
+            failed=len(played) - len(kept),
+            truncated=sum(one.status == "truncated" for one in kept),
+            success=mean([float(bool(one.success)) for one in kept]),
+            reward_mean=mean([one.reward or 0.0 for one in kept]),
+            turns_mean=mean([len(one.turns) for one in kept]),
+            tokens=sum(one.num_tokens for one in played),
+            trained_tokens=sum(one.num_trained_tokens for one in kept),
+            tool_calls=total("num_tool_calls"),
+            malformed_calls=total("malformed_calls"),
+            invalid_calls=total("unknown_tools", "invalid_arguments"),
+            dead_groups=sum(credit.dead for credit in advantages),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMetrics:
+    """One line of `metrics.jsonl`."""
+
+    step: int
+    """The optimizer step, from 1; also the policy version it made."""
+    rollout: RolloutSummary
+    update: StepStats | None
+    """None when no group carried a signal, so there was nothing to step on."""
+    generate_s: float
+    update_s: float
+    elapsed_s: float
+    """Training time since the run began, evaluations not counted."""
+
+    def to_json(self) -> dict[str, JSON]:
+        """Flat, with the names that curves and viewers use."""
+        update = asdict(self.update) if self.update else {"loss": 0.0}
+        times = {"generate_s": self.generate_s, "update_s": self.update_s, "elapsed_s": self.elapsed_s}
+        rounded = {name: round(value, 4) for name, value in times.items()}
+        return {"step": self.step, **asdict(self.rollout), **update, **rounded}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalScore:
+    """Held-out play at one point of the run."""
+
+    step: int
+    success: float
+    reward_mean: float
+    episodes: int
+    failed: int
+
+
+def score(step: int, trajectories: Sequence[Trajectory]) -> EvalScore:
+    """Success and mean reward of the episodes that have one."""
+    kept = [one for one in trajectories if one.status.trainable]
+    return EvalScore(
+        step=step,
+        success=mean([float(bool(one.success)) for one in kept]),
+        reward_mean=mean([one.reward or 0.0 for one in kept]),
+        episodes=len(kept),
+        failed=len(trajectories) - len(kept),
+    )
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean, 0 of nothing."""
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,105 @@
+"""The optimizer, its warm-up, and gradient clipping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from agentgym.errors import ConfigError
+
+__all__ = ["OptimizerConfig", "PolicyOptimizer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """How gradients become weights."""
+
+    name: Literal["adamw", "muon"] = "adamw"
+    """`muon` orthogonalizes the update of matrices (Jordan et al. 2024) and leaves the rest to AdamW."""
+    learning_rate: float = 3e-4
+    warmup_steps: int = 2
+    """Optimizer steps over which the rate rises to its full value."""
+    decay: Literal["constant", "linear"] = "constant"
+    """`linear` falls to zero over the second half of the run."""
+    beta1: float = 0.9
+    beta2: float = 0.98
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    """The gradient's global 2-norm is scaled down to it."""
+
+    def __post_init__(self) -> None:
+        if self.learning_rate <= 0:
+            raise ConfigError(f"learning_rate must be above 0, got {self.learning_rate}")
+        if self.max_grad_norm <= 0:
+            raise ConfigError(f"max_grad_norm must be above 0, got {self.max_grad_norm}")
+
+
+class PolicyOptimizer:
+    """AdamW (or Muon) over a model's parameters, with the configured schedule; `num_steps` is where it stands."""
+
+    def __init__(self, model: nn.Module, config: OptimizerConfig, total_steps: int) -> None:
+        self.config = config
+        self.total_steps = max(1, total_steps)
+        self.num_steps = 0
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._parts = _make_parts(model, config)
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the next step."""
+        warm = min(1.0, (self.num_steps + 1) / max(1, self.config.warmup_steps))
+        left = 1.0 - self.num_steps / self.total_steps
+        return self.config.learning_rate * warm * (min(1.0, 2 * left) if self.config.decay == "linear" else 1.0)
+
+    def step(self) -> float:
+        """Clips the accumulated gradients, applies and clears them; gives their norm before clipping.
+
+        A norm that is not finite changes nothing and is returned, for the caller to halt on.
+        """
+        norm = float(nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm))
+        if norm == norm and norm != float("inf"):
+            for part in self._parts:
+                for group in part.param_groups:
+                    group["lr"] = self.learning_rate
+                part.step()
+            self.num_steps += 1
+        for part in self._parts:
+            part.zero_grad(set_to_none=True)
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` restores bitwise."""
+        return {"num_steps": self.num_steps, "parts": [part.state_dict() for part in self._parts]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over a saved state of an optimizer of the same model and configuration."""
+        self.num_steps = state["num_steps"]
+        for part, saved in zip(self._parts, state["parts"], strict=True):
+            part.load_state_dict(saved)
+
+
+def _make_parts(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+    def adamw(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(
+            list(parameters),
+            lr=config.learning_rate,
+            betas=(config.beta1, config.beta2),
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+
+    if config.name == "adamw":
+        return [adamw(parameter for _, parameter in named)]
+    # Muon is for the matrices between hidden states; embeddings, head and norms go to AdamW, as its authors say.
+    matrices = [parameter for name, parameter in named if parameter.ndim == 2 and name not in ("embed", "head")]
+    chosen = {id(parameter) for parameter in matrices}
+    muon = torch.optim.Muon(
+        matrices, lr=config.learning_rate, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
+    )
+    return [muon, adamw(parameter for _, parameter in named if id(parameter) not in chosen)]

@@ -1,0 +1,130 @@
+"""The folder of a training run: its configuration, its metrics, its checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from agentgym.engines.hf_checkpoint import save_decoder
+from agentgym.engines.hf_model import Decoder
+from agentgym.errors import RunFolderError
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.metrics import StepMetrics
+
+__all__ = ["Checkpoint", "RunFolder"]
+
+TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "generation_config.json", "*.jinja")
+
+
+class Checkpoint:
+    """A folder that `transformers` and agentgym load as a model, with the trainer's state beside it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.step = int(json.loads((path / "state.json").read_text())["step"])
+        except (OSError, ValueError, KeyError) as error:
+            raise RunFolderError(
+                f"{str(path)!r} is no whole checkpoint ({error}); delete it and resume again"
+            ) from error
+
+    def optimizer_state(self) -> Mapping[str, Any]:
+        """The state that `PolicyOptimizer.load_state_dict` takes."""
+        state: Mapping[str, Any] = torch.load(self.path / "optimizer.pt", weights_only=True)
+        return state
+
+
+class RunFolder:
+    """Writes a run's files; whatever was written before an error or a kill stays readable."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics_path = path / "metrics.jsonl"
+
+    @classmethod
+    def create(cls, path: Path, config: TrainConfig) -> RunFolder:
+        """A new run; refuses a folder that holds one already."""
+        if (path / "config.yaml").exists():
+            raise RunFolderError(f"{str(path)!r} already holds a run; go on with --resume, or give another --output")
+        folder = cls(path)
+        with folder.guarded():
+            path.mkdir(parents=True, exist_ok=True)
+            (path / "config.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(asdict(config))), sort_keys=False))
+        return folder
+
+    @classmethod
+    def reopen(cls, path: Path, config: TrainConfig) -> tuple[RunFolder, Checkpoint | None]:
+        """A run to go on with and its newest checkpoint; refuses a configuration that differs in more than length."""
+        if not (path / "config.yaml").is_file():
+            raise RunFolderError(f"{str(path)!r} holds no run to resume: it has no config.yaml")
+        stored = yaml.safe_load((path / "config.yaml").read_text())
+        given = json.loads(json.dumps(asdict(config)))
+        free = {"steps", "max_minutes", "checkpoint_every", "eval_episodes"}
+        changed = [key for key in given if key not in free and stored.get(key) != given[key]]
+        if changed:
+            told = "; ".join(f"{key}: {stored.get(key)!r} there, {given[key]!r} here" for key in changed)
+            raise RunFolderError(f"the run in {str(path)!r} has other settings ({told}); resume with the same ones")
+        folder = cls(path)
+        checkpoints = sorted((path / "checkpoints").glob("step-*"))
+        newest = Checkpoint(checkpoints[-1]) if checkpoints else None
+        folder._forget_after(newest.step if newest else 0)
+        return folder, newest
+
+    def write_metrics(self, metrics: StepMetrics) -> None:
+        """Appends one step's line."""
+        with self.guarded(), open(self.metrics_path, "a") as file:
+            file.write(json.dumps(metrics.to_json()) + "\n")
+
+    def save_checkpoint(self, step: int, model: Decoder, optimizer: Mapping[str, Any], tokenizer: Path) -> Path:
+        """Writes `checkpoints/step-NNNNNN` beside its final name and renames it when it is whole."""
+        final = self.path / "checkpoints" / f"step-{step:06d}"
+        if final.exists():
+            return final
+        part = final.with_name(f".{final.name}.part")
+        with self.guarded():
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            save_decoder(model, part)
+            for pattern in TOKENIZER_FILES:
+                for file in tokenizer.glob(pattern):
+                    shutil.copyfile(file, part / file.name)
+            torch.save(dict(optimizer), part / "optimizer.pt")
+            (part / "state.json").write_text(json.dumps({"step": step, "policy_version": step}) + "\n")
+            os.replace(part, final)
+        return final
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Turns a failure to write (a full disk, a missing right) into a RunFolderError that names the folder."""
+        try:
+            yield
+        except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
+            if isinstance(error, RunFolderError):
+                raise
+            raise RunFolderError(
+                f"cannot write to {str(self.path)!r}: {error}. What was written before is whole; make room and go on"
+                " with --resume"
+            ) from error
+
+    def _forget_after(self, step: int) -> None:
+        """Drops the metrics of steps that the newest checkpoint does not hold; they will be played again."""
+        if not self.metrics_path.exists():
+            return
+        with self.guarded():
+            kept = []
+            for line in self.metrics_path.read_text().splitlines():
+                try:
+                    if json.loads(line)["step"] <= step:
+                        kept.append(line)
+                except ValueError:
+                    break  # the torn last line of a killed run
+            self.metrics_path.write_text("".join(line + "\n" for line in kept))

@@ -1,0 +1,100 @@
+"""Supervised fine-tuning on demonstrations: the model learns what the player said, at the player's tokens only."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.engines.hf_model import Decoder, PackedLayout
+from agentgym.envs.text_env import TextEnv
+from agentgym.errors import ConfigError, TrainingHalted
+from agentgym.trainers.demonstrations import Demonstration, DemonstrationConfig, stream
+from agentgym.trainers.optimizer import OptimizerConfig, PolicyOptimizer
+from agentgym.trainers.parallel import GradientWorkers, MicroResult
+from agentgym.trainers.token_logprobs import score_targets
+
+__all__ = ["ImitationConfig", "ImitationStep", "imitate"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImitationConfig:
+    """How long and on what a model imitates."""
+
+    demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
+    optimizer: OptimizerConfig = field(
+        default_factory=lambda: OptimizerConfig(name="muon", learning_rate=2e-3, warmup_steps=30, decay="linear")
+    )
+    steps: int = 500
+    """Optimizer steps."""
+    episodes: int = 8
+    """Demonstrations a step."""
+    threads: int = 2
+    """Threads that share a step's demonstrations; changes how they are split, so it belongs to the recipe."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "episodes", "threads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImitationStep:
+    """What one step reports; the loss is the mean over imitated tokens, in nats."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    tokens: int
+    elapsed_s: float
+
+
+def imitate(
+    model: Decoder,
+    renderer: Renderer,
+    envs: Sequence[TextEnv],
+    config: ImitationConfig,
+    *,
+    first_seed: int = 0,
+    on_step: Callable[[ImitationStep], None] = lambda step: None,
+) -> None:
+    """Trains `model` in place on fresh demonstrations, the environments in turn; no task is seen twice."""
+    optimizer = PolicyOptimizer(model, config.optimizer, config.steps)
+    workers = GradientWorkers(config.threads)
+    shown = stream(envs, renderer, first_seed, config.demonstrations)
+    started = time.perf_counter()
+    try:
+        for step in range(1, config.steps + 1):
+            batch = list(itertools.islice(shown, config.episodes))
+            total = max(1, sum(sum(one.mask) for one in batch))
+            parts = [batch[index :: config.threads] for index in range(config.threads)]
+
+            def loss_of(part: Sequence[Demonstration], total: int = total) -> MicroResult[float]:
+                loss = imitation_loss(model, part) / total
+                return MicroResult(loss, float(loss.detach()))
+
+            loss = sum(workers.accumulate([part for part in parts if part], loss_of, optimizer.parameters))
+            norm = optimizer.step()
+            if not math.isfinite(norm):
+                raise TrainingHalted(f"the gradient of imitation step {step} is not finite; lower the learning rate")
+            tokens = sum(len(one.ids) for one in batch)
+            elapsed_s = time.perf_counter() - started
+            on_step(ImitationStep(step=step, loss=loss, grad_norm=norm, tokens=tokens, elapsed_s=elapsed_s))
+    finally:
+        workers.close()
+
+
+def imitation_loss(model: Decoder, demonstrations: Sequence[Demonstration]) -> Tensor:
+    """Negative log likelihood, summed over the imitated tokens."""
+    device = model.embed.device
+    ids_N = torch.tensor([i for one in demonstrations for i in one.ids[:-1]], device=device)
+    target_N = torch.tensor([i for one in demonstrations for i in one.ids[1:]], device=device)
+    mask_N = torch.tensor([flag for one in demonstrations for flag in one.mask[1:]], device=device)
+    hidden_NE = model.hidden(ids_N, PackedLayout([len(one.ids) - 1 for one in demonstrations], device))
+    return -score_targets(hidden_NE[mask_N], model.head_weight, target_N[mask_N]).logp_N.sum()

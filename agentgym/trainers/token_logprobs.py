@@ -1,0 +1,85 @@
+"""Logprobs and entropies of target tokens from hidden states; `[tokens x vocabulary]` is never held whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["TargetScores", "score_targets"]
+
+# Shape suffixes: N tokens, E model width, V vocabulary.
+
+CHUNK_LOGITS = 4_000_000
+"""Logits held at once (16 MB in fp32); the chunk of tokens follows from the vocabulary."""
+
+
+@dataclass(frozen=True, eq=False)
+class TargetScores:
+    """What the policy says of each target: both differentiable, natural logarithm, of the tempered distribution."""
+
+    logp_N: Tensor
+    entropy_N: Tensor
+
+
+def score_targets(hidden_NE: Tensor, head_VE: Tensor, target_N: Tensor, temperature: float = 1.0) -> TargetScores:
+    """Log probability of each target and entropy of each distribution under `softmax(hidden @ head.T / temperature)`.
+
+    The logits are made chunk by chunk, in the backward pass once more, and in fp32 whatever the model's dtype is.
+    `temperature` is the sampling temperature, so that logprobs compare with those of the engine (0 counts as 1).
+    """
+    logp_N, entropy_N = _ScoreTargets.apply(hidden_NE, head_VE, target_N, temperature or 1.0)  # type: ignore[no-untyped-call]
+    return TargetScores(logp_N, entropy_N)
+
+
+class _ScoreTargets(torch.autograd.Function):
+    """d logp / d logits = onehot - p;  d entropy / d logits = -p (log p + entropy)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_NE: Tensor, head_VE: Tensor, target_N: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        logp_N = torch.empty(len(target_N), device=hidden_NE.device)
+        entropy_N, log_z_N = torch.empty_like(logp_N), torch.empty_like(logp_N)
+        for part in _chunks(len(target_N), len(head_VE)):
+            logits_CV = _logits(hidden_NE[part], head_VE, temperature)
+            log_z_C = logits_CV.logsumexp(-1)
+            log_z_N[part] = log_z_C
+            logp_N[part] = logits_CV.gather(1, target_N[part, None])[:, 0] - log_z_C
+            probs_CV = (logits_CV - log_z_C[:, None]).exp_()
+            entropy_N[part] = log_z_C - torch.einsum("cv,cv->c", probs_CV, logits_CV)
+        ctx.save_for_backward(hidden_NE, head_VE, target_N, log_z_N, entropy_N)
+        ctx.temperature = temperature
+        return logp_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        hidden_NE, head_VE, target_N, log_z_N, entropy_N = ctx.saved_tensors
+        grad_logp_N, grad_entropy_N = grads
+        grad_hidden_NE, grad_head_VE = torch.empty_like(hidden_NE), torch.zeros_like(head_VE)
+        uses_entropy = bool(grad_entropy_N.any())
+        for part in _chunks(len(target_N), len(head_VE)):
+            log_p_CV = _logits(hidden_NE[part], head_VE, ctx.temperature) - log_z_N[part, None]
+            probs_CV = log_p_CV.exp()
+            if uses_entropy:
+                slope_CV = grad_logp_N[part, None] + grad_entropy_N[part, None] * (log_p_CV + entropy_N[part, None])
+                grad_CV = -probs_CV * slope_CV
+            else:
+                grad_CV = probs_CV.mul_(-grad_logp_N[part, None])
+            grad_CV.scatter_add_(1, target_N[part, None], grad_logp_N[part, None])
+            grad_CV = grad_CV.div_(ctx.temperature).to(hidden_NE.dtype)
+            grad_hidden_NE[part] = grad_CV @ head_VE
+            grad_head_VE.addmm_(grad_CV.T, hidden_NE[part])
+        return grad_hidden_NE, grad_head_VE, None, None
+
+
+def _chunks(num_tokens: int, vocab_size: int) -> list[slice]:
+    size = max(1, CHUNK_LOGITS // vocab_size)
+    return [slice(start, start + size) for start in range(0, num_tokens, size)]
+
+
+def _logits(hidden_CE: Tensor, head_VE: Tensor, temperature: float) -> Tensor:
+    logits_CV = (hidden_CE @ head_VE.T).float()
+    return logits_CV if temperature == 1.0 else logits_CV.div_(temperature)

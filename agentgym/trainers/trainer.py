@@ -1,0 +1,234 @@
+"""The training loop: play groups, credit them, step, tell the engine, record."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, cast
+
+from agentgym.chat_templates import renderer_for
+from agentgym.embedded import embedded_folder
+from agentgym.engines.hf import HfEngine
+from agentgym.engines.hf_checkpoint import load_decoder
+from agentgym.envs.resolve import resolve_env
+from agentgym.envs.seeds import EVAL_SEED_START
+from agentgym.errors import TrainingHalted
+from agentgym.rollout.episode import Episode
+from agentgym.rollout.loop import RolloutLoop
+from agentgym.rollout.record import EpisodeWriter
+from agentgym.rollout.sampler import Sampler
+from agentgym.rollout.seeds import derive
+from agentgym.trainers.advantages import GroupAdvantages, group_advantages
+from agentgym.trainers.batch import build_batch
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.learner import Learner, StepStats
+from agentgym.trainers.metrics import EvalScore, RolloutSummary, StepMetrics, score
+from agentgym.trainers.run_folder import Checkpoint, RunFolder
+from agentgym.trajectory import Group, Trajectory
+from agentgym.types import JSON, Task
+
+__all__ = ["Observer", "TrainResult", "Trainer"]
+
+
+class Observer(Protocol):
+    """Sees a run as it goes; the command line draws it."""
+
+    def on_phase(self, name: str, episodes: int) -> None:
+        """A stage of `episodes` episodes begins: `eval_before`, `train` or `eval_after`."""
+
+    def on_episode(self, trajectory: Trajectory) -> None:
+        """An episode of an evaluation is finished."""
+
+    def on_step(self, metrics: StepMetrics) -> None:
+        """An optimizer step is done and recorded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """What a finished or interrupted run has to show."""
+
+    folder: Path
+    checkpoint: Path | None
+    steps: int
+    before: EvalScore | None
+    after: EvalScore | None
+    train_s: float
+    """Seconds of playing and learning, evaluations not counted."""
+    peak_memory_mb: float
+    interrupted: bool = False
+
+
+class Trainer:
+    """One run in one process. `run` plays and learns until the steps are done; a second call does nothing new."""
+
+    def __init__(self, config: TrainConfig, folder: Path, observer: Observer, *, resume: bool = False) -> None:
+        self.config = config
+        self.observer = observer
+        self.env_kwargs = cast(Mapping[str, JSON], config.env_kwargs)
+        resolve_env(config.env, self.env_kwargs)  # an unknown environment ends here, before anything is written
+        self.model_folder = embedded_folder() if config.model == "embedded" else Path(config.model)
+        self.renderer = renderer_for(self.model_folder)
+        self.checkpoint: Checkpoint | None = None
+        source = self.model_folder
+        if resume:
+            self.folder, self.checkpoint = RunFolder.reopen(folder, config)
+            source = self.checkpoint.path if self.checkpoint else source
+        self.model = load_decoder(source)
+        if not resume:
+            self.folder = RunFolder.create(folder, config)
+        self.step = self.checkpoint.step if self.checkpoint else 0
+        self.train_s = 0.0
+
+    def run(self) -> TrainResult:
+        """Trains; Ctrl-C ends it after the current operation, with a checkpoint of the last whole step."""
+        return asyncio.run(self._run())
+
+    async def _run(self) -> TrainResult:
+        config = self.config
+        async with AsyncExitStack() as stack:
+            self.engine = HfEngine(self.model, config.hf, version=self.step)
+            stack.push_async_callback(self.engine.close)
+            loop = RolloutLoop(self.engine, self.renderer, config.limits, config.sampling)
+            self.sampler = Sampler(loop, config=config.sampler)
+            stack.callback(self.sampler.close)
+            self.learner = self._make_learner()
+            stack.callback(self.learner.close)
+            self.writer = stack.enter_context(EpisodeWriter(self.folder.path))
+            self.writer.rewind(self.step)
+            before = after = None
+            try:
+                before = await self._evaluate("eval_before") if not self.checkpoint else None
+                await self._train()
+                after = await self._evaluate("eval_after")
+            except asyncio.CancelledError:
+                return self._result(before, after, interrupted=True)
+            return self._result(before, after)
+
+    def _make_learner(self) -> Learner:
+        config = self.config
+        learner = Learner(
+            self.model,
+            config.learner,
+            config.optimizer,
+            total_steps=config.steps,
+            temperature=config.sampling.temperature,
+        )
+        if self.checkpoint:
+            learner.optimizer.load_state_dict(self.checkpoint.optimizer_state())
+        return learner
+
+    async def _train(self) -> None:
+        config = self.config
+        self.observer.on_phase("train", config.episodes_per_step)
+        limit_s = config.max_minutes * 60 if config.max_minutes else float("inf")
+        while self.step < config.steps and self.train_s < limit_s:
+            await self._train_step()
+            if self.step % config.checkpoint_every == 0:
+                self._save()
+        self._save()
+
+    async def _train_step(self) -> None:
+        started = time.perf_counter()
+        groups = await self._play_groups()
+        await _uninterrupted(self._finish_step(groups, started, time.perf_counter()))
+
+    async def _finish_step(self, groups: Sequence[Group], started: float, played: float) -> None:
+        """Learns from the groups and records the step; whoever interrupts waits until weights and files agree."""
+        advantages = [group_advantages(g, self.config.algo, allow_single=self.config.allow_single) for g in groups]
+        stats = await self._learn(groups, advantages)
+        learned = time.perf_counter()
+        self.step += 1
+        self.train_s += learned - started
+        self._record(groups, advantages)
+        metrics = StepMetrics(
+            step=self.step,
+            rollout=RolloutSummary.of(groups, advantages),
+            update=stats,
+            generate_s=played - started,
+            update_s=learned - played,
+            elapsed_s=self.train_s,
+        )
+        self.folder.write_metrics(metrics)
+        self.observer.on_step(metrics)
+
+    async def _play_groups(self) -> list[Group]:
+        config, number = self.config, self.step + 1
+        seeds = [derive(config.seed, "task", number, index) % EVAL_SEED_START for index in range(config.tasks)]
+        tasks = [Task(config.env, seed, kwargs=self.env_kwargs) for seed in seeds]
+        return await self.sampler.sample(tasks, config.group_size, step=number, run_seed=config.seed)
+
+    async def _learn(self, groups: Sequence[Group], advantages: Sequence[GroupAdvantages]) -> StepStats | None:
+        """Steps on the groups and publishes the weights under the next version; None when there is no signal."""
+        config = self.config
+        batch = build_batch(
+            groups, advantages, aggregation=config.aggregation, drop_zero=not config.learner.needs_all_rows
+        )
+        stats = None
+        await self.engine.pause()
+        if batch.num_rows:
+            stats = self.learner.update(batch)  # the event loop has nothing else to do meanwhile
+        await self.engine.update_weights({}, self.step + 1)
+        await self.engine.resume()
+        if stats and stats.mismatch_max > config.max_mismatch:
+            raise TrainingHalted(
+                f"trainer and engine differ by {stats.mismatch_max:.3g} nats on a token that was just sampled, over"
+                f" max_mismatch={config.max_mismatch:g}: stale weights, another temperature or another dtype"
+            )
+        return stats
+
+    def _record(self, groups: Sequence[Group], advantages: Sequence[GroupAdvantages]) -> None:
+        trajectories, per_token = [], []
+        for group, credit in zip(groups, advantages, strict=True):
+            pairs = zip(group.trajectories, credit.advantages_G.tolist(), credit.trained_G.tolist(), strict=True)
+            for trajectory, advantage, is_trained in pairs:
+                rows = [[advantage] * row.num_trained_tokens for row in trajectory.rows]
+                trajectories.append(trajectory)
+                per_token.append(rows if is_trained else None)
+        self.writer.write(trajectories, phase="train", step=self.step, advantages=per_token)
+
+    async def _evaluate(self, phase: str) -> EvalScore | None:
+        """Plays the held-out tasks with the sampling of training; None where none are asked for."""
+        config = self.config
+        if not config.eval_episodes:
+            return None
+        self.observer.on_phase(phase, config.eval_episodes)
+        episodes = [
+            Episode(Task(config.env, EVAL_SEED_START + index, kwargs=self.env_kwargs), f"eval/{index}", 0, config.seed)
+            for index in range(config.eval_episodes)
+        ]
+        episodes = [replace(episode, step=self.step, phase=phase) for episode in episodes]
+        trajectories = await self.sampler.run(episodes, on_episode=self.observer.on_episode)
+        self.writer.write(trajectories, phase=phase, step=self.step)
+        return score(self.step, trajectories)
+
+    def _save(self) -> Path:
+        state = self.learner.optimizer.state_dict()
+        return self.folder.save_checkpoint(self.step, self.model, state, self.model_folder)
+
+    def _result(self, before: EvalScore | None, after: EvalScore | None, *, interrupted: bool = False) -> TrainResult:
+        checkpoint = self._save() if self.step else None
+        return TrainResult(
+            folder=self.folder.path,
+            checkpoint=checkpoint,
+            steps=self.step,
+            before=before,
+            after=after,
+            train_s=self.train_s,
+            peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            interrupted=interrupted,
+        )
+
+
+async def _uninterrupted(work: Coroutine[object, object, None]) -> None:
+    """Finishes `work` even when the waiting task is cancelled, and passes the cancellation on afterwards."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise
