@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +12,7 @@ import gymnasium
 import tyro
 
 from agentgym.cli.groups import Subcommand, run_group
-from agentgym.cli.options import parse_options, read_keywords
+from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json, show_table
 from agentgym.envs.plugin import BUNDLED
 from agentgym.envs.resolve import make_env
@@ -39,7 +39,7 @@ class CheckOptions:
 
     env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
     """Environment id, package.module:Class or path/to/file.py:Class."""
-    env_kwargs: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE")] = ()
+    env_kwargs: Mapping[str, JSON] = field(default_factory=dict)
     """Keywords of the environment's class, such as level=2."""
     json: bool = False
     """End with one line of JSON."""
@@ -111,7 +111,7 @@ def _default(parameter: inspect.Parameter) -> str:
 
 def _check(args: Sequence[str]) -> int:
     options = parse_options(CheckOptions, args, prog="agentgym env check")
-    kwargs = read_keywords(options.env_kwargs)
+    kwargs = options.env_kwargs
     findings = check_env(options.env, kwargs)
     if findings:
         show_table(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from agentgym.cli.options import parse_options, read_keywords
+from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import fail, progress, say, show_json, show_table
 from agentgym.evaluation.evaluate import EvalConfig, EvalPlan, EvalResult, open_evaluation
 from agentgym.evaluation.statistics import EvalSummary
@@ -18,52 +18,26 @@ from agentgym.trajectory import Trajectory
 __all__ = ["main", "summary_rows"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvalOptions:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalOptions(EvalConfig):
     """Plays held-out episodes and counts successes: always the same tasks, whatever the policy and the seed."""
 
-    env: str
-    """Environment id, package.module:Class or path/to/file.py:Class."""
-    env_kwargs: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE")] = ()
-    """Keywords of the environment's class, such as level=2."""
-    policy: str = "embedded"
-    """embedded, oracle, cheat, random, or the folder of a model."""
     num_tasks: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 50
-    """Held-out tasks."""
+    """Held-out tasks: the first so many, whatever the seed."""
     num_repeats: Annotated[int, tyro.conf.arg(aliases=["-r"])] = 1
     """Episodes of each task."""
-    seed: int = 0
-    """Of the sampling; the tasks do not depend on it."""
-    temperature: float = 1.0
-    """Of the sampling; 0 is greedy."""
-    max_turns: int = 200
-    """Replies in an episode; the environment's own limit is mostly lower."""
-    turn_tokens: int = 512
-    """Most tokens in a reply of a model."""
-    tokenizer: str = "embedded"
-    """The model folder whose chat format records what a policy without a model says."""
-    concurrency: int = 64
-    """Episodes at once; plays no role for the result."""
-    device: str = "cpu"
-    """Where a model runs, cpu or cuda."""
-    output: Path | None = None
+    output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """The folder for the episodes and the result; by default a new one under runs/."""
     resume: bool = False
     """Go on in --output: play only what is missing or failed."""
     json: bool = False
     """End with one line of JSON."""
 
-    def config(self) -> EvalConfig:
-        """The evaluation that these options ask for."""
-        names = {field.name for field in fields(EvalConfig)} - {"env_kwargs"}
-        settings = {name: getattr(self, name) for name in names}
-        return EvalConfig(env_kwargs=read_keywords(self.env_kwargs), **settings)
-
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym eval ...`; exit code 1 when no episode could be played."""
     options = parse_options(EvalOptions, args, prog="agentgym eval")
-    plan = open_evaluation(options.config(), options.output, resume=options.resume)
+    plan = open_evaluation(options, options.output, resume=options.resume)
     num_kept = len(plan.episodes) - len(plan.to_play)
     if num_kept:
         say(f"{num_kept} of {len(plan.episodes)} episodes are there already")

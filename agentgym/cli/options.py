@@ -58,7 +58,9 @@ REGISTRY = tyro.constructors.ConstructorRegistry()
 
 
 @REGISTRY.primitive_rule
-def _keywords(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[object] | None:
+def _keywords(
+    info: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec[Mapping[str, JSON]] | None:
     """A mapping is given as NAME=VALUE pairs."""
     if get_origin(info.type) is not Mapping:
         return None
@@ -71,13 +73,13 @@ def _keywords(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.Pr
     )
 
 
-def read_keywords(pairs: Sequence[str], option: str = "--env-kwargs") -> dict[str, JSON]:
+def read_keywords(pairs: Sequence[str]) -> dict[str, JSON]:
     """`("level=2", "shaped=true", "name=x")` as keywords; a value is JSON where it reads as JSON, else text."""
     keywords: dict[str, JSON] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name.isidentifier():
-            raise ConfigError(f"{option} takes NAME=VALUE, such as level=2, got {pair!r}")
+            raise ConfigError(f"NAME=VALUE was wanted, such as level=2, got {pair!r}")
         keywords[name] = _value(value)
     return keywords
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, TypeVar, cast
 
 import tyro
 
-from agentgym.cli.options import parse_options, read_keywords
+from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import fail, say, show_table
 from agentgym.cli.tools import tool_rows
 from agentgym.envs.action import Action
@@ -21,7 +21,7 @@ from agentgym.envs.text_env import StepResult, TextEnv
 from agentgym.errors import AgentGymError, ConfigError
 from agentgym.rollout.loop import user_traceback
 from agentgym.rollout.threads import Outcome, attempt
-from agentgym.types import Message, ToolCall
+from agentgym.types import JSON, Message, ToolCall
 
 __all__ = ["main"]
 
@@ -40,7 +40,7 @@ class PlayOptions:
     """Environment id, package.module:Class or path/to/file.py:Class."""
     seed: int = 0
     """Of the task: the same seed is the same task."""
-    env_kwargs: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE")] = ()
+    env_kwargs: Mapping[str, JSON] = field(default_factory=dict)
     """Keywords of the environment's class, such as level=2."""
 
 
@@ -55,8 +55,7 @@ class EnvironmentRaised(AgentGymError):
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym play ...`; exit code 1 when the environment raised."""
     options = parse_options(PlayOptions, args, prog="agentgym play")
-    keywords = read_keywords(options.env_kwargs)
-    game = Game(make_env(options.env, keywords), options.seed)
+    game = Game(make_env(options.env, options.env_kwargs), options.seed)
     try:
         _play(game)
     except EnvironmentRaised as raised:
@@ -76,7 +75,8 @@ def main(args: Sequence[str]) -> int:
 
 
 def _with_keywords(options: PlayOptions) -> str:
-    return shlex.join([options.env, *(["--env-kwargs", *options.env_kwargs] if options.env_kwargs else [])])
+    pairs = [f"{name}={json.dumps(value)}" for name, value in options.env_kwargs.items()]
+    return shlex.join([options.env, *(["--env-kwargs", *pairs] if pairs else [])])
 
 
 class Game:

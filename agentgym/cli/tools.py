@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import tyro
 
 from agentgym.cli.groups import Subcommand, run_group
-from agentgym.cli.options import parse_options, read_keywords
+from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json, show_table
 from agentgym.envs.plugin import BUNDLED
 from agentgym.envs.resolve import make_env
@@ -25,7 +25,7 @@ class ListOptions:
 
     env: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[ENV]")] = None
     """Environment id, package.module:Class or path/to/file.py:Class."""
-    env_kwargs: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE")] = ()
+    env_kwargs: Mapping[str, JSON] = field(default_factory=dict)
     """Keywords of the environment's class, such as level=2."""
     json: bool = False
     """End with one line of JSON: the tools with their whole schemas."""
@@ -38,7 +38,7 @@ def main(args: Sequence[str]) -> int:
 
 def _list(args: Sequence[str]) -> int:
     options = parse_options(ListOptions, args, prog="agentgym tools list")
-    kwargs = read_keywords(options.env_kwargs)
+    kwargs = options.env_kwargs
     owners = {options.env: kwargs} if options.env is not None else {env_id: {} for env_id in BUNDLED}
     specs = [(env, spec) for env, keywords in owners.items() for spec in _tools_of(env, keywords)]
     if options.env is None:
