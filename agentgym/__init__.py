@@ -1,8 +1,8 @@
 """agentgym: a Gymnasium for language-model agents.
 
 `gymnasium.make("TextGame-v0")` works in a program that imports only gymnasium: installing agentgym installs a hook that
-registers the bundled environments when Gymnasium is imported. Where it cannot run (`PYTHONPATH`, `pip --target`), import
-agentgym after gymnasium.
+registers the bundled environments when Gymnasium is imported. Where Python runs no hooks (`PYTHONPATH`, `pip install
+--target`), import agentgym after gymnasium.
 """
 
 import sys

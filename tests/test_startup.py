@@ -111,7 +111,7 @@ def test_a_failing_import_of_gymnasium_fails_as_it_would_and_can_be_tried_again(
 def test_the_installed_hook_is_the_one_in_the_repository(tmp_path: Path) -> None:
     installed = printed("import _agentgym_gymnasium; print(_agentgym_gymnasium.__file__)", tmp_path)
     text = Path(installed).read_text(encoding="utf-8")
-    assert text == SOURCE.read_text(encoding="utf-8"), "the hook has changed: run `touch pyproject.toml; make install`"
+    assert text == SOURCE.read_text(encoding="utf-8"), "the hook has changed: run `make install`"
 
 
 def test_where_the_hook_cannot_run_importing_agentgym_after_gymnasium_registers(tmp_path: Path) -> None:
