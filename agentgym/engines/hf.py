@@ -78,13 +78,14 @@ class HfEngine:
         self._cache = SlotCache(model, self.config.num_slots, window)
         self._runner = StepRunner(model, self._cache)
         self._scheduler = Scheduler(self._cache, self.config.max_step_tokens, self.config.keep_idle_s)
+        self._parameters = tuple(model.parameters())
         self._weights_mark = self._mark_weights()
         self._in_flight: dict[str, Request] = {}
         self._inbox: deque[Callable[[], object]] = deque()
         self._wake = threading.Condition()
         self._paused = self._closed = self._stopped = False
         threads = self.config.threads
-        if threads is None and sum(p.numel() for p in model.parameters()) < _SMALL_MODEL:
+        if threads is None and sum(parameter.numel() for parameter in self._parameters) < _SMALL_MODEL:
             threads = 1
         self._threads = threads
         self._worker = threading.Thread(target=self._work, name="agentgym-hf-engine", daemon=True)
@@ -304,7 +305,7 @@ class HfEngine:
 
     def _mark_weights(self) -> int:
         """Counts in-place changes of the parameters (autograd keeps the count), so that a forgotten update shows."""
-        return sum(parameter._version for parameter in self.model.parameters())
+        return sum(parameter._version for parameter in self._parameters)
 
 
 def _resolve(results: list[tuple[asyncio.Future[Completion], Completion | EngineError]]) -> None:

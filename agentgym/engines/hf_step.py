@@ -61,12 +61,9 @@ class StepRunner:
     def forward(self, rows: Rows) -> Tensor:
         """Logits `[R, V]` of the wanted rows; writes keys and values into the cache."""
         model, cache, device = self.model, self.cache, self.model.embed.device
-        padding = max(0, MIN_ROWS - len(rows.slot_N))
-        slot_N, position_N = rows.slot_N, rows.position_N
-        ids_N = cache.tokens_SW[slot_N, position_N]
-        if padding:
-            slot_N = np.pad(slot_N, (0, padding), constant_values=cache.num_slots)
-            position_N, ids_N = np.pad(position_N, (0, padding)), np.pad(ids_N, (0, padding))
+        slot_N = _padded(rows.slot_N, cache.num_slots)
+        position_N = _padded(rows.position_N)
+        ids_N = _padded(cache.tokens_SW[rows.slot_N, rows.position_N])
         index_N = torch.from_numpy(position_N).to(device)
         cos_NHD, sin_NHD = self._cos_WHD[index_N], self._sin_WHD[index_N]
         write_M = torch.from_numpy(cache.flat_indices(slot_N, position_N)).to(device)
@@ -109,8 +106,15 @@ class StepRunner:
         return self._products.add_linear(x_NE, F.silu(gate_NF).mul_(up_NF), layer.down)
 
     def _logits(self, x_NE: Tensor, wanted_R: NDArray[np.int64]) -> Tensor:
-        if len(wanted_R) < len(x_NE):
-            row_R = np.pad(wanted_R, (0, max(0, MIN_ROWS - len(wanted_R))))
-            x_NE = x_NE[torch.from_numpy(row_R).to(x_NE.device)]
+        if len(wanted_R) < x_NE.shape[0]:
+            x_NE = x_NE[torch.from_numpy(_padded(wanted_R)).to(x_NE.device)]
         h_RE = F.rms_norm(x_NE, (self.model.config.width,), self.model.final_norm, self.model.config.norm_eps)
         return self._products.linear(h_RE, self.model.head_weight)[: len(wanted_R)]
+
+
+def _padded(values_N: NDArray[np.int64], value: int = 0) -> NDArray[np.int64]:
+    if len(values_N) >= MIN_ROWS:
+        return values_N
+    padded_N = np.full(MIN_ROWS, value, np.int64)
+    padded_N[: len(values_N)] = values_N
+    return padded_N
