@@ -189,13 +189,15 @@ def test_an_answer_that_does_not_fit_truncates_and_the_row_is_whole(renderer: Re
 
 
 @pytest.mark.parametrize("budget", ["context_window", "trajectory_tokens"])
-@given(size=st.integers(90, 400))
-def test_prompt_and_reply_stay_within_every_budget(renderer: Renderer, raw: Raw, budget: str, size: int) -> None:
+@given(size=st.integers(90, 400), turn_tokens=st.integers(21, 60))
+def test_prompt_and_reply_stay_within_every_budget(
+    renderer: Renderer, raw: Raw, budget: str, size: int, turn_tokens: int
+) -> None:
     def reply(session: str, prompt_ids: Sequence[int], sampling: Sampling) -> Sequence[int]:
         assert len(prompt_ids) + sampling.max_tokens <= size
         return raw("y" * 20 + END)
 
-    loop = RolloutLoop(ScriptedEngine(reply), renderer, Limits(**{budget: size}))
+    loop = RolloutLoop(ScriptedEngine(reply), renderer, Limits(turn_tokens=turn_tokens, **{budget: size}))
     trajectory = asyncio.run(loop.run(Count(9), EPISODE))
     assert trajectory.num_tokens <= size
     assert trajectory.status is not Status.ENGINE_ERROR
