@@ -11,14 +11,16 @@ from typing import Annotated
 import gymnasium
 import tyro
 
+from agentgym.cli.environment import opened
 from agentgym.cli.groups import Subcommand, run_group
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json, show_table
 from agentgym.envs.plugin import BUNDLED
-from agentgym.envs.resolve import make_env
+from agentgym.envs.resolve import make_env, resolve_env
 from agentgym.envs.scaffold import new_env
 from agentgym.envs.text_env import TextEnv
 from agentgym.errors import ConfigError
+from agentgym.rollout.threads import attempt
 from agentgym.testing.env import CHECKS, check_env
 from agentgym.types import JSON
 
@@ -111,8 +113,8 @@ def _default(parameter: inspect.Parameter) -> str:
 
 def _check(args: Sequence[str]) -> int:
     options = parse_options(CheckOptions, args, prog="agentgym env check")
-    kwargs = options.env_kwargs
-    findings = check_env(options.env, kwargs)
+    opened(attempt(lambda: resolve_env(options.env)), f"{options.env} cannot be loaded")
+    findings = check_env(options.env, options.env_kwargs)
     if findings:
         show_table(
             ["check", "severity", "what was found"], [[one.check, one.severity, one.message] for one in findings]

@@ -9,8 +9,10 @@ from typing import Annotated
 
 import tyro
 
+from agentgym.cli.environment import load_env
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import fail, progress, say, show_json, show_table
+from agentgym.errors import AgentGymError
 from agentgym.evaluation.evaluate import EvalConfig, EvalPlan, EvalResult, open_evaluation
 from agentgym.evaluation.statistics import EvalSummary
 from agentgym.trajectory import Trajectory
@@ -37,6 +39,7 @@ class EvalOptions(EvalConfig):
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym eval ...`; exit code 1 when no episode could be played."""
     options = parse_options(EvalOptions, args, prog="agentgym eval")
+    load_env(options.env, options.env_kwargs).close()
     plan = open_evaluation(options, options.output, resume=options.resume)
     num_kept = len(plan.episodes) - len(plan.to_play)
     if num_kept:
@@ -47,6 +50,9 @@ def main(args: Sequence[str]) -> int:
         path = plan.folder.path
         fail(f"interrupted; finished episodes are in {path}; the same command with --resume --output {path} goes on")
         return 130
+    except AgentGymError:
+        say(f"finished episodes are in {plan.folder.path}")
+        raise
     _show(result)
     if options.json:
         show_json(result.to_json())

@@ -14,7 +14,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from agentgym.cli.terminal import fail, warnings_shown
-from agentgym.errors import AgentGymError, ConfigError, RunFolderError, UnknownName, nearest
+from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault, RunFolderError, UnknownName, nearest
 
 __all__ = ["COMMANDS", "main"]
 
@@ -45,6 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MISTAKES as error:
         fail(str(error))
         return 2
+    except EnvironmentFault as fault:
+        import_module("agentgym.cli.environment").show_traceback(fault)  # whoever raised it has loaded it
+        fail(str(fault))
+        return 1
     except AgentGymError as error:
         fail(str(error).partition("\nTraceback")[0])  # the traceback was logged when it happened
         return 1

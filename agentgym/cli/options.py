@@ -111,7 +111,7 @@ def _known_options(options: type[object], prog: str) -> set[str]:
 
 def _one_line(box: str) -> str:
     """What is wrong, out of the box that tyro draws around it."""
-    lines = [text for line in box.splitlines() if (text := line.strip(" │╭╮╰╯─"))]
+    lines = [text for line in box.splitlines() if (text := line.strip(" │╭╮╰╯─")).strip("-")]
     if not lines:
         return "the options cannot be read"
     title, body = lines[0], lines[1:]

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, TypeVar, cast
+from typing import Annotated, TypeVar
 
 import tyro
 
+from agentgym.cli.environment import load_env, opened
 from agentgym.cli.options import parse_options
-from agentgym.cli.terminal import fail, say, show_table
+from agentgym.cli.terminal import say, show_table
 from agentgym.cli.tools import tool_rows
 from agentgym.envs.action import Action
 from agentgym.envs.policies import Policy, policy_for
-from agentgym.envs.resolve import make_env
 from agentgym.envs.text_env import StepResult, TextEnv
-from agentgym.errors import AgentGymError, ConfigError
-from agentgym.rollout.loop import user_traceback
-from agentgym.rollout.threads import Outcome, attempt
+from agentgym.errors import ConfigError
+from agentgym.rollout.threads import attempt
 from agentgym.types import JSON, Message, ToolCall
 
 __all__ = ["main"]
+
+with contextlib.suppress(ImportError):  # a Python without it edits lines less well
+    import readline  # noqa: F401  # gives `input` arrow keys and a history
 
 T = TypeVar("T")
 HELP = """Type what you want to do; an environment with tools reads `name value`, `name key=value` and JSON:
@@ -44,33 +47,19 @@ class PlayOptions:
     """Keywords of the environment's class, such as level=2."""
 
 
-class EnvironmentRaised(AgentGymError):
-    """The environment raised `cause` while it was played."""
-
-    def __init__(self, cause: BaseException) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
 def main(args: Sequence[str]) -> int:
-    """Runs `agentgym play ...`; exit code 1 when the environment raised."""
+    """Runs `agentgym play ...`; raises EnvironmentFault when the environment raises."""
     options = parse_options(PlayOptions, args, prog="agentgym play")
-    game = Game(make_env(options.env, options.env_kwargs), options.seed)
+    game = Game(load_env(options.env, options.env_kwargs), options.seed, _with_keywords(options))
     try:
         _play(game)
-    except EnvironmentRaised as raised:
-        sys.stdout.flush()
-        print(user_traceback(raised.cause), file=sys.stderr)
-        what = f"{options.env} raised {type(raised.cause).__name__} with seed {options.seed}"
-        fail(f"{what}; replay: agentgym play {_with_keywords(options)} --seed {options.seed}")
-        return 1
     except KeyboardInterrupt:
         say()
         say("Left.")
         return 130
     finally:
         game.env.close()
-    _say_result(game, _with_keywords(options))
+    _say_result(game)
     return 0
 
 
@@ -82,9 +71,11 @@ def _with_keywords(options: PlayOptions) -> str:
 class Game:
     """One episode with a person in it."""
 
-    def __init__(self, env: TextEnv, seed: int) -> None:
+    def __init__(self, env: TextEnv, seed: int, name: str) -> None:
         self.env = env
         self.seed = seed
+        self.name = name
+        """The environment and its keywords, as a command line has them."""
         self.total = 0.0
         self.num_turns = 0
         self.success: bool | None = None
@@ -94,13 +85,13 @@ class Game:
 
     def begin(self) -> str:
         """Resets the environment and gives the first observation."""
-        observation, _ = opened(attempt(lambda: self.env.reset(seed=self.seed)))
+        observation, _ = self._of_env(lambda: self.env.reset(seed=self.seed))
         self._observations = [observation]
         return observation
 
     def step(self, line: str) -> StepResult:
         """Plays one line."""
-        result = opened(attempt(lambda: self.env.step(Action(line))))
+        result = self._of_env(lambda: self.env.step(Action(line)))
         observation, reward, terminated, truncated, info = result
         self._observations.append(observation)
         self.total += reward
@@ -109,6 +100,11 @@ class Game:
         success = info.get("metrics", {}).get("success")
         self.success = None if success is None else bool(success)
         return result
+
+    def _of_env(self, call: Callable[[], T]) -> T:
+        """What the environment answers; raises EnvironmentFault, with the command that shows it again."""
+        replay = f"agentgym play {self.name} --seed {self.seed}"
+        return opened(attempt(call), f"{self.name} failed with seed {self.seed} (replay: {replay})")
 
     def hint(self) -> str:
         """The oracle's next move, after what was seen so far."""
@@ -128,14 +124,6 @@ class Game:
         for observation in later:
             message = oracle.act(observation)
         return message
-
-
-def opened(outcome: Outcome[T]) -> T:
-    """The value of an outcome; raises EnvironmentRaised from the environment's error."""
-    error, value = outcome
-    if error is not None:
-        raise EnvironmentRaised(error)
-    return cast(T, value)
 
 
 def _play(game: Game) -> None:
@@ -204,10 +192,10 @@ def spoken(message: Message) -> str:
     return "\n".join(lines)
 
 
-def _say_result(game: Game, env: str) -> None:
+def _say_result(game: Game) -> None:
     verdict = {True: "success", False: "no success", None: "no verdict"}[game.success]
     end = verdict if game.over else "left before the end"
     say()
     say(f"{end}: reward {game.total:g} after {game.num_turns} turns (seed {game.seed})")
-    say(f"evaluate: agentgym eval --env {env} --policy embedded")
-    say(f"train:    agentgym train --env {env}")
+    say(f"evaluate: agentgym eval --env {game.name} --policy embedded")
+    say(f"train:    agentgym train --env {game.name}")

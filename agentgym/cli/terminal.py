@@ -91,5 +91,11 @@ class _Warnings(logging.Handler):
         print(f"{record.levelname.lower()}: {record.getMessage()}", file=sys.stderr, flush=True)
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leaves it to the command's caller, who ends quietly; rich would exit with code 1."""
+        raise BrokenPipeError
+
+
 def _console(stream: TextIO) -> Console:
-    return Console(file=stream, width=None if stream.isatty() else PLAIN_WIDTH, highlight=False, markup=False)
+    return _Console(file=stream, width=None if stream.isatty() else PLAIN_WIDTH, highlight=False, markup=False)

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import tyro
 
+from agentgym.cli.environment import load_env
 from agentgym.cli.groups import Subcommand, run_group
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json, show_table
 from agentgym.envs.plugin import BUNDLED
-from agentgym.envs.resolve import make_env
 from agentgym.tools.definition import TOOLS
 from agentgym.types import JSON, ToolSpec
 
@@ -55,7 +55,7 @@ def _list(args: Sequence[str]) -> int:
 
 
 def _tools_of(env_name: str, kwargs: Mapping[str, JSON]) -> tuple[ToolSpec, ...]:
-    env = make_env(env_name, kwargs)
+    env = load_env(env_name, kwargs)
     try:
         env.reset(seed=0)  # tools that belong to an episode exist only within one
         return env.tool_specs

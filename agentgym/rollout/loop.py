@@ -279,6 +279,13 @@ def replay_info(episode: Episode) -> dict[str, JSON]:
 def user_traceback(error: BaseException) -> str:
     """The traceback of what the environment raised, from the environment's own frame on."""
     frames = error.__traceback__
-    while frames is not None and "/agentgym/rollout/" in frames.tb_frame.f_code.co_filename and frames.tb_next:
+    while frames is not None and frames.tb_next and _is_scaffolding(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
     return "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+
+
+def _is_scaffolding(path: str) -> bool:
+    """Whether a frame of this file only leads to the environment's own code."""
+    inner = path.replace("\\", "/").rpartition("/agentgym/")[2]
+    ours = ("rollout/", "evaluation/", "cli/", "envs/text_env.py", "envs/resolve.py")
+    return inner.startswith(ours) or path.startswith("<frozen importlib")

@@ -244,12 +244,15 @@ class Sampler:
 
 
 async def _finish(workers: Sequence[asyncio.Task[None]]) -> None:
-    """Cancels what still runs and waits until it has cleaned up after itself."""
+    """Cancels what still runs, waits until it has cleaned up after itself, and takes note of every error."""
     unfinished = [worker for worker in workers if not worker.done()]
     for worker in unfinished:
         worker.cancel()
     if unfinished:
         await asyncio.wait(unfinished)
+    for worker in workers:
+        if not worker.cancelled():
+            worker.exception()  # one error is raised; asyncio would complain that nobody looked at the others
 
 
 def cancelled(episode: Episode) -> Trajectory:

@@ -1,0 +1,200 @@
+"""Every other command does what its help says."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Command = Callable[..., Any]
+ORACLE = ("eval", "--env", "TextGame-v0", "--policy", "oracle")
+
+
+def test_eval_counts_successes_and_says_where_its_episodes_are(agentgym: Command, tmp_path: Path) -> None:
+    done = agentgym(*ORACLE, "-n", 3, "-r", 2, "--env-kwargs", "level=1", "--json")
+    assert done.code == 0, done.err
+    assert done.json["success"] == 1.0 and done.json["mean_reward"] == 1.0
+    assert done.json["num_episodes"] == 6 and done.json["num_tasks"] == 3 and done.json["num_failed"] == 0
+    assert 0.0 < done.json["success_interval"][0] < 1.0
+    run = tmp_path / done.json["output"]
+    assert str(run.relative_to(tmp_path)) in done.out and "Wilson" in done.out
+    assert sorted(path.name for path in run.iterdir()) == ["config.yaml", "episodes.jsonl", "result.json"]
+    assert json.loads((run / "result.json").read_text()) == done.json
+
+
+def test_a_second_eval_takes_a_new_folder_and_equal_seeds_give_equal_files(agentgym: Command) -> None:
+    folders = [agentgym(*ORACLE, "-n", 2, "--json").json["output"] for _ in range(2)]
+    assert folders[0] != folders[1]
+    assert Path(folders[0], "episodes.jsonl").read_bytes() == Path(folders[1], "episodes.jsonl").read_bytes()
+
+
+def test_progress_through_a_pipe_is_a_line_for_each_tenth(agentgym: Command) -> None:
+    done = agentgym(*ORACLE, "-n", 40, "--env-kwargs", "level=1")
+    assert done.err.count("\n") == 10 and "episodes 40/40 success 1.00" in done.err
+
+
+def test_failed_episodes_are_counted_named_and_played_again(agentgym: Command) -> None:
+    command = ("eval", "--env", "flaky.py:Flaky", "--policy", "random", "-n", 6, "--output", "run")
+    done = agentgym(*command, "--json")
+    assert done.code == 0 and done.json["failed"] == {"env_error": 2} and done.json["success"] == 1.0
+    assert "replay it: agentgym play flaky.py:Flaky --seed" in done.out
+    again = agentgym(*command, "--resume")
+    assert "4 of 6 episodes are there already" in again.out
+
+
+def test_a_run_verifies_and_is_viewed_with_its_own_tokenizer(agentgym: Command) -> None:
+    agentgym(*ORACLE, "-n", 2, "--output", "run")
+    verified = agentgym("verify", "run", "--json")
+    assert verified.code == 0 and verified.json["ok"], verified.out
+    assert verified.json["properties"]["prefix"]["num_checked"] > 0
+    viewed = agentgym("view", "run", "--json")
+    assert viewed.code == 0
+    page = Path(viewed.json["report"]).read_text(encoding="utf-8")
+    blocks = re.findall(r'<script type="text/plain" id="\w+">([^<]+)</script>', page)
+    assert b"<|im_start|>" in b"".join(gzip.decompress(base64.b64decode(block)) for block in blocks)
+
+
+def test_verify_finds_a_changed_token(agentgym: Command) -> None:
+    agentgym(*ORACLE, "-n", 2, "--output", "run")
+    path = Path("run/episodes.jsonl")
+    lines = path.read_text().splitlines()
+    record = json.loads(lines[1])
+    record["rows"][0]["spans"][1]["ids"][0] += 1
+    path.write_text(lines[0] + "\n" + json.dumps(record) + "\n")
+    done = agentgym("verify", "run", "--json")
+    assert done.code == 1 and not done.json["ok"]
+    assert "FAILED" in done.out
+
+
+def test_envs_and_tools_are_listed(agentgym: Command) -> None:
+    envs = agentgym("env", "list", "--json")
+    assert [one["id"] for one in envs.json["envs"]] == ["TextGame-v0", "GuessNumber-v0", "WordLadder-v0"]
+    everything = agentgym("tools", "list", "--json").json["tools"]
+    assert {"TextGame-v0", "GuessNumber-v0", "WordLadder-v0"} <= {one["env"] for one in everything}
+    one = agentgym("tools", "list", "WordLadder-v0", "--json").json["tools"]
+    assert [tool["function"]["name"] for tool in one] == ["change"]
+    assert one[0]["function"]["parameters"]["required"] == ["word"]
+
+
+def test_a_new_environment_is_sound_and_can_be_played_and_evaluated(agentgym: Command) -> None:
+    made = agentgym("env", "new", "number-lock", "--output", "mine", "--json")
+    assert made.code == 0 and made.json["files"] == ["mine/number_lock.py", "mine/test_number_lock.py"]
+    env = made.json["env"]
+    checked = agentgym("env", "check", env, "--json")
+    assert checked.code == 0 and checked.json["ok"] and checked.json["findings"] == []
+    assert agentgym("play", env, typed="turn 50\nquit\n").code == 0
+    assert agentgym("eval", "--env", env, "--policy", "random", "-n", 2, "--json").json["num_episodes"] == 2
+    assert agentgym("env", "new", "number-lock", "--output", "mine").code == 2
+
+
+def test_check_finds_what_is_wrong(agentgym: Command) -> None:
+    done = agentgym("env", "check", "flaky.py:Broken", "--json")
+    assert done.code == 1 and not done.json["ok"]
+    assert any("the machine fell apart" in finding["message"] for finding in done.json["findings"])
+
+
+def test_doctor_names_versions_and_engines(agentgym: Command) -> None:
+    done = agentgym("doctor", "--json")
+    assert done.code == 0 and done.json["ok"]
+    assert done.json["versions"]["gymnasium"] and "scripted" in done.json["engines"]
+
+
+# ---- in a process of its own
+
+
+def spawn(folder: Path, *args: object, **settings: Any) -> subprocess.Popen[str]:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-m", "agentgym", *map(str, args)]
+    return subprocess.Popen(command, cwd=folder, **{**pipes, **settings})
+
+
+def wait_for_lines(path: Path, number: int) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists() or len(path.read_bytes().splitlines()) < number:
+        assert time.monotonic() < deadline, "the command wrote too little"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def slow(agentgym: Command, tokenizer_folder: Path) -> tuple[object, ...]:
+    command = ("eval", "--env", "flaky.py:Slow", "--policy", "random", "-n", 30, "--concurrency", 2)
+    return (*command, "--tokenizer", tokenizer_folder, "--output", "run")
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_evaluation_loses_nothing_and_goes_on(
+    stop: signal.Signals, slow: tuple[object, ...], agentgym: Command, tmp_path: Path
+) -> None:
+    process = spawn(tmp_path, *slow)
+    wait_for_lines(tmp_path / "run" / "episodes.jsonl", 4)
+    process.send_signal(stop)
+    _, err = process.communicate(timeout=60)
+    if stop is signal.SIGINT:
+        assert process.returncode == 130
+        assert "interrupted; finished episodes are in run" in err and "Traceback" not in err
+    num_kept = len((tmp_path / "run" / "episodes.jsonl").read_bytes().splitlines())
+    done = agentgym(*slow, "--resume", "--json")
+    assert done.code == 0 and done.json["num_episodes"] == 30
+    assert f"{num_kept} of 30 episodes are there already" in done.out or num_kept > 4
+    whole = agentgym(*slow[:-1], "whole", "--concurrency", 30, "--json")
+    assert whole.code == 0
+    assert Path("run/episodes.jsonl").read_bytes() == Path("whole/episodes.jsonl").read_bytes()
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, tokenizer_folder: Path) -> None:
+    def small_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    command = (*ORACLE, "-n", 20, "--tokenizer", tokenizer_folder, "--output", "run")
+    process = spawn(tmp_path, *command, preexec_fn=small_files)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert [line for line in err.splitlines() if not line.startswith("episodes ")] == [
+        "error: cannot write episodes.jsonl in the run folder 'run': [Errno 27] File too large"
+    ]
+    for line in (tmp_path / "run" / "episodes.jsonl").read_bytes().splitlines():
+        assert json.loads(line)["status"] == "completed"
+
+
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m agentgym tools list --json | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "args", [["--help"], ["env", "list"], ["tools", "list"], ["play", "TextGame-v0"], [*ORACLE, "-n", "1"]]
+)
+def test_no_command_loads_what_it_does_not_need(args: list[str], tmp_path: Path, tokenizer_folder: Path) -> None:
+    words = [*args, "--tokenizer", str(tokenizer_folder)] if args[0] == "eval" else args
+    code = (
+        "import sys\nfrom agentgym.cli.main import main\n"
+        f"assert main({words!r}) == 0\n"
+        "heavy = {'torch', 'transformers', 'matplotlib', 'ray', 'safetensors'}\n"
+        "found = [n for n in sys.modules if n in heavy or n.startswith('agentgym.trainers')]\n"
+        "assert not found, found"
+    )
+    environment = {**os.environ, "PYTHONWARNINGS": "error"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr

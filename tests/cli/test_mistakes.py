@@ -1,0 +1,92 @@
+"""A mistake is answered by one line on standard error, which says what was meant, and by exit code 2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Command = Callable[..., Any]
+MISTAKES = {
+    "evl --env TextGame-v0": "unknown command 'evl': did you mean 'eval'?",
+    "--vrsion": "unknown option '--vrsion'",
+    "env": "agentgym env takes a command: list, check, new",
+    "env lst": "unknown command 'agentgym env lst': did you mean 'list'?",
+    "env check TextGme-v0": "did you mean 'TextGame-v0'?",
+    "eval --env TextGame-v0 --polcy oracle": "unknown option '--polcy': did you mean '--policy'?",
+    "eval --polcy oracle": "unknown option '--polcy': did you mean '--policy'?",
+    "eval": "missing --env",
+    "eval --env TextGame-v0 -n many": "-n/--num-tasks: a number was wanted, got 'many'",
+    "eval --env TextGame-v0 -n": "Missing value for argument '-n/--num-tasks'",
+    "eval --env TextGame-v0 --policy oracle -n 0": "num_tasks is at least 1, got 0",
+    "eval --env TextGame-v0 --policy oracle -r -1": "num_repeats is at least 1, got -1",
+    "eval --env TextGame-v0 --temperature -1": "temperature must be at least 0",
+    "eval --env TextGme-v0 --policy oracle": "did you mean 'TextGame-v0'?",
+    "eval --env TextGame-v0 --policy orcale": "did you mean 'oracle'?",
+    "eval --env TextGame-v0 --policy ./no/model": "no policy and no model folder './no/model'",
+    "eval --env TextGame-v0 --policy oracle --resume": "--output",
+    "eval --env TextGame-v0 --policy oracle --output taken": "'taken' holds",
+    "eval --env TextGame-v0 --policy oracle --output flaky.py": "is a file; --output takes a folder",
+    "eval --env TextGame-v0 --policy oracle --output /proc/run": "cannot write in the run folder",
+    "eval --env TextGame-v0 --policy oracle --env-kwargs level": "NAME=VALUE was wanted",
+    "eval --env flaky.py:Flaky --policy oracle": "Flaky has no oracle policy",
+    "play": "missing ENV",
+    "play TextGame-v0 quickly": "unexpected argument 'quickly'",
+    "play TextGame-v0 --env-kwargs level=9": "TextGame has no level 9",
+    "play TextGame-v0 --env-kwargs lvl=2": "does not take the keywords {'lvl': 2}",
+    "play flaky.py:Flacky": "did you mean 'Flaky'?",
+    "play nothing.py:Flaky": "no file 'nothing.py'",
+    "env new 7up": "'7up' cannot name an environment",
+    "tools list TextGme-v0": "did you mean 'TextGame-v0'?",
+    "verify nowhere": "nowhere is no folder",
+    "verify taken": "taken has no episodes.jsonl",
+    "view nowhere": "nowhere does not exist",
+    "view taken": "a run folder with episodes.jsonl or metrics.jsonl was wanted",
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_a_mistake_is_one_line_and_exit_code_2(line: str, agentgym: Command, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "thesis.tex").touch()
+    before = sorted(tmp_path.rglob("*.jsonl"))
+    done = agentgym(*line.split())
+    assert done.code == 2
+    assert done.err.startswith("error: ") and done.err.count("\n") == 1, done.err
+    assert MISTAKES[line] in done.err
+    assert sorted(tmp_path.rglob("*.jsonl")) == before and not (tmp_path / "runs").exists()
+
+
+def test_no_command_shows_all_commands(agentgym: Command) -> None:
+    done = agentgym()
+    assert done.code == 2
+    assert "usage: agentgym COMMAND" in done.out and "eval" in done.out
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+@pytest.mark.parametrize("command", ["", "eval", "play", "env", "env list", "env check", "env new", "tools", "view"])
+def test_help_is_there_for_every_command(command: str, flag: str, agentgym: Command) -> None:
+    done = agentgym(*command.split(), flag)
+    assert done.code == 0 and done.err == ""
+    assert done.out.startswith("usage: agentgym")
+
+
+@pytest.mark.parametrize("command", ["play flaky.py:Flaky --seed 3", "eval --env flaky.py:Broken --policy random -n 4"])
+def test_an_environments_error_ends_with_what_replays_it(command: str, agentgym: Command) -> None:
+    done = agentgym(*command.split(), typed="hello\n")
+    assert done.code == 1
+    assert done.err.count("Traceback") == 1
+    assert 'flaky.py", line' in done.err and "agentgym/cli" not in done.err
+    last = done.err[done.err.index("Traceback") :].rpartition("error: ")[2]
+    assert "agentgym play flaky.py:" in last and "--seed" in last
+
+
+def test_a_module_that_does_not_load_shows_its_own_traceback_alone(agentgym: Command, tmp_path: Path) -> None:
+    (tmp_path / "torn.py").write_text("import json\njson.loads('{')\n", encoding="utf-8")
+    for command in ("play torn.py:Env", "env check torn.py:Env", "tools list torn.py:Env"):
+        done = agentgym(*command.split())
+        assert done.code == 1
+        assert done.err.count("Traceback") == 1 and 'torn.py", line 2' in done.err
+        assert done.err.splitlines()[-1].startswith("error: torn.py:Env cannot be ")

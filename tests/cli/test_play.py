@@ -1,0 +1,59 @@
+"""A person plays in the terminal, or through a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Command = Callable[..., Any]
+
+
+def test_the_hints_win_every_bundled_game(agentgym: Command) -> None:
+    for env in ("TextGame-v0", "GuessNumber-v0", "WordLadder-v0"):
+        typed = ""
+        for _ in range(40):
+            done = agentgym("play", env, "--seed", "4", typed=f"{typed}hint\n")
+            if "left before" not in done.out:
+                break
+            hint = done.out.partition("\nleft before")[0].rstrip().splitlines()[-1]
+            typed += f"{hint}\n"
+        assert "success: reward 1 after" in done.out, done.out
+        assert f"agentgym eval --env {env}" in done.out and f"agentgym train --env {env}" in done.out
+
+
+def test_a_command_and_json_are_the_same_move(agentgym: Command) -> None:
+    plain = agentgym("play", "TextGame-v0", typed="go north\n")
+    spelled = agentgym("play", "TextGame-v0", typed='{"name": "go", "arguments": {"direction": "north"}}\n')
+    answers = [done.out.partition("\n> ")[2].partition("\n")[2] for done in (plain, spelled)]
+    assert answers[0] == answers[1] and "Room:" in answers[0]
+
+
+def test_the_seed_is_the_task(agentgym: Command) -> None:
+    first, again, other = (agentgym("play", "TextGame-v0", "--seed", seed).out for seed in (1, 1, 2))
+    assert first == again != other
+
+
+@pytest.mark.parametrize("typed", ["", "quit\n", "exit\n", "\n\n", "help\ntools\nhint\n"])
+def test_leaving_early_is_no_failure(typed: str, agentgym: Command) -> None:
+    done = agentgym("play", "TextGame-v0", typed=typed)
+    assert done.code == 0 and done.err == ""
+    assert "left before the end: reward 0 after 0 turns (seed 0)" in done.out
+
+
+def test_tools_and_help_are_shown(agentgym: Command) -> None:
+    done = agentgym("play", "TextGame-v0", "--env-kwargs", "level=1", typed="tools\nhelp\n")
+    assert "north|east|south|west" in done.out and '{"name": "go"' in done.out
+    assert "--env-kwargs level=1" in done.out
+
+
+def test_a_word_of_ours_reaches_the_environment_behind_a_backslash(agentgym: Command) -> None:
+    assert "That is not a command." in agentgym("play", "TextGame-v0", typed="\\help\n").out
+
+
+def test_an_environment_without_tools_or_oracle_is_played_by_text(agentgym: Command) -> None:
+    done = agentgym("play", "flaky.py:Flaky", "--seed", "1", typed="tools\nhint\nhello\n")
+    assert done.code == 0
+    assert "There are no tools" in done.out and "There is no hint" in done.out
+    assert "reward 1 after 1 turns (seed 1)" in done.out
