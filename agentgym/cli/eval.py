@@ -91,7 +91,7 @@ def summary_rows(summary: EvalSummary) -> list[list[str]]:
     failed = ", ".join(f"{status} {number}" for status, number in summary.failed.items())
     return [
         ["success", _number(summary.success, 3), _remark(summary.success_interval, f"95%, Wilson{clustered}")],
-        ["reward", _number(summary.mean_reward, 3), _remark(summary.reward_interval, "95%, normal, clustered by task")],
+        ["reward", _number(summary.mean_reward, 3), _remark(summary.reward_interval, f"95%, normal{clustered}")],
         ["episodes", str(summary.num_episodes), stops],
         ["failed", str(summary.num_failed), failed],
         ["turns", _number(summary.mean_turns, 1), "per episode"],

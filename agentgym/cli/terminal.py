@@ -41,7 +41,9 @@ def show_json(value: Mapping[str, JSON]) -> None:
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
     """A table; cells are plain text, whatever brackets they hold."""
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_header=any(columns))
+    table = Table(
+        box=SIMPLE_HEAD, title=title, title_justify="left", show_edge=False, pad_edge=False, show_header=any(columns)
+    )
     for index, column in enumerate(columns):
         table.add_column(column, no_wrap=index == 0, overflow="fold")
     for row in rows:

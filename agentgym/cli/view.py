@@ -57,6 +57,5 @@ def main(args: Sequence[str]) -> int:
 def _write(options: ViewOptions, backend: Tokenizer | None) -> Path:
     if backend is None:
         return write_report(options.run, max_episodes=options.max_episodes)
-    special = {index for index, token in backend.get_added_tokens_decoder().items() if token.special}
     text = TokenText(backend)
-    return write_report(options.run, decode_token=text, special_ids=special, max_episodes=options.max_episodes)
+    return write_report(options.run, decode_token=text, special_ids=text.special_ids, max_episodes=options.max_episodes)

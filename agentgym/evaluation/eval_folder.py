@@ -38,7 +38,7 @@ class EvalFolder:
         self.kept: dict[Key, Trajectory] = {}
         if path.exists() and not path.is_dir():
             raise RunFolderError(f"{str(path)!r} is a file; --output takes a folder")
-        if path.is_dir() and any(path.iterdir()):
+        if path.is_dir() and not _is_blank(path):
             self._reopen(settings, resume)
         else:
             with written(path):
@@ -108,6 +108,12 @@ def written(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise RunFolderError(f"cannot write in the run folder {str(path)!r}: {error.strerror or error}") from error
+
+
+def _is_blank(path: Path) -> bool:
+    """Whether the folder is empty, or what an evaluation leaves that ended before its first episode."""
+    names = {entry.name for entry in path.iterdir()}
+    return not names or (names == {CONFIG, FILE_NAME} and (path / FILE_NAME).stat().st_size == 0)
 
 
 def _write_whole(path: Path, text: str) -> None:

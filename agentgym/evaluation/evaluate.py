@@ -219,7 +219,11 @@ def _model_engine(folder: Path, device: str, num_slots: int) -> Engine:
         raise ConfigError(
             f"a model needs {error.name}, which is not installed: pip install 'agentgym-llm[train]'"
         ) from error
-    model = load_decoder(folder).to(device)
+    try:
+        model = load_decoder(folder).to(device)
+    except (RuntimeError, AssertionError) as error:  # torch's words for a device that is not there
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"device {device!r} cannot be used ({reason}); a model runs on cpu everywhere") from error
     return HfEngine(model, HfEngineConfig(num_slots=num_slots))
 
 

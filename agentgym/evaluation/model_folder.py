@@ -14,10 +14,13 @@ EMBEDDED = "embedded"
 
 
 def model_folder(name: str) -> Path:
-    """The folder; raises RunFolderError where it, or the tokenizer in it, is missing."""
+    """The folder; raises RunFolderError where it is missing, or is the folder of a run instead."""
     folder = embedded_folder() if name == EMBEDDED else Path(name).expanduser()
     if name == EMBEDDED and not (folder / "tokenizer.json").is_file():
         raise RunFolderError(f"this installation lacks the embedded model in {str(folder)!r}: name a model folder")
     if not folder.is_dir():
         raise RunFolderError(f"no model folder {name!r}: give a folder with config.json and tokenizer.json")
+    checkpoints = sorted((folder / "checkpoints").glob("step-*"))
+    if checkpoints and not (folder / "config.json").is_file():
+        raise RunFolderError(f"{name!r} is a run folder: name one of its checkpoints, such as {str(checkpoints[-1])!r}")
     return folder

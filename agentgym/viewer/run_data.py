@@ -94,7 +94,8 @@ def read_run(run: Path) -> RunData:
         raise RunFolderError(f"{run} {what}; a run folder was wanted: pass the `--output` of a train or eval run")
     paths = [run / "metrics.jsonl", run / "episodes.jsonl"]
     if not any(path.is_file() and path.stat().st_size for path in paths):
-        held = ", ".join(sorted(entry.name for entry in run.iterdir())) or "nothing"
+        names = sorted(entry.name for entry in run.iterdir())
+        held = ", ".join(names[:5] + [f"{len(names) - 5} more"] * (len(names) > 5)) or "nothing"
         raise RunFolderError(
             f"{run} holds {held}; a run folder with episodes.jsonl or metrics.jsonl was wanted: "
             "wait for the run's first step, or pass another folder"

@@ -66,6 +66,13 @@ def test_a_run_verifies_and_is_viewed_with_its_own_tokenizer(agentgym: Command) 
     assert b"<|im_start|>" in b"".join(gzip.decompress(base64.b64decode(block)) for block in blocks)
 
 
+def test_the_embedded_model_plays_by_default(agentgym: Command) -> None:
+    done = agentgym("eval", "--env", "TextGame-v0", "-n", 2, "--output", "run", "--json")
+    assert done.code == 0, done.err
+    assert done.json["policy"] == "embedded" and done.json["num_episodes"] == 2
+    assert agentgym("verify", "run").code == 0
+
+
 def test_verify_finds_a_changed_token(agentgym: Command) -> None:
     agentgym(*ORACLE, "-n", 2, "--output", "run")
     path = Path("run/episodes.jsonl")

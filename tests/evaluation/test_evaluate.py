@@ -70,6 +70,30 @@ def flaky(tmp_path: Path) -> str:
     return f"{tmp_path / 'flaky.py'}:Flaky"
 
 
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
+    from agentgym.engines.hf_checkpoint import save_decoder
+    from agentgym.engines.hf_model import Decoder, DecoderConfig
+
+    folder = tmp_path_factory.mktemp("model")
+    shape = DecoderConfig(
+        family="qwen3",
+        vocab_size=renderer_for(tokenizer_folder).vocab_size,
+        width=32,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=1,
+        head_width=16,
+        ffn_width=32,
+        context_window=4096,
+        qk_norm=True,
+    )
+    save_decoder(Decoder(shape).initialize(0), folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((tokenizer_folder / name).read_bytes())
+    return folder
+
+
 @pytest.mark.parametrize("env", BUNDLED)
 @pytest.mark.parametrize(("policy", "success"), [("oracle", 1.0), ("cheat", 0.0)])
 def test_oracles_win_cheats_lose_and_both_records_are_sound(
@@ -179,6 +203,26 @@ def test_what_cannot_be_played_writes_nothing(
     assert not (arena.folder / "run").exists()
 
 
+def test_a_folder_without_an_episode_is_free(arena: Arena) -> None:
+    arena.play(num_tasks=1)
+    run = arena.folder / "run"
+    (run / "result.json").unlink()
+    (run / "episodes.jsonl").write_bytes(b"")
+    assert arena.play(num_tasks=2).summary.num_episodes == 2
+
+
+def test_a_run_folder_given_as_a_model_names_its_newest_checkpoint(arena: Arena) -> None:
+    for step in (5, 10):
+        (arena.folder / "trained" / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
+    with pytest.raises(RunFolderError, match=r"such as '.*step-000010'"):
+        arena.play(policy=str(arena.folder / "trained"))
+
+
+def test_a_device_that_is_not_there_is_named(model_folder: Path, arena: Arena) -> None:
+    with pytest.raises(ConfigError, match="device 'abacus' cannot be used"):
+        arena.play(policy=str(model_folder), env="GuessNumber-v0", num_tasks=1, device="abacus")
+
+
 @pytest.mark.parametrize("setting", ["num_tasks", "num_repeats", "concurrency", "max_turns", "turn_tokens"])
 def test_counts_are_at_least_one(setting: str, arena: Arena) -> None:
     with pytest.raises(ConfigError, match=f"{setting} is at least 1"):
@@ -195,30 +239,6 @@ def test_a_policy_plays_without_torch_and_without_a_trainer(arena: Arena) -> Non
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
-    from agentgym.engines.hf_checkpoint import save_decoder
-    from agentgym.engines.hf_model import Decoder, DecoderConfig
-
-    folder = tmp_path_factory.mktemp("model")
-    shape = DecoderConfig(
-        family="qwen3",
-        vocab_size=renderer_for(tokenizer_folder).vocab_size,
-        width=32,
-        num_layers=1,
-        num_heads=2,
-        num_kv_heads=1,
-        head_width=16,
-        ffn_width=32,
-        context_window=4096,
-        qk_norm=True,
-    )
-    save_decoder(Decoder(shape).initialize(0), folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes((tokenizer_folder / name).read_bytes())
-    return folder
 
 
 def test_a_model_says_the_same_here_and_in_a_training_rollout(model_folder: Path, arena: Arena) -> None:
