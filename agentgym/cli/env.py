@@ -13,7 +13,7 @@ import tyro
 
 from agentgym.cli.environment import opened
 from agentgym.cli.groups import Subcommand, run_group
-from agentgym.cli.options import parse_options
+from agentgym.cli.options import env_as_argument, parse_options
 from agentgym.cli.terminal import say, show_json, show_table
 from agentgym.envs.plugin import BUNDLED
 from agentgym.envs.resolve import make_env, resolve_env
@@ -112,7 +112,7 @@ def _default(parameter: inspect.Parameter) -> str:
 
 
 def _check(args: Sequence[str]) -> int:
-    options = parse_options(CheckOptions, args, prog="agentgym env check")
+    options = parse_options(CheckOptions, env_as_argument(args), prog="agentgym env check")
     opened(attempt(lambda: resolve_env(options.env)), f"{options.env} cannot be loaded")
     findings = check_env(options.env, options.env_kwargs)
     if findings:

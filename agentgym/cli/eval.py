@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from agentgym.cli.environment import load_env
-from agentgym.cli.options import parse_options
+from agentgym.cli.options import env_as_option, parse_options
 from agentgym.cli.terminal import fail, progress, say, show_json, show_table
 from agentgym.errors import AgentGymError
 from agentgym.evaluation.evaluate import EvalConfig, EvalPlan, EvalResult, open_evaluation
@@ -38,7 +38,7 @@ class EvalOptions(EvalConfig):
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym eval ...`; exit code 1 when no episode could be played."""
-    options = parse_options(EvalOptions, args, prog="agentgym eval")
+    options = parse_options(EvalOptions, env_as_option(args), prog="agentgym eval")
     load_env(options.env, options.env_kwargs).close()
     plan = open_evaluation(options, options.output, resume=options.resume)
     num_kept = len(plan.episodes) - len(plan.to_play)

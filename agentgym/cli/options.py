@@ -14,7 +14,7 @@ import tyro
 from agentgym.errors import ConfigError, UnknownName, nearest
 from agentgym.types import JSON
 
-__all__ = ["parse_options", "read_keywords"]
+__all__ = ["env_as_argument", "env_as_option", "parse_options", "read_keywords"]
 
 T = TypeVar("T")
 SETTINGS = (tyro.conf.FlagCreatePairsOff,)
@@ -31,6 +31,8 @@ def parse_options(options: type[T], args: Sequence[str], *, prog: str, default: 
 
     Raises ConfigError or UnknownName, in one line, for what cannot be read; `--help` prints and raises SystemExit(0).
     """
+    if sum(arg.partition("=")[0] in ("--env-kwargs", "--env_kwargs") for arg in args) > 1:
+        raise ConfigError("--env-kwargs is given twice: write all keywords after one, --env-kwargs level=2 shaped=true")
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed):
@@ -71,6 +73,20 @@ def _keywords(
         is_instance=lambda value: isinstance(value, Mapping),
         str_from_instance=lambda value: [f"{key}={json.dumps(item)}" for key, item in value.items()],
     )
+
+
+def env_as_option(args: Sequence[str]) -> list[str]:
+    """`eval ID --seed 1` read as `eval --env ID --seed 1`: whoever has just played an environment writes it so."""
+    return ["--env", *args] if args and not args[0].startswith("-") else list(args)
+
+
+def env_as_argument(args: Sequence[str]) -> list[str]:
+    """`play --env ID` read as `play ID`, for whoever has just evaluated one."""
+    words = [word for arg in args for word in (["--env", arg[6:]] if arg.startswith("--env=") else [arg])]
+    if "--env" not in words[:-1]:
+        return words
+    index = words.index("--env")
+    return [words[index + 1], *words[:index], *words[index + 2 :]]
 
 
 def read_keywords(pairs: Sequence[str]) -> dict[str, JSON]:

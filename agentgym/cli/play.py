@@ -13,7 +13,7 @@ from typing import Annotated, TypeVar
 import tyro
 
 from agentgym.cli.environment import load_env, opened
-from agentgym.cli.options import parse_options
+from agentgym.cli.options import env_as_argument, parse_options
 from agentgym.cli.terminal import say, show_table
 from agentgym.cli.tools import tool_rows
 from agentgym.envs.action import Action
@@ -49,7 +49,7 @@ class PlayOptions:
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym play ...`; raises EnvironmentFault when the environment raises."""
-    options = parse_options(PlayOptions, args, prog="agentgym play")
+    options = parse_options(PlayOptions, env_as_argument(args), prog="agentgym play")
     game = Game(load_env(options.env, options.env_kwargs), options.seed, _with_keywords(options))
     try:
         _play(game)

@@ -10,7 +10,7 @@ import tyro
 
 from agentgym.cli.environment import load_env
 from agentgym.cli.groups import Subcommand, run_group
-from agentgym.cli.options import parse_options
+from agentgym.cli.options import env_as_argument, parse_options
 from agentgym.cli.terminal import say, show_json, show_table
 from agentgym.envs.plugin import BUNDLED
 from agentgym.tools.definition import TOOLS
@@ -37,7 +37,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def _list(args: Sequence[str]) -> int:
-    options = parse_options(ListOptions, args, prog="agentgym tools list")
+    options = parse_options(ListOptions, env_as_argument(args), prog="agentgym tools list")
     kwargs = options.env_kwargs
     owners = {options.env: kwargs} if options.env is not None else {env_id: {} for env_id in BUNDLED}
     specs = [(env, spec) for env, keywords in owners.items() for spec in _tools_of(env, keywords)]

@@ -31,6 +31,7 @@ MISTAKES = {
     "eval --env TextGame-v0 --policy oracle --output flaky.py": "is a file; --output takes a folder",
     "eval --env TextGame-v0 --policy oracle --output /proc/run": "cannot write in the run folder",
     "eval --env TextGame-v0 --policy oracle --env-kwargs level": "NAME=VALUE was wanted",
+    "play TextGame-v0 --env-kwargs level=1 --env-kwargs shaped=true": "--env-kwargs is given twice",
     "eval --env flaky.py:Flaky --policy oracle": "Flaky has no oracle policy",
     "play": "missing ENV",
     "play TextGame-v0 quickly": "unexpected argument 'quickly'",
