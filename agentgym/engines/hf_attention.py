@@ -22,6 +22,7 @@ __all__ = ["AttentionPlan"]
 # Shape suffixes: N rows of the step, A attended slots, C rows of a prompt's chunk, B products, L padded keys, H query
 # heads, K key/value heads, G query heads per key/value head (g: as many as one product takes), D head width.
 
+_SPAN = 32  # decoded rows attended at once
 _CHUNK = 64  # rows of a prompt attended at once
 _QUERIES = 2  # query heads per product: with more, other kernels run whose bits depend on the padding
 
@@ -42,54 +43,24 @@ class AttentionPlan:
         self._chunks = [
             chunk for start, extend in _with_rows(num_decode, extends) for chunk in self._cut(start, extend)
         ]
-        if num_decode:
-            self._plan_decode(slot_N[:num_decode], position_N[:num_decode])
+        # Blocks of neighbouring slots read their own longest sequence only, and fit a processor's cache.
+        size = _SPAN if cache.kv.device.type == "cpu" else max(num_decode, 1)
+        self._spans = [
+            _span(cache.kv, first, slot_N[first : min(first + size, num_decode)], position_N)
+            for first in range(0, num_decode, size)
+        ]
 
     def attend(self, q_NHD: Tensor, kv: Tensor) -> Tensor:
         """Attention outputs `[N, H, D]` for scaled queries over one layer's `kv` `[2, S, K, W, D]`."""
-        if self._num_decode == len(q_NHD):
-            return self._decode(q_NHD, kv)
+        if len(self._spans) == 1 and self._num_decode == len(q_NHD):
+            return _attend_span(q_NHD, kv, self._spans[0])
         out_NHD = q_NHD.new_empty(q_NHD.shape)
         out_NHD[self._num_rows :] = 0.0
-        if self._num_decode:
-            out_NHD[: self._num_decode] = self._decode(q_NHD[: self._num_decode], kv)
+        for span in self._spans:
+            out_NHD[span.first : span.last] = _attend_span(q_NHD[span.first : span.last], kv, span)
         for chunk in self._chunks:
             _attend_chunk(q_NHD[chunk.first : chunk.last], kv, chunk, out_NHD[chunk.first : chunk.last])
         return out_NHD
-
-    def _plan_decode(self, slot_A: NDArray[np.int64], position_A: NDArray[np.int64]) -> None:
-        device = self._like.device
-        low, high = int(slot_A[0]), int(slot_A[-1]) + 1
-        self._range = (low, high)
-        self._num_keys = round_up(int(position_A.max()) + 1, L_BLOCK)
-        dense = high - low == len(slot_A)
-        copied = 2 * (high - low) > 3 * len(slot_A)
-        self._copied = slot_A.tolist() if copied else None  # few slots of a wide range: their keys are copied together
-        self._inside_A: Tensor | None = (
-            None  # where the rows lie in a range with a few idle slots, which take part unread
-        )
-        if not dense and not copied:
-            self._inside_A = torch.from_numpy(slot_A - low).to(device)
-            spread = np.zeros(high - low, np.int64)
-            spread[slot_A - low] = position_A
-            position_A = spread
-        self._bias_AL = _bias(torch.from_numpy(position_A).to(device), self._num_keys, self._like.dtype)
-
-    def _decode(self, q_AHD: Tensor, kv: Tensor) -> Tensor:
-        num_heads, width = q_AHD.shape[1:]
-        num_slots, num_kv_heads = len(self._bias_AL), kv.shape[2]
-        if self._copied is not None:
-            kv = kv[:, :, :, : self._num_keys]
-            kv = torch.cat([kv[:, slot : slot + 1] for slot in self._copied], 1)
-        else:
-            kv = kv[:, self._range[0] : self._range[1], :, : self._num_keys]
-        if self._inside_A is not None:
-            q_AHD = q_AHD.new_zeros(num_slots, num_heads, width).index_copy_(0, self._inside_A, q_AHD)
-        k_BLD, v_BLD = kv[0].flatten(0, 1), kv[1].flatten(0, 1)
-        q_BGD = q_AHD.reshape(num_slots * num_kv_heads, -1, width)
-        bias_BgL = self._bias_AL[:, None].expand(-1, num_kv_heads, -1).reshape(len(q_BGD), 1, -1)
-        out_AHD = _attend(q_BGD, k_BLD, v_BLD, bias_BgL).view(num_slots, num_heads, width)
-        return out_AHD if self._inside_A is None else out_AHD[self._inside_A]
 
     def _cut(self, first: int, extend: tuple[int, int, int]) -> list[_Chunk]:
         slot, start, num_rows = extend
@@ -100,6 +71,52 @@ class AttentionPlan:
             bias_CL = _bias(position_C, round_up(start + done + size, L_BLOCK), self._like.dtype)
             chunks.append(_Chunk(slot, first + done, first + done + size, bias_CL[:, None]))
         return chunks
+
+
+@dataclass(frozen=True, eq=False)
+class _Span:
+    """Decoded rows `[first, last)` of the step, whose slots lie in `[low, high)`."""
+
+    first: int
+    last: int
+    low: int
+    high: int
+    copied: list[int] | None
+    """The slots, when they are few in a wide range: their keys are copied together."""
+    inside_A: Tensor | None
+    """Where the rows lie in a range with a few idle slots, which take part unread."""
+    bias_AL: Tensor
+
+
+def _span(kv: Tensor, first: int, slot_A: NDArray[np.int64], position_N: NDArray[np.int64]) -> _Span:
+    last = first + len(slot_A)
+    position_A, low, high = position_N[first:last], int(slot_A[0]), int(slot_A[-1]) + 1
+    num_keys = round_up(int(position_A.max()) + 1, L_BLOCK)
+    copied = 2 * (high - low) > 3 * len(slot_A)
+    inside_A = None
+    if high - low > len(slot_A) and not copied:
+        inside_A = torch.from_numpy(slot_A - low).to(kv.device)
+        spread_A = np.zeros(high - low, np.int64)
+        spread_A[slot_A - low] = position_A
+        position_A = spread_A
+    bias_AL = _bias(torch.from_numpy(position_A).to(kv.device), num_keys, kv.dtype)
+    return _Span(first, last, low, high, slot_A.tolist() if copied else None, inside_A, bias_AL)
+
+
+def _attend_span(q_AHD: Tensor, kv: Tensor, span: _Span) -> Tensor:
+    num_heads, width = q_AHD.shape[1:]
+    (num_slots, num_keys), num_kv_heads = span.bias_AL.shape, kv.shape[2]
+    kv = kv[:, :, :, :num_keys]
+    if span.copied is not None:
+        kv = torch.cat([kv[:, slot : slot + 1] for slot in span.copied], 1)
+    else:
+        kv = kv[:, span.low : span.high]
+    if span.inside_A is not None:
+        q_AHD = q_AHD.new_zeros(num_slots, num_heads, width).index_copy_(0, span.inside_A, q_AHD)
+    q_BGD = q_AHD.reshape(num_slots * num_kv_heads, -1, width)
+    bias_BgL = span.bias_AL[:, None].expand(-1, num_kv_heads, -1).reshape(len(q_BGD), 1, -1)
+    out_AHD = _attend(q_BGD, kv[0].flatten(0, 1), kv[1].flatten(0, 1), bias_BgL).view(num_slots, num_heads, width)
+    return out_AHD if span.inside_A is None else out_AHD[span.inside_A]
 
 
 @dataclass(frozen=True, eq=False)

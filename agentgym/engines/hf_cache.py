@@ -58,19 +58,22 @@ class SlotCache:
         """Whether the session has a slot."""
         return session in self._slot_of
 
-    def acquire(self, session: str, idle_before: float) -> int | None:
-        """The session's own slot, a free one, or the one idle for longest, since before `idle_before`; else None."""
+    def num_available(self, idle_before: float) -> int:
+        """How many slots new sessions may take: the free ones, and those idle since before `idle_before`."""
+        return len(self._free) + sum(since <= idle_before for since in self._idle.values())
+
+    def acquire(self, session: str, idle_before: float) -> int:
+        """The session's own slot, else a free one, else the one idle for longest, of the `num_available`."""
         slot = self._slot_of.get(session)
         if slot is not None:
             self._idle.pop(slot, None)
             return slot
         if self._free:
             slot = heapq.heappop(self._free)
-        elif self._idle and next(iter(self._idle.values())) <= idle_before:
-            slot, _ = self._idle.popitem(last=False)
-            self._forget(slot)
         else:
-            return None
+            slot, since = self._idle.popitem(last=False)
+            assert since <= idle_before
+            self._forget(slot)
         self._slot_of[session], self._session_of[slot] = slot, session
         return slot
 

@@ -62,18 +62,18 @@ class Scheduler:
         for request in [r for r in self.waiting if self.cache.owns(r.session)] if self.waiting else []:
             self.waiting.remove(request)
             self._join(request, now)
-        while self.waiting and self._join(self.waiting[0], now):
-            self.waiting.popleft()
+        count = min(len(self.waiting), self.cache.num_available(now - self.keep_idle_s))
+        joining = [self.waiting.popleft() for _ in range(count)]
+        for request in sorted(joining, key=lambda request: len(request.prompt_T)):  # alike lengths become neighbours
+            self._join(request, now)
 
     def patience_s(self) -> float | None:
         """How long until a waiting request may take an idle session's slot; None when nothing waits for that."""
         since = self.cache.idle_since
         return None if not self.waiting or since is None else max(0.0, since + self.keep_idle_s - time.monotonic())
 
-    def _join(self, request: Request, now: float) -> bool:
+    def _join(self, request: Request, now: float) -> None:
         slot = self.cache.acquire(request.session, now - self.keep_idle_s)
-        if slot is None:
-            return False
         sampling, num_prompt = request.sampling, len(request.prompt_T)
         self.cache.load(slot, request.prompt_T)
         request.slot, request.fresh = slot, True
@@ -91,7 +91,6 @@ class Scheduler:
             self._stop_SJ = np.pad(self._stop_SJ, ((0, 0), (0, wider)), constant_values=-1)
         self._stop_SJ[slot] = -1
         self._stop_SJ[slot, : len(sampling.stop_ids)] = sampling.stop_ids
-        return True
 
     def plan(self) -> Rows:
         """The rows of the next step; at least one while any request is active."""

@@ -1,0 +1,203 @@
+"""Tokens per second of the in-process engine against transformers and vLLM, on the same model, prompts and lengths.
+
+Requests of unequal length arrive at once: prompts of 60 to 140 tokens, replies of 32 to 96, no stop ids. Only tokens
+that were asked for count; a static batch goes on until its longest reply is done. `limit` is what streaming weights and
+keys once per token step through memory would allow, at the bandwidth measured here. vLLM runs in an interpreter of its
+own, given by `--vllm-python` (a virtual environment with a CPU build of vLLM), and is left out without it.
+
+    python benchmarks/engine.py [--requests 1 16 64 256] [--vllm-python VENV/bin/python] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
+from transformers.utils import logging as transformers_logging
+
+from agentgym.engines.hf import HfEngine, HfEngineConfig
+from agentgym.engines.hf_checkpoint import save_decoder
+from agentgym.engines.hf_model import Decoder, DecoderConfig
+from agentgym.engines.protocol import Sampling
+
+CONFIG = DecoderConfig(
+    family="qwen3",
+    vocab_size=2048,
+    width=160,
+    num_layers=4,
+    num_heads=4,
+    num_kv_heads=2,
+    head_width=32,
+    ffn_width=432,
+    context_window=1024,
+    qk_norm=True,
+)
+VLLM = """
+import json, sys, time
+from vllm import LLM, SamplingParams
+folder, eager, job = sys.argv[1], sys.argv[2] == "eager", json.load(sys.stdin)
+llm = LLM(folder, skip_tokenizer_init=True, enforce_eager=eager, dtype="float32", max_model_len=1024, seed=0)
+prompts = [{"prompt_token_ids": ids} for ids in job["prompts"]]
+params = [SamplingParams(max_tokens=n, ignore_eos=True, detokenize=False, logprobs=0) for n in job["max_tokens"]]
+best = 1e9
+for _ in range(3):
+    llm.reset_prefix_cache()
+    start = time.perf_counter()
+    llm.generate(prompts, params, use_tqdm=False)
+    best = min(best, time.perf_counter() - start)
+print("SECONDS", best)
+"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Prompts and how many tokens to sample for each."""
+
+    prompts: list[list[int]]
+    max_tokens: list[int]
+
+    @classmethod
+    def draw(cls, count: int) -> Job:
+        """`count` requests, the same ones every time."""
+        rng = random.Random(count)
+        prompts = [[rng.randrange(3, CONFIG.vocab_size) for _ in range(rng.randint(60, 140))] for _ in range(count)]
+        return cls(prompts, [rng.randint(32, 96) for _ in range(count)])
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to sample."""
+        return sum(self.max_tokens)
+
+    def limit_s(self, model: Decoder, bytes_per_s: float) -> float:
+        """Seconds to read the weights once per step, and each sequence's keys and values once per token of it."""
+        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        per_position = 2 * CONFIG.num_layers * CONFIG.num_kv_heads * CONFIG.head_width * 4
+        positions = sum((len(p) + i) for p, n in zip(self.prompts, self.max_tokens, strict=True) for i in range(n))
+        return (weights * max(self.max_tokens) + per_position * positions) / bytes_per_s
+
+
+def ours_s(model: Decoder, job: Job, repeats: int) -> float:
+    """Best seconds of the in-process engine, nothing cached between repeats."""
+
+    async def request(engine: HfEngine, index: int) -> None:
+        sampling = Sampling(max_tokens=job.max_tokens[index], seed=index)
+        await engine.generate(job.prompts[index], sampling, session=str(index))
+        await engine.abort(str(index))
+
+    async def play() -> float:
+        engine = HfEngine(model, HfEngineConfig(num_slots=256))
+        seconds = []
+        for repeat in range(repeats + 1):
+            start = time.perf_counter()
+            await asyncio.gather(*(request(engine, index) for index in range(len(job.prompts))))
+            seconds.append(time.perf_counter() - start)
+            await engine.update_weights({}, repeat)
+        await engine.close()
+        return min(seconds[1:])
+
+    return asyncio.run(play())
+
+
+def best_s(play: Callable[[], object], repeats: int) -> float:
+    """Best seconds of `repeats` after one to warm up."""
+    seconds = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        play()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[1:])
+
+
+def transformers_s(folder: str, job: Job, repeats: int) -> dict[str, float]:
+    """Best seconds of `generate` on one left-padded batch, and of `generate_batch` with a cache of the size needed."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").eval()
+    longest = max(len(prompt) for prompt in job.prompts)
+    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in job.prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in job.prompts])
+    shared = {"do_sample": True, "top_k": 0, "top_p": 1.0, "pad_token_id": 0}
+    static = GenerationConfig(max_new_tokens=max(job.max_tokens), eos_token_id=None, **shared)
+    mean = round(job.num_tokens / len(job.prompts))  # `generate_batch` has one length for all; the sum is the same
+    batched = GenerationConfig(max_new_tokens=mean, eos_token_id=-1, **shared)
+    paging = ContinuousBatchingConfig(num_blocks=2 * len(job.prompts) + 16, max_batch_tokens=512)
+
+    def continuous() -> None:
+        replies = model.generate_batch(job.prompts, generation_config=batched, continuous_batching_config=paging)
+        if sum(len(reply.generated_tokens) for reply in replies.values()) != mean * len(job.prompts):
+            raise RuntimeError("generate_batch lost requests")
+
+    with torch.inference_mode():
+        found = {
+            "generate": best_s(lambda: model.generate(ids, attention_mask=mask, generation_config=static), repeats)
+        }
+    try:
+        found["generate_batch"] = best_s(continuous, 1)  # on a thread of its own, where inference mode does not reach
+    except RuntimeError as error:
+        print(f"{len(job.prompts)} requests: {error}", file=sys.stderr)
+    return found
+
+
+def vllm_s(python: str, folder: str, job: Job) -> dict[str, float]:
+    """Best seconds of vLLM, eager and compiled, each in a process that ends."""
+    found = {}
+    for mode in ("eager", "inductor"):
+        sent = json.dumps({"prompts": job.prompts, "max_tokens": job.max_tokens})
+        command = [python, "-c", VLLM, folder, mode]
+        done = subprocess.run(command, input=sent, capture_output=True, text=True, timeout=900, check=False)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("SECONDS")]
+        if lines:
+            found[f"vllm {mode}"] = float(lines[-1].split()[1])
+        else:
+            print(f"vllm {mode} failed:\n{done.stderr[-2000:]}", file=sys.stderr)
+    return found
+
+
+def bandwidth() -> float:
+    """Bytes per second at which one thread reads memory."""
+    x = torch.ones(64 * 2**20)
+    return 4 * x.numel() / best_s(x.sum, 5)
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 16, 64, 256])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--vllm-python", default=None)
+    parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    model, bytes_per_s = Decoder(CONFIG).initialize(0), bandwidth()
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        save_decoder(model, folder)
+        for count in args.requests:
+            job = Job.draw(count)
+            seconds = {"ours": ours_s(model, job, args.repeats), **transformers_s(folder, job, args.repeats)}
+            if args.vllm_python:
+                seconds |= vllm_s(args.vllm_python, folder, job)
+            seconds["limit"] = job.limit_s(model, bytes_per_s)
+            print(f"{count} requests, {job.num_tokens} tokens")
+            for name, value in seconds.items():
+                print(f"  {name:16}{job.num_tokens / value:9.0f} tokens/s   ours is {value / seconds['ours']:5.2f}x")
+            results.append({"requests": count, "tokens": job.num_tokens, "seconds": seconds})
+    print(f"memory bandwidth {bytes_per_s / 1e9:.1f} GB/s, {args.threads} thread(s)")
+    if args.json:
+        print(json.dumps({"bytes_per_s": bytes_per_s, "results": results}))
+
+
+if __name__ == "__main__":
+    main()
