@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import platform
+import re
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 
 from agentgym.cli.options import parse_options
@@ -30,7 +32,7 @@ NEEDED = (
     "tyro",
 )
 TRAINING = ("torch", "safetensors")
-INSTALL = "pip install 'agentgym-llm{extra}'"
+DISTRIBUTION = "agentgym-llm"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,7 @@ class DoctorOptions:
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym doctor ...`."""
     options = parse_options(DoctorOptions, args, prog="agentgym doctor")
-    versions = {name: _version(name) for name in ("agentgym-llm", *NEEDED, *TRAINING)}
+    versions = {name: _version(name) for name in (DISTRIBUTION, *NEEDED, *TRAINING)}
     model = _embedded_model()
     fixes = _fixes(versions, model)
     rows = [["python", platform.python_version(), sys.executable]]
@@ -89,10 +91,20 @@ def _embedded_model() -> str | None:
 
 
 def _fixes(versions: dict[str, str | None], model: str | None) -> list[str]:
+    """The commands that put right what is missing."""
     missing = [name for name in NEEDED if versions[name] is None]
-    fixes = [f"{INSTALL.format(extra='')}   # {', '.join(missing)}"] if missing else []
+    fixes = [f"{_install(missing)}   # nothing runs without"] if missing else []
     if not _has_torch():
-        fixes.append(f"{INSTALL.format(extra='[train]')}   # to train, and to evaluate models")
+        fixes.append(f"{_install(TRAINING)}   # to train, and to evaluate models")
     if model is not None:
         fixes.append("install agentgym again: its embedded model is not there")
     return fixes
+
+
+def _install(names: Sequence[str]) -> str:
+    """The command that installs the versions that agentgym asks for."""
+    wanted = {}
+    for requirement in requires(DISTRIBUTION) or ():
+        specifier = requirement.partition(";")[0].strip()
+        wanted[re.split(r"[^A-Za-z0-9_.-]", specifier, maxsplit=1)[0].lower()] = specifier
+    return f"pip install {shlex.join(wanted.get(name, name) for name in names)}"

@@ -51,7 +51,8 @@ def main(args: Sequence[str]) -> int:
         fail(f"interrupted; finished episodes are in {path}; the same command with --resume --output {path} goes on")
         return 130
     except AgentGymError:
-        say(f"finished episodes are in {plan.folder.path}")
+        if plan.folder.num_written:
+            say(f"finished episodes are in {plan.folder.path}")
         raise
     _show(result)
     if options.json:

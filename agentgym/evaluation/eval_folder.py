@@ -36,6 +36,8 @@ class EvalFolder:
     def __init__(self, path: Path, settings: Mapping[str, JSON], *, resume: bool) -> None:
         self.path = path
         self.kept: dict[Key, Trajectory] = {}
+        self.num_written = 0
+        """Episodes appended since the folder was opened."""
         if path.exists() and not path.is_dir():
             raise RunFolderError(f"{str(path)!r} is a file; --output takes a folder")
         if path.is_dir() and not _is_blank(path):
@@ -66,6 +68,7 @@ class EvalFolder:
     def write(self, trajectory: Trajectory) -> None:
         """Appends one finished episode."""
         self._writer.write([trajectory], phase="eval")
+        self.num_written += 1
 
     def finish(self, trajectories: Sequence[Trajectory], result: Mapping[str, JSON]) -> None:
         """Puts the episodes in the order of `trajectories`, which makes the file a function of the settings alone."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 
 import agentgym
@@ -212,19 +213,23 @@ def _model_loop(config: EvalConfig, num_episodes: int) -> RolloutLoop:
 
 
 def _model_engine(folder: Path, device: str, num_slots: int) -> Engine:
-    try:  # imported here: only a model needs torch
-        from agentgym.engines.hf import HfEngine, HfEngineConfig
-        from agentgym.engines.hf_checkpoint import load_decoder
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"a model needs {error.name}, which is not installed: pip install 'agentgym-llm[train]'"
-        ) from error
+    from agentgym.engines.hf import HfEngine, HfEngineConfig  # here, and not above: only a model needs torch
+    from agentgym.engines.hf_checkpoint import load_decoder
+
     try:
         model = load_decoder(folder).to(device)
     except (RuntimeError, AssertionError) as error:  # torch's words for a device that is not there
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"device {device!r} cannot be used ({reason}); a model runs on cpu everywhere") from error
     return HfEngine(model, HfEngineConfig(num_slots=num_slots))
+
+
+def _require_torch() -> None:
+    try:
+        import_module("agentgym.engines.hf")
+    except ModuleNotFoundError as error:
+        what = f"a model needs {error.name}, which is not installed"
+        raise ConfigError(f"{what}: `agentgym doctor` shows the command") from error
 
 
 def _check_policy(config: EvalConfig) -> None:
@@ -242,5 +247,6 @@ def _check_policy(config: EvalConfig) -> None:
         )
     folder = model_folder(config.policy)
     renderer_for(folder)
+    _require_torch()
     if not (folder / "config.json").is_file():
         raise RunFolderError(f"no model in {str(folder)!r}: it has a tokenizer, and no config.json")

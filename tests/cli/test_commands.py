@@ -126,7 +126,37 @@ def test_doctor_names_versions_and_engines(agentgym: Command) -> None:
     assert done.json["versions"]["gymnasium"] and "scripted" in done.json["engines"]
 
 
+def test_doctor_gives_the_command_for_what_is_missing(agentgym: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    done = agentgym("doctor", "--json")
+    assert done.code == 0 and done.json["engines"] == ["scripted"]
+    (fix,) = done.json["fixes"]
+    assert re.match(r"pip install '?torch[<>=,.\d]+'? '?safetensors[<>=,.\d]+'?   # ", fix), fix
+
+
 # ---- in a process of its own
+
+
+WITHOUT_TORCH = """
+import sys
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+sys.meta_path.insert(0, NoTorch())
+from agentgym.cli.main import main
+sys.exit(main(["eval", "TextGame-v0", "-n", "1"]))
+"""
+
+
+def test_a_model_without_torch_is_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_TORCH]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert done.stdout == "" and list(tmp_path.iterdir()) == []
+    assert done.stderr == "error: a model needs torch, which is not installed: `agentgym doctor` shows the command\n"
 
 
 def spawn(folder: Path, *args: object, **settings: Any) -> subprocess.Popen[str]:
