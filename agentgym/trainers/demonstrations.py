@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,10 +14,14 @@ from agentgym.chat_templates.protocol import Renderer
 from agentgym.envs.action import Action
 from agentgym.envs.policies import policy_for
 from agentgym.envs.text_env import TextEnv
+from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault
 from agentgym.rollout.replies import reply_ids
+from agentgym.rollout.threads import Outcome, attempt
 from agentgym.types import Message, ToolCall
 
 __all__ = ["Demonstration", "DemonstrationConfig", "ReplyEncoder", "demonstrate", "stream"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +34,18 @@ class DemonstrationConfig:
     """The share of turns at which the random policy moves instead."""
     learn_mistakes: bool = False
     """Whether the random moves are imitated too; else they are played, and seen, but not trained on."""
+    max_turns: int = 200
+    """Replies in a demonstration; the environment's own limit is mostly lower."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mistakes <= 1:
+            raise ConfigError(f"mistakes is a share of the turns, between 0 and 1, got {self.mistakes}")
+        if self.mistakes == 1 and not self.learn_mistakes:
+            raise ConfigError(
+                "with mistakes=1 every turn is a mistake and nothing is learned; lower it, or learn_mistakes"
+            )
+        if self.max_turns < 1:
+            raise ConfigError(f"max_turns is at least 1, got {self.max_turns}")
 
 
 @dataclass(frozen=True)
@@ -41,32 +59,58 @@ class Demonstration:
     mask: tuple[bool, ...]
     success: bool
 
+    def first(self, num_ids: int) -> Demonstration:
+        """The same without what is past `num_ids`, for a model that sees no further."""
+        return replace(self, ids=self.ids[:num_ids], mask=self.mask[:num_ids])
+
 
 def demonstrate(
     env: TextEnv, renderer: Renderer, seed: int, config: DemonstrationConfig, encode: ReplyEncoder | None = None
 ) -> Demonstration:
-    """Plays `env` from `seed`; the mistakes follow from the seed as well."""
-    observation, info = env.reset(seed=seed)
+    """Plays `env` from `seed`; the mistakes follow from the seed as well.
+
+    Raises EnvironmentFault where the environment, or a policy of it, raises.
+    """
+
+    def theirs(call: Callable[[], T]) -> T:
+        return _value(attempt(call), env, seed)
+
+    observation, info = theirs(lambda: env.reset(seed=seed))
     player, stray = policy_for(env, config.policy), policy_for(env, "random")
-    player.reset(env, observation, seed)
-    stray.reset(env, observation, seed + 1)
+    theirs(functools.partial(player.reset, env, observation, seed))
+    theirs(functools.partial(stray.reset, env, observation, seed + 1))
     rng = np.random.default_rng([seed, 1])
-    system = (Message("system", env.system_prompt),) if env.system_prompt else ()
-    ids = renderer.render([*system, *info["messages"]], env.tool_specs)
+    messages = list(info["messages"])
+    if env.system_prompt and not (messages and messages[0].role == "system"):
+        messages.insert(0, Message("system", env.system_prompt))
+    ids = renderer.render(messages, env.tool_specs)
     mask = [False] * len(ids)
     encode = encode or ReplyEncoder(renderer)
-    while True:
+    for turn in itertools.count(1):
         is_mistake = bool(rng.random() < config.mistakes)
-        message = (stray if is_mistake else player).act(observation)
+        message = theirs(functools.partial((stray if is_mistake else player).act, observation))
         reply = encode(message)
         ids += reply
         mask += [not is_mistake or config.learn_mistakes] * len(reply)
-        observation, _, terminated, truncated, info = env.step(Action.from_message(message))
-        if terminated or truncated:
-            return Demonstration(tuple(ids), tuple(mask), bool(info["metrics"]["success"]))
+        step = theirs(functools.partial(env.step, Action.from_message(message)))
+        observation, _, terminated, truncated, info = step
+        if terminated or truncated or turn == config.max_turns:
+            break
         answer = renderer.extend(ids, info["messages"])
         ids += answer
         mask += [False] * len(answer)
+    return Demonstration(tuple(ids), tuple(mask), bool(info.get("metrics", {}).get("success", False)))
+
+
+def _value(outcome: Outcome[T], env: TextEnv, seed: int) -> T:
+    """What the user's code gave; what it raised becomes an EnvironmentFault."""
+    error, value = outcome
+    if isinstance(error, AgentGymError):
+        raise error
+    if error is not None:
+        name = type(env).__name__
+        raise EnvironmentFault(f"{name} failed with seed {seed}: {type(error).__name__}: {error}", seed=seed) from error
+    return value  # type: ignore[return-value]  # no error: it is the value
 
 
 class _Said:

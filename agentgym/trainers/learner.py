@@ -119,7 +119,7 @@ class Learner:
         parts = batch.to(self.model.embed.device).split(self.config.micro_batch_tokens)
         learning_rate = self.optimizer.learning_rate
         reports = self._workers.accumulate(parts, self._compute, self.optimizer.parameters)
-        norm = self.optimizer.step()
+        norm = self._workers.run(self.optimizer.step)
         total = reduce(lambda first, second: first + second, reports)
         loss, tokens = float(total.loss), max(1, batch.num_trained_tokens)
         if not (math.isfinite(norm) and math.isfinite(loss)):

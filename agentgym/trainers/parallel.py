@@ -33,7 +33,8 @@ class GradientWorkers:
 
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
-        self._pool = ThreadPoolExecutor(num_threads, "agentgym-learner", _one_core) if num_threads > 1 else None
+        # One thread is a thread of its own too: the caller's may use several cores in an operator, with other bits.
+        self._pool = ThreadPoolExecutor(num_threads, "agentgym-learner", _one_core)
 
     def accumulate(
         self, parts: Sequence[T], compute: Callable[[T], MicroResult[S]], parameters: Sequence[Tensor]
@@ -45,8 +46,7 @@ class GradientWorkers:
             result = compute(part)
             return torch.autograd.grad(result.loss, parameters, allow_unused=True), result.report
 
-        done = map(one, parts) if self._pool is None else self._pool.map(one, parts)
-        for gradients, report in done:
+        for gradients, report in self._pool.map(one, parts):
             reports.append(report)
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 if gradient is None:
@@ -57,10 +57,13 @@ class GradientWorkers:
                     parameter.grad.add_(gradient)
         return reports
 
+    def run(self, work: Callable[[], S]) -> S:
+        """`work` on one of these threads, for the same reasons: an optimizer's step on one core, with the same bits."""
+        return self._pool.submit(work).result()
+
     def close(self) -> None:
         """Ends the threads."""
-        if self._pool is not None:
-            self._pool.shutdown()
+        self._pool.shutdown()
 
 
 def _one_core() -> None:

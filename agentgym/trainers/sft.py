@@ -52,7 +52,13 @@ class ImitationStep:
     loss: float
     grad_norm: float
     tokens: int
+    """Ids of the step's demonstrations."""
+    imitated_tokens: int
+    """Those that were learned."""
+    success: float
+    """Share of the step's demonstrations that succeeded."""
     elapsed_s: float
+    """Since training began."""
 
 
 def imitate(
@@ -64,30 +70,56 @@ def imitate(
     first_seed: int = 0,
     on_step: Callable[[ImitationStep], None] = lambda step: None,
 ) -> None:
-    """Trains `model` in place on fresh demonstrations, the environments in turn; no task is seen twice."""
+    """Trains `model` in place on fresh demonstrations, the environments in turn; no task is seen twice.
+
+    A demonstration past the model's context window is learned up to there. Whatever `on_step` raises ends the training
+    between two steps. Raises TrainingHalted for a gradient that is not finite, with the weights of the step before.
+    """
+    if renderer.vocab_size > model.config.vocab_size:
+        raise ConfigError(
+            f"the tokenizer has {renderer.vocab_size} ids and the model only {model.config.vocab_size}: use the"
+            " tokenizer that belongs to the model"
+        )
     optimizer = PolicyOptimizer(model, config.optimizer, config.steps)
     workers = GradientWorkers(config.threads)
     shown = stream(envs, renderer, first_seed, config.demonstrations)
     started = time.perf_counter()
     try:
         for step in range(1, config.steps + 1):
-            batch = list(itertools.islice(shown, config.episodes))
-            total = max(1, sum(sum(one.mask) for one in batch))
-            parts = [batch[index :: config.threads] for index in range(config.threads)]
-
-            def loss_of(part: Sequence[Demonstration], total: int = total) -> MicroResult[float]:
-                loss = imitation_loss(model, part) / total
-                return MicroResult(loss, float(loss.detach()))
-
-            loss = sum(workers.accumulate([part for part in parts if part], loss_of, optimizer.parameters))
-            norm = optimizer.step()
+            batch = [one.first(model.config.context_window + 1) for one in itertools.islice(shown, config.episodes)]
+            loss = _add_gradients(model, batch, workers, optimizer.parameters)
+            norm = workers.run(optimizer.step)
             if not math.isfinite(norm):
                 raise TrainingHalted(f"the gradient of imitation step {step} is not finite; lower the learning rate")
-            tokens = sum(len(one.ids) for one in batch)
-            elapsed_s = time.perf_counter() - started
-            on_step(ImitationStep(step=step, loss=loss, grad_norm=norm, tokens=tokens, elapsed_s=elapsed_s))
+            on_step(_report(step, batch, loss, norm, time.perf_counter() - started))
     finally:
         workers.close()
+
+
+def _add_gradients(
+    model: Decoder, batch: Sequence[Demonstration], workers: GradientWorkers, parameters: Sequence[Tensor]
+) -> float:
+    """The mean loss over the imitated tokens, whose gradient is added to the parameters'."""
+    total = max(1, sum(sum(one.mask) for one in batch))
+    parts = [batch[index :: workers.num_threads] for index in range(workers.num_threads)]
+
+    def loss_of(part: Sequence[Demonstration]) -> MicroResult[float]:
+        loss = imitation_loss(model, part) / total
+        return MicroResult(loss, float(loss.detach()))
+
+    return sum(workers.accumulate([part for part in parts if part], loss_of, parameters))
+
+
+def _report(step: int, batch: Sequence[Demonstration], loss: float, norm: float, elapsed_s: float) -> ImitationStep:
+    return ImitationStep(
+        step=step,
+        loss=loss,
+        grad_norm=norm,
+        tokens=sum(len(one.ids) for one in batch),
+        imitated_tokens=sum(sum(one.mask) for one in batch),
+        success=sum(one.success for one in batch) / len(batch),
+        elapsed_s=elapsed_s,
+    )
 
 
 def imitation_loss(model: Decoder, demonstrations: Sequence[Demonstration]) -> Tensor:
