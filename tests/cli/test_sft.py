@@ -1,0 +1,152 @@
+"""`agentgym sft`: a model folder that transformers and agentgym load, and mistakes that say what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from agentgym.engines.hf_checkpoint import load_decoder, save_decoder
+from agentgym.engines.hf_model import Decoder, DecoderConfig
+
+Command = Callable[..., Any]
+QUICK = ("--steps", 3, "--episodes", 2, "--threads", 1)
+
+
+@pytest.fixture
+def model(tokenizer_folder: Path, tmp_path: Path) -> Path:
+    """A tiny model with the tests' tokenizer."""
+    folder = tmp_path / "model"
+    shutil.copytree(tokenizer_folder, folder)
+    config = DecoderConfig(
+        family="qwen3",
+        vocab_size=272,
+        width=16,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=1,
+        head_width=8,
+        ffn_width=24,
+        context_window=2048,
+        qk_norm=True,
+    )
+    save_decoder(Decoder(config).initialize(0), folder)
+    return folder
+
+
+def test_it_leaves_a_model_folder_that_everything_loads(agentgym: Command, model: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    done = agentgym(
+        *("sft", "--env", "GuessNumber-v0", "--env-kwargs", "level=1", "--model", model, *QUICK),
+        *("--output", "learned", "--optimizer.learning-rate", 0.01, "--json"),
+    )
+    assert done.code == 0, done.err
+    assert done.json["steps"] == 3 and not done.json["interrupted"]
+    assert done.json["loss"] < done.json["loss_first"]
+    assert "agentgym eval --env GuessNumber-v0 --env-kwargs level=1 --policy learned" in done.out
+    folder = tmp_path / "learned"
+    theirs, ours = AutoModelForCausalLM.from_pretrained(folder), load_decoder(folder)
+    assert torch.equal(theirs.get_input_embeddings().weight, ours.embed)
+    assert not torch.equal(ours.embed, load_decoder(model).embed)
+    assert AutoTokenizer.from_pretrained(folder).decode([0, 1])
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert lines[-1]["loss"] == pytest.approx(done.json["loss"], abs=1e-5)
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    assert settings["env_kwargs"] == {"level": 1} and settings["optimizer"]["learning_rate"] == 0.01
+    played = agentgym(
+        *("eval", "--env", "GuessNumber-v0", "--policy", "learned", "-n", 2, "--max-turns", 2, "--turn-tokens", 8),
+        *("--output", "evaluated", "--json"),
+    )
+    assert played.code == 0, played.err
+    assert played.json["num_episodes"] == 2
+
+
+def test_equal_seeds_give_equal_models_and_other_seeds_others(agentgym: Command, model: Path, tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        common = ("sft", "--env", "GuessNumber-v0", "--model", model, *QUICK)
+        assert agentgym(*common, "--output", name, "--seed", seed).code == 0
+    made = {name: (tmp_path / name / "model.safetensors").read_bytes() for name in "abc"}
+    assert made["a"] == made["b"] != made["c"]
+
+
+def test_without_an_output_the_folder_is_a_new_one_under_runs(agentgym: Command, model: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert agentgym("sft", "--env", "GuessNumber-v0", "--model", model, "--steps", 1, "--episodes", 1).code == 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
+        "GuessNumber-v0-sft-seed0",
+        "GuessNumber-v0-sft-seed0-2",
+    ]
+
+
+def test_an_output_that_is_taken_is_left_alone(agentgym: Command, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("do not touch")
+    done = agentgym("sft", "--env", "GuessNumber-v0", "--model", model, "--output", "mine")
+    assert done.code == 2 and "'mine' is taken already" in done.err
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (("--env", "GuesNumber-v0"), "did you mean 'GuessNumber-v0'"),
+        (("--env", "flaky.py:Flaky"), "Flaky has no oracle policy; give it a method make_oracle(self)"),
+        (("--env", "GuessNumber-v0", "--policy", "orcle"), "did you mean 'oracle'"),
+        (("--env", "GuessNumber-v0", "--model", "absent"), "no model folder 'absent'"),
+        (("--env", "GuessNumber-v0", "--mistakes", "2"), "between 0 and 1"),
+        (("--env", "GuessNumber-v0", "--steps", "0"), "steps must be at least 1"),
+        (("--env", "GuessNumber-v0", "--learning-rate", "0.1"), "--optimizer.learning-rate"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, tuple) else "",
+)
+def test_mistakes_say_what_to_do_and_write_nothing(
+    args: tuple[str, ...], told: str, agentgym: Command, model: Path, tmp_path: Path
+) -> None:
+    given = args if "--model" in args else (*args, "--model", model)
+    done = agentgym("sft", *given, "--output", "out")
+    assert done.code == 2
+    assert told in done.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_environment_that_fails_keeps_what_was_learned(agentgym: Command, model: Path, tmp_path: Path) -> None:
+    done = agentgym("sft", "--env", "flaky.py:Flaky", "--policy", "random", "--model", model, *QUICK, "--output", "out")
+    assert done.code == 1
+    assert "ValueError: the machine fell apart" in done.err
+    assert "what was learned" in done.out
+    load_decoder(tmp_path / "out")
+
+
+def test_an_interrupt_saves_what_was_learned_and_says_so(agentgym: Command, model: Path, tmp_path: Path) -> None:
+    metrics = tmp_path / "out" / "metrics.jsonl"
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + 60
+        while not metrics.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    before = signal.getsignal(signal.SIGINT)
+    done = agentgym(
+        *("sft", "--env", "GuessNumber-v0", "--model", model, "--steps", 100_000, "--episodes", 1),
+        *("--output", "out", "--json"),
+    )
+    assert signal.getsignal(signal.SIGINT) is before
+    assert done.code == 130
+    assert done.json["interrupted"] and 1 <= done.json["steps"] < 100_000
+    assert f"interrupted after step {done.json['steps']} of 100000; what was learned is in out" in done.err
+    assert len(metrics.read_text().splitlines()) == done.json["steps"]
+    load_decoder(tmp_path / "out")
