@@ -1,4 +1,6 @@
-"""Matrix products of the in-process engine: the fastest kernel of the device that treats all rows alike.
+"""Matrix products of the in-process engine and of training: the fastest kernel of the device.
+
+The engine's treat all rows alike, whatever their number.
 
 On x86, MKL (behind `F.linear`) runs at half of oneDNN's speed on processors that are not Intel's, and oneDNN costs some
 microseconds more per call. Where both give the same bits (short inner dimensions; probed once per weight shape) small
@@ -7,17 +9,47 @@ steps take MKL and large ones oneDNN, elsewhere everything takes oneDNN, so that
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["MIN_ROWS", "Products"]
+__all__ = ["MIN_ROWS", "Products", "linear"]
 
 # Shape suffixes: N rows, I inputs, O outputs.
 
 MIN_ROWS = 4
 """Products of fewer rows take other code paths with other bits, so a step is padded to this many."""
 _ONEDNN_ROWS = 12  # from here on oneDNN's speed outweighs its overhead
+
+
+def linear(x_NI: Tensor, weight_OI: Tensor) -> Tensor:
+    """Differentiable `x @ weight.T`, `[N, O]`: `F.linear`, on CPU in fp32 through oneDNN forward and backward."""
+    if x_NI.device.type == "cpu" and x_NI.dtype == torch.float32 and torch.backends.mkldnn.is_available():
+        product: Tensor = _OneDnnLinear.apply(x_NI, weight_OI)  # type: ignore[no-untyped-call]
+        return product
+    return F.linear(x_NI, weight_OI)
+
+
+class _OneDnnLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
+        ctx.save_for_backward(x_NI, weight_OI)
+        return _onednn(x_NI, weight_OI)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x_NI, weight_OI = ctx.saved_tensors
+        grad_NO = grads[0].contiguous()
+        grad_x_NI = _onednn(grad_NO, weight_OI.t().contiguous()) if ctx.needs_input_grad[0] else None
+        grad_weight_OI = _onednn(grad_NO.t(), x_NI.t()) if ctx.needs_input_grad[1] else None
+        return grad_x_NI, grad_weight_OI
+
+
+def _onednn(x_NI: Tensor, weight_OI: Tensor) -> Tensor:
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x_NI, weight_OI, None, "none", [], "")
+    return product
 
 
 class Products:
@@ -33,8 +65,7 @@ class Products:
         """`x @ weight.T`, `[N, O]`; `N` is at least `MIN_ROWS`."""
         if not self._takes_onednn(len(x_NI), weight_OI):
             return F.linear(x_NI, weight_OI)
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x_NI, weight_OI, None, "none", [], "")
-        return product
+        return _onednn(x_NI, weight_OI)
 
     def add_linear(self, residual_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
         """`residual + x @ weight.T`, `[N, O]`."""
@@ -58,5 +89,5 @@ def _kernels_agree(shape: torch.Size) -> bool:
     generator = torch.Generator().manual_seed(0)
     x_NI = torch.randn(16, shape[1], generator=generator)
     weight_OI = torch.randn(shape, generator=generator)
-    onednn_NO = torch.ops.mkldnn._linear_pointwise(x_NI, weight_OI, None, "none", [], "")
+    onednn_NO = _onednn(x_NI, weight_OI)
     return all(torch.equal(F.linear(x_NI[:n], weight_OI), onednn_NO[:n]) for n in (MIN_ROWS, 7, 16))

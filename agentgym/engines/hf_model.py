@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from agentgym.engines.hf_linear import linear
 from agentgym.errors import ConfigError
 from agentgym.types import JSON
 
@@ -159,7 +160,10 @@ class DecoderLayer(nn.Module):
         """Normalized, rotated queries `[N, H, D]`, keys and values `[N, K, D]`."""
         c = self.config
         h_NE = F.rms_norm(x_NE, (c.width,), self.input_norm, c.norm_eps)
-        qkv = F.linear(h_NE, self.qkv, self.qkv_bias).view(len(x_NE), -1, c.head_width)
+        flat = linear(h_NE, self.qkv)
+        if self.qkv_bias is not None:
+            flat = flat + self.qkv_bias
+        qkv = flat.view(len(x_NE), -1, c.head_width)
         q_NHD, k_NKD, v_NKD = qkv.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q_NHD = F.rms_norm(q_NHD, (c.head_width,), self.q_norm, c.norm_eps)
@@ -169,10 +173,10 @@ class DecoderLayer(nn.Module):
     def mix(self, x_NE: Tensor, attended_NHD: Tensor) -> Tensor:
         """Adds the attention output and the feed-forward to the residual stream."""
         c = self.config
-        x_NE = x_NE + F.linear(attended_NHD.reshape(len(x_NE), -1), self.out)
+        x_NE = x_NE + linear(attended_NHD.reshape(len(x_NE), -1), self.out)
         h_NE = F.rms_norm(x_NE, (c.width,), self.ffn_norm, c.norm_eps)
-        gate, up = F.linear(h_NE, self.gate_up).chunk(2, dim=-1)
-        return x_NE + F.linear(F.silu(gate) * up, self.down)
+        gate, up = linear(h_NE, self.gate_up).chunk(2, dim=-1)
+        return x_NE + linear(F.silu(gate) * up, self.down)
 
 
 class Decoder(nn.Module):
