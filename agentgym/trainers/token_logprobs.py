@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentgym.engines.hf_linear import linear
+
 __all__ = ["TargetScores", "score_targets"]
 
 # Shape suffixes: N tokens, E model width, V vocabulary.
@@ -42,36 +44,33 @@ class _ScoreTargets(torch.autograd.Function):
         ctx: Any, hidden_NE: Tensor, head_VE: Tensor, target_N: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
         logp_N = torch.empty(len(target_N), device=hidden_NE.device)
-        entropy_N, log_z_N = torch.empty_like(logp_N), torch.empty_like(logp_N)
+        entropy_N = torch.empty_like(logp_N)
         for part in _chunks(len(target_N), len(head_VE)):
-            logits_CV = _logits(hidden_NE[part], head_VE, temperature)
-            log_z_C = logits_CV.logsumexp(-1)
-            log_z_N[part] = log_z_C
-            logp_N[part] = logits_CV.gather(1, target_N[part, None])[:, 0] - log_z_C
-            probs_CV = (logits_CV - log_z_C[:, None]).exp_()
-            entropy_N[part] = log_z_C - torch.einsum("cv,cv->c", probs_CV, logits_CV)
-        ctx.save_for_backward(hidden_NE, head_VE, target_N, log_z_N, entropy_N)
+            log_p_CV = _logits(hidden_NE[part], head_VE, temperature).log_softmax(-1)
+            logp_N[part] = log_p_CV.gather(1, target_N[part, None])[:, 0]
+            entropy_N[part] = -torch.einsum("cv,cv->c", log_p_CV.exp(), log_p_CV)
+        ctx.save_for_backward(hidden_NE, head_VE, target_N, entropy_N)
         ctx.temperature = temperature
         return logp_N, entropy_N
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        hidden_NE, head_VE, target_N, log_z_N, entropy_N = ctx.saved_tensors
+        hidden_NE, head_VE, target_N, entropy_N = ctx.saved_tensors
         grad_logp_N, grad_entropy_N = grads
         grad_hidden_NE, grad_head_VE = torch.empty_like(hidden_NE), torch.zeros_like(head_VE)
         uses_entropy = bool(grad_entropy_N.any())
         for part in _chunks(len(target_N), len(head_VE)):
-            log_p_CV = _logits(hidden_NE[part], head_VE, ctx.temperature) - log_z_N[part, None]
-            probs_CV = log_p_CV.exp()
+            logits_CV = _logits(hidden_NE[part], head_VE, ctx.temperature)
             if uses_entropy:
+                log_p_CV = logits_CV.log_softmax(-1)
                 slope_CV = grad_logp_N[part, None] + grad_entropy_N[part, None] * (log_p_CV + entropy_N[part, None])
-                grad_CV = -probs_CV * slope_CV
+                grad_CV = log_p_CV.exp_().mul_(slope_CV).neg_()
             else:
-                grad_CV = probs_CV.mul_(-grad_logp_N[part, None])
+                grad_CV = logits_CV.softmax(-1).mul_(-grad_logp_N[part, None])
             grad_CV.scatter_add_(1, target_N[part, None], grad_logp_N[part, None])
             grad_CV = grad_CV.div_(ctx.temperature).to(hidden_NE.dtype)
-            grad_hidden_NE[part] = grad_CV @ head_VE
-            grad_head_VE.addmm_(grad_CV.T, hidden_NE[part])
+            grad_hidden_NE[part] = linear(grad_CV, head_VE.T)
+            grad_head_VE += linear(grad_CV.T, hidden_NE[part].T)
         return grad_hidden_NE, grad_head_VE, None, None
 
 
@@ -81,5 +80,5 @@ def _chunks(num_tokens: int, vocab_size: int) -> list[slice]:
 
 
 def _logits(hidden_CE: Tensor, head_VE: Tensor, temperature: float) -> Tensor:
-    logits_CV = (hidden_CE @ head_VE.T).float()
+    logits_CV = linear(hidden_CE, head_VE).float()
     return logits_CV if temperature == 1.0 else logits_CV.div_(temperature)
