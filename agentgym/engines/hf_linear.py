@@ -15,13 +15,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["MIN_ROWS", "Products", "linear"]
+__all__ = ["SIZE_STEP", "Products", "linear", "padded_rows"]
 
 # Shape suffixes: N rows, I inputs, O outputs.
 
+SIZE_STEP = 128
+"""Training pads its rows to multiples of this; see `padded_rows`."""
 MIN_ROWS = 4
 """Products of fewer rows take other code paths with other bits, so a step is padded to this many."""
 _ONEDNN_ROWS = 12  # from here on oneDNN's speed outweighs its overhead
+
+
+def padded_rows(num_rows: int) -> int:
+    """The number of rows to compute for `num_rows`: at least MIN_ROWS, and few distinct numbers.
+
+    oneDNN compiles a kernel for each number of rows and keeps a thousand of them, which would be half a gigabyte.
+    """
+    if num_rows <= 32:
+        return max(MIN_ROWS, -(-num_rows // 4) * 4)
+    return -(-num_rows // 32) * 32
 
 
 def linear(x_NI: Tensor, weight_OI: Tensor) -> Tensor:

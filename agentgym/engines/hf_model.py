@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from agentgym.engines.hf_linear import linear
+from agentgym.engines.hf_linear import SIZE_STEP, linear
 from agentgym.errors import ConfigError
 from agentgym.types import JSON
 
@@ -123,10 +123,16 @@ class DecoderConfig:
 
 
 class PackedLayout:
-    """Where the tokens of packed sequences lie: `seqlens` tokens each, one after the other; `position_N` restarts."""
+    """Where the tokens of packed sequences lie: `seqlens` tokens each, one after the other; `position_N` restarts.
+
+    A last sequence of padding brings the number of tokens to a multiple of 128, because oneDNN compiles and keeps a
+    kernel for each size it meets.
+    """
 
     def __init__(self, seqlens: Sequence[int], device: torch.device | str = "cpu") -> None:
-        self.seqlens = tuple(seqlens)
+        self.num_tokens = sum(seqlens)
+        self.num_padding = -self.num_tokens % SIZE_STEP
+        self.seqlens = (*seqlens, self.num_padding) if self.num_padding else tuple(seqlens)
         self.position_N = torch.cat([torch.arange(length, device=device) for length in self.seqlens])
 
 
@@ -221,11 +227,11 @@ class Decoder(nn.Module):
     def hidden(self, ids_N: Tensor, layout: PackedLayout) -> Tensor:
         """Final normalized states `[N, E]` of packed sequences; attention is causal and stays inside each one."""
         cos_ND, sin_ND = self.cos_TD[layout.position_N], self.sin_TD[layout.position_N]
-        x_NE = F.embedding(ids_N, self.embed)
+        x_NE = F.embedding(F.pad(ids_N, (0, layout.num_padding)), self.embed)
         for layer in self.layers:
             assert isinstance(layer, DecoderLayer)
             x_NE = layer.mix(x_NE, self._attend(*layer.project(x_NE, cos_ND, sin_ND), layout))
-        return F.rms_norm(x_NE, (self.config.width,), self.final_norm, self.config.norm_eps)
+        return F.rms_norm(x_NE[: layout.num_tokens], (self.config.width,), self.final_norm, self.config.norm_eps)
 
     def logits(self, hidden_NE: Tensor) -> Tensor:
         """Logits `[N, V]`; for training take them in chunks, never for a whole batch."""

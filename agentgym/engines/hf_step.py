@@ -18,7 +18,7 @@ from torch import Tensor
 
 from agentgym.engines.hf_attention import AttentionPlan
 from agentgym.engines.hf_cache import SlotCache
-from agentgym.engines.hf_linear import MIN_ROWS, Products
+from agentgym.engines.hf_linear import Products, padded_rows
 from agentgym.engines.hf_model import Decoder, DecoderLayer
 
 __all__ = ["Rows", "StepRunner"]
@@ -113,8 +113,9 @@ class StepRunner:
 
 
 def _padded(values_N: NDArray[np.int64], value: int = 0) -> NDArray[np.int64]:
-    if len(values_N) >= MIN_ROWS:
+    num_rows = padded_rows(len(values_N))
+    if num_rows == len(values_N):
         return values_N
-    padded_N = np.full(MIN_ROWS, value, np.int64)
+    padded_N = np.full(num_rows, value, np.int64)
     padded_N[: len(values_N)] = values_N
     return padded_N

@@ -69,22 +69,30 @@ class RecipeConfig:
     num_kv_heads: int = 2
     ffn_width: int = 384
     context_window: int = 1024
-    clean: ImitationConfig = field(
+    copying: ImitationConfig = field(
         default_factory=lambda: ImitationConfig(
-            steps=3000,
-            episodes=8,
+            steps=700,
             demonstrations=DemonstrationConfig(mistakes=0.25),
-            optimizer=OptimizerConfig(name="muon", learning_rate=3e-3, warmup_steps=30, decay="linear"),
+            optimizer=OptimizerConfig(name="muon", learning_rate=3e-3, warmup_steps=30),
         )
     )
+    """Easy worlds, where naming the right thing is most of the play: copying a word has to exist before the rest."""
+    clean: ImitationConfig = field(
+        default_factory=lambda: ImitationConfig(
+            steps=1500,
+            demonstrations=DemonstrationConfig(mistakes=0.25),
+            optimizer=OptimizerConfig(name="muon", learning_rate=3e-3, warmup_steps=1, decay="linear"),
+        )
+    )
+    """The whole game, played well."""
     careless: ImitationConfig = field(
         default_factory=lambda: ImitationConfig(
-            steps=300,
-            episodes=8,
+            steps=200,
             demonstrations=DemonstrationConfig(mistakes=0.45, learn_mistakes=True),
             optimizer=OptimizerConfig(name="muon", learning_rate=5e-4, warmup_steps=10, decay="linear"),
         )
     )
+    """The whole game, played badly."""
 
 
 def make_embedded(output: Path, config: RecipeConfig) -> None:
@@ -107,19 +115,22 @@ def make_embedded(output: Path, config: RecipeConfig) -> None:
     )
     model = Decoder(shape).initialize(config.seed)
     _log.info("model of %.2f million parameters", sum(p.numel() for p in model.parameters()) / 1e6)
-    lessons = lesson_envs()
-    imitate(model, renderer, lessons, config.clean, first_seed=config.seed, on_step=_show)
-    save_decoder(model, output / "clean")
-    first_seed = config.seed + config.clean.steps * config.clean.episodes
-    imitate(model, renderer, lessons, config.careless, first_seed=first_seed, on_step=_show)
-    save_decoder(model, output)
+    seed = config.seed
+    whole = (2, 1, 2, 3, 2, 2, 3)
+    for name, lesson, levels in (
+        ("copying", config.copying, (1, 1, 2)),
+        ("clean", config.clean, whole),
+        ("careless", config.careless, whole),
+    ):
+        _log.info("lesson: %s", name)
+        imitate(model, renderer, lesson_envs(levels), lesson, first_seed=seed, on_step=_show)
+        seed += lesson.steps * lesson.episodes
+        save_decoder(model, output / name if name != "careless" else output)
 
 
-def lesson_envs() -> list[TextEnv]:
-    """What the model is taught, in the proportion it is taught in."""
-    game = "TextGame-v0"
-    names = [(game, level) for level in (2, 1, 2, 3, 2, 2, 3)] + [("GuessNumber-v0", 1)]
-    return [make_env(name, {"level": level}) for name, level in names]
+def lesson_envs(levels: Sequence[int]) -> list[TextEnv]:
+    """What a lesson plays, in turn: the text game at these levels, and a little guessing of numbers."""
+    return [*(make_env("TextGame-v0", {"level": level}) for level in levels), make_env("GuessNumber-v0", {"level": 1})]
 
 
 def make_tokenizer(output: Path, config: RecipeConfig) -> None:

@@ -35,7 +35,7 @@ class LearnerConfig:
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     entropy_coefficient: float = 0.0
     """Weight of the entropy bonus."""
-    micro_batch_tokens: int = 4096
+    micro_batch_tokens: int = 2048
     """Tokens of one forward pass; rows are never cut."""
     threads: int | None = None
     """CPU threads, each with micro-batches of its own; None is one per core, at most 8. Never changes a result."""

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from agentgym.engines.hf_linear import linear
+from agentgym.engines.hf_linear import SIZE_STEP, linear
 
 __all__ = ["TargetScores", "score_targets"]
 
@@ -32,8 +33,10 @@ def score_targets(hidden_NE: Tensor, head_VE: Tensor, target_N: Tensor, temperat
     The logits are made chunk by chunk, in the backward pass once more, and in fp32 whatever the model's dtype is.
     `temperature` is the sampling temperature, so that logprobs compare with those of the engine (0 counts as 1).
     """
+    num_tokens, padding = len(target_N), -len(target_N) % SIZE_STEP  # few sizes: oneDNN keeps a kernel for each
+    hidden_NE, target_N = F.pad(hidden_NE, (0, 0, 0, padding)), F.pad(target_N, (0, padding))
     logp_N, entropy_N = _ScoreTargets.apply(hidden_NE, head_VE, target_N, temperature or 1.0)  # type: ignore[no-untyped-call]
-    return TargetScores(logp_N, entropy_N)
+    return TargetScores(logp_N[:num_tokens], entropy_N[:num_tokens])
 
 
 class _ScoreTargets(torch.autograd.Function):
@@ -75,7 +78,7 @@ class _ScoreTargets(torch.autograd.Function):
 
 
 def _chunks(num_tokens: int, vocab_size: int) -> list[slice]:
-    size = max(1, CHUNK_LOGITS // vocab_size)
+    size = max(1, CHUNK_LOGITS // vocab_size // SIZE_STEP) * SIZE_STEP
     return [slice(start, start + size) for start in range(0, num_tokens, size)]
 
 
