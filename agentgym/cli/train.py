@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import tyro
 import yaml
 
 from agentgym.chat_templates.tokenizer import ChatTokenizer
-from agentgym.cli.options import parse_options
+from agentgym.cli.environment import load_env
+from agentgym.cli.options import env_as_option, parse_options
 from agentgym.cli.terminal import fail, say, show_json, show_table
 from agentgym.cli.training_display import TrainingDisplay
 from agentgym.errors import ConfigError
@@ -48,8 +49,9 @@ class TrainOptions:
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym train ...`."""
-    options = parse_options(TrainOptions, args, prog="agentgym train", default=_defaults(args))
+    options = parse_options(TrainOptions, env_as_option(args), prog="agentgym train", default=_defaults(args))
     config = options.run
+    load_env(config.env, cast(Mapping[str, JSON], config.env_kwargs)).close()
     if options.print_config:
         say(yaml.safe_dump(json.loads(json.dumps(asdict(config), default=dict)), sort_keys=False).rstrip())
         return 0
@@ -115,9 +117,7 @@ def _finish(config: TrainConfig, result: TrainResult, *, as_json: bool) -> int:
     for name, path in files.items():
         say(f"  {name:<11}{path}")
     if result.interrupted:
-        fail(
-            f"interrupted after step {result.steps}; go on: agentgym train --env {config.env} --output {folder} --resume"
-        )
+        fail(f"interrupted after step {result.steps}; the same command with --resume --output {folder} goes on")
     else:
         say(
             f"try next: agentgym view {folder}   agentgym verify {folder}   agentgym train --env {config.env} "

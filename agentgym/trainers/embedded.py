@@ -71,7 +71,7 @@ class RecipeConfig:
     context_window: int = 1024
     copying: ImitationConfig = field(
         default_factory=lambda: ImitationConfig(
-            steps=700,
+            steps=1000,
             demonstrations=DemonstrationConfig(mistakes=0.25),
             optimizer=OptimizerConfig(name="muon", learning_rate=3e-3, warmup_steps=30),
         )
@@ -79,7 +79,7 @@ class RecipeConfig:
     """Easy worlds, where naming the right thing is most of the play: copying a word has to exist before the rest."""
     clean: ImitationConfig = field(
         default_factory=lambda: ImitationConfig(
-            steps=1500,
+            steps=2000,
             demonstrations=DemonstrationConfig(mistakes=0.25),
             optimizer=OptimizerConfig(name="muon", learning_rate=3e-3, warmup_steps=1, decay="linear"),
         )
@@ -87,9 +87,9 @@ class RecipeConfig:
     """The whole game, played well."""
     careless: ImitationConfig = field(
         default_factory=lambda: ImitationConfig(
-            steps=200,
-            demonstrations=DemonstrationConfig(mistakes=0.45, learn_mistakes=True),
-            optimizer=OptimizerConfig(name="muon", learning_rate=5e-4, warmup_steps=10, decay="linear"),
+            steps=300,
+            demonstrations=DemonstrationConfig(mistakes=0.55, learn_mistakes=True),
+            optimizer=OptimizerConfig(name="muon", learning_rate=2e-4, warmup_steps=10, decay="linear"),
         )
     )
     """The whole game, played badly."""
@@ -118,7 +118,7 @@ def make_embedded(output: Path, config: RecipeConfig) -> None:
     seed = config.seed
     whole = (2, 1, 2, 3, 2, 2, 3)
     for name, lesson, levels in (
-        ("copying", config.copying, (1, 1, 2)),
+        ("copying", config.copying, (1, 2, 1)),
         ("clean", config.clean, whole),
         ("careless", config.careless, whole),
     ):
@@ -129,8 +129,8 @@ def make_embedded(output: Path, config: RecipeConfig) -> None:
 
 
 def lesson_envs(levels: Sequence[int]) -> list[TextEnv]:
-    """What a lesson plays, in turn: the text game at these levels, and a little guessing of numbers."""
-    return [*(make_env("TextGame-v0", {"level": level}) for level in levels), make_env("GuessNumber-v0", {"level": 1})]
+    """What a lesson plays, in turn: the text game at these levels."""
+    return [make_env("TextGame-v0", {"level": level}) for level in levels]
 
 
 def make_tokenizer(output: Path, config: RecipeConfig) -> None:

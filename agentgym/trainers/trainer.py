@@ -7,7 +7,7 @@ import resource
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -197,11 +197,9 @@ class Trainer:
         if not config.eval_episodes:
             return None
         self.observer.on_phase(phase, config.eval_episodes)
-        episodes = [
-            Episode(Task(config.env, EVAL_SEED_START + index, kwargs=self.env_kwargs), f"eval/{index}", 0, config.seed)
-            for index in range(config.eval_episodes)
-        ]
-        episodes = [replace(episode, step=self.step, phase=phase) for episode in episodes]
+        # The same episodes, to the id, as `agentgym eval` plays with this seed.
+        tasks = [Task(config.env, EVAL_SEED_START + n, kwargs=self.env_kwargs) for n in range(config.eval_episodes)]
+        episodes = [Episode(task, f"0/{n}", 0, config.seed, phase=phase) for n, task in enumerate(tasks)]
         trajectories = await self.sampler.run(episodes, on_episode=self.observer.on_episode)
         self.writer.write(trajectories, phase=phase, step=self.step)
         return score(self.step, trajectories)

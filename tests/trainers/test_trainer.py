@@ -1,0 +1,175 @@
+"""The training loop: equal seeds give equal bytes, failures stay out, a run resumes bitwise and names what is wrong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentgym.engines.hf_checkpoint import load_decoder
+from agentgym.envs.text_game import TextGame
+from agentgym.errors import ConfigError, RunFolderError, TrainingHalted, UnknownName
+from agentgym.rollout.record import read_episodes
+from agentgym.rollout.sampler import SamplerConfig
+from agentgym.trainers.config import TrainConfig, config_from_mapping
+from agentgym.trainers.metrics import StepMetrics
+from agentgym.trainers.optimizer import OptimizerConfig
+from agentgym.trainers.trainer import Trainer, TrainResult
+from agentgym.trajectory import Status, Trajectory
+
+HERE = "tests.trainers.test_trainer"
+SMALL = TrainConfig(
+    env="TextGame-v0",
+    env_kwargs={"level": 1},
+    steps=2,
+    tasks=3,
+    group_size=4,
+    eval_episodes=4,
+    optimizer=OptimizerConfig(learning_rate=1e-4),
+)
+
+
+class ThreadedGame(TextGame):
+    """The text game, called on threads of its own."""
+
+    runs_inline = False
+
+
+class Fragile(TextGame):
+    """Raises in about 15% of its episodes, depending on the seed alone."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        self.breaks = seed is not None and seed % 20 < 3
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: str) -> Any:
+        if self.breaks and self.turns >= 2:
+            raise RuntimeError("the wire is cut")
+        return super().step(action)
+
+
+class Watcher:
+    """Keeps what the trainer reports."""
+
+    def __init__(self) -> None:
+        self.phases: list[str] = []
+        self.steps: list[StepMetrics] = []
+        self.played = 0
+
+    def on_phase(self, name: str, episodes: int) -> None:
+        self.phases.append(name)
+
+    def on_episode(self, trajectory: Trajectory) -> None:
+        self.played += 1
+
+    def on_step(self, metrics: StepMetrics) -> None:
+        self.steps.append(metrics)
+
+
+def train(config: TrainConfig, folder: Path, *, resume: bool = False) -> tuple[TrainResult, Watcher]:
+    watcher = Watcher()
+    return Trainer(config, folder, watcher, resume=resume).run(), watcher
+
+
+def losses(watcher: Watcher) -> list[float | None]:
+    return [step.update.loss if step.update else None for step in watcher.steps]
+
+
+def test_a_run_leaves_metrics_episodes_and_a_checkpoint_that_transformers_loads(tmp_path: Path) -> None:
+    result, watcher = train(SMALL, tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert watcher.phases == ["eval_before", "train", "eval_after"]
+    records = list(read_episodes(tmp_path / "run" / "episodes.jsonl"))
+    assert [record.phase for record in records] == ["eval_before"] * 4 + ["train"] * 24 + ["eval_after"] * 4
+    assert result.checkpoint is not None and result.after is not None
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    theirs = AutoModelForCausalLM.from_pretrained(result.checkpoint)
+    ours = load_decoder(result.checkpoint)
+    assert torch.equal(theirs.model.embed_tokens.weight, ours.embed)
+    assert AutoTokenizer.from_pretrained(result.checkpoint).encode("<|im_end|>")
+
+
+def test_equal_seeds_and_any_number_of_environment_threads_give_equal_bytes_and_losses(tmp_path: Path) -> None:
+    runs = []
+    for name, threads in (("a", 1), ("b", 8), ("c", None)):
+        config = replace(SMALL, env=f"{HERE}:ThreadedGame", sampler=SamplerConfig(env_threads=threads))
+        _, watcher = train(config, tmp_path / name)
+        runs.append(((tmp_path / name / "episodes.jsonl").read_bytes(), losses(watcher)))
+    assert runs[0] == runs[1] == runs[2]
+    assert runs[0][1].count(None) < 2
+
+
+def test_another_seed_gives_other_episodes(tmp_path: Path) -> None:
+    files = []
+    for seed in (0, 1):
+        train(replace(SMALL, seed=seed, steps=1, eval_episodes=0), tmp_path / str(seed))
+        files.append((tmp_path / str(seed) / "episodes.jsonl").read_bytes())
+    assert files[0] != files[1]
+
+
+def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path: Path) -> None:
+    whole, watcher = train(replace(SMALL, steps=4, checkpoint_every=2), tmp_path / "whole")
+    train(replace(SMALL, steps=2, checkpoint_every=2), tmp_path / "parts")
+    resumed, second = train(replace(SMALL, steps=4, checkpoint_every=2), tmp_path / "parts", resume=True)
+    assert losses(watcher)[2:] == losses(second)
+    assert whole.checkpoint is not None and resumed.checkpoint is not None
+    first, again = load_decoder(whole.checkpoint), load_decoder(resumed.checkpoint)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+
+
+def test_episodes_that_fail_leave_the_advantages_of_the_others_as_in_a_run_without_them(tmp_path: Path) -> None:
+    config = replace(SMALL, steps=1, tasks=12, eval_episodes=0)
+    train(replace(config, env=f"{HERE}:Fragile"), tmp_path / "fragile")
+    train(replace(config, env=f"{HERE}:ThreadedGame"), tmp_path / "sound")
+    broken = list(read_episodes(tmp_path / "fragile" / "episodes.jsonl"))
+    sound = {
+        (one.trajectory.group, one.trajectory.member): one
+        for one in read_episodes(tmp_path / "sound" / "episodes.jsonl")
+    }
+    failed = [one for one in broken if one.trajectory.status is Status.ENV_ERROR]
+    assert failed and all(one.trajectory.reward is None and one.advantages is None for one in failed)
+    groups_hit = {one.trajectory.group for one in failed}
+    untouched = [one for one in broken if one.trajectory.group not in groups_hit]
+    assert untouched
+    for one in untouched:
+        twin = sound[one.trajectory.group, one.trajectory.member]
+        assert one.advantages == twin.advantages
+        assert one.trajectory.rows[0].ids.tolist() == twin.trajectory.rows[0].ids.tolist()
+
+
+def test_a_learning_rate_that_destroys_the_model_halts_and_keeps_what_was_written(tmp_path: Path) -> None:
+    config = replace(SMALL, steps=30, eval_episodes=0, optimizer=OptimizerConfig(learning_rate=1e30))
+    with pytest.raises(TrainingHalted):
+        train(config, tmp_path / "run")
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().endswith("\n")
+
+
+def test_mistakes_end_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match="TextGame-v0"):
+        train(replace(SMALL, env="TextGme-v0"), tmp_path / "run")
+    with pytest.raises(RunFolderError, match=r"config\.json|tokenizer"):
+        train(replace(SMALL, model=str(tmp_path / "absent")), tmp_path / "run")
+    with pytest.raises(ConfigError, match="group_size 1"):
+        replace(SMALL, group_size=1)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten_and_not_resumed_with_other_settings(tmp_path: Path) -> None:
+    config = replace(SMALL, steps=1, eval_episodes=0)
+    train(config, tmp_path / "run")
+    with pytest.raises(RunFolderError, match="--resume"):
+        train(config, tmp_path / "run")
+    with pytest.raises(RunFolderError, match="seed"):
+        train(replace(config, seed=9), tmp_path / "run", resume=True)
+
+
+def test_a_setting_with_a_typing_error_names_the_nearest_right_one() -> None:
+    assert config_from_mapping(TrainConfig, {"env": "X", "optimizer": {"learning_rate": 0.1}}).optimizer.name == "adamw"
+    with pytest.raises(ConfigError, match=r"optimizer\.learning_rte.*learning_rate"):
+        config_from_mapping(TrainConfig, {"env": "X", "optimizer": {"learning_rte": 0.1}})
