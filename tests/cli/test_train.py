@@ -1,0 +1,124 @@
+"""`agentgym train` from the command line: what it prints, what it leaves, and what typical mistakes cost."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agentgym.cli.main import main
+
+SMALL = "train --env TextGame-v0 --env-kwargs level=1 --tasks 2 --group-size 3 --eval-episodes 4".split()
+
+
+def command(*args: str) -> list[str]:
+    return [sys.executable, "-m", "agentgym", *args]
+
+
+def limit_files_to_100_kb() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+
+def test_a_run_prints_success_before_and_after_and_where_everything_lies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SMALL, "--steps", "2", "--output", str(tmp_path / "run"), "--json"]) == 0
+    shown = capsys.readouterr().out
+    result = json.loads(shown.splitlines()[-1])
+    assert "before" in shown and "after" in shown and "peak memory" in shown and "agentgym view" in shown
+    assert 0 <= result["success_before"] <= 1 and 0 <= result["success_after"] <= 1
+    assert all(Path(path).exists() for path in result["files"].values())
+    assert {"curve", "report", "checkpoint", "metrics", "episodes"} == set(result["files"])
+    assert main(["verify", str(tmp_path / "run")]) == 0
+
+
+def test_print_config_gives_what_config_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--optimizer.learning-rate", "0.001", "--print-config"]) == 0
+    file = tmp_path / "run.yaml"
+    file.write_text(capsys.readouterr().out)
+    assert main(["train", "--config", str(file), "--seed", "7", "--print-config"]) == 0
+    again = capsys.readouterr().out
+    assert again == file.read_text().replace("seed: 0", "seed: 7", 1)
+
+
+def test_a_dry_run_counts_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "run"
+    assert main([*SMALL, "--steps", "5", "--output", str(output), "--dry-run", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (plan["episodes_per_step"], plan["optimizer_steps"], plan["episodes_in_all"]) == (6, 5, 30)
+    assert plan["memory_MB"] > 100 and not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["train", "--env", "TextGme-v0"], "did you mean 'TextGame-v0'"),
+        (["train", "--env", "TextGame-v0", "--stepz", "3"], "did you mean '--steps'"),
+        (["train", "--env", "TextGame-v0", "--model", "nowhere"], "nowhere"),
+        (["train", "--env", "TextGame-v0", "--group-size", "1"], "group_size 1 has no baseline"),
+        (["train", "--env", "TextGame-v0", "--sampling.top-p", "0.9"], "top_p 1"),
+        (["train", "--env", "TextGame-v0", "--env-kwargs", "level=9"], "no level 9"),
+        (["train", "--env", "TextGame-v0", "--config", "absent.yaml"], "absent.yaml"),
+        (["train", "--env", "TextGame-v0", "--resume"], "--output"),
+    ],
+)
+def test_a_typical_mistake_is_one_line_and_writes_nothing(
+    args: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(args) == 2
+    said = capsys.readouterr().err.strip()
+    assert told in said and said.startswith("error: ") and "\n" not in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_in_the_middle_of_a_step_keeps_the_last_whole_step(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    args = command(*SMALL, "--steps", "200", "--eval-episodes", "0", "--output", str(run))
+    with subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        metrics = run / "metrics.jsonl"
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and not (metrics.exists() and metrics.read_text().count("\n") >= 2):
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "--resume" in said and "Traceback" not in said
+    steps = len(metrics.read_text().splitlines())
+    assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step-{steps:06d}"]
+
+
+def test_a_full_disk_is_one_line_and_what_was_written_stays_whole(tmp_path: Path) -> None:
+    args = command(*SMALL, "--steps", "30", "--output", str(tmp_path / "run"))
+    done = subprocess.run(
+        args, capture_output=True, text=True, preexec_fn=limit_files_to_100_kb, timeout=180, env={**os.environ}
+    )
+    assert done.returncode == 2
+    assert "cannot" in done.stderr and "Traceback" not in done.stderr
+    lines = (tmp_path / "run" / "episodes.jsonl").read_text().splitlines()
+    assert lines and all(json.loads(line) for line in lines)
+
+
+def test_an_environment_that_always_raises_ends_the_run_with_its_own_traceback(tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text(
+        "from agentgym.envs import ToolEnv\n\n\nclass Broken(ToolEnv):\n    max_turns = 3\n\n"
+        "    def start(self, options):\n        return 'x'\n\n"
+        "    def on_message(self, text):\n        raise ValueError('the wire is cut')\n\n"
+        "    def parse_command(self, text):\n        raise ValueError('the wire is cut')\n"
+    )
+    args = command(
+        "train", "--env", f"{file}:Broken", "--tasks", "2", "--group-size", "2", "--output", str(tmp_path / "r")
+    )
+    done = subprocess.run(args, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 1
+    assert done.stderr.count("ValueError: the wire is cut") >= 1
+    assert done.stderr.count("Traceback (most recent call last)") == 1
+    assert "agentgym play" in done.stderr
