@@ -22,7 +22,7 @@ __all__ = ["AttentionPlan"]
 # Shape suffixes: N rows of the step, A attended slots, C rows of a prompt's chunk, B products, L padded keys, H query
 # heads, K key/value heads, G query heads per key/value head (g: as many as one product takes), D head width.
 
-_SPAN = 32  # decoded rows attended at once
+_SPAN = 16  # decoded rows attended at once
 _CHUNK = 64  # rows of a prompt attended at once
 _QUERIES = 2  # query heads per product: with more, other kernels run whose bits depend on the padding
 

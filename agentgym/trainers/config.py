@@ -32,9 +32,9 @@ class TrainConfig:
     """What samples: `hf` is the trained model itself, in process."""
     seed: int = 0
     """Every random number of the run follows from it."""
-    steps: int = 60
+    steps: int = 40
     """Optimizer steps."""
-    tasks: int = 24
+    tasks: int = 16
     """Tasks a step; each is played by one group."""
     group_size: int = 8
     """Episodes of one task."""
@@ -46,7 +46,7 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     limits: Limits = field(default_factory=lambda: Limits(max_turns=64, turn_tokens=64))
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    sampler: SamplerConfig = field(default_factory=SamplerConfig)
+    sampler: SamplerConfig = field(default_factory=lambda: SamplerConfig(concurrency=128))
     hf: HfEngineConfig = field(default_factory=HfEngineConfig)
     max_mismatch: float = 0.05
     """Nats; training refuses to go on when trainer and engine differ by more on a token that was just sampled."""
