@@ -76,12 +76,11 @@ class TextGame(ToolEnv):
 
     def parse_command(self, text: str) -> tuple[AnyCall, ...]:
         """Reads what a person types: `n`, `go north`, `take red key`, `use red key on red chest`, `look`."""
+        if set(text) & set("{=<'\""):  # JSON, `item=...` or quoted names
+            return super().parse_command(text)
         words = text.strip().lower().removesuffix(".").split()
         call = _command(words) if words else None
-        if call:
-            return (ToolCall("call_0", call[0], call[1]),)
-        is_half_said = bool(words) and words[0] in ("use", "unlock") and not set(text) & set("{=<")
-        return () if is_half_said else super().parse_command(text)
+        return (ToolCall("call_0", call[0], call[1]),) if call else ()
 
     def on_message(self, text: str) -> str:
         """Tells a player whose words were no command what can be said."""

@@ -78,7 +78,8 @@ class _ScoreTargets(torch.autograd.Function):
 
 
 def _chunks(num_tokens: int, vocab_size: int) -> list[slice]:
-    size = max(1, CHUNK_LOGITS // vocab_size // SIZE_STEP) * SIZE_STEP
+    size = max(1, CHUNK_LOGITS // vocab_size)
+    size -= size % SIZE_STEP if size > SIZE_STEP else 0
     return [slice(start, start + size) for start in range(0, num_tokens, size)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 import time
 from collections.abc import Coroutine, Mapping, Sequence
@@ -25,6 +26,7 @@ from agentgym.rollout.sampler import Sampler
 from agentgym.rollout.seeds import derive
 from agentgym.trainers.advantages import GroupAdvantages, group_advantages
 from agentgym.trainers.batch import build_batch
+from agentgym.trainers.collapse import signs_of_collapse
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner import Learner, StepStats
 from agentgym.trainers.metrics import EvalScore, RolloutSummary, StepMetrics, score
@@ -33,6 +35,8 @@ from agentgym.trajectory import Group, Trajectory
 from agentgym.types import JSON, Task
 
 __all__ = ["Observer", "TrainResult", "Trainer"]
+
+logger = logging.getLogger(__name__)
 
 
 class Observer(Protocol):
@@ -83,6 +87,8 @@ class Trainer:
             self.folder = RunFolder.create(folder, config)
         self.step = self.checkpoint.step if self.checkpoint else 0
         self.train_s = 0.0
+        self._history: list[StepMetrics] = []
+        self._named: set[str] = set()
 
     def run(self) -> TrainResult:
         """Trains; Ctrl-C ends it after the current operation, with a checkpoint of the last whole step."""
@@ -155,6 +161,11 @@ class Trainer:
         )
         self.folder.write_metrics(metrics)
         self.observer.on_step(metrics)
+        self._history.append(metrics)
+        for sign in signs_of_collapse(self._history, self.config.tasks):
+            if sign not in self._named:
+                self._named.add(sign)
+                logger.warning("step %d: %s", self.step, sign)
 
     async def _play_groups(self) -> list[Group]:
         config, number = self.config, self.step + 1

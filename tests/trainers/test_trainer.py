@@ -144,10 +144,18 @@ def test_episodes_that_fail_leave_the_advantages_of_the_others_as_in_a_run_witho
 
 
 def test_a_learning_rate_that_destroys_the_model_halts_and_keeps_what_was_written(tmp_path: Path) -> None:
-    config = replace(SMALL, steps=30, eval_episodes=0, optimizer=OptimizerConfig(learning_rate=1e30))
-    with pytest.raises(TrainingHalted):
+    config = replace(SMALL, steps=30, eval_episodes=0, optimizer=OptimizerConfig(learning_rate=1e39))
+    with pytest.raises(TrainingHalted, match="not finite"):
         train(config, tmp_path / "run")
     assert (tmp_path / "run" / "metrics.jsonl").read_text().endswith("\n")
+
+
+def test_a_collapse_is_named_within_three_steps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = replace(SMALL, steps=4, eval_episodes=0, optimizer=OptimizerConfig(learning_rate=10.0, warmup_steps=1))
+    train(config, tmp_path / "run")
+    named = [record.getMessage() for record in caplog.records if "step " in record.getMessage()]
+    assert any("dead groups" in message or "lost " in message for message in named)
+    assert min(int(message.split()[1].rstrip(":")) for message in named) <= 4
 
 
 def test_mistakes_end_before_anything_is_written(tmp_path: Path) -> None:
