@@ -94,7 +94,10 @@ class _Report:
 
 
 class Learner:
-    """Owns the optimizer of a live model; the engine that shares the model's tensors sees every update at once."""
+    """Owns the optimizer of a live model; the engine that shares the model's tensors sees every update at once.
+
+    `reference` is the model of the KL term; without one the model as it is now is copied.
+    """
 
     def __init__(
         self,
@@ -104,12 +107,15 @@ class Learner:
         *,
         total_steps: int,
         temperature: float = 1.0,
+        reference: Decoder | None = None,
     ) -> None:
         self.model = model
         self.config = config
         self.temperature = temperature
         self.optimizer = PolicyOptimizer(model, optimizer, total_steps)
-        self.reference = copy.deepcopy(model).requires_grad_(False) if config.kl_coefficient else None
+        self.reference: Decoder | None = None
+        if config.kl_coefficient:
+            self.reference = (reference or copy.deepcopy(model)).requires_grad_(False)
         on_cpu = model.embed.device.type == "cpu"
         threads = config.threads or min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
         self._workers = GradientWorkers(threads if on_cpu else 1)

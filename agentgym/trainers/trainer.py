@@ -123,6 +123,7 @@ class Trainer:
             config.optimizer,
             total_steps=config.steps,
             temperature=config.sampling.temperature,
+            reference=load_decoder(self.model_folder) if config.learner.kl_coefficient else None,
         )
         if self.checkpoint:
             learner.optimizer.load_state_dict(self.checkpoint.optimizer_state())

@@ -16,6 +16,7 @@ from agentgym.errors import ConfigError, RunFolderError, TrainingHalted, Unknown
 from agentgym.rollout.record import read_episodes
 from agentgym.rollout.sampler import SamplerConfig
 from agentgym.trainers.config import TrainConfig, config_from_mapping
+from agentgym.trainers.learner import LearnerConfig
 from agentgym.trainers.metrics import StepMetrics
 from agentgym.trainers.optimizer import OptimizerConfig
 from agentgym.trainers.trainer import Trainer, TrainResult
@@ -121,6 +122,16 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path: Path) -> None
     assert whole.checkpoint is not None and resumed.checkpoint is not None
     first, again = load_decoder(whole.checkpoint), load_decoder(resumed.checkpoint)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+
+
+def test_a_resumed_run_keeps_the_reference_that_training_began_with(tmp_path: Path) -> None:
+    config = replace(SMALL, learner=LearnerConfig(kl_coefficient=0.1), optimizer=OptimizerConfig(learning_rate=1e-3))
+    _, watcher = train(replace(config, steps=3, checkpoint_every=2), tmp_path / "whole")
+    train(replace(config, steps=2, checkpoint_every=2), tmp_path / "parts")
+    _, resumed = train(replace(config, steps=3, checkpoint_every=2), tmp_path / "parts", resume=True)
+    assert losses(watcher)[2:] == losses(resumed)
+    update = resumed.steps[0].update
+    assert update is not None and update.kl > 1e-4
 
 
 def test_episodes_that_fail_leave_the_advantages_of_the_others_as_in_a_run_without_them(tmp_path: Path) -> None:
