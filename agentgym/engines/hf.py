@@ -180,7 +180,8 @@ class HfEngine:
 
         def run() -> None:
             act()
-            loop.call_soon_threadsafe(done.set_result, None)
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_settle, done)
 
         if self._submit(run):
             await done
@@ -306,6 +307,11 @@ class HfEngine:
     def _mark_weights(self) -> int:
         """Counts in-place changes of the parameters (autograd keeps the count), so that a forgotten update shows."""
         return sum(parameter._version for parameter in self._parameters)
+
+
+def _settle(done: asyncio.Future[None]) -> None:
+    if not done.done():  # whoever waited may have been cancelled meanwhile
+        done.set_result(None)
 
 
 def _resolve(results: list[tuple[asyncio.Future[Completion], Completion | EngineError]]) -> None:

@@ -52,7 +52,7 @@ class AttentionPlan:
 
     def attend(self, q_NHD: Tensor, kv: Tensor) -> Tensor:
         """Attention outputs `[N, H, D]` for scaled queries over one layer's `kv` `[2, S, K, W, D]`."""
-        if len(self._spans) == 1 and self._num_decode == len(q_NHD):
+        if len(self._spans) == 1 and self._num_decode == q_NHD.shape[0]:
             return _attend_span(q_NHD, kv, self._spans[0])
         out_NHD = q_NHD.new_empty(q_NHD.shape)
         out_NHD[self._num_rows :] = 0.0
@@ -114,7 +114,7 @@ def _attend_span(q_AHD: Tensor, kv: Tensor, span: _Span) -> Tensor:
     if span.inside_A is not None:
         q_AHD = q_AHD.new_zeros(num_slots, num_heads, width).index_copy_(0, span.inside_A, q_AHD)
     q_BGD = q_AHD.reshape(num_slots * num_kv_heads, -1, width)
-    bias_BgL = span.bias_AL[:, None].expand(-1, num_kv_heads, -1).reshape(len(q_BGD), 1, -1)
+    bias_BgL = span.bias_AL[:, None].expand(-1, num_kv_heads, -1).reshape(q_BGD.shape[0], 1, -1)
     out_AHD = _attend(q_BGD, kv[0].flatten(0, 1), kv[1].flatten(0, 1), bias_BgL).view(num_slots, num_heads, width)
     return out_AHD if span.inside_A is None else out_AHD[span.inside_A]
 

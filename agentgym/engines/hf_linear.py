@@ -75,13 +75,13 @@ class Products:
 
     def linear(self, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
         """`x @ weight.T`, `[N, O]`; `N` is at least `MIN_ROWS`."""
-        if not self._takes_onednn(len(x_NI), weight_OI):
+        if not self._takes_onednn(x_NI.shape[0], weight_OI):
             return F.linear(x_NI, weight_OI)
         return _onednn(x_NI, weight_OI)
 
     def add_linear(self, residual_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
         """`residual + x @ weight.T`, `[N, O]`."""
-        if not self._takes_onednn(len(x_NI), weight_OI):
+        if not self._takes_onednn(x_NI.shape[0], weight_OI):
             return residual_NO + F.linear(x_NI, weight_OI)
         total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x_NI, residual_NO, weight_OI, None, "add")
         return total

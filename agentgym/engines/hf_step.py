@@ -73,7 +73,7 @@ class StepRunner:
             assert isinstance(layer, DecoderLayer)
             qkv_NHD = self._project(layer, x_NE, cos_NHD, sin_NHD)
             num_heads = layer.config.num_heads
-            kv_flat.index_copy_(0, write_M, qkv_NHD[:, num_heads:].reshape(len(write_M), -1))
+            kv_flat.index_copy_(0, write_M, qkv_NHD[:, num_heads:].reshape(write_M.shape[0], -1))
             attended_NHD = attention.attend(qkv_NHD[:, :num_heads], kv)
             x_NE = self._mix(layer, x_NE, attended_NHD)
         return self._logits(x_NE, rows.wanted_R)
@@ -81,15 +81,15 @@ class StepRunner:
     def _project(self, layer: DecoderLayer, x_NE: Tensor, cos_NHD: Tensor, sin_NHD: Tensor) -> Tensor:
         """Queries, keys (both rotated) and values of every row, `[N, H + 2K, D]`."""
         c = layer.config
-        h_NE = F.rms_norm(x_NE, (c.width,), layer.input_norm, c.norm_eps)
+        h_NE = torch.rms_norm(x_NE, (c.width,), layer.input_norm, c.norm_eps)
         flat = self._products.linear(h_NE, layer.qkv)
         if layer.qkv_bias is not None:
             flat += layer.qkv_bias
-        qkv_NHD = flat.view(len(x_NE), -1, c.head_width)
+        qkv_NHD = flat.view(x_NE.shape[0], -1, c.head_width)
         rotated_NHD = qkv_NHD[:, : self._num_rotated]
         if layer.q_norm is not None and layer.k_norm is not None:
-            q_NHD = F.rms_norm(qkv_NHD[:, : c.num_heads], (c.head_width,), layer.q_norm, c.norm_eps)
-            k_NKD = F.rms_norm(rotated_NHD[:, c.num_heads :], (c.head_width,), layer.k_norm, c.norm_eps)
+            q_NHD = torch.rms_norm(qkv_NHD[:, : c.num_heads], (c.head_width,), layer.q_norm, c.norm_eps)
+            k_NKD = torch.rms_norm(rotated_NHD[:, c.num_heads :], (c.head_width,), layer.k_norm, c.norm_eps)
             source_NHD = torch.cat((q_NHD, k_NKD), 1)
         else:
             source_NHD = rotated_NHD
@@ -101,14 +101,14 @@ class StepRunner:
         """Adds the attention output and the feed-forward to the residual stream."""
         c = layer.config
         x_NE = self._products.add_linear(x_NE, attended_NHD.flatten(1), layer.out)
-        h_NE = F.rms_norm(x_NE, (c.width,), layer.ffn_norm, c.norm_eps)
+        h_NE = torch.rms_norm(x_NE, (c.width,), layer.ffn_norm, c.norm_eps)
         gate_NF, up_NF = self._products.linear(h_NE, layer.gate_up).chunk(2, -1)
         return self._products.add_linear(x_NE, F.silu(gate_NF).mul_(up_NF), layer.down)
 
     def _logits(self, x_NE: Tensor, wanted_R: NDArray[np.int64]) -> Tensor:
         if len(wanted_R) < x_NE.shape[0]:
             x_NE = x_NE[torch.from_numpy(_padded(wanted_R)).to(x_NE.device)]
-        h_RE = F.rms_norm(x_NE, (self.model.config.width,), self.model.final_norm, self.model.config.norm_eps)
+        h_RE = torch.rms_norm(x_NE, (self.model.config.width,), self.model.final_norm, self.model.config.norm_eps)
         return self._products.linear(h_RE, self.model.head_weight)[: len(wanted_R)]
 
 
