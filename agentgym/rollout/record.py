@@ -116,12 +116,16 @@ class EpisodeWriter:
             self._append(("\n".join(lines) + "\n").encode("ascii"))
 
     def rewind(self, step: int) -> None:
-        """Drops the lines after the last one of a step up to `step`: what a resumed run will write again."""
+        """Drops what a run that is resumed at `step` writes again: later steps, and the evaluation after the last one.
+
+        With a step below 0 all lines are dropped.
+        """
         with _folder_errors(self.path):
             kept = 0
             with open(self.path, "rb") as file:
                 for line in file:
-                    if json.loads(line)["step"] > step:
+                    episode = json.loads(line)
+                    if episode["step"] > step or episode["phase"] == "eval_after":
                         break
                     kept += len(line)
             self._file.truncate(kept)

@@ -56,9 +56,12 @@ class RunFolder:
         if (path / "config.yaml").exists():
             raise RunFolderError(f"{str(path)!r} already holds a run; go on with --resume, or give another --output")
         folder = cls(path)
-        with folder.guarded():
+        settings = yaml.safe_dump(json.loads(json.dumps(asdict(config))), sort_keys=False)
+        try:
             path.mkdir(parents=True, exist_ok=True)
-            (path / "config.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(asdict(config))), sort_keys=False))
+            (path / "config.yaml").write_text(settings)
+        except OSError as error:
+            raise RunFolderError(f"cannot write a run to {str(path)!r}: {error}; give another --output") from error
         return folder
 
     @classmethod
@@ -66,18 +69,26 @@ class RunFolder:
         """A run to go on with and its newest checkpoint; refuses a configuration that differs in more than length."""
         if not (path / "config.yaml").is_file():
             raise RunFolderError(f"{str(path)!r} holds no run to resume: it has no config.yaml")
-        stored = yaml.safe_load((path / "config.yaml").read_text())
-        given = json.loads(json.dumps(asdict(config)))
+        settings = yaml.safe_load((path / "config.yaml").read_text())
+        if not isinstance(settings, dict) or "algo" not in settings:
+            raise RunFolderError(f"{str(path)!r} holds no training run: its config.yaml is that of another command")
+        stored, given = _flat(settings), _flat(json.loads(json.dumps(asdict(config))))
         free = {"steps", "max_minutes", "checkpoint_every", "eval_episodes"}
-        changed = [key for key in given if key not in free and stored.get(key) != given[key]]
+        names = [*given, *(name for name in stored if name not in given)]
+        changed = [name for name in names if name not in free and stored.get(name) != given.get(name)]
         if changed:
-            told = "; ".join(f"{key}: {stored.get(key)!r} there, {given[key]!r} here" for key in changed)
+            told = "; ".join(f"{name}: {stored.get(name)!r} there, {given.get(name)!r} here" for name in changed)
             raise RunFolderError(f"the run in {str(path)!r} has other settings ({told}); resume with the same ones")
         folder = cls(path)
         checkpoints = sorted((path / "checkpoints").glob("step-*"))
         newest = Checkpoint(checkpoints[-1]) if checkpoints else None
         folder._forget_after(newest.step if newest else 0)
         return folder, newest
+
+    def elapsed_s(self) -> float:
+        """Training time up to the last step that is recorded."""
+        lines = self.metrics_path.read_text().splitlines() if self.metrics_path.exists() else []
+        return float(json.loads(lines[-1])["elapsed_s"]) if lines else 0.0
 
     def write_metrics(self, metrics: StepMetrics) -> None:
         """Appends one step's line."""
@@ -128,3 +139,11 @@ class RunFolder:
                 except ValueError:
                     break  # the torn last line of a killed run
             self.metrics_path.write_text("".join(line + "\n" for line in kept))
+
+
+def _flat(settings: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """`{"optimizer": {"name": "adamw"}}` as `{"optimizer.name": "adamw"}`."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= _flat(value, f"{where}{key}.") if isinstance(value, dict) else {where + key: value}
+    return flat

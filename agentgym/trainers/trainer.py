@@ -9,6 +9,7 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -21,7 +22,7 @@ from agentgym.envs.seeds import EVAL_SEED_START
 from agentgym.errors import TrainingHalted
 from agentgym.rollout.episode import Episode
 from agentgym.rollout.loop import RolloutLoop
-from agentgym.rollout.record import EpisodeWriter
+from agentgym.rollout.record import EpisodeWriter, read_episodes
 from agentgym.rollout.sampler import Sampler
 from agentgym.rollout.seeds import derive
 from agentgym.trainers.advantages import GroupAdvantages, group_advantages
@@ -62,7 +63,7 @@ class TrainResult:
     before: EvalScore | None
     after: EvalScore | None
     train_s: float
-    """Seconds of playing and learning, evaluations not counted."""
+    """Seconds of playing and learning since the run began, evaluations not counted."""
     peak_memory_mb: float
     interrupted: bool = False
 
@@ -86,7 +87,7 @@ class Trainer:
         if not resume:
             self.folder = RunFolder.create(folder, config)
         self.step = self.checkpoint.step if self.checkpoint else 0
-        self.train_s = 0.0
+        self.train_s = self.folder.elapsed_s() if resume else 0.0
         self._history: list[StepMetrics] = []
         self._named: set[str] = set()
 
@@ -105,10 +106,10 @@ class Trainer:
             self.learner = self._make_learner()
             stack.callback(self.learner.close)
             self.writer = stack.enter_context(EpisodeWriter(self.folder.path))
-            self.writer.rewind(self.step)
+            self.writer.rewind(self.step if self.checkpoint else -1)
             before = after = None
             try:
-                before = await self._evaluate("eval_before") if not self.checkpoint else None
+                before = self._recorded("eval_before") if self.checkpoint else await self._evaluate("eval_before")
                 await self._train()
                 after = await self._evaluate("eval_after")
             except asyncio.CancelledError:
@@ -132,7 +133,7 @@ class Trainer:
     async def _train(self) -> None:
         config = self.config
         self.observer.on_phase("train", config.episodes_per_step)
-        limit_s = config.max_minutes * 60 if config.max_minutes else float("inf")
+        limit_s = self.train_s + config.max_minutes * 60 if config.max_minutes else float("inf")
         while self.step < config.steps and self.train_s < limit_s:
             await self._train_step()
             if self.step % config.checkpoint_every == 0:
@@ -215,6 +216,12 @@ class Trainer:
         trajectories = await self.sampler.run(episodes, on_episode=self.observer.on_episode)
         self.writer.write(trajectories, phase=phase, step=self.step)
         return score(self.step, trajectories)
+
+    def _recorded(self, phase: str) -> EvalScore | None:
+        """The score of an evaluation that the run began with, before it was resumed."""
+        records = takewhile(lambda record: record.phase == phase, read_episodes(self.folder.path))
+        trajectories = [record.trajectory for record in records]
+        return score(0, trajectories) if trajectories else None
 
     def _save(self) -> Path:
         state = self.learner.optimizer.state_dict()

@@ -134,6 +134,16 @@ def test_rewinding_drops_the_steps_that_a_resumed_run_plays_again(tmp_path: Path
     assert [(record.step, record.trajectory.member) for record in read_episodes(tmp_path)] == [(0, 0), (1, 1), (2, 9)]
 
 
+def test_rewinding_drops_the_evaluation_that_a_resumed_run_plays_again(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path) as writer:
+        for step, phase in ((0, "eval_before"), (1, "train"), (1, "eval_after")):
+            writer.write([failed(step)], step=step, phase=phase)
+        writer.rewind(1)
+        assert [record.phase for record in read_episodes(tmp_path)] == ["eval_before", "train"]
+        writer.rewind(-1)
+    assert not list(read_episodes(tmp_path))
+
+
 def test_a_full_disk_names_the_folder_and_loses_nothing(tmp_path: Path) -> None:
     resource = pytest.importorskip("resource", reason="file size limits are POSIX")
     signal = pytest.importorskip("signal")
