@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -79,7 +80,8 @@ def _defaults(args: Sequence[str]) -> TrainOptions | None:
         raise ConfigError(f"{str(path)!r} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(given, dict):
         raise ConfigError(f"{str(path)!r} holds no settings: it must be a mapping of names to values")
-    return TrainOptions(run=config_from_mapping(TrainConfig, given), config=path)
+    run = config_from_mapping(TrainConfig, {"env": "", **given})
+    return TrainOptions(run=run if "env" in given else replace(run, env=tyro.MISSING), config=path)
 
 
 def _output(options: TrainOptions, config: TrainConfig) -> Path:
@@ -120,12 +122,18 @@ def _finish(config: TrainConfig, result: TrainResult, *, as_json: bool) -> int:
         fail(f"interrupted after step {result.steps}; the same command with --resume --output {folder} goes on")
     else:
         say(
-            f"try next: agentgym view {folder}   agentgym verify {folder}   agentgym train --env {config.env} "
-            f"--env-kwargs level=3 --model {result.checkpoint}"
+            f"try next: agentgym view {folder}   agentgym verify {folder}   agentgym eval --env {config.env} "
+            f"{_keywords(config)}--policy {result.checkpoint}"
         )
     if as_json:
         show_json(_as_json(result, files))
     return 130 if result.interrupted else 0
+
+
+def _keywords(config: TrainConfig) -> str:
+    """The environment's keywords, as they are given on the command line."""
+    pairs = [shlex.quote(f"{name}={json.dumps(value, default=dict)}") for name, value in config.env_kwargs.items()]
+    return f"--env-kwargs {' '.join(pairs)} " if pairs else ""
 
 
 def _score_row(name: str, score: EvalScore | None) -> list[str] | None:

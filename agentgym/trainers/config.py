@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Literal, TypeVar, get_type_hints
+from contextlib import suppress
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from agentgym.engines.hf import HfEngineConfig
 from agentgym.errors import ConfigError, nearest
@@ -55,7 +57,7 @@ class TrainConfig:
     checkpoint_every: int = 20
     """Steps between checkpoints; the last step always makes one."""
     max_minutes: float | None = None
-    """Ends training after this time, with a checkpoint; None goes by `steps` alone."""
+    """Ends training after this time, with a checkpoint; None goes by `steps` alone. A resumed run has it anew."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "tasks", "group_size", "checkpoint_every"):
@@ -86,7 +88,11 @@ C = TypeVar("C")
 
 
 def config_from_mapping(kind: type[C], given: Mapping[str, object], where: str = "") -> C:
-    """A configuration from nested mappings, such as a YAML file; raises ConfigError naming the nearest right key."""
+    """A configuration from nested mappings, such as a YAML file.
+
+    Raises ConfigError for an unknown key, naming the nearest right one, for a missing one, and for a value of another
+    type than the setting's. A number in quotes is a number: YAML reads `1e-4`, without a point, as text.
+    """
     if not is_dataclass(kind):
         raise ConfigError(f"{where or 'the configuration'} holds no settings of its own")
     known = {one.name for one in fields(kind)}
@@ -102,8 +108,31 @@ def config_from_mapping(kind: type[C], given: Mapping[str, object], where: str =
             if not isinstance(value, Mapping):
                 raise ConfigError(f"setting {where + key!r} holds settings of its own, got {value!r}")
             value = config_from_mapping(part, value, f"{where}{key}.")
-        values[key] = value
-    try:
-        return kind(**values)
-    except TypeError as error:
-        raise ConfigError(f"the configuration cannot be read: {error}") from error
+        values[key] = value if is_dataclass(part) else _checked(part, value, where + key)
+    lacking = [one.name for one in fields(kind) if one.default is one.default_factory is MISSING]
+    if absent := [where + name for name in lacking if name not in values]:
+        raise ConfigError(f"missing setting {absent[0]!r}")
+    return kind(**values)
+
+
+def _checked(hint: object, value: object, name: str) -> object:
+    """The value of the setting `name`, which is of the type `hint`."""
+    kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
+    for kind in kinds:
+        if get_origin(kind) is Literal and value in get_args(kind):
+            return value
+        if kind is float and isinstance(value, int | float | str) and not isinstance(value, bool):
+            with suppress(ValueError):
+                return float(value)
+        wanted = get_origin(kind) or kind
+        if isinstance(wanted, type) and isinstance(value, wanted) and (kind is bool or not isinstance(value, bool)):
+            return value
+    told = " or ".join(_told(kind) for kind in kinds)
+    raise ConfigError(f"setting {name!r} is {told}, got {value!r}")
+
+
+def _told(kind: object) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(repr(one) for one in get_args(kind))
+    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", NoneType: "null"}
+    return next((word for one, word in words.items() if one is kind), "a mapping of names to values")

@@ -29,10 +29,12 @@ class LearnerConfig:
     """What is minimized, and in which portions."""
 
     loss: str = "ppo_clip"
+    """Policy loss, by its name in `LOSSES`: `ppo_clip`."""
     clip: ClipConfig = field(default_factory=ClipConfig)
     kl_coefficient: float = 0.0
     """Weight of the KL term against the model that training began with; 0 keeps no reference model."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimate of the KL term (Schulman 2020); k1 has no gradient in expectation, so it regularizes nothing."""
     entropy_coefficient: float = 0.0
     """Weight of the entropy bonus."""
     micro_batch_tokens: int = 2048

@@ -27,8 +27,11 @@ class OptimizerConfig:
     decay: Literal["constant", "linear"] = "constant"
     """`linear` falls to zero over the second half of the run."""
     beta1: float = 0.9
+    """Decay of AdamW's mean of gradients, in [0, 1)."""
     beta2: float = 0.98
+    """Decay of AdamW's mean of squared gradients, in [0, 1)."""
     weight_decay: float = 0.0
+    """The share of a weight that is subtracted each step, times the learning rate."""
     max_grad_norm: float = 1.0
     """The gradient's global 2-norm is scaled down to it."""
 

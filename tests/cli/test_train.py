@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -33,6 +34,7 @@ def test_a_run_prints_success_before_and_after_and_where_everything_lies(
     shown = capsys.readouterr().out
     result = json.loads(shown.splitlines()[-1])
     assert "before" in shown and "after" in shown and "peak memory" in shown and "agentgym view" in shown
+    assert "agentgym eval --env TextGame-v0 --env-kwargs level=1 --policy" in shown
     assert 0 <= result["success_before"] <= 1 and 0 <= result["success_after"] <= 1
     assert all(Path(path).exists() for path in result["files"].values())
     assert {"curve", "report", "checkpoint", "metrics", "episodes"} == set(result["files"])
@@ -46,6 +48,26 @@ def test_print_config_gives_what_config_takes(tmp_path: Path, capsys: pytest.Cap
     assert main(["train", "--config", str(file), "--seed", "7", "--print-config"]) == 0
     again = capsys.readouterr().out
     assert again == file.read_text().replace("seed: 0", "seed: 7", 1)
+
+
+def test_the_environment_may_be_named_beside_a_configuration_without_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("steps: 3\noptimizer:\n  learning_rate: 1e-4\n")
+    assert main(["train", "--env", "TextGame-v0", "--config", str(file), "--print-config"]) == 0
+    shown = capsys.readouterr().out
+    assert "env: TextGame-v0" in shown and "steps: 3" in shown and "learning_rate: 0.0001" in shown
+    assert main(["train", "--config", str(file)]) == 2
+    assert "missing --env" in capsys.readouterr().err
+
+
+def test_every_setting_of_training_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    words = " ".join(line.strip("│ ") for line in capsys.readouterr().out.splitlines())
+    bare = re.findall(r"(--[\w.-]+ (?:\S+ )?)\(default", words)
+    assert not bare
 
 
 def test_a_dry_run_counts_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,6 +89,7 @@ def test_a_dry_run_counts_and_starts_nothing(tmp_path: Path, capsys: pytest.Capt
         (["train", "--env", "TextGame-v0", "--env-kwargs", "level=9"], "no level 9"),
         (["train", "--env", "TextGame-v0", "--config", "absent.yaml"], "absent.yaml"),
         (["train", "--env", "TextGame-v0", "--resume"], "--output"),
+        (["train", "--env", "TextGame-v0", "--output", "/dev/null/run"], "give another --output"),
     ],
 )
 def test_a_typical_mistake_is_one_line_and_writes_nothing(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from agentgym.engines.hf_checkpoint import load_decoder
 from agentgym.envs.text_game import TextGame
@@ -120,8 +122,22 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path: Path) -> None
     resumed, second = train(replace(SMALL, steps=4, checkpoint_every=2), tmp_path / "parts", resume=True)
     assert losses(watcher)[2:] == losses(second)
     assert whole.checkpoint is not None and resumed.checkpoint is not None
+    episodes = [(tmp_path / name / "episodes.jsonl").read_bytes() for name in ("whole", "parts")]
+    assert episodes[0] == episodes[1]
+    assert resumed.before == whole.before and resumed.after == whole.after
+    lines = (tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()
+    elapsed = [json.loads(line)["elapsed_s"] for line in lines]
+    assert elapsed == sorted(elapsed)
     first, again = load_decoder(whole.checkpoint), load_decoder(resumed.checkpoint)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_when_resumed(tmp_path: Path) -> None:
+    train(SMALL, tmp_path / "run")
+    whole = (tmp_path / "run" / "episodes.jsonl").read_bytes()
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    train(SMALL, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "episodes.jsonl").read_bytes() == whole
 
 
 def test_a_resumed_run_keeps_the_reference_that_training_began_with(tmp_path: Path) -> None:
@@ -184,11 +200,41 @@ def test_a_folder_that_holds_a_run_is_not_overwritten_and_not_resumed_with_other
     train(config, tmp_path / "run")
     with pytest.raises(RunFolderError, match="--resume"):
         train(config, tmp_path / "run")
-    with pytest.raises(RunFolderError, match="seed"):
-        train(replace(config, seed=9), tmp_path / "run", resume=True)
+    with pytest.raises(
+        RunFolderError, match=r"other settings \(seed: 0 there, 9 here; optimizer.beta1: 0.9 there, 0.5"
+    ):
+        other = replace(config, seed=9, optimizer=replace(config.optimizer, beta1=0.5))
+        train(other, tmp_path / "run", resume=True)
+    (tmp_path / "run" / "config.yaml").write_text("kind: eval\nenv: TextGame-v0\n")
+    with pytest.raises(RunFolderError, match="no training run"):
+        train(config, tmp_path / "run", resume=True)
 
 
 def test_a_setting_with_a_typing_error_names_the_nearest_right_one() -> None:
     assert config_from_mapping(TrainConfig, {"env": "X", "optimizer": {"learning_rate": 0.1}}).optimizer.name == "adamw"
     with pytest.raises(ConfigError, match=r"optimizer\.learning_rte.*learning_rate"):
         config_from_mapping(TrainConfig, {"env": "X", "optimizer": {"learning_rte": 0.1}})
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, "missing setting 'env'"),
+        ({"env": "X", "steps": "many"}, "setting 'steps' is a whole number, got 'many'"),
+        ({"env": "X", "steps": True}, "setting 'steps' is a whole number, got True"),
+        ({"env": "X", "algo": "ppo"}, "setting 'algo' is 'grpo' or 'dr_grpo', got 'ppo'"),
+        ({"env": "X", "max_minutes": "soon"}, "setting 'max_minutes' is a number or null, got 'soon'"),
+        ({"env": "X", "optimizer": {"learning_rate": None}}, "setting 'optimizer.learning_rate' is a number, got None"),
+        ({"env": "X", "allow_single": "no"}, "setting 'allow_single' is true or false, got 'no'"),
+        ({"env": "X", "env_kwargs": [1]}, r"setting 'env_kwargs' is a mapping of names to values, got \[1\]"),
+    ],
+)
+def test_a_setting_of_another_type_is_named_with_what_it_takes(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        config_from_mapping(TrainConfig, given)
+
+
+def test_a_number_that_yaml_reads_as_text_is_a_number() -> None:
+    given = yaml.safe_load("{env: X, optimizer: {learning_rate: 1e-4}, max_minutes: 5, env_kwargs: {level: 1}}")
+    config = config_from_mapping(TrainConfig, given)
+    assert (config.optimizer.learning_rate, config.max_minutes, config.env_kwargs) == (1e-4, 5.0, {"level": 1})
