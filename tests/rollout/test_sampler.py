@@ -327,14 +327,14 @@ class Slow(TextEnv):
     def reset(self, *, seed=None, options=None):
         return "", {}
     def step(self, action):
-        if self.turns == 5:
+        if self.turns == 5 and once.acquire(blocking=False):
             os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.05)
         return "", 0.0, False, False, {}
     def close(self):
         closed.append(self)
 
-closed, engine = [], ScriptedEngine(lambda *_: (2,))
+closed, engine, once = [], ScriptedEngine(lambda *_: (2,)), threading.Lock()
 try:
     asyncio.run(Sampler(RolloutLoop(engine, Words()), lambda task: Slow()).sample([Task("Slow-v0", 0)], 8))
 except KeyboardInterrupt:
