@@ -127,10 +127,11 @@ class Learner:
         parts = batch.to(self.model.embed.device).split(self.config.micro_batch_tokens)
         learning_rate = self.optimizer.learning_rate
         reports = self._workers.accumulate(parts, self._compute, self.optimizer.parameters)
-        norm = self._workers.run(self.optimizer.step)
         total = reduce(lambda first, second: first + second, reports)
         loss, tokens = float(total.loss), max(1, batch.num_trained_tokens)
+        norm = self._workers.run(self.optimizer.step) if math.isfinite(loss) else math.nan
         if not (math.isfinite(norm) and math.isfinite(loss)):
+            self.model.zero_grad(set_to_none=True)
             raise TrainingHalted(
                 f"the loss ({loss}) or gradient norm ({norm}) is not finite; the weights are as before the step."
                 " Lower the learning rate, or look at the episodes of this step."

@@ -324,17 +324,20 @@ def test_autoreset_goes_on_after_the_end() -> None:
 
 
 def test_a_hanging_release_is_left_behind() -> None:
-    gate = threading.Event()
+    gate, steps = threading.Event(), []
 
     class Stuck(Counter):
         close_timeout_s = 0.05
 
         def release(self) -> None:
+            steps.append("begun")
             gate.wait()
+            steps.append("done")
 
     env = Stuck()
     env.reset(seed=0)
     env.close()
+    assert steps == ["begun"]
     gate.set()
 
 
