@@ -1,4 +1,6 @@
-"""Tokens per second of the in-process engine against transformers and vLLM, on the same model, prompts and lengths.
+"""Tokens per second of the in-process engine against transformers and vLLM: one model, the same prompts and lengths.
+
+The model is the embedded one, or a folder given by `--model`; ours runs as it is (`eager`) and compiled (`ours`).
 
 Requests of unequal length arrive at once: prompts of 60 to 140 tokens, replies of 32 to 96, no stop ids. Only tokens
 that were asked for count; a static batch goes on until its longest reply is done. `limit` is what streaming weights and
@@ -19,7 +21,6 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,23 +30,12 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.utils import logging as transformers_logging
 
+from agentgym.embedded import embedded_folder
 from agentgym.engines.hf import HfEngine, HfEngineConfig
-from agentgym.engines.hf_checkpoint import save_decoder
-from agentgym.engines.hf_model import Decoder, DecoderConfig
+from agentgym.engines.hf_checkpoint import load_decoder
+from agentgym.engines.hf_model import Decoder
 from agentgym.engines.protocol import Sampling
 
-CONFIG = DecoderConfig(
-    family="qwen3",
-    vocab_size=2048,
-    width=160,
-    num_layers=4,
-    num_heads=4,
-    num_kv_heads=2,
-    head_width=32,
-    ffn_width=432,
-    context_window=1024,
-    qk_norm=True,
-)
 VLLM = """
 import json, sys, time
 from vllm import LLM, SamplingParams
@@ -73,10 +63,10 @@ class Job:
     max_tokens: list[int]
 
     @classmethod
-    def draw(cls, count: int) -> Job:
+    def draw(cls, count: int, vocab_size: int) -> Job:
         """`count` requests, the same ones every time."""
         rng = random.Random(count)
-        prompts = [[rng.randrange(3, CONFIG.vocab_size) for _ in range(rng.randint(60, 140))] for _ in range(count)]
+        prompts = [[rng.randrange(vocab_size) for _ in range(rng.randint(60, 140))] for _ in range(count)]
         return cls(prompts, [rng.randint(32, 96) for _ in range(count)])
 
     @property
@@ -87,12 +77,13 @@ class Job:
     def limit_s(self, model: Decoder, bytes_per_s: float) -> float:
         """Seconds to read the weights once per step, and each sequence's keys and values once per token of it."""
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
-        per_position = 2 * CONFIG.num_layers * CONFIG.num_kv_heads * CONFIG.head_width * 4
+        c = model.config
+        per_position = 2 * c.num_layers * c.num_kv_heads * c.head_width * 4
         positions = sum((len(p) + i) for p, n in zip(self.prompts, self.max_tokens, strict=True) for i in range(n))
         return (weights * max(self.max_tokens) + per_position * positions) / bytes_per_s
 
 
-def ours_s(model: Decoder, job: Job, repeats: int) -> float:
+def ours_s(model: Decoder, job: Job, repeats: int, *, compiled: bool) -> float:
     """Best seconds of the in-process engine, nothing cached between repeats."""
 
     async def request(engine: HfEngine, index: int) -> None:
@@ -101,7 +92,7 @@ def ours_s(model: Decoder, job: Job, repeats: int) -> float:
         await engine.abort(str(index))
 
     async def play() -> float:
-        engine = HfEngine(model, HfEngineConfig(num_slots=256))
+        engine = HfEngine(model, HfEngineConfig(num_slots=256, compile=compiled))
         seconds = []
         for repeat in range(repeats + 1):
             start = time.perf_counter()
@@ -178,6 +169,7 @@ def bandwidth() -> float:
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default=str(embedded_folder()), help="a model folder")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
@@ -187,20 +179,20 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    model, bytes_per_s = Decoder(CONFIG).initialize(0), bandwidth()
+    model, bytes_per_s = load_decoder(args.model), bandwidth()
     results = []
-    with tempfile.TemporaryDirectory() as folder:
-        save_decoder(model, folder)
-        for count in args.requests:
-            job = Job.draw(count)
-            seconds = {"ours": ours_s(model, job, args.repeats), **transformers_s(folder, job, args.repeats)}
-            if args.vllm_python:
-                seconds |= vllm_s(args.vllm_python, folder, job, args.repeats)
-            seconds["limit"] = job.limit_s(model, bytes_per_s)
-            print(f"{count} requests, {job.num_tokens} tokens")
-            for name, value in seconds.items():
-                print(f"  {name:16}{job.num_tokens / value:9.0f} tokens/s   ours is {value / seconds['ours']:5.2f}x")
-            results.append({"requests": count, "tokens": job.num_tokens, "seconds": seconds})
+    for count in args.requests:
+        job = Job.draw(count, model.config.vocab_size)
+        seconds = {"ours": ours_s(model, job, args.repeats, compiled=True)}
+        seconds["ours eager"] = ours_s(model, job, args.repeats, compiled=False)
+        seconds |= transformers_s(args.model, job, args.repeats)
+        if args.vllm_python:
+            seconds |= vllm_s(args.vllm_python, args.model, job, args.repeats)
+        seconds["limit"] = job.limit_s(model, bytes_per_s)
+        print(f"{count} requests, {job.num_tokens} tokens")
+        for name, value in seconds.items():
+            print(f"  {name:16}{job.num_tokens / value:9.0f} tokens/s   ours is {value / seconds['ours']:5.2f}x")
+        results.append({"requests": count, "tokens": job.num_tokens, "seconds": seconds})
     print(f"memory bandwidth {bytes_per_s / 1e9:.1f} GB/s, {args.threads} thread(s)")
     if args.json:
         print(json.dumps({"bytes_per_s": bytes_per_s, "results": results}))

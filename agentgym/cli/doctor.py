@@ -13,6 +13,7 @@ from importlib.util import find_spec
 
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json, show_table
+from agentgym.engines.compiler import cpp_compiler
 from agentgym.errors import AgentGymError
 from agentgym.evaluation.model_folder import EMBEDDED, model_folder
 from agentgym.types import JSON
@@ -47,11 +48,12 @@ def main(args: Sequence[str]) -> int:
     """Runs `agentgym doctor ...`."""
     options = parse_options(DoctorOptions, args, prog="agentgym doctor")
     versions = {name: _version(name) for name in (DISTRIBUTION, *NEEDED, *TRAINING)}
-    model = _embedded_model()
+    model, compiler = _embedded_model(), cpp_compiler()
     fixes = _fixes(versions, model)
     rows = [["python", platform.python_version(), sys.executable]]
     rows += [[name, found or "missing", _purpose(name)] for name, found in versions.items()]
     rows += [["embedded model", "there" if model is None else "missing", model or ""]]
+    rows += [["C++ compiler", compiler or "missing", "faster sampling from small models on CPU; not needed"]]
     show_table(["part", "version", "for"], rows)
     engines = ["scripted", *(["hf"] if _has_torch() else [])]
     say(f"engines: {', '.join(engines)}")
@@ -62,7 +64,7 @@ def main(args: Sequence[str]) -> int:
         say("nothing is missing")
     if options.json:
         found: dict[str, JSON] = {"python": platform.python_version(), **versions}
-        show_json({"ok": not broken, "versions": found, "engines": engines, "fixes": fixes})
+        show_json({"ok": not broken, "versions": found, "engines": engines, "compiler": compiler, "fixes": fixes})
     return 1 if broken else 0
 
 

@@ -18,7 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from agentgym.engines.compiler import cpp_compiler
 from agentgym.engines.hf_cache import SlotCache
+from agentgym.engines.hf_compiled import CompiledStep
 from agentgym.engines.hf_model import Decoder
 from agentgym.engines.hf_probe import batch_invariance_findings
 from agentgym.engines.hf_sampling import draw
@@ -30,7 +32,7 @@ from agentgym.errors import ConfigError, EngineError
 __all__ = ["HfEngine", "HfEngineConfig"]
 
 _log = logging.getLogger(__name__)
-_SMALL_MODEL = 20_000_000  # parameters; below it a second CPU thread costs more than it gives
+_SMALL_MODEL = 20_000_000  # parameters; below it calling operators is much of the work: one thread is best, and a graph
 _CLOSED = "the hf engine is closed; make a new one"
 _Delivery = tuple[Request, "Completion | EngineError"]
 
@@ -50,6 +52,10 @@ class HfEngineConfig:
     threads: int | None = None
     """CPU threads of the worker; None is one for models under 20 million parameters, else what torch has. The matrix
     products of the whole process follow (a property of MKL)."""
+    compile: bool | None = False
+    """Runs each step as one graph made by `torch.compile`, on CPU: about 1.6 times as fast for a small model. It needs
+    a C++ compiler and takes 10 s the first time, 4 s later. None decides: yes for models under 20 million parameters
+    where a compiler is found. Where it fails, a warning says why and the steps run uncompiled."""
 
     def __post_init__(self) -> None:
         for name in ("num_slots", "window", "max_step_tokens", "threads"):
@@ -76,7 +82,7 @@ class HfEngine:
             )
         self._window, self._version, self._num_steps = window, version, 0
         self._cache = SlotCache(model, self.config.num_slots, window)
-        self._runner = StepRunner(model, self._cache)
+        self._runner: StepRunner | CompiledStep | None = None
         self._scheduler = Scheduler(self._cache, self.config.max_step_tokens, self.config.keep_idle_s)
         self._parameters = tuple(model.parameters())
         self._weights_mark = self._mark_weights()
@@ -84,10 +90,8 @@ class HfEngine:
         self._inbox: deque[Callable[[], object]] = deque()
         self._wake = threading.Condition()
         self._paused = self._closed = self._stopped = False
-        threads = self.config.threads
-        if threads is None and sum(parameter.numel() for parameter in self._parameters) < _SMALL_MODEL:
-            threads = 1
-        self._threads = threads
+        self._is_small = sum(parameter.numel() for parameter in self._parameters) < _SMALL_MODEL
+        self._threads = 1 if self.config.threads is None and self._is_small else self.config.threads
         self._worker = threading.Thread(target=self._work, name="agentgym-hf-engine", daemon=True)
         self._worker.start()
 
@@ -198,8 +202,6 @@ class HfEngine:
     def _work(self) -> None:
         if self._threads is not None and self.model.embed.device.type == "cpu":
             torch.set_num_threads(self._threads)
-        for finding in batch_invariance_findings(self.model):
-            _log.warning("replies may depend on what else is in flight: %s", finding)
         while not self._closed:
             self._take_inbox()
             if self._paused or not (self._scheduler.active or self._scheduler.waiting):
@@ -221,6 +223,8 @@ class HfEngine:
 
     def _guarded_step(self) -> list[_Delivery]:
         try:
+            if self._runner is None:
+                self._runner = self._make_runner()
             self._scheduler.admit()
             if self._scheduler.active:
                 return self._step()
@@ -229,6 +233,22 @@ class HfEngine:
             return self._fail_all(error)
         self._sleep(self._scheduler.patience_s())
         return []
+
+    def _make_runner(self) -> StepRunner | CompiledStep:
+        runner: StepRunner | CompiledStep = StepRunner(self.model, self._cache)
+        wanted = self.config.compile
+        if wanted is None:
+            wanted = self._is_small and self.model.embed.device.type == "cpu" and cpp_compiler() is not None
+        if wanted:
+            try:
+                compiled = CompiledStep(self.model, self._cache)
+                compiled.compile()
+                runner = compiled
+            except Exception as error:  # noqa: BLE001  a compiler may fail in any way, and is not needed to go on
+                _log.warning("the engine's step could not be compiled and runs uncompiled: %s", error)
+        for finding in batch_invariance_findings(runner):
+            _log.warning("replies may depend on what else is in flight: %s", finding)
+        return runner
 
     @torch.inference_mode()
     def _step(self) -> list[_Delivery]:
@@ -239,6 +259,7 @@ class HfEngine:
                 " update_weights({}, version), resume"
             )
         rows = scheduler.plan()
+        assert self._runner is not None
         logits_RV = self._runner.forward(rows)
         self._num_steps += 1
         slot_R = rows.slot_N[rows.wanted_R]

@@ -39,14 +39,14 @@ class AttentionPlan:
         extends: Sequence[tuple[int, int, int]],
     ) -> None:
         self._num_decode, self._num_rows = num_decode, len(slot_N)
-        self._like = cache.kv
+        self._like = cache.kv[0]
         self._chunks = [
             chunk for start, extend in _with_rows(num_decode, extends) for chunk in self._cut(start, extend)
         ]
         # Blocks of neighbouring slots read their own longest sequence only, and fit a processor's cache.
-        size = _SPAN if cache.kv.device.type == "cpu" else max(num_decode, 1)
+        size = _SPAN if cache.kv[0].device.type == "cpu" else max(num_decode, 1)
         self._spans = [
-            _span(cache.kv, first, slot_N[first : min(first + size, num_decode)], position_N)
+            _span(cache.kv[0], first, slot_N[first : min(first + size, num_decode)], position_N)
             for first in range(0, num_decode, size)
         ]
 

@@ -31,7 +31,8 @@ def round_up(value: int, multiple: int) -> int:
 class SlotCache:
     """Keys and values of `num_slots` sequences of up to `window` tokens, and the books about them.
 
-    `kv` is `[layers, 2, S + 1, K, W, D]`; the last slot is scratch for padding rows. `num_valid_S` counts the leading
+    `kv` is one `[2, S + 1, K, W, D]` a layer (of its own storage each: a compiled step that writes a part of a tensor
+    may copy the whole); the last slot is scratch for padding rows. `num_valid_S` counts the leading
     positions of `tokens_SW` whose keys and values are those of the current weights; `num_known_S` counts the tokens.
     A slot is free, owned by a session at work, or owned by a session between two turns (idle). When a session needs a
     slot and none is free, the one idle for longest is evicted: its prefix is computed again if its session comes back.
@@ -40,12 +41,13 @@ class SlotCache:
     def __init__(self, model: Decoder, num_slots: int, window: int) -> None:
         c = model.config
         self.num_slots, self.window = num_slots, window
-        shape = (c.num_layers, 2, num_slots + 1, c.num_kv_heads, round_up(window, L_BLOCK), c.head_width)
-        self.kv = _zeros(shape, model.embed)
-        self.kv_flat = self.kv.view(c.num_layers, -1, c.head_width)
+        # A block more than can be read, so that what is read is a part whatever its length: one graph serves all.
+        shape = (2, num_slots + 1, c.num_kv_heads, round_up(window, L_BLOCK) + L_BLOCK, c.head_width)
+        self.kv = _zeros(c.num_layers, shape, model.embed)
+        self.kv_flat = tuple(kv.view(-1, c.head_width) for kv in self.kv)
         # The first row in `kv_flat` of every slot's keys, then values, head by head.
         heads = np.arange(2 * (num_slots + 1) * c.num_kv_heads).reshape(2, num_slots + 1, c.num_kv_heads)
-        self._first_row_SH = heads.transpose(1, 0, 2).reshape(num_slots + 1, -1) * shape[4]
+        self._first_row_SH = heads.transpose(1, 0, 2).reshape(num_slots + 1, -1) * shape[3]
         self.tokens_SW = np.zeros((num_slots, window), np.int64)
         self.num_known_S = np.zeros(num_slots, np.int64)
         self.num_valid_S = np.zeros(num_slots, np.int64)
@@ -121,7 +123,8 @@ class SlotCache:
 
     def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
         """Copies the first `num_tokens` keys and values from one slot to another, in every layer."""
-        self.kv[:, :, target, :, :num_tokens] = self.kv[:, :, source, :, :num_tokens]
+        for kv in self.kv:
+            kv[:, target, :, :num_tokens] = kv[:, source, :, :num_tokens]
         self.num_valid_S[target] = num_tokens
 
     def invalidate(self) -> None:
@@ -131,7 +134,8 @@ class SlotCache:
     def erase(self) -> None:
         """Zeroes keys and values: what a failed step wrote (NaN among it) must reach no later request."""
         self.invalidate()
-        self.kv.zero_()
+        for kv in self.kv:
+            kv.zero_()
 
     def _forget(self, slot: int) -> None:
         session = self._session_of[slot]
@@ -140,16 +144,21 @@ class SlotCache:
         self._session_of[slot] = None
 
 
-def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+def _zeros(num_layers: int, shape: tuple[int, ...], like: Tensor) -> tuple[Tensor, ...]:
     num_bytes = int(np.prod(shape)) * like.element_size()
     try:
-        if like.device.type == "cpu":  # numpy asks the system for zeroed pages, which cost nothing until they are used
-            raw = torch.from_numpy(np.zeros(num_bytes + _ALIGNMENT, np.uint8))
-            start = -raw.data_ptr() % _ALIGNMENT  # else every vector load would touch two cache lines
-            return raw[start : start + num_bytes].view(like.dtype).view(shape)
-        return torch.zeros(shape, dtype=like.dtype, device=like.device)
+        if like.device.type != "cpu":
+            return tuple(torch.zeros(shape, dtype=like.dtype, device=like.device) for _ in range(num_layers))
+        return tuple(_lazy_zeros(num_bytes).view(like.dtype).view(shape) for _ in range(num_layers))
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise ConfigError(
-            f"the key/value cache needs {num_bytes / 2**30:.1f} GiB ({shape[2] - 1} slots of {shape[4]} tokens), which"
-            f" {like.device} does not give; lower num_slots or window"
+            f"the key/value cache needs {num_layers * num_bytes / 2**30:.1f} GiB ({shape[1] - 1} slots of {shape[3]}"
+            f" tokens), which {like.device} does not give; lower num_slots or window"
         ) from error
+
+
+def _lazy_zeros(num_bytes: int) -> Tensor:
+    # numpy asks the system for zeroed pages, which cost nothing until they are used
+    raw = torch.from_numpy(np.zeros(num_bytes + _ALIGNMENT, np.uint8))
+    start = -raw.data_ptr() % _ALIGNMENT  # else every vector load would touch two cache lines
+    return raw[start : start + num_bytes]

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["SIZE_STEP", "Products", "linear", "padded_rows"]
+__all__ = ["SIZE_STEP", "Products", "linear", "padded_rows", "row_linear"]
 
 # Shape suffixes: N rows, I inputs, O outputs.
 
@@ -95,6 +95,30 @@ class Products:
         if agree is None:
             agree = self._agree[weight_OI.shape] = _kernels_agree(weight_OI.shape)
         return not agree
+
+
+_library = torch.library.Library("agentgym", "DEF")
+_library.define("row_linear(Tensor x, Tensor weight) -> Tensor")
+
+
+def row_linear(x_NI: Tensor, weight_OI: Tensor) -> Tensor:
+    """`Products.linear` on CPU, as one operator that a graph compiled by `torch.compile` calls as it is."""
+    product: Tensor = torch.ops.agentgym.row_linear.default(x_NI, weight_OI)
+    return product
+
+
+@torch.library.impl(_library, "row_linear", "CPU")
+def _row_linear_cpu(x_NI: Tensor, weight_OI: Tensor) -> Tensor:
+    products = _products.get(weight_OI.dtype) or _products.setdefault(weight_OI.dtype, Products(weight_OI))
+    return products.linear(x_NI, weight_OI)
+
+
+@torch.library.impl(_library, "row_linear", "Meta")
+def _row_linear_shape(x_NI: Tensor, weight_OI: Tensor) -> Tensor:
+    return x_NI.new_empty(x_NI.shape[0], weight_OI.shape[0])
+
+
+_products: dict[torch.dtype, Products] = {}
 
 
 def _kernels_agree(shape: torch.Size) -> bool:

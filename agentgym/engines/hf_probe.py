@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from agentgym.engines.hf_cache import SlotCache
-from agentgym.engines.hf_model import Decoder
+from agentgym.engines.hf_compiled import CompiledStep
 from agentgym.engines.hf_step import Rows, StepRunner
 
 __all__ = ["batch_invariance_findings"]
@@ -18,18 +17,19 @@ _Steps = list[list[tuple[int, int, int]]]  # per step: (slot, first position, nu
 
 
 @torch.inference_mode()
-def batch_invariance_findings(model: Decoder) -> list[str]:
+def batch_invariance_findings(runner: StepRunner | CompiledStep) -> list[str]:
     """Reasons why replies may depend on their neighbours, or on how a prefix was computed; empty when they do not.
 
-    The same tokens run as one prompt, token by token, and beside longer neighbours; logits are compared bitwise.
+    The same tokens run as one prompt, token by token, and beside longer neighbours; logits are compared bitwise. The
+    runner's cache must hold nothing yet; what is written there is erased.
     """
-    window = min(_WINDOW, model.config.context_window)
-    length, others = window // 4, range(1, _NUM_SLOTS)
+    cache = runner.cache
+    window, num_slots = min(_WINDOW, cache.window), min(_NUM_SLOTS, cache.num_slots)
+    length, others = window // 4, range(1, num_slots)
     if length < 4:
         return []
-    cache = SlotCache(model, _NUM_SLOTS, window)
-    cache.tokens_SW[:] = np.random.default_rng(0).integers(model.config.vocab_size, size=cache.tokens_SW.shape)
-    runner = StepRunner(model, cache)
+    random = np.random.default_rng(0)
+    cache.tokens_SW[:num_slots, :window] = random.integers(runner.model.config.vocab_size, size=(num_slots, window))
     whole = _last_logits(runner, [[(0, 0, length)]])
     beside = [(slot, 0, window - slot) for slot in others]
     checks: dict[str, _Steps] = {
@@ -44,10 +44,12 @@ def batch_invariance_findings(model: Decoder) -> list[str]:
         ],
     }
     differ = [name for name, steps in checks.items() if not torch.equal(_last_logits(runner, steps), whole)]
+    for kv in cache.kv:
+        kv[:, :num_slots, :, :window] = 0
     return [f"{name} differ in their last bits on this machine" for name in differ]
 
 
-def _last_logits(runner: StepRunner, steps: _Steps) -> torch.Tensor:
+def _last_logits(runner: StepRunner | CompiledStep, steps: _Steps) -> torch.Tensor:
     for step in steps:
         decode = [part for part in step if part[2] == 1]
         extends = tuple(part for part in step if part[2] > 1)

@@ -49,7 +49,7 @@ class TrainConfig:
     limits: Limits = field(default_factory=lambda: Limits(max_turns=64, turn_tokens=64))
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     sampler: SamplerConfig = field(default_factory=lambda: SamplerConfig(concurrency=128))
-    hf: HfEngineConfig = field(default_factory=HfEngineConfig)
+    hf: HfEngineConfig = field(default_factory=lambda: HfEngineConfig(compile=None))
     max_mismatch: float = 0.05
     """Nats; training refuses to go on when trainer and engine differ by more on a token that was just sampled."""
     eval_episodes: int = 200

@@ -62,15 +62,17 @@ async def replies(engine: HfEngine, made: Sequence[Prompt], tag: str) -> list[Co
     return list(await asyncio.gather(*tasks))
 
 
-@pytest.mark.parametrize("heads", HEADS)
-def test_a_reply_has_the_same_bits_alone_in_a_batch_in_any_order_and_with_or_without_sharing(heads: str) -> None:
+@pytest.mark.parametrize(("heads", "compiled"), [*((heads, False) for heads in HEADS), ("G=2", True), ("G=3", True)])
+def test_a_reply_has_the_same_bits_alone_in_a_batch_in_any_order_and_with_or_without_sharing(
+    heads: str, compiled: bool
+) -> None:
     model = decoder(*HEADS[heads])
     rng = random.Random(0)
     made = requests(64, rng)
     order = rng.sample(range(64), 64)
 
     async def play() -> None:
-        engine = HfEngine(model, HfEngineConfig(num_slots=64))
+        engine = HfEngine(model, HfEngineConfig(num_slots=64, compile=compiled))
         alone = []
         for prompt, sampling in made:
             alone.append(await engine.generate(prompt, sampling, session="alone"))
@@ -80,14 +82,16 @@ def test_a_reply_has_the_same_bits_alone_in_a_batch_in_any_order_and_with_or_wit
         shuffled = await replies(engine, [made[index] for index in order], "shuffled")
         assert shuffled == [alone[index] for index in order]
         await engine.close()
-        few = HfEngine(model, HfEngineConfig(num_slots=3, max_step_tokens=64, keep_idle_s=0.0))
+        tight = HfEngineConfig(num_slots=3, max_step_tokens=64, keep_idle_s=0.0, compile=compiled)
+        few = HfEngine(model, tight)
         assert await replies(few, made, "few slots") == alone
         await few.close()
 
     asyncio.run(play())
 
 
-def test_turns_of_an_episode_reuse_their_prefix_and_have_the_bits_of_one_without_a_cache() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_turns_of_an_episode_reuse_their_prefix_and_have_the_bits_of_one_without_a_cache(compiled: bool) -> None:
     async def episode(engine: HfEngine, number: int, *, forget: bool = False) -> list[Completion]:
         rng = random.Random(number // 4)
         ids = [rng.randrange(100) for _ in range(60)]
@@ -102,11 +106,11 @@ def test_turns_of_an_episode_reuse_their_prefix_and_have_the_bits_of_one_without
         return turns
 
     async def play() -> None:
-        engine = HfEngine(decoder())
+        engine = HfEngine(decoder(), HfEngineConfig(compile=compiled))
         alone = [await episode(engine, number, forget=True) for number in range(16)]
         assert await asyncio.gather(*(episode(engine, number) for number in range(16))) == alone
         await engine.close()
-        crowded = HfEngine(decoder(), HfEngineConfig(num_slots=5, keep_idle_s=0.0))
+        crowded = HfEngine(decoder(), HfEngineConfig(num_slots=5, keep_idle_s=0.0, compile=compiled))
         assert await asyncio.gather(*(episode(crowded, number) for number in range(16))) == alone
         await crowded.close()
 
