@@ -180,7 +180,7 @@ def make_learner(model: Decoder) -> Learner:
 async def run_ours(size: Size, model: Decoder, steps: int) -> Cost:
     """CPU seconds of our generation and update, engine kept over all steps as in training."""
     prompts = size.prompts(model.config.vocab_size)
-    engine = HfEngine(model, HfEngineConfig(num_slots=size.num_prompts * size.group_size))
+    engine = HfEngine(model, HfEngineConfig(num_slots=size.num_prompts * size.group_size, compile=None))
     learner = make_learner(model)
     generation, update = [], []
     for step in range(steps + WARMUP):

@@ -270,15 +270,13 @@ class HfEngine:
     def _draw(
         self, logits_RV: torch.Tensor, slot_R: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        scheduler, device = self._scheduler, logits_RV.device
-        top_k_R, top_p_R = scheduler.top_k_S[slot_R], scheduler.top_p_S[slot_R]
-        truncated = bool((top_k_R > 0).any() or (top_p_R < 1).any())
+        scheduler = self._scheduler
         id_R, logprob_R = draw(
             logits_RV,
-            torch.from_numpy(scheduler.uniform_R(slot_R)).to(device),
-            torch.from_numpy(scheduler.temperature_S[slot_R]).to(device),
-            torch.from_numpy(top_k_R).to(device) if truncated else None,
-            torch.from_numpy(top_p_R).to(device) if truncated else None,
+            scheduler.uniform_R(slot_R),
+            scheduler.temperature_S[slot_R],
+            scheduler.top_k_S[slot_R],
+            scheduler.top_p_S[slot_R],
         )
         logprobs = logprob_R.cpu().numpy()
         if not np.isfinite(logprobs).all():

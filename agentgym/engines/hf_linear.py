@@ -15,15 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["SIZE_STEP", "Products", "linear", "padded_rows", "row_linear"]
+__all__ = ["Products", "linear", "padded_rows", "padded_size", "row_linear", "weight_gradient"]
 
 # Shape suffixes: N rows, I inputs, O outputs.
 
-SIZE_STEP = 128
-"""Training pads its rows to multiples of this; see `padded_rows`."""
 MIN_ROWS = 4
 """Products of fewer rows take other code paths with other bits, so a step is padded to this many."""
-_ONEDNN_ROWS = 12  # from here on oneDNN's speed outweighs its overhead
+_ONEDNN_WORK = 1 << 20  # multiplications from which on oneDNN's speed outweighs its overhead
 
 
 def padded_rows(num_rows: int) -> int:
@@ -36,12 +34,22 @@ def padded_rows(num_rows: int) -> int:
     return -(-num_rows // 32) * 32
 
 
+def padded_size(num_rows: int) -> int:
+    """The number of rows that training computes for `num_rows`, for the same reason: 8 sizes an octave."""
+    step = max(32, 1 << max(0, num_rows - 1).bit_length() >> 4)
+    return -(-num_rows // step) * step
+
+
 def linear(x_NI: Tensor, weight_OI: Tensor) -> Tensor:
     """Differentiable `x @ weight.T`, `[N, O]`: `F.linear`, on CPU in fp32 through oneDNN forward and backward."""
-    if x_NI.device.type == "cpu" and x_NI.dtype == torch.float32 and torch.backends.mkldnn.is_available():
+    if _is_onednn(x_NI) and len(x_NI):
         product: Tensor = _OneDnnLinear.apply(x_NI, weight_OI)  # type: ignore[no-untyped-call]
         return product
     return F.linear(x_NI, weight_OI)
+
+
+def _is_onednn(like: Tensor) -> bool:
+    return like.device.type == "cpu" and like.dtype == torch.float32 and torch.backends.mkldnn.is_available()
 
 
 class _OneDnnLinear(torch.autograd.Function):
@@ -54,9 +62,18 @@ class _OneDnnLinear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x_NI, weight_OI = ctx.saved_tensors
         grad_NO = grads[0].contiguous()
-        grad_x_NI = _onednn(grad_NO, weight_OI.t().contiguous()) if ctx.needs_input_grad[0] else None
-        grad_weight_OI = _onednn(grad_NO.t(), x_NI.t()) if ctx.needs_input_grad[1] else None
+        grad_x_NI = _onednn(grad_NO, weight_OI.t()) if ctx.needs_input_grad[0] else None
+        grad_weight_OI = weight_gradient(grad_NO, x_NI) if ctx.needs_input_grad[1] else None
         return grad_x_NI, grad_weight_OI
+
+
+def weight_gradient(grad_NO: Tensor, x_NI: Tensor) -> Tensor:
+    """`grad.T @ x`, `[O, I]`, contiguous, without a graph: the gradient of the weight of `linear`."""
+    if not _is_onednn(x_NI):
+        return grad_NO.t() @ x_NI
+    if grad_NO.shape[1] < x_NI.shape[1]:
+        return _onednn(grad_NO.t(), x_NI.t())
+    return _onednn(x_NI.t(), grad_NO.t()).t().contiguous()  # the kernel is a third faster with the longer side last
 
 
 def _onednn(x_NI: Tensor, weight_OI: Tensor) -> Tensor:
@@ -68,28 +85,26 @@ class Products:
     """Products with the weights of one model, all of one type on one device."""
 
     def __init__(self, like: Tensor) -> None:
-        self._onednn = (
-            like.device.type == "cpu" and like.dtype == torch.float32 and torch.backends.mkldnn.is_available()
-        )
+        self._onednn = _is_onednn(like)
         self._agree: dict[torch.Size, bool] = {}
 
     def linear(self, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
         """`x @ weight.T`, `[N, O]`; `N` is at least `MIN_ROWS`."""
-        if not self._takes_onednn(x_NI.shape[0], weight_OI):
-            return F.linear(x_NI, weight_OI)
+        if not self._takes_onednn(x_NI, weight_OI):
+            return x_NI.mm(weight_OI.t())
         return _onednn(x_NI, weight_OI)
 
     def add_linear(self, residual_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
         """`residual + x @ weight.T`, `[N, O]`."""
-        if not self._takes_onednn(x_NI.shape[0], weight_OI):
-            return residual_NO + F.linear(x_NI, weight_OI)
+        if not self._takes_onednn(x_NI, weight_OI):
+            return residual_NO + x_NI.mm(weight_OI.t())
         total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x_NI, residual_NO, weight_OI, None, "add")
         return total
 
-    def _takes_onednn(self, num_rows: int, weight_OI: Tensor) -> bool:
+    def _takes_onednn(self, x_NI: Tensor, weight_OI: Tensor) -> bool:
         if not self._onednn:
             return False
-        if num_rows >= _ONEDNN_ROWS:
+        if x_NI.shape[0] * weight_OI.numel() >= _ONEDNN_WORK:
             return True
         agree = self._agree.get(weight_OI.shape)
         if agree is None:

@@ -6,7 +6,7 @@ in-process engine use the same memory; `hf_checkpoint` maps them to and from the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,11 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from agentgym.engines.hf_linear import SIZE_STEP, linear
+from agentgym.engines.hf_layout import LayoutRows, PackedLayout
+from agentgym.engines.hf_linear import linear
+from agentgym.engines.hf_norm import rms_norm
 from agentgym.errors import ConfigError
 from agentgym.types import JSON
 
-__all__ = ["Decoder", "DecoderConfig", "DecoderLayer", "PackedLayout", "apply_rope"]
+__all__ = ["Decoder", "DecoderConfig", "DecoderLayer", "apply_rope"]
 
 # Shape suffixes: N packed tokens, H query heads, K key/value heads, D head width, E model width, T positions,
 # V vocabulary.
@@ -122,20 +124,6 @@ class DecoderConfig:
         }
 
 
-class PackedLayout:
-    """Where the tokens of packed sequences lie: `seqlens` tokens each, one after the other; `position_N` restarts.
-
-    A last sequence of padding brings the number of tokens to a multiple of 128, because oneDNN compiles and keeps a
-    kernel for each size it meets.
-    """
-
-    def __init__(self, seqlens: Sequence[int], device: torch.device | str = "cpu") -> None:
-        self.num_tokens = sum(seqlens)
-        self.num_padding = -self.num_tokens % SIZE_STEP
-        self.seqlens = (*seqlens, self.num_padding) if self.num_padding else tuple(seqlens)
-        self.position_N = torch.cat([torch.arange(length, device=device) for length in self.seqlens])
-
-
 def apply_rope(x_NHD: Tensor, cos_ND: Tensor, sin_ND: Tensor) -> Tensor:
     """Rotary position embedding in the half-split layout of Su et al. 2021 as published checkpoints use it.
 
@@ -162,25 +150,35 @@ class DecoderLayer(nn.Module):
         self.gate_up = nn.Parameter(torch.empty(2 * c.ffn_width, c.width))
         self.down = nn.Parameter(torch.empty(c.width, c.ffn_width))
 
-    def project(self, x_NE: Tensor, cos_ND: Tensor, sin_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Normalized, rotated queries `[N, H, D]`, keys and values `[N, K, D]`."""
+    def project(
+        self, x_NE: Tensor, rope: tuple[Tensor, Tensor], rows: LayoutRows | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Normalized, rotated queries `[N, H, D]` of all rows, or of some, and keys and values `[N, K, D]` of all."""
         c = self.config
-        h_NE = F.rms_norm(x_NE, (c.width,), self.input_norm, c.norm_eps)
-        flat = linear(h_NE, self.qkv)
-        if self.qkv_bias is not None:
-            flat = flat + self.qkv_bias
-        qkv = flat.view(len(x_NE), -1, c.head_width)
-        q_NHD, k_NKD, v_NKD = qkv.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
+        cos_ND, sin_ND = rope
+        h_NE = rms_norm(x_NE, self.input_norm, c.norm_eps)
+        if rows is None:
+            flat_q, flat_kv = self._linear(h_NE, slice(None)).split([self.q_width, 2 * self.kv_width], 1)
+        else:
+            flat_q = self._linear(h_NE[rows.index_U], slice(self.q_width))
+            flat_kv = self._linear(h_NE, slice(self.q_width, None))
+        q_NHD = flat_q.unflatten(1, (c.num_heads, c.head_width))
+        k_NKD, v_NKD = flat_kv.unflatten(1, (2 * c.num_kv_heads, c.head_width)).chunk(2, 1)
         if self.q_norm is not None and self.k_norm is not None:
-            q_NHD = F.rms_norm(q_NHD, (c.head_width,), self.q_norm, c.norm_eps)
-            k_NKD = F.rms_norm(k_NKD, (c.head_width,), self.k_norm, c.norm_eps)
-        return apply_rope(q_NHD, cos_ND, sin_ND), apply_rope(k_NKD, cos_ND, sin_ND), v_NKD
+            q_NHD = rms_norm(q_NHD, self.q_norm, c.norm_eps)
+            k_NKD = rms_norm(k_NKD, self.k_norm, c.norm_eps)
+        cos_QD, sin_QD = (cos_ND, sin_ND) if rows is None else (cos_ND[rows.index_U], sin_ND[rows.index_U])
+        return apply_rope(q_NHD, cos_QD, sin_QD), apply_rope(k_NKD, cos_ND, sin_ND), v_NKD
+
+    def _linear(self, h_NE: Tensor, outputs: slice) -> Tensor:
+        flat = linear(h_NE, self.qkv[outputs])
+        return flat if self.qkv_bias is None else flat + self.qkv_bias[outputs]
 
     def mix(self, x_NE: Tensor, attended_NHD: Tensor) -> Tensor:
         """Adds the attention output and the feed-forward to the residual stream."""
         c = self.config
-        x_NE = x_NE + linear(attended_NHD.reshape(len(x_NE), -1), self.out)
-        h_NE = F.rms_norm(x_NE, (c.width,), self.ffn_norm, c.norm_eps)
+        x_NE = x_NE + linear(attended_NHD.flatten(1), self.out)
+        h_NE = rms_norm(x_NE, self.ffn_norm, c.norm_eps)
         gate, up = linear(h_NE, self.gate_up).chunk(2, dim=-1)
         return x_NE + linear(F.silu(gate) * up, self.down)
 
@@ -225,29 +223,45 @@ class Decoder(nn.Module):
         return self.embed if self.head is None else self.head
 
     def hidden(self, ids_N: Tensor, layout: PackedLayout) -> Tensor:
-        """Final normalized states `[N, E]` of packed sequences; attention is causal and stays inside each one."""
-        cos_ND, sin_ND = self.cos_TD[layout.position_N], self.sin_TD[layout.position_N]
-        x_NE = F.embedding(F.pad(ids_N, (0, layout.num_padding)), self.embed)
-        for layer in self.layers:
+        """Final normalized states `[M, E]` of the wanted entries of packed sequences (all N, where nothing else is
+        said); attention is causal and stays inside each sequence."""
+        every = layout.every
+        rope = self.cos_TD[every.position_U], self.sin_TD[every.position_U]
+        x_NE = F.embedding(ids_N[layout.source_U], self.embed)
+        for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
-            x_NE = layer.mix(x_NE, self._attend(*layer.project(x_NE, cos_ND, sin_ND), layout))
-        return F.rms_norm(x_NE[: layout.num_tokens], (self.config.width,), self.final_norm, self.config.norm_eps)
+            is_last = index == self.config.num_layers - 1 and layout.wanted is not every
+            rows = layout.wanted if is_last else every
+            q_RHD, k_NKD, v_NKD = layer.project(x_NE, rope, rows if is_last else None)
+            x_NE = layer.mix(x_NE[rows.index_U] if is_last else x_NE, _attend(q_RHD, k_NKD, v_NKD, layout, rows))
+        return rms_norm(x_NE[layout.entry_M], self.final_norm, self.config.norm_eps)
 
     def logits(self, hidden_NE: Tensor) -> Tensor:
         """Logits `[N, V]`; for training take them in chunks, never for a whole batch."""
         return F.linear(hidden_NE, self.head_weight)
 
-    def _attend(self, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, layout: PackedLayout) -> Tensor:
-        # One call a sequence: no padding, and no sequence's bits depend on its neighbours. Keys and values are
-        # repeated by hand because the backward of `enable_gqa` on CPU is four times slower (torch 2.13).
-        repeats = q_NHD.shape[1] // k_NKD.shape[1]
-        if repeats > 1:
-            k_NKD, v_NKD = k_NKD.repeat_interleave(repeats, 1), v_NKD.repeat_interleave(repeats, 1)
-        sequences = zip(*(part.split(layout.seqlens) for part in (q_NHD, k_NKD, v_NKD)), strict=True)
-        attended = [
-            F.scaled_dot_product_attention(
-                q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None], is_causal=True
-            )[0].transpose(0, 1)
-            for q, k, v in sequences
-        ]
-        return torch.cat(attended)
+
+def _attend(q_RHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, layout: PackedLayout, rows: LayoutRows) -> Tensor:
+    # A few calls a sequence: no padding, and no sequence's bits depend on its neighbours. Keys and values are repeated
+    # by hand because the backward of `enable_gqa` on CPU is four times slower (torch 2.13).
+    repeats = q_RHD.shape[1] // k_NKD.shape[1]
+    if repeats > 1:
+        k_NKD, v_NKD = k_NKD.repeat_interleave(repeats, 1), v_NKD.repeat_interleave(repeats, 1)
+    keys, values = (_histories(x_NHD, layout) for x_NHD in (k_NKD, v_NKD))
+    *queries, padding = q_RHD.split([*(block.num_rows for block in rows.blocks), rows.num_padding])
+    attended = []
+    for block, q_THD in zip(rows.blocks, queries, strict=True):
+        parts = (q_THD, keys[block.segment][: block.num_keys], values[block.segment][: block.num_keys])
+        q_HTD, k_HLD, v_HLD = (part.transpose(0, 1)[None] for part in parts)
+        bias = {"is_causal": True} if block.bias_TL is None else {"attn_mask": block.bias_TL}
+        attended.append(F.scaled_dot_product_attention(q_HTD, k_HLD, v_HLD, **bias)[0].transpose(0, 1))
+    return torch.cat([*attended, torch.zeros_like(padding)])
+
+
+def _histories(x_NHD: Tensor, layout: PackedLayout) -> list[Tensor]:
+    """What each segment's queries see: the parts of its ancestors and its own, `[L, H, D]`."""
+    parts = x_NHD.split([*(segment.length for segment in layout.segments), layout.every.num_padding])
+    return [
+        torch.cat([parts[number] for number in (*segment.ancestors, index)]) if segment.ancestors else parts[index]
+        for index, segment in enumerate(layout.segments)
+    ]

@@ -11,6 +11,9 @@ __all__ = ["draw", "uniforms"]
 
 # Shape suffixes: B rows, V vocabulary, T tokens.
 
+# Times this, a sum is strictly smaller, however it is rounded: so the id found has a probability above zero.
+_BELOW_ONE = np.float32(1 - 2**-23)
+
 
 def uniforms(seed: int, num_tokens: int) -> NDArray[np.float32]:
     """Uniform numbers in [0, 1) for tokens 0, 1, ... of a reply, `[T]`; number `t` depends on `(seed, t)` alone.
@@ -31,41 +34,44 @@ def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def draw(
-    logits_BV: Tensor, uniform_B: Tensor, temperature_B: Tensor, top_k_B: Tensor | None, top_p_B: Tensor | None
+    logits_BV: Tensor,
+    uniform_B: NDArray[np.float32],
+    temperature_B: NDArray[np.float32],
+    top_k_B: NDArray[np.int64],
+    top_p_B: NDArray[np.float32],
 ) -> tuple[Tensor, Tensor]:
     """One id per row and its fp32 logprob under the distribution it was drawn from, `[B]` each.
 
-    Rows of temperature 0 take the greatest logit and report the logprob of temperature 1. `top_k_B` (0 is off) and
-    `top_p_B` (1 is off) are None when no row uses them; temperature comes first, then top-k, then top-p, and what is
-    left is normalized again. Every row is computed from that row alone.
+    Rows of temperature 0 take the greatest logit and report the logprob of temperature 1. Temperature comes first,
+    then `top_k_B` (0 is off), then `top_p_B` (1 is off), and what is left is normalized again. Every row is computed
+    from that row alone.
     """
-    greedy_B = temperature_B == 0
+    device, greedy_B = logits_BV.device, temperature_B == 0
     logits_BV = logits_BV.float()
-    if bool((temperature_B != 1).any()):
-        logits_BV = logits_BV / torch.where(greedy_B, 1.0, temperature_B)[:, None]
-    if top_k_B is not None and top_p_B is not None:
-        logits_BV = _truncate(logits_BV, top_k_B, torch.where(greedy_B, 1.0, top_p_B), greedy_B)
+    if (temperature_B != 1).any():
+        logits_BV = logits_BV / torch.from_numpy(np.where(greedy_B, np.float32(1), temperature_B)).to(device)[:, None]
+    if (top_k_B > 0).any() or (top_p_B < 1).any():
+        top_k_B = np.where(greedy_B | (top_k_B == 0), logits_BV.shape[1], top_k_B)
+        top_p_B = np.where(greedy_B, np.float32(1), top_p_B)
+        logits_BV = _truncate(logits_BV, torch.from_numpy(top_k_B).to(device), torch.from_numpy(top_p_B).to(device))
     p_BV = torch.softmax(logits_BV, -1)
-    id_B = _inverse_cdf(p_BV, uniform_B)
-    if bool(greedy_B.any()):
-        id_B = torch.where(greedy_B, logits_BV.argmax(-1), id_B)
+    id_B = _inverse_cdf(p_BV, torch.from_numpy(np.minimum(uniform_B, _BELOW_ONE)).to(device))
+    if greedy_B.any():
+        id_B = torch.where(torch.from_numpy(greedy_B).to(device), logits_BV.argmax(-1), id_B)
     return id_B, p_BV.gather(-1, id_B[:, None])[:, 0].log()
 
 
 def _inverse_cdf(p_BV: Tensor, uniform_B: Tensor) -> Tensor:
     cdf_BV = p_BV.cumsum(-1)
-    total_B = cdf_BV[:, -1]
-    # Strictly below the total, so that the id found has a probability above zero.
-    target_B = torch.minimum(uniform_B * total_B, torch.nextafter(total_B, torch.zeros_like(total_B)))
-    return torch.searchsorted(cdf_BV, target_B[:, None], right=True)[:, 0].clamp_(max=p_BV.shape[1] - 1)
+    target_B1 = (uniform_B * cdf_BV[:, -1])[:, None]
+    return torch.searchsorted(cdf_BV, target_B1, right=True)[:, 0].clamp_(max=p_BV.shape[1] - 1)
 
 
-def _truncate(scaled_BV: Tensor, top_k_B: Tensor, top_p_B: Tensor, greedy_B: Tensor) -> Tensor:
+def _truncate(scaled_BV: Tensor, top_k_B: Tensor, top_p_B: Tensor) -> Tensor:
     vocab = scaled_BV.shape[1]
     sorted_BV, order_BV = scaled_BV.sort(dim=-1, descending=True, stable=True)
-    off_B = (top_k_B == 0) | greedy_B
     rank_V = torch.arange(vocab, device=scaled_BV.device)
-    sorted_BV = sorted_BV.masked_fill(rank_V >= torch.where(off_B, vocab, top_k_B)[:, None], -torch.inf)
+    sorted_BV = sorted_BV.masked_fill(rank_V >= top_k_B[:, None], -torch.inf)
     p_BV = sorted_BV.softmax(-1)
     before_BV = p_BV.cumsum(-1) - p_BV
     drop_BV = (before_BV >= top_p_B[:, None]) & (top_p_B < 1)[:, None] & (rank_V > 0)

@@ -12,9 +12,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from agentgym.engines.hf_layout import MIN_SHARED, shared_length
 from agentgym.errors import ConfigError, InvalidTrajectory
 from agentgym.trainers.advantages import GroupAdvantages
 from agentgym.trainers.aggregation import RowCounts, StepTotals, row_weights
@@ -133,23 +135,24 @@ class TrainingBatch:
     def split(self, max_tokens: int) -> list[TrainingBatch]:
         """Micro-batches of at most `max_tokens` entries each; a row is never cut, and a longer row goes alone.
 
-        The rows go, longest first, each to the first part with room (first-fit decreasing), which depends on
-        nothing but their lengths; within a part they keep their order. An empty batch gives no part. Raises
+        Rows stay in order, so that a group's are together, and what a row begins with in common with the one before
+        it (`MIN_SHARED` entries or more) counts once: it is computed once. An empty batch gives no part. Raises
         ConfigError when `max_tokens` is below 1.
         """
         if max_tokens < 1:
             raise ConfigError(f"max_tokens is {max_tokens}; a micro-batch holds at least one token")
         parts: list[list[int]] = []
-        room: list[int] = []
-        for row in sorted(range(self.num_rows), key=lambda row: (-self.seqlens[row], row)):
-            length = self.seqlens[row]
-            part = next((index for index, left in enumerate(room) if length <= left), len(parts))
-            if part == len(parts):
+        room, before = 0, np.zeros(0, np.int64)
+        for row, ids_N in enumerate(self.ids_N.cpu().split(self.seqlens)):
+            ids = ids_N.numpy()
+            shared = shared_length(before, ids)
+            cost = len(ids) - (shared if shared >= MIN_SHARED else 0)
+            if cost > room or not parts:
                 parts.append([])
-                room.append(max_tokens)
-            parts[part].append(row)
-            room[part] -= length
-        return [self.select(sorted(part)) for part in parts]
+                room, cost = max_tokens, len(ids)
+            parts[-1].append(row)
+            room, before = room - cost, ids
+        return [self.select(part) for part in parts]
 
 
 _DTYPES = {

@@ -12,7 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from agentgym.engines.hf_model import Decoder, PackedLayout
+from agentgym.engines.hf_layout import PackedLayout
+from agentgym.engines.hf_model import Decoder
 from agentgym.errors import ConfigError, TrainingHalted
 from agentgym.trainers.batch import TrainingBatch
 from agentgym.trainers.kl import KL_ESTIMATORS
@@ -158,8 +159,9 @@ class Learner:
         self._workers.close()
 
     def _score(self, model: Decoder, part: TrainingBatch) -> tuple[Tensor, Tensor]:
-        hidden_NE = model.hidden(part.ids_N, PackedLayout(part.seqlens, part.ids_N.device))
-        scores = score_targets(hidden_NE[part.mask_N], model.head_weight, part.target_N[part.mask_N], self.temperature)
+        layout = PackedLayout(part.seqlens, part.ids_N.device, ids_N=part.ids_N, wanted_N=part.mask_N)
+        hidden_ME = model.hidden(part.ids_N, layout)
+        scores = score_targets(hidden_ME, model.head_weight, part.target_N[part.mask_N], self.temperature)
         return scores.logp_N, scores.entropy_N
 
     def _compute(self, part: TrainingBatch) -> MicroResult[_Report]:

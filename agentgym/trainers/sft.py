@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from agentgym.chat_templates.protocol import Renderer
-from agentgym.engines.hf_model import Decoder, PackedLayout
+from agentgym.engines.hf_layout import PackedLayout
+from agentgym.engines.hf_model import Decoder
 from agentgym.envs.text_env import TextEnv
 from agentgym.errors import ConfigError, TrainingHalted
 from agentgym.trainers.demonstrations import Demonstration, DemonstrationConfig, stream
@@ -128,5 +129,6 @@ def imitation_loss(model: Decoder, demonstrations: Sequence[Demonstration]) -> T
     ids_N = torch.tensor([i for one in demonstrations for i in one.ids[:-1]], device=device)
     target_N = torch.tensor([i for one in demonstrations for i in one.ids[1:]], device=device)
     mask_N = torch.tensor([flag for one in demonstrations for flag in one.mask[1:]], device=device)
-    hidden_NE = model.hidden(ids_N, PackedLayout([len(one.ids) - 1 for one in demonstrations], device))
-    return -score_targets(hidden_NE[mask_N], model.head_weight, target_N[mask_N]).logp_N.sum()
+    seqlens = [len(one.ids) - 1 for one in demonstrations]
+    hidden_ME = model.hidden(ids_N, PackedLayout(seqlens, device, ids_N=ids_N, wanted_N=mask_N))
+    return -score_targets(hidden_ME, model.head_weight, target_N[mask_N]).logp_N.sum()

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agentgym.engines.hf_linear import SIZE_STEP, linear
+from agentgym.engines.hf_linear import linear, padded_size, weight_gradient
 
 __all__ = ["TargetScores", "score_targets"]
 
@@ -17,6 +17,8 @@ __all__ = ["TargetScores", "score_targets"]
 
 CHUNK_LOGITS = 4_000_000
 """Logits held at once (16 MB in fp32); the chunk of tokens follows from the vocabulary."""
+
+_BLOCK_ROWS = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,10 +32,12 @@ class TargetScores:
 def score_targets(hidden_NE: Tensor, head_VE: Tensor, target_N: Tensor, temperature: float = 1.0) -> TargetScores:
     """Log probability of each target and entropy of each distribution under `softmax(hidden @ head.T / temperature)`.
 
-    The logits are made chunk by chunk, in the backward pass once more, and in fp32 whatever the model's dtype is.
+    The logits are made chunk by chunk, in the backward pass once more (but for the last chunk, whose probabilities are
+    kept), and in fp32 whatever the model's dtype is.
     `temperature` is the sampling temperature, so that logprobs compare with those of the engine (0 counts as 1).
     """
-    num_tokens, padding = len(target_N), -len(target_N) % SIZE_STEP  # few sizes: oneDNN keeps a kernel for each
+    num_tokens = len(target_N)
+    padding = padded_size(num_tokens) - num_tokens  # few sizes: oneDNN keeps a kernel for each
     hidden_NE, target_N = F.pad(hidden_NE, (0, 0, 0, padding)), F.pad(target_N, (0, padding))
     logp_N, entropy_N = _ScoreTargets.apply(hidden_NE, head_VE, target_N, temperature or 1.0)  # type: ignore[no-untyped-call]
     return TargetScores(logp_N[:num_tokens], entropy_N[:num_tokens])
@@ -48,12 +52,12 @@ class _ScoreTargets(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logp_N = torch.empty(len(target_N), device=hidden_NE.device)
         entropy_N = torch.empty_like(logp_N)
+        p_CV = hidden_NE.new_empty(0)
         for part in _chunks(len(target_N), len(head_VE)):
-            log_p_CV = _logits(hidden_NE[part], head_VE, temperature).log_softmax(-1)
-            logp_N[part] = log_p_CV.gather(1, target_N[part, None])[:, 0]
-            entropy_N[part] = -torch.einsum("cv,cv->c", log_p_CV.exp(), log_p_CV)
+            p_CV = _logits(hidden_NE[part], head_VE, temperature)
+            logp_N[part], entropy_N[part] = _normalize(p_CV, target_N[part])
         ctx.save_for_backward(hidden_NE, head_VE, target_N, entropy_N)
-        ctx.temperature = temperature
+        ctx.temperature, ctx.last_p_CV = temperature, p_CV
         return logp_N, entropy_N
 
     @staticmethod
@@ -62,27 +66,40 @@ class _ScoreTargets(torch.autograd.Function):
         grad_logp_N, grad_entropy_N = grads
         grad_hidden_NE, grad_head_VE = torch.empty_like(hidden_NE), torch.zeros_like(head_VE)
         uses_entropy = bool(grad_entropy_N.any())
-        for part in _chunks(len(target_N), len(head_VE)):
-            logits_CV = _logits(hidden_NE[part], head_VE, ctx.temperature)
+        for part in reversed(_chunks(len(target_N), len(head_VE))):
+            p_CV, ctx.last_p_CV = ctx.last_p_CV, None
+            if p_CV is None:
+                p_CV = _logits(hidden_NE[part], head_VE, ctx.temperature).softmax(-1)
+            slope_CV = -grad_logp_N[part, None]
             if uses_entropy:
-                log_p_CV = logits_CV.log_softmax(-1)
-                slope_CV = grad_logp_N[part, None] + grad_entropy_N[part, None] * (log_p_CV + entropy_N[part, None])
-                grad_CV = log_p_CV.exp_().mul_(slope_CV).neg_()
-            else:
-                grad_CV = logits_CV.softmax(-1).mul_(-grad_logp_N[part, None])
+                log_p_CV = p_CV.log().clamp_(min=torch.finfo(p_CV.dtype).min)  # where p is 0, so is p log p
+                slope_CV = slope_CV - grad_entropy_N[part, None] * (log_p_CV + entropy_N[part, None])
+            grad_CV = p_CV.mul_(slope_CV)
             grad_CV.scatter_add_(1, target_N[part, None], grad_logp_N[part, None])
             grad_CV = grad_CV.div_(ctx.temperature).to(hidden_NE.dtype)
             grad_hidden_NE[part] = linear(grad_CV, head_VE.T)
-            grad_head_VE += linear(grad_CV.T, hidden_NE[part].T)
+            grad_head_VE += weight_gradient(grad_CV, hidden_NE[part])
         return grad_hidden_NE, grad_head_VE, None, None
 
 
 def _chunks(num_tokens: int, vocab_size: int) -> list[slice]:
     size = max(1, CHUNK_LOGITS // vocab_size)
-    size -= size % SIZE_STEP if size > SIZE_STEP else 0
+    size -= size % _BLOCK_ROWS if size > _BLOCK_ROWS else 0
     return [slice(start, start + size) for start in range(0, num_tokens, size)]
 
 
 def _logits(hidden_CE: Tensor, head_VE: Tensor, temperature: float) -> Tensor:
     logits_CV = linear(hidden_CE, head_VE).float()
     return logits_CV if temperature == 1.0 else logits_CV.div_(temperature)
+
+
+def _normalize(logits_CV: Tensor, target_C: Tensor) -> tuple[Tensor, Tensor]:
+    """Turns logits into probabilities in place; gives the log probability of each target, and the entropies."""
+    logp_C, entropy_C = torch.empty_like(logits_CV[:, 0]), torch.empty_like(logits_CV[:, 0])
+    for start in range(0, len(target_C), _BLOCK_ROWS):  # blocks that stay in the processor's cache
+        block = slice(start, start + _BLOCK_ROWS)
+        log_p_BV = logits_CV[block].log_softmax(-1)
+        logp_C[block] = log_p_BV.gather(1, target_C[block, None])[:, 0]
+        p_BV = torch.exp(log_p_BV, out=logits_CV[block])
+        entropy_C[block] = -torch.linalg.vecdot(p_BV, log_p_BV)
+    return logp_C, entropy_C

@@ -18,7 +18,8 @@ from agentgym.chat_templates.families import renderer_for
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.engines.hf import HfEngine
-from agentgym.engines.hf_model import Decoder, DecoderConfig, PackedLayout
+from agentgym.engines.hf_layout import PackedLayout
+from agentgym.engines.hf_model import Decoder, DecoderConfig
 from agentgym.envs.text_env import Info, StepResult, TextEnv
 from agentgym.rollout import Limits, RolloutLoop, Sampler
 from agentgym.trainers.advantages import group_advantages

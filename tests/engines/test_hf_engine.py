@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from agentgym.engines.hf import HfEngine, HfEngineConfig
-from agentgym.engines.hf_model import Decoder, DecoderConfig, PackedLayout
+from agentgym.engines.hf_layout import PackedLayout
+from agentgym.engines.hf_model import Decoder, DecoderConfig
 from agentgym.engines.protocol import Completion, Engine, Sampling
 from agentgym.errors import ConfigError, EngineError
 from agentgym.testing.engine import check_engine

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from agentgym.engines.hf_checkpoint import load_decoder, save_decoder
-from agentgym.engines.hf_model import Decoder, DecoderConfig, PackedLayout
+from agentgym.engines.hf_layout import PackedLayout
+from agentgym.engines.hf_model import Decoder, DecoderConfig
 from agentgym.errors import AgentGymError, RunFolderError
 
 FAMILIES: dict[str, dict[str, bool]] = {

@@ -6,20 +6,24 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from agentgym.engines.hf_sampling import draw, uniforms
 
 LOGITS_V = torch.tensor([1.0, 0.0, -1.0, 2.0, 0.5])
 
 
+def floats(*values: float) -> NDArray[np.float32]:
+    return np.array(values, np.float32)
+
+
 def frequencies(temperature: float, top_k: int, top_p: float, count: int = 40_000) -> tuple[torch.Tensor, torch.Tensor]:
-    uniform_B = torch.from_numpy(uniforms(7, count))
     id_B, logp_B = draw(
         LOGITS_V.expand(count, -1),
-        uniform_B,
-        torch.full((count,), temperature),
-        torch.full((count,), top_k),
-        torch.full((count,), top_p),
+        uniforms(7, count),
+        np.full(count, temperature, np.float32),
+        np.full(count, top_k),
+        np.full(count, top_p, np.float32),
     )
     reported_V = torch.zeros(5).index_copy_(0, id_B, logp_B.exp())
     return torch.bincount(id_B, minlength=5) / count, reported_V
@@ -40,7 +44,7 @@ def test_top_k_and_top_p_keep_the_smallest_sufficient_set() -> None:
 
 
 def test_temperature_zero_takes_the_greatest_logit_and_reports_the_logprob_of_temperature_one() -> None:
-    id_B, logp_B = draw(LOGITS_V[None], torch.tensor([0.99]), torch.zeros(1), torch.tensor([1]), torch.tensor([0.1]))
+    id_B, logp_B = draw(LOGITS_V[None], floats(0.99), floats(0), np.array([1]), floats(0.1))
     assert id_B.tolist() == [3]
     assert torch.allclose(logp_B, LOGITS_V.log_softmax(-1)[3:4])
 
@@ -49,7 +53,7 @@ def test_an_id_of_probability_zero_is_never_drawn() -> None:
     logits_BV = torch.full((1, 6), -torch.inf)
     logits_BV[0, 2] = 0.0
     for uniform in (0.0, 0.5, float(np.nextafter(np.float32(1), np.float32(0)))):
-        id_B, logp_B = draw(logits_BV, torch.tensor([uniform]), torch.ones(1), None, None)
+        id_B, logp_B = draw(logits_BV, floats(uniform), floats(1), np.array([0]), floats(1))
         assert (id_B.tolist(), logp_B.tolist()) == ([2], [0.0])
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from agentgym.engines.hf_model import Decoder, DecoderConfig, PackedLayout
+from agentgym.engines.hf_layout import PackedLayout
+from agentgym.engines.hf_model import Decoder, DecoderConfig
 from agentgym.trainers.advantages import group_advantages
 from agentgym.trainers.batch import TrainingBatch, build_batch
 from agentgym.trajectory import Group, Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn

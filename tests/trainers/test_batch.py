@@ -296,10 +296,21 @@ def rows_of_lengths(*lengths: int) -> TrainingBatch:
     return batch_of(group_of(*members))
 
 
-def test_rows_are_packed_first_fit_longest_first() -> None:
-    parts = rows_of_lengths(2, 5, 3, 9, 1).split(6)
-    assert [part.seqlens for part in parts] == [(9,), (5, 1), (2, 3)]
-    assert [sorted(set(part.row_N.tolist())) for part in parts] == [[3], [1, 4], [0, 2]]
+def test_micro_batches_keep_the_order_of_rows() -> None:
+    parts = rows_of_lengths(2, 5, 3, 9, 1).split(8)
+    assert [part.seqlens for part in parts] == [(2, 5), (3,), (9,), (1,)]
+    assert [sorted(set(part.row_N.tolist())) for part in parts] == [[0, 1], [2], [3], [4]]
+
+
+def test_a_prompt_that_a_group_shares_counts_once_in_a_micro_batch() -> None:
+    task = tuple(range(60))
+    members = [
+        trajectory(number, float(number), (prompt(*task), policy(*[number] * 11))) for number in range(6)
+    ]  # 70 entries each, 60 of them alike
+    batch = batch_of(group_of(*members))
+    assert [part.num_rows for part in batch.split(100)] == [4, 2]
+    assert [part.num_rows for part in batch.split(120)] == [6]
+    assert [part.num_rows for part in batch.split(70)] == [1] * 6
 
 
 def test_a_step_in_which_nothing_is_left_is_an_empty_batch() -> None:

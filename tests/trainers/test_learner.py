@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentgym.engines.hf_model import Decoder, PackedLayout
+from agentgym.engines.hf_layout import PackedLayout
+from agentgym.engines.hf_model import Decoder
 from agentgym.errors import ConfigError, TrainingHalted, UnknownName
 from agentgym.trainers.batch import TrainingBatch
 from agentgym.trainers.learner import Learner, LearnerConfig, StepStats
