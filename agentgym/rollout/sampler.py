@@ -14,7 +14,7 @@ from agentgym.rollout.home import Env, EnvCallTimeout, Home, make_task_env
 from agentgym.rollout.loop import SURPLUS, RolloutLoop, env_error, replay_info
 from agentgym.rollout.threads import EnvThreads
 from agentgym.trajectory import Group, Status, StopReason, Trajectory
-from agentgym.types import Task
+from agentgym.types import Task, ToolResult
 
 __all__ = ["Sampler", "SamplerConfig"]
 
@@ -100,6 +100,7 @@ class Sampler:
         self._shown: set[str] = set()
         self._tool_envs: set[str] = set()
         self._checked_calls = False
+        self._warned_tools: set[str] = set()
 
     async def sample(
         self,
@@ -159,6 +160,7 @@ class Sampler:
                 worker.result()
         trajectories = [trajectory for trajectory in batch.results if trajectory is not None]
         self._check_calls(trajectories)
+        self._check_tools(trajectories)
         return trajectories
 
     def close(self) -> None:
@@ -241,6 +243,22 @@ class Sampler:
                 ", ".join(sorted(self._tool_envs)),
                 *(sum(metrics[fault] for metrics in played) for fault in faults),
             )
+
+    def _check_tools(self, trajectories: Sequence[Trajectory]) -> None:
+        """Warns, once a tool, when all of its calls failed: the model is told and goes on, a user would not know."""
+        results: dict[str, list[ToolResult]] = {}
+        for result in (result for one in trajectories for turn in one.turns for result in turn.tool_results):
+            if result.error in (None, "tool_error", "timeout"):
+                results.setdefault(result.name, []).append(result)
+        for name, made in results.items():
+            if name not in self._warned_tools and all(result.error for result in made):
+                self._warned_tools.add(name)
+                logger.warning(
+                    "tool %r failed in all of its %d calls, and only the model was told. The first: %s",
+                    name,
+                    len(made),
+                    made[0].content,
+                )
 
 
 async def _finish(workers: Sequence[asyncio.Task[None]]) -> None:

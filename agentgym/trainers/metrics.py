@@ -32,6 +32,8 @@ class RolloutSummary:
     malformed_calls: int
     invalid_calls: int
     """Calls that could be read and not be run: unknown tool, arguments that the schema refuses."""
+    tool_errors: int
+    """Calls whose tool raised or went past its time-out."""
     dead_groups: int
     """Groups without two different rewards; they carry no signal."""
 
@@ -56,6 +58,7 @@ class RolloutSummary:
             tool_calls=total("num_tool_calls"),
             malformed_calls=total("malformed_calls"),
             invalid_calls=total("unknown_tools", "invalid_arguments"),
+            tool_errors=total("tool_errors"),
             dead_groups=sum(credit.dead for credit in advantages),
         )
 

@@ -416,3 +416,34 @@ def test_the_log_of_a_clean_run_is_empty(renderer: Renderer, raw: Raw, caplog: p
     with caplog.at_level(logging.WARNING):
         asyncio.run(sampler_of(renderer, digits(raw), lambda task: Guess()).sample(tasks_of(3), 3))
     assert not caplog.records
+
+
+def test_a_tool_that_always_fails_is_told_to_the_user_once(
+    renderer: Renderer, raw: Raw, warnings_of: Callable[[], list[str]]
+) -> None:
+    class Broken(ToolEnv):
+        runs_inline = True
+
+        def start(self, options: dict[str, Any]) -> str:
+            return "search"
+
+        @tool
+        def search(self) -> str:
+            """Searches."""
+            return str({}["index"])
+
+        @tool
+        def look(self) -> str:
+            """Looks."""
+            return "a room"
+
+    def reply(session: str, prompt_ids: Sequence[int], sampling: Sampling) -> Sequence[int]:
+        return raw(f'<tool_call>\n{{"name": "search", "arguments": {{}}}}\n</tool_call>{END}')
+
+    engine = ScriptedEngine(reply, vocab_size=renderer.vocab_size)
+    sampler = sampler_of(renderer, engine, lambda task: Broken(), Limits(max_turns=2))
+    for _ in range(2):
+        asyncio.run(sampler.sample([Task("Broken-v0", 1)], 2))
+    told = [text for text in warnings_of() if "failed in all" in text]
+    first = "search failed: KeyError: 'index'"
+    assert told == [f"tool 'search' failed in all of its 4 calls, and only the model was told. The first: {first}"]

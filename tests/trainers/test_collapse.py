@@ -19,6 +19,7 @@ def step(number: int, *, malformed: int) -> StepMetrics:
         tool_calls=16,
         malformed_calls=malformed,
         invalid_calls=0,
+        tool_errors=0,
         dead_groups=0,
     )
     return StepMetrics(step=number, rollout=rollout, update=None, generate_s=1.0, update_s=1.0, elapsed_s=2.0 * number)
