@@ -20,6 +20,7 @@ __all__ = ["TrainingDisplay"]
 COLUMNS = ("step", "success", "reward", "loss", "entropy", "grad", "dead", "failed", "calls lost", "play s", "learn s")
 SHOWN_STEPS = 12
 PHASES = {
+    "compile": "compiling the engine's step (10 seconds the first time, 4 later)",
     "eval_before": "held-out play before training",
     "eval_after": "held-out play after training",
     "train": "training",
@@ -51,7 +52,7 @@ class TrainingDisplay:
         self._phase, self._played, self._total, self._won = PHASES.get(name, name), 0, episodes, 0
         if not self._live:
             what = f"{self._config.steps} steps of {episodes}" if name == "train" else str(episodes)
-            say(f"{self._phase}: {what} episodes of {self._config.env}")
+            say(f"{self._phase}: {what} episodes of {self._config.env}" if episodes else self._phase)
             if name == "train":
                 say("  ".join(COLUMNS))
         self._draw()

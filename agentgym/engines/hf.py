@@ -90,8 +90,12 @@ class HfEngine:
         self._inbox: deque[Callable[[], object]] = deque()
         self._wake = threading.Condition()
         self._paused = self._closed = self._stopped = False
-        self._is_small = sum(parameter.numel() for parameter in self._parameters) < _SMALL_MODEL
-        self._threads = 1 if self.config.threads is None and self._is_small else self.config.threads
+        is_small = sum(parameter.numel() for parameter in self._parameters) < _SMALL_MODEL
+        self._threads = 1 if self.config.threads is None and is_small else self.config.threads
+        on_cpu = model.embed.device.type == "cpu"
+        wanted = self.config.compile
+        self.compiles = is_small and on_cpu and cpp_compiler() is not None if wanted is None else wanted
+        """Whether the steps are to run as a compiled graph; `prepare` or the first request makes it."""
         self._worker = threading.Thread(target=self._work, name="agentgym-hf-engine", daemon=True)
         self._worker.start()
 
@@ -159,6 +163,10 @@ class HfEngine:
             raise EngineError(f"policy versions never fall: the engine is at {self._version}, got {version}")
         await self._command(lambda: self._renew(version))
 
+    async def prepare(self) -> None:
+        """Compiles and tries the kernels now, which the first request would wait for."""
+        await self._command(self._prepare)
+
     async def pause(self) -> None:
         """Stops sampling at a token boundary and returns when no step runs; requests stay in flight."""
         await self._command(lambda: self._set_paused(True))
@@ -183,9 +191,14 @@ class HfEngine:
         done: asyncio.Future[None] = loop.create_future()
 
         def run() -> None:
-            act()
+            failure: EngineError | None = None
+            try:
+                act()
+            except Exception as error:  # noqa: BLE001  a failed command fails its caller, not the worker
+                failure = EngineError(f"the hf engine failed: {error}")
+                failure.__cause__ = error
             if not loop.is_closed():
-                loop.call_soon_threadsafe(_settle, done)
+                loop.call_soon_threadsafe(_settle, done, failure)
 
         if self._submit(run):
             await done
@@ -223,8 +236,7 @@ class HfEngine:
 
     def _guarded_step(self) -> list[_Delivery]:
         try:
-            if self._runner is None:
-                self._runner = self._make_runner()
+            self._prepare()
             self._scheduler.admit()
             if self._scheduler.active:
                 return self._step()
@@ -234,18 +246,20 @@ class HfEngine:
         self._sleep(self._scheduler.patience_s())
         return []
 
+    def _prepare(self) -> None:
+        if self._runner is None:
+            self._runner = self._make_runner()
+
     def _make_runner(self) -> StepRunner | CompiledStep:
         runner: StepRunner | CompiledStep = StepRunner(self.model, self._cache)
-        wanted = self.config.compile
-        if wanted is None:
-            wanted = self._is_small and self.model.embed.device.type == "cpu" and cpp_compiler() is not None
-        if wanted:
+        if self.compiles:
             try:
                 compiled = CompiledStep(self.model, self._cache)
                 compiled.compile()
                 runner = compiled
             except Exception as error:  # noqa: BLE001  a compiler may fail in any way, and is not needed to go on
-                _log.warning("the engine's step could not be compiled and runs uncompiled: %s", error)
+                reason = " ".join(str(error).partition("Set TORCHDYNAMO")[0].split())[:300]
+                _log.warning("the engine's step could not be compiled and runs uncompiled, slower: %s", reason)
         for finding in batch_invariance_findings(runner):
             _log.warning("replies may depend on what else is in flight: %s", finding)
         return runner
@@ -328,8 +342,12 @@ class HfEngine:
         return sum(parameter._version for parameter in self._parameters)
 
 
-def _settle(done: asyncio.Future[None]) -> None:
-    if not done.done():  # whoever waited may have been cancelled meanwhile
+def _settle(done: asyncio.Future[None], failure: EngineError | None) -> None:
+    if done.done():  # whoever waited may have been cancelled meanwhile
+        return
+    if failure:
+        done.set_exception(failure)
+    else:
         done.set_result(None)
 
 

@@ -253,7 +253,7 @@ def _attend(q_RHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, layout: PackedLayout, r
     for block, q_THD in zip(rows.blocks, queries, strict=True):
         parts = (q_THD, keys[block.segment][: block.num_keys], values[block.segment][: block.num_keys])
         q_HTD, k_HLD, v_HLD = (part.transpose(0, 1)[None] for part in parts)
-        bias = {"is_causal": True} if block.bias_TL is None else {"attn_mask": block.bias_TL}
+        bias = {"is_causal": True} if block.bias_TL is None else {"attn_mask": block.bias_TL.to(q_RHD.dtype)}
         attended.append(F.scaled_dot_product_attention(q_HTD, k_HLD, v_HLD, **bias)[0].transpose(0, 1))
     return torch.cat([*attended, torch.zeros_like(padding)])
 

@@ -44,7 +44,7 @@ class Observer(Protocol):
     """Sees a run as it goes; the command line draws it."""
 
     def on_phase(self, name: str, episodes: int) -> None:
-        """A stage of `episodes` episodes begins: `eval_before`, `train` or `eval_after`."""
+        """A stage of `episodes` episodes begins: `compile` (of none), `eval_before`, `train` or `eval_after`."""
 
     def on_episode(self, trajectory: Trajectory) -> None:
         """An episode of an evaluation is finished."""
@@ -108,6 +108,9 @@ class Trainer:
             self.writer = stack.enter_context(EpisodeWriter(self.folder.path))
             self.writer.rewind(self.step if self.checkpoint else -1)
             before = after = None
+            if self.engine.compiles:
+                self.observer.on_phase("compile", 0)
+                await self.engine.prepare()
             try:
                 before = self._recorded("eval_before") if self.checkpoint else await self._evaluate("eval_before")
                 await self._train()
