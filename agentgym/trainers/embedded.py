@@ -1,9 +1,9 @@
 """Makes the embedded model: `python -m agentgym.trainers.embedded --output FOLDER`.
 
-A tokenizer from the environments' own text, a small Qwen3-architecture model, and two lessons by imitation. The first
-lesson is clean: play is disturbed by random moves so that every situation is seen, and only the player's own moves are
-learned. The second makes the model careless: random moves are learned as well, so that it speaks the format, knows the
-game, and plays it badly, which leaves reinforcement learning something to do.
+A tokenizer from the environments' own text, a small Qwen3-architecture model, and three lessons by imitation. The first
+is easy worlds, the second the whole game: play is disturbed by random moves so that every situation is seen, and only
+the player's own moves are learned. The third makes the model careless: random moves are learned as well, so that it
+speaks the format, knows the game, and plays it badly, which leaves reinforcement learning something to do.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class RecipeConfig:
     careless: ImitationConfig = field(
         default_factory=lambda: ImitationConfig(
             steps=300,
-            demonstrations=DemonstrationConfig(mistakes=0.55, learn_mistakes=True),
-            optimizer=OptimizerConfig(name="muon", learning_rate=2e-4, warmup_steps=10, decay="linear"),
+            demonstrations=DemonstrationConfig(mistakes=0.38, learn_mistakes=True),
+            optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=10, decay="linear"),
         )
     )
     """The whole game, played badly."""

@@ -134,8 +134,7 @@ def test_an_environment_that_always_raises_ends_the_run_with_its_own_traceback(t
     file.write_text(
         "from agentgym.envs import ToolEnv\n\n\nclass Broken(ToolEnv):\n    max_turns = 3\n\n"
         "    def start(self, options):\n        return 'x'\n\n"
-        "    def on_message(self, text):\n        raise ValueError('the wire is cut')\n\n"
-        "    def parse_command(self, text):\n        raise ValueError('the wire is cut')\n"
+        "    def step(self, action):\n        raise ValueError('the wire is cut')\n"
     )
     args = command(
         "train", "--env", f"{file}:Broken", "--tasks", "2", "--group-size", "2", "--output", str(tmp_path / "r")
