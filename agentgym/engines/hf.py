@@ -55,7 +55,7 @@ class HfEngineConfig:
     compile: bool | None = False
     """Runs each step as one graph made by `torch.compile`, on CPU: about 1.6 times as fast for a small model. It needs
     a C++ compiler and takes 10 s the first time, 4 s later. None decides: yes for models under 20 million parameters
-    where a compiler is found. Where it fails, a warning says why and the steps run uncompiled."""
+    where a compiler is found, and where compiling then fails, a warning says why and the steps run uncompiled."""
 
     def __post_init__(self) -> None:
         for name in ("num_slots", "window", "max_step_tokens", "threads"):
@@ -251,18 +251,23 @@ class HfEngine:
             self._runner = self._make_runner()
 
     def _make_runner(self) -> StepRunner | CompiledStep:
-        runner: StepRunner | CompiledStep = StepRunner(self.model, self._cache)
-        if self.compiles:
-            try:
-                compiled = CompiledStep(self.model, self._cache)
-                compiled.compile()
-                runner = compiled
-            except Exception as error:  # noqa: BLE001  a compiler may fail in any way, and is not needed to go on
-                reason = " ".join(str(error).partition("Set TORCHDYNAMO")[0].split())[:300]
-                _log.warning("the engine's step could not be compiled and runs uncompiled, slower: %s", reason)
+        runner = (self._compiled() if self.compiles else None) or StepRunner(self.model, self._cache)
         for finding in batch_invariance_findings(runner):
             _log.warning("replies may depend on what else is in flight: %s", finding)
         return runner
+
+    def _compiled(self) -> CompiledStep | None:
+        """The compiled step; None where it was nobody's wish and cannot be had."""
+        try:
+            step = CompiledStep(self.model, self._cache)
+            step.compile()
+            return step
+        except Exception as error:  # a compiler may fail in any way, and is not needed to go on
+            if self.config.compile:
+                raise
+            reason = " ".join(str(error).partition("Set TORCHDYNAMO")[0].split())[:300]
+            _log.warning("the engine's step could not be compiled and runs uncompiled, slower: %s", reason)
+            return None
 
     @torch.inference_mode()
     def _step(self) -> list[_Delivery]:

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentgym.engines.hf_cache import L_BLOCK, SlotCache, round_up
-from agentgym.engines.hf_linear import MIN_ROWS, padded_rows, row_linear
+from agentgym.engines.hf_linear import MIN_ROWS, row_linear
 from agentgym.engines.hf_model import Decoder, DecoderConfig
-from agentgym.engines.hf_step import Rows
+from agentgym.engines.hf_step import Rows, padded
 from agentgym.errors import ConfigError
 
 __all__ = ["CompiledStep"]
@@ -92,14 +92,14 @@ class CompiledStep:
         return logits_RV
 
     def _run(self, slot_N: NDArray[np.int64], position_N: NDArray[np.int64], wanted_R: NDArray[np.int64]) -> Tensor:
-        num_rows, num_keys = padded_rows(len(slot_N)), round_up(int(position_N.max()) + 1, L_BLOCK)
-        due = (
-            _padded(self.cache.tokens_SW[slot_N, position_N], num_rows),
-            _padded(slot_N, num_rows, self.cache.num_slots),
-            _padded(position_N, num_rows),
-            _padded(wanted_R, padded_rows(len(wanted_R))),
-            self._key_L[:num_keys],
+        num_keys = round_up(int(position_N.max()) + 1, L_BLOCK)
+        indices = (
+            padded(self.cache.tokens_SW[slot_N, position_N]),
+            padded(slot_N, self.cache.num_slots),
+            padded(position_N),
+            padded(wanted_R),
         )
+        due = (*map(torch.from_numpy, indices), self._key_L[:num_keys])
         if self._step is None:
             self.compile()
         assert self._step is not None
@@ -136,12 +136,6 @@ def _parts(position_N: NDArray[np.int64]) -> list[NDArray[np.int64]]:
             return [order_N[:end], *parts]
         parts.insert(0, order_N[cut:end])
         end = cut
-
-
-def _padded(values_N: NDArray[np.int64], num_rows: int, value: int = 0) -> Tensor:
-    padded_N = np.full(num_rows, value, np.int64)
-    padded_N[: len(values_N)] = values_N
-    return torch.from_numpy(padded_N)
 
 
 def _weights(model: Decoder) -> _Weights:

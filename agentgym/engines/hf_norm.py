@@ -13,7 +13,7 @@ __all__ = ["rms_norm"]
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension (Zhang and Sennrich 2019), differentiable."""
-    if x.device.type != "cpu" or not x.numel():
+    if x.device.type != "cpu" or x.dtype != torch.float32 or not x.numel():
         return F.rms_norm(x, weight.shape, weight, eps)
     normalized: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
     return normalized

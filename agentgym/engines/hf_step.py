@@ -21,7 +21,7 @@ from agentgym.engines.hf_cache import SlotCache
 from agentgym.engines.hf_linear import Products, padded_rows
 from agentgym.engines.hf_model import Decoder, DecoderLayer
 
-__all__ = ["Rows", "StepRunner"]
+__all__ = ["Rows", "StepRunner", "padded"]
 
 # Shape suffixes: N rows of the step, R rows whose logits are wanted, H query heads, K key/value heads, D head width,
 # E model width, V vocabulary, W window.
@@ -61,9 +61,9 @@ class StepRunner:
     def forward(self, rows: Rows) -> Tensor:
         """Logits `[R, V]` of the wanted rows; writes keys and values into the cache."""
         model, cache, device = self.model, self.cache, self.model.embed.device
-        slot_N = _padded(rows.slot_N, cache.num_slots)
-        position_N = _padded(rows.position_N)
-        ids_N = _padded(cache.tokens_SW[rows.slot_N, rows.position_N])
+        slot_N = padded(rows.slot_N, cache.num_slots)
+        position_N = padded(rows.position_N)
+        ids_N = padded(cache.tokens_SW[rows.slot_N, rows.position_N])
         index_N = torch.from_numpy(position_N).to(device)
         cos_NHD, sin_NHD = self._cos_WHD[index_N], self._sin_WHD[index_N]
         write_M = torch.from_numpy(cache.flat_indices(slot_N, position_N)).to(device)
@@ -107,12 +107,13 @@ class StepRunner:
 
     def _logits(self, x_NE: Tensor, wanted_R: NDArray[np.int64]) -> Tensor:
         if len(wanted_R) < x_NE.shape[0]:
-            x_NE = x_NE[torch.from_numpy(_padded(wanted_R)).to(x_NE.device)]
+            x_NE = x_NE[torch.from_numpy(padded(wanted_R)).to(x_NE.device)]
         h_RE = torch.rms_norm(x_NE, (self.model.config.width,), self.model.final_norm, self.model.config.norm_eps)
         return self._products.linear(h_RE, self.model.head_weight)[: len(wanted_R)]
 
 
-def _padded(values_N: NDArray[np.int64], value: int = 0) -> NDArray[np.int64]:
+def padded(values_N: NDArray[np.int64], value: int = 0) -> NDArray[np.int64]:
+    """`values_N`, then as many of `value` as bring it to the number of `padded_rows`."""
     num_rows = padded_rows(len(values_N))
     if num_rows == len(values_N):
         return values_N

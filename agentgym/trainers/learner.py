@@ -152,22 +152,21 @@ class Learner:
     @torch.no_grad()
     def logprobs(self, batch: TrainingBatch) -> Tensor:
         """Logprobs of the batch's trained targets under the current weights, `[number of trained targets]`."""
-        return self._score(self.model, batch)[0]
+        return self._score(self.model, batch, _layout(batch))[0]
 
     def close(self) -> None:
         """Ends the learner's threads."""
         self._workers.close()
 
-    def _score(self, model: Decoder, part: TrainingBatch) -> tuple[Tensor, Tensor]:
-        layout = PackedLayout(part.seqlens, part.ids_N.device, ids_N=part.ids_N, wanted_N=part.mask_N)
+    def _score(self, model: Decoder, part: TrainingBatch, layout: PackedLayout) -> tuple[Tensor, Tensor]:
         hidden_ME = model.hidden(part.ids_N, layout)
         scores = score_targets(hidden_ME, model.head_weight, part.target_N[part.mask_N], self.temperature)
         return scores.logp_N, scores.entropy_N
 
     def _compute(self, part: TrainingBatch) -> MicroResult[_Report]:
         """The loss of a micro-batch: its share of the step's loss, so shares add up."""
-        config, mask_N = self.config, part.mask_N
-        logp_M, entropy_M = self._score(self.model, part)
+        config, mask_N, layout = self.config, part.mask_N, _layout(part)
+        logp_M, entropy_M = self._score(self.model, part, layout)
         old_logp_M, weight_M = part.old_logp_N[mask_N], part.weight_N[mask_N]
         all_M = torch.ones_like(logp_M, dtype=torch.bool)
         policy = LOSSES[config.loss](logp_M, old_logp_M, part.advantage_N[mask_N], all_M, config.clip)
@@ -175,7 +174,7 @@ class Learner:
         kl_M = torch.zeros_like(logp_M)
         if self.reference is not None:
             with torch.no_grad():
-                reference_M = self._score(self.reference, part)[0]
+                reference_M = self._score(self.reference, part, layout)[0]
             kl_M = KL_ESTIMATORS[config.kl_estimator](logp_M, reference_M)
             loss_M = loss_M + config.kl_coefficient * kl_M
         if config.entropy_coefficient:
@@ -191,3 +190,7 @@ class Learner:
             stats=policy.stats,
         )
         return MicroResult(loss, report)
+
+
+def _layout(part: TrainingBatch) -> PackedLayout:
+    return PackedLayout(part.seqlens, part.ids_N.device, ids_N=part.ids_N, wanted_N=part.mask_N)

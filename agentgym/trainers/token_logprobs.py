@@ -70,11 +70,11 @@ class _ScoreTargets(torch.autograd.Function):
             p_CV, ctx.last_p_CV = ctx.last_p_CV, None
             if p_CV is None:
                 p_CV = _logits(hidden_NE[part], head_VE, ctx.temperature).softmax(-1)
-            slope_CV = -grad_logp_N[part, None]
-            if uses_entropy:
-                log_p_CV = p_CV.log().clamp_(min=torch.finfo(p_CV.dtype).min)  # where p is 0, so is p log p
-                slope_CV = slope_CV - grad_entropy_N[part, None] * (log_p_CV + entropy_N[part, None])
-            grad_CV = p_CV.mul_(slope_CV)
+            # -p (log p + entropy), written so that it is 0 where p is
+            extra_CV = torch.special.entr(p_CV) - p_CV * entropy_N[part, None] if uses_entropy else None
+            grad_CV = p_CV.mul_(-grad_logp_N[part, None])
+            if extra_CV is not None:
+                grad_CV.addcmul_(extra_CV, grad_entropy_N[part, None])
             grad_CV.scatter_add_(1, target_N[part, None], grad_logp_N[part, None])
             grad_CV = grad_CV.div_(ctx.temperature).to(hidden_NE.dtype)
             grad_hidden_NE[part] = linear(grad_CV, head_VE.T)

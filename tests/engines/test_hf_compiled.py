@@ -132,14 +132,14 @@ def test_without_a_compiler_the_engine_says_so_and_runs_uncompiled(
 
 
 BROKEN = """
-import asyncio
+import asyncio, sys
 from agentgym.embedded import embedded_folder
 from agentgym.engines.hf import HfEngine, HfEngineConfig
 from agentgym.engines.hf_checkpoint import load_decoder
 from agentgym.engines.protocol import Sampling
 
 async def play():
-    engine = HfEngine(load_decoder(embedded_folder()), HfEngineConfig(compile=True))
+    engine = HfEngine(load_decoder(embedded_folder()), HfEngineConfig(compile={'on': True, 'auto': None}[sys.argv[1]]))
     print(len((await engine.generate([5, 6, 7], Sampling(max_tokens=3), session="a")).ids))
     await engine.close()
 
@@ -147,13 +147,20 @@ asyncio.run(play())
 """
 
 
-def test_a_compiler_that_fails_is_a_warning_and_the_engine_runs_uncompiled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wanted", ["auto", "on"])
+def test_a_compiler_that_fails_is_an_error_where_it_was_asked_for_and_else_a_warning(
+    wanted: str, tmp_path: Path
+) -> None:
     compiler = tmp_path / "broken-compiler"
     compiler.write_text("#!/bin/sh\nexit 1\n")
     compiler.chmod(0o755)
     env = os.environ | {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-c", BROKEN], env=env, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
-    assert "could not be compiled and runs uncompiled, slower: " in done.stderr
+    command = [sys.executable, "-c", BROKEN, wanted]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+    if wanted == "auto":
+        assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+        assert "could not be compiled and runs uncompiled, slower: " in done.stderr
+    else:
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "EngineError: the hf engine failed with 1 requests in flight" in done.stderr
+        assert "No working C++ compiler" in done.stderr

@@ -153,3 +153,17 @@ def test_extreme_logits_stay_finite() -> None:
     assert scores.entropy_N.tolist() == [0.0, 0.0]
     (scores.logp_N + scores.entropy_N).sum().backward()
     assert hidden_NE.grad is not None and bool(hidden_NE.grad.isfinite().all())
+
+
+def test_a_probability_of_zero_leaves_the_gradient_of_the_entropy_finite() -> None:
+    hidden_NE = torch.tensor([[1.0, 0.0]], requires_grad=True)
+    head_VE = torch.tensor(
+        [[300.0, 0.0], [299.0, 1.0], [-300.0, 0.0]], requires_grad=True
+    )  # the last has probability 0
+    scores = score_targets(hidden_NE, head_VE, torch.tensor([0]))
+    gradients = torch.autograd.grad(5.0 * scores.entropy_N.sum(), (hidden_NE, head_VE))
+    double_NE, double_VE = (one.detach().double().requires_grad_() for one in (hidden_NE, head_VE))
+    log_p_NV = (double_NE @ double_VE.T).log_softmax(-1)
+    expected = torch.autograd.grad(-5.0 * (log_p_NV.exp() * log_p_NV).sum(), (double_NE, double_VE))
+    for one, other in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-4)
