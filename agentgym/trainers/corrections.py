@@ -23,13 +23,11 @@ from torch import Tensor
 
 from agentgym.errors import ConfigError, InvalidTrajectory
 from agentgym.registry import Registry
-from agentgym.trainers.losses.policy_loss import require
+from agentgym.trainers.kl import MAX_LOG_RATIO
+from agentgym.trainers.losses.policy_loss import check_shapes, require
 from agentgym.trainers.sequences import Sequences
 
 __all__ = ["CORRECTIONS", "Correction", "CorrectionFn", "proximal_logp"]
-
-MAX_LOG_RATIO = 20.0
-"""Nats: e^20 is 4.9e8, well inside float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -307,12 +305,7 @@ def proximal_logp(
 
 def _log_ratio(old_logp: Tensor, sampled_logp: Tensor, mask: Tensor) -> Tensor:
     """`log r` in float64, of any size, 0 outside of the mask."""
-    shapes = [tuple(one.shape) for one in (old_logp, sampled_logp, mask)]
-    if len(set(shapes)) > 1 or mask.dtype != torch.bool:
-        raise InvalidTrajectory(
-            "old_logp, sampled_logp and mask have one shape, and the mask is bool; got "
-            f"{', '.join(map(str, shapes))} and {mask.dtype}"
-        )
+    check_shapes(mask, old_logp=old_logp, sampled_logp=sampled_logp)
     return torch.where(mask, old_logp.double() - sampled_logp.double(), 0.0)
 
 

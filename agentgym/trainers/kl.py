@@ -22,6 +22,7 @@ from agentgym.registry import Registry
 
 __all__ = [
     "KL_PENALTIES",
+    "MAX_LOG_RATIO",
     "AdaptiveKL",
     "FixedKL",
     "KLController",
@@ -42,7 +43,7 @@ KL_PENALTIES: Registry[KLPenalty] = Registry("KL penalty")
 """Every penalty by name: `(logp, ref_logp) -> penalty`; `KL_PENALTIES.register(name)` adds one."""
 
 MAX_LOG_RATIO = 20.0
-"""`k3` and `low_var` clamp `log r` to this many nats either way: e^20 is 4.9e8, well inside float32."""
+"""Nats: where a ratio is taken, its logarithm is clamped to this either way. e^20 is 4.9e8, whose square is finite."""
 MAX_LOW_VAR = 10.0
 """Nats; the largest value of `low_var`."""
 

@@ -6,7 +6,7 @@ import copy
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import reduce
 
 import torch
@@ -19,7 +19,6 @@ from agentgym.trainers.batch import TrainingBatch
 from agentgym.trainers.kl import KL_PENALTIES
 from agentgym.trainers.losses import (
     LOSSES,
-    ClipConfig,
     LossStats,
     PolicyLoss,
     PolicyLossFn,
@@ -41,10 +40,8 @@ class LearnerConfig:
 
     loss: str = "ppo_clip"
     """Policy loss, by its name in `LOSSES`, such as `ppo_clip`, `gspo` or `cispo`."""
-    clip: ClipConfig = field(default_factory=ClipConfig)
-    """The bounds of `ppo_clip`."""
     loss_settings: Mapping[str, object] = field(default_factory=dict)
-    """The settings of any other loss, by their names, such as `clip_high`; what is not named has its default."""
+    """The settings of the loss by their names, such as clip_high=0.28; what is not named has its default."""
     kl_coefficient: float = 0.0
     """Weight of the KL term against the model that training began with; 0 keeps no reference model."""
     kl_penalty: str = "k3"
@@ -63,16 +60,12 @@ class LearnerConfig:
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads is at least 1, got {self.threads}")
         KL_PENALTIES[self.kl_penalty]
-        if self.loss == "ppo_clip" and self.loss_settings:
-            raise ConfigError("the settings of ppo_clip are those of `clip`; leave loss_settings empty")
-        if self.loss != "ppo_clip" and self.clip != ClipConfig():
-            raise ConfigError(f"`clip` holds the bounds of ppo_clip; give those of {self.loss} in loss_settings")
         _ = self.policy_loss  # raises where the loss or a setting cannot work
 
     @property
     def policy_loss(self) -> PolicyLossFn:
         """The loss with its settings."""
-        return loss_with(self.loss, asdict(self.clip) if self.loss == "ppo_clip" else self.loss_settings)
+        return loss_with(self.loss, self.loss_settings)
 
     @property
     def needs_all_rows(self) -> bool:

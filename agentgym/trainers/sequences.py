@@ -1,4 +1,4 @@
-"""Which trajectory each token belongs to, for whatever is summed over a trajectory: one row of it or many.
+"""Which trajectory each token belongs to, or which group an episode: for whatever is summed over one of them.
 
 Shapes: `N` tokens, flattened; `S` sequence.
 """
@@ -47,8 +47,16 @@ class Sequences:
                 f"sequences are one int64 per token of {tuple(tokens.shape)}, got {sequences.dtype} of shape "
                 f"{tuple(sequences.shape)}"
             )
-        names_S, number_N = torch.unique(sequences.reshape(-1), return_inverse=True)
-        return cls(number_N, len(names_S), tokens.shape)
+        return cls.by_ids(sequences)
+
+    @classmethod
+    def by_ids(cls, *ids: Tensor) -> Sequences:
+        """Those with equal ids (int64, of one shape) belong together; with several ids, where all of them are equal."""
+        flat = torch.stack([one.reshape(-1) for one in ids])
+        if not flat.numel():
+            return cls(flat[0], 0, ids[0].shape)
+        names, number_N = torch.unique(flat, dim=1, return_inverse=True)
+        return cls(number_N, names.shape[1], ids[0].shape)
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over each sequence, `[S]` float64, with gradient."""
@@ -69,6 +77,12 @@ class Sequences:
         flat_N = values.reshape(-1).to(torch.float64)
         largest_S = torch.zeros(self.num_sequences, dtype=torch.float64, device=values.device)
         return largest_S.scatter_reduce(0, self.number_N, flat_N, "amax")
+
+    def min(self, values: Tensor) -> Tensor:
+        """The smallest value of each sequence, `[S]` float64."""
+        flat_N = values.reshape(-1).to(torch.float64)
+        smallest_S = torch.full((self.num_sequences,), torch.inf, dtype=torch.float64, device=values.device)
+        return smallest_S.scatter_reduce(0, self.number_N, flat_N, "amin")
 
     def spread(self, values_S: Tensor) -> Tensor:
         """Each sequence's value at all of its tokens, in their own shape."""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.errors import ConfigError, UnknownName
-from agentgym.trainers.losses import LOSSES, ClipConfig, PolicyLoss, ppo_clip
+from agentgym.trainers.losses import LOSSES, PolicyLoss, loss_with, ppo_clip
 
 Settings = dict[str, float | None]
 SETTINGS: Settings = {"clip_low": 0.2, "clip_high": 0.3, "dual_clip": 3.0}
@@ -162,7 +162,8 @@ def test_no_tokens_give_an_empty_loss_and_zero_statistics() -> None:
 )
 def test_bounds_that_cannot_work_are_refused(setting: str, value: float) -> None:
     with pytest.raises(ConfigError, match=setting):
-        ClipConfig(**{setting: value})
+        loss = loss_with("ppo_clip", {setting: value})
+        loss(*[torch.zeros(1)] * 3, torch.ones(1, dtype=torch.bool))
 
 
 def test_an_unknown_loss_names_the_nearest() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from agentgym.errors import ConfigError, InvalidTrajectory
+from agentgym.trainers.sequences import Sequences
 
 __all__ = ["Credit", "Groups", "TrainedTokens", "episode_groups", "whiten"]
 
@@ -124,34 +125,33 @@ def carry(rewards_BT: Tensor, mask_BT: Tensor) -> Tensor:
 class Groups:
     """Which group each of N members belongs to, with the statistics of its group at every member."""
 
-    index_N: Tensor
-    num_groups: int
+    members: Sequences
 
     @classmethod
     def of(cls, *ids_N: Tensor) -> Groups:
         """Members with equal ids belong together; with several ids, those for which all of them are equal."""
-        unique, index_N = torch.unique(ids_N[0], return_inverse=True)
-        for more_N in ids_N[1:]:
-            unique, more_N = torch.unique(more_N, return_inverse=True)
-            unique, index_N = torch.unique(index_N * len(unique) + more_N, return_inverse=True)
-        return cls(index_N, len(unique))
+        return cls(Sequences.by_ids(*ids_N))
+
+    @property
+    def index_N(self) -> Tensor:
+        """int64; the number of the member's group, from 0."""
+        return self.members.number_N
 
     @property
     def size_N(self) -> Tensor:
         """float64; members of the member's group."""
-        return self.total(torch.ones_like(self.index_N, dtype=torch.float64))
+        return self.total(torch.ones_like(self.index_N))
 
     def total(self, numbers_N: Tensor) -> Tensor:
         """The sum over the member's group; further axes stay apart."""
-        shape = (self.num_groups, *numbers_N.shape[1:])
+        shape = (self.members.num_sequences, *numbers_N.shape[1:])
         totals = torch.zeros(shape, dtype=torch.float64, device=numbers_N.device)
-        return totals.index_add(0, self.index_N, numbers_N)[self.index_N]
+        return totals.index_add(0, self.index_N, numbers_N.to(torch.float64))[self.index_N]
 
     def centred(self, numbers_N: Tensor, weights_N: Tensor | None = None) -> Tensor:
         """The distance from the group's mean, weighted where weights are given; exactly 0 where all are equal."""
         weights_N = torch.ones_like(numbers_N) if weights_N is None else weights_N
-        lowest = torch.full((self.num_groups,), torch.inf, dtype=torch.float64, device=numbers_N.device)
-        above_N = numbers_N - lowest.scatter_reduce(0, self.index_N, numbers_N, "amin")[self.index_N]
+        above_N = numbers_N - self.members.spread(self.members.min(numbers_N))
         return above_N - self.total(weights_N * above_N) / self.total(weights_N).clamp(min=torch.finfo().tiny)
 
     def std(self, numbers_N: Tensor) -> Tensor:

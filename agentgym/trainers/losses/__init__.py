@@ -1,6 +1,6 @@
 """Policy losses per token, one file an idea, and the critic's; aggregation is elsewhere."""
 
-from agentgym.trainers.losses.clipped import ClipConfig, ppo_clip
+from agentgym.trainers.losses.clipped import ppo_clip
 from agentgym.trainers.losses.covariance import clip_cov, kl_cov
 from agentgym.trainers.losses.policy_loss import (
     LOSSES,
@@ -19,7 +19,6 @@ from agentgym.trainers.losses.weighted import cispo, dppo_kl, dppo_tv, gpg, rein
 
 __all__ = [
     "LOSSES",
-    "ClipConfig",
     "LossStats",
     "PolicyLoss",
     "PolicyLossFn",

@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from agentgym.trainers.losses.policy_loss import LOSSES, PolicyLoss, Tokens, loss_stats, require, traits
 
-__all__ = ["ClipConfig", "ppo_clip"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClipConfig:
-    """Where the importance ratio stops paying; raises ConfigError for bounds that cannot work."""
-
-    clip_low: float = 0.2
-    """A ratio below `1 - clip_low` is clipped; in (0, 1)."""
-    clip_high: float = 0.2
-    """A ratio above `1 + clip_high` is clipped; above 0. DAPO uses 0.28."""
-    dual_clip: float | None = 3.0
-    """The ratio beyond which a token of negative advantage is clipped too; above 1, or None for never."""
-
-    def __post_init__(self) -> None:
-        require(0 < self.clip_low < 1, "clip_low", self.clip_low, "lie between 0 and 1 (0.2 is usual)")
-        require(self.clip_high > 0, "clip_high", self.clip_high, "be above 0 (0.2 and 0.28 are usual)")
-        dual = self.dual_clip
-        require(dual is None or dual > 1, "dual_clip", dual, "be above 1 (3.0 is usual), or None for no bound")
+__all__ = ["check_clip", "clipped_surrogate", "ppo_clip"]
 
 
 @LOSSES.register("ppo_clip")
@@ -50,14 +30,17 @@ def ppo_clip(
     Schulman et al. 2017 (PPO), eq. 7; L and H apart: Yu et al. 2025 (DAPO), section 3.1 "Clip-Higher"; the bound `c A`:
     Ye et al. 2020 (Mastering Complex Control in MOBA Games), the objective of dual-clip PPO.
 
-    The arguments are those of every loss, see `policy_loss`; the settings those of `ClipConfig`. Where `old_logp` is
-    what the engine sampled with, r is 1 on the first minibatch to the rounding between engine and learner.
+    The arguments are those of every loss, see `policy_loss`. `clip_low` lies in (0, 1), `clip_high` above 0 (DAPO uses
+    0.28), `dual_clip` above 1, or None for none. Where `old_logp` is what the engine sampled with, r is 1 on the first
+    minibatch to the rounding between engine and learner.
 
     Difference from the papers: the log ratio is clamped to `MAX_LOG_RATIO` either way, and beyond it the gradient is 0.
     That only matters for A < 0 without dual clip, where the unclamped gradient would grow without bound. verl's
     `vanilla` has the same clamp and gives the same numbers.
     """
-    ClipConfig(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    check_clip(clip_low, clip_high, "0.2 and 0.28 are usual")
+    above_one = dual_clip is None or dual_clip > 1
+    require(above_one, "dual_clip", dual_clip, "be above 1 (3.0 is usual), or None for no bound")
     tokens = Tokens.of(logp, old_logp, advantages, mask)
     loss, clipped = clipped_surrogate(tokens.ratio, tokens.gain, clip_low, clip_high)
     dual_clipped = torch.zeros_like(clipped)
@@ -66,6 +49,12 @@ def ppo_clip(
         dual_clipped = (tokens.gain < 0) & (loss > ceiling)
         loss = torch.where(dual_clipped, ceiling, loss)
     return PolicyLoss(loss, loss_stats(tokens, clipped, dual_clipped))
+
+
+def check_clip(clip_low: float, clip_high: float, usual: str) -> None:
+    """Raises ConfigError for bounds of a ratio that cannot work."""
+    require(0 < clip_low < 1, "clip_low", clip_low, f"lie between 0 and 1 ({usual})")
+    require(clip_high > 0, "clip_high", clip_high, f"be above 0 ({usual})")
 
 
 def clipped_surrogate(ratio: Tensor, gain: Tensor, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from agentgym.trainers.losses.clipped import clipped_surrogate
+from agentgym.trainers.losses.clipped import check_clip, clipped_surrogate
 from agentgym.trainers.losses.policy_loss import LOSSES, PolicyLoss, Tokens, loss_stats, require, traits
 
 __all__ = ["clip_cov", "kl_cov"]
@@ -38,8 +38,7 @@ def clip_cov(
     Differences from verl's `clip_cov`: the choice follows from `seed` and the order of the tokens alone, so the same
     step loses the same tokens; the log ratio is clamped to `MAX_LOG_RATIO`; means are float64.
     """
-    require(0 < clip_low < 1, "clip_low", clip_low, "lie between 0 and 1 (0.2 is usual)")
-    require(clip_high > 0, "clip_high", clip_high, "be above 0 (0.2 is usual)")
+    check_clip(clip_low, clip_high, "0.2 is usual")
     require(0 < fraction <= 1, "fraction", fraction, "lie in (0, 1] (2e-4 is usual)")
     require(cov_low < cov_high, "cov_low", cov_low, f"be below cov_high, which is {cov_high}")
     tokens = Tokens.of(logp, old_logp, advantages, mask)

@@ -21,16 +21,16 @@ from torch import Tensor
 
 from agentgym.errors import ConfigError, InvalidTrajectory
 from agentgym.registry import Registry
-from agentgym.trainers.kl import k3
+from agentgym.trainers.kl import MAX_LOG_RATIO, k3
 from agentgym.trainers.settings import with_settings
 
 __all__ = [
     "LOSSES",
-    "MAX_LOG_RATIO",
     "LossStats",
     "PolicyLoss",
     "PolicyLossFn",
     "Tokens",
+    "check_shapes",
     "is_elementwise",
     "is_silent_at_zero",
     "loss_stats",
@@ -38,9 +38,6 @@ __all__ = [
     "require",
     "traits",
 ]
-
-MAX_LOG_RATIO = 20.0
-"""Nats; the log ratio is clamped to it either way, so a ratio lies in [2.1e-9, 4.9e8] and its square is finite."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,6 +155,16 @@ def require(holds: bool, setting: str, value: object, wanted: str) -> None:
         raise ConfigError(f"{setting} is {value}; it must {wanted}")
 
 
+def check_shapes(mask: Tensor, **tensors: Tensor) -> None:
+    """Raises InvalidTrajectory for tensors that are not of the mask's shape, or a mask that is not bool."""
+    shapes = [tuple(one.shape) for one in (*tensors.values(), mask)]
+    if len(set(shapes)) > 1 or mask.dtype != torch.bool:
+        raise InvalidTrajectory(
+            f"{', '.join(tensors)} and mask have one shape, and the mask is bool; got "
+            f"{', '.join(map(str, shapes))} and {mask.dtype}"
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Tokens:
     """The inputs of a loss, with 0 for everything outside of the mask, so that nothing there reaches a result."""
@@ -178,12 +185,7 @@ class Tokens:
     @classmethod
     def of(cls, logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor) -> Tokens:
         """Raises InvalidTrajectory for tensors that are not of one shape, or a mask that is not bool."""
-        shapes = [tuple(one.shape) for one in (logp, old_logp, advantages, mask)]
-        if len(set(shapes)) > 1 or mask.dtype != torch.bool:
-            raise InvalidTrajectory(
-                "logp, old_logp, advantages and mask have one shape, and the mask is bool; got "
-                f"{', '.join(map(str, shapes))} and {mask.dtype}"
-            )
+        check_shapes(mask, logp=logp, old_logp=old_logp, advantages=advantages)
         old, gain = old_logp.detach(), advantages.detach()
         difference = torch.where(mask, (logp - old).to(logp.dtype), 0.0)
         log_ratio = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

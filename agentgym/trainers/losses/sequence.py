@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from agentgym.trainers.losses.clipped import clipped_surrogate
+from agentgym.trainers.kl import MAX_LOG_RATIO
+from agentgym.trainers.losses.clipped import check_clip, clipped_surrogate
 from agentgym.trainers.losses.policy_loss import (
     LOSSES,
-    MAX_LOG_RATIO,
     PolicyLoss,
     Tokens,
     loss_stats,
@@ -47,8 +47,7 @@ def gspo(
     verl's, its clamp of the log ratio at 10 from above included (beyond it the gradient is 0). A trajectory of several
     rows has one ratio, not one a row.
     """
-    require(0 < clip_low < 1, "clip_low", clip_low, "lie between 0 and 1 (3e-4 is usual)")
-    require(clip_high > 0, "clip_high", clip_high, "be above 0 (4e-4 is usual)")
+    check_clip(clip_low, clip_high, "3e-4 and 4e-4 are usual")
     tokens = Tokens.of(logp, old_logp, advantages, mask)
     whole = Sequences.of(sequences, logp, "gspo")
     mean = whole.spread(whole.mean(tokens.difference.detach(), mask)).to(logp.dtype)

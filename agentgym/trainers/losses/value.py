@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agentgym.errors import InvalidTrajectory
-from agentgym.trainers.losses.policy_loss import require
+from agentgym.trainers.losses.policy_loss import check_shapes, require
 
 __all__ = ["ValueLoss", "value_clip"]
 
@@ -37,12 +36,7 @@ def value_clip(
     outside of its mean.
     """
     require(clip is None or clip > 0, "clip", clip, "be above 0 (0.5 is usual), or None for no bound")
-    shapes = [tuple(one.shape) for one in (values, old_values, returns, mask)]
-    if len(set(shapes)) > 1 or mask.dtype != torch.bool:
-        raise InvalidTrajectory(
-            "values, old_values, returns and mask have one shape, and the mask is bool; got "
-            f"{', '.join(map(str, shapes))} and {mask.dtype}"
-        )
+    check_shapes(mask, values=values, old_values=old_values, returns=returns)
     old, target = old_values.detach().to(values.dtype), returns.detach().to(values.dtype)
     error = torch.where(mask, values - target, 0.0)
     loss = 0.5 * error.square()

@@ -52,8 +52,7 @@ def gpg(
     advantages by the share of live groups is the estimator `gpg`. The arguments are those of every loss, see
     `policy_loss`. `old_logp` only enters the statistics. Equal to verl's `gpg`.
     """
-    tokens = Tokens.of(logp, old_logp, advantages, mask)
-    return PolicyLoss(-tokens.gain * tokens.logp, loss_stats(tokens))
+    return reinforce(logp, old_logp, advantages, mask)
 
 
 @LOSSES.register("cispo")
