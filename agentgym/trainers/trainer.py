@@ -9,7 +9,7 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from itertools import count, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -19,16 +19,7 @@ from agentgym.engines.hf import HfEngine
 from agentgym.engines.hf_checkpoint import load_decoder
 from agentgym.engines.protocol import WeightSync
 from agentgym.envs.resolve import resolve_env
-from agentgym.envs.seeds import EVAL_SEED_START
-from agentgym.rollout.episode import Episode
-from agentgym.rollout.limits import Limits
-from agentgym.rollout.loop import RolloutLoop
 from agentgym.rollout.record import EpisodeWriter, read_episodes
-from agentgym.rollout.sampler import Sampler
-from agentgym.rollout.seeds import derive
-from agentgym.rollout.serve_http import EpisodeServer, ServeConfig
-from agentgym.rollout.served import ServedLoop
-from agentgym.rollout.stream import GroupStream, Order
 from agentgym.trainers.batch import build_batch
 from agentgym.trainers.collapse import signs_of_collapse
 from agentgym.trainers.config import TrainConfig
@@ -38,9 +29,11 @@ from agentgym.trainers.learner import Learner, StepStats
 from agentgym.trainers.metrics import EvalScore, RolloutSummary, StepMetrics, score
 from agentgym.trainers.mismatch import MismatchFound
 from agentgym.trainers.parity import ParityGate
+from agentgym.trainers.player import Player
 from agentgym.trainers.run_folder import Checkpoint, RunFolder
+from agentgym.trainers.tasks import EnvTasks
 from agentgym.trajectory import Group, Trajectory
-from agentgym.types import JSON, Task
+from agentgym.types import JSON
 
 __all__ = ["Observer", "TrainResult", "Trainer"]
 
@@ -134,45 +127,15 @@ class Trainer:
         logs = self.folder.path / "servers"
         self.engine = await open_engine(config, self.model, self.model_folder, version=self.step, log_folder=logs)
         stack.push_async_callback(self.engine.close)
-        loop = self._make_loop(config.limits)
-        self.sampler = Sampler(loop, config=config.sampler)
-        stack.callback(self.sampler.close)
-        short = replace(config.limits, max_turns=min(config.parity.turns, config.limits.max_turns))
-        self.probe_sampler = Sampler(self._make_loop(short))
-        stack.callback(self.probe_sampler.close)
-        self.players = self.sampler if config.serve is None else await self._serve(stack, loop, config.serve)
+        source = EnvTasks(config.env, config.seed, self.env_kwargs)
+        self.player = Player(config, self.engine, self.renderer, source)
+        await self.player.open(stack, self._on_served, first_order=self._first_order())
         self.learner = self._make_learner()
         stack.callback(self.learner.close)
         self.gate = ParityGate(config.parity, self.engine, self.learner, self._play_probe, self._publish)
-        self.stream = GroupStream(
-            self.players,
-            (order for step in count(self._first_order()) for order in self._orders(step)),
-            group_size=config.group_size,
-            num_open=config.tasks + config.over_dispatch,
-            run_seed=config.seed,
-        )
-        stack.push_async_callback(self.stream.close)
 
-    def _make_loop(self, limits: Limits) -> RolloutLoop:
-        """What plays the episodes, in training, evaluation and probe alike."""
-        config = self.config
-        return RolloutLoop(
-            self.engine,
-            self.renderer,
-            limits,
-            config.sampling,
-            history=config.history,
-            compaction=config.compaction,
-        )
-
-    async def _serve(self, stack: AsyncExitStack, loop: RolloutLoop, port: int) -> Sampler:
-        """A sampler whose episodes wait for agents outside, and are played with everything else as it is."""
-        served = ServedLoop(loop)
-        server = await stack.enter_async_context(EpisodeServer(served, ServeConfig(port=port)))
-        self.observer.on_phase(f"serving the episodes of training at {server.url}", 0)
-        players = Sampler(served, config=self.config.sampler)
-        stack.callback(players.close)
-        return players
+    def _on_served(self, url: str) -> None:
+        self.observer.on_phase(f"serving the episodes of training at {url}", 0)
 
     async def _check_engine(self) -> None:
         """Compiles what is to be compiled, sends the weights, and holds the engine's logprobs against ours."""
@@ -241,13 +204,8 @@ class Trainer:
         await self.gate.check(self.step, self.step)
 
     async def _play_groups(self) -> list[Group]:
-        config, number = self.config, self.step + 1
-        if config.over_dispatch:
-            groups = await self.stream.take(config.tasks)
-        else:
-            tasks = [order.task for order in self._orders(number)]
-            groups = await self.players.sample(tasks, config.group_size, step=number, run_seed=config.seed)
-        staleness = self.step if config.over_dispatch else 0
+        groups = await self.player.groups(self.step + 1)
+        staleness = self.step if self.config.over_dispatch else 0
         self.gate.check_versions(
             [one for group in groups for one in group.trajectories], self.step, staleness=staleness
         )
@@ -261,19 +219,8 @@ class Trainer:
         played = [int(one.trajectory.group.partition("/")[0]) for one in records if one.step <= self.step]
         return max([self.step, *played]) + 1
 
-    def _orders(self, step: int) -> list[Order]:
-        """The tasks of a step, and what their groups are called."""
-        config = self.config
-        seeds = [derive(config.seed, "task", step, index) % EVAL_SEED_START for index in range(config.tasks)]
-        tasks = [Task(config.env, seed, kwargs=self.env_kwargs) for seed in seeds]
-        return [Order(task, f"{step}/{index}", step) for index, task in enumerate(tasks)]
-
     async def _play_probe(self, name: str) -> list[Trajectory]:
-        """Short episodes of training tasks, which are recorded nowhere."""
-        tasks = [order.task for order in self._orders(self.step + 1)][: self.config.parity.episodes]
-        seed = self.config.seed
-        episodes = [Episode(task, f"{n}", 0, seed, self.step, f"parity-{name}") for n, task in enumerate(tasks)]
-        return await self.probe_sampler.run(episodes)
+        return await self.player.probe(name, self.step)
 
     async def _learn(
         self, groups: Sequence[Group], advantages: Sequence[GroupCredit]
@@ -312,15 +259,10 @@ class Trainer:
 
     async def _evaluate(self, phase: str) -> EvalScore | None:
         """Plays the held-out tasks with the sampling of training; None where none are asked for."""
-        config = self.config
-        if not config.eval_episodes:
+        if not self.config.eval_episodes:
             return None
-        await self.stream.close()
-        self.observer.on_phase(phase, config.eval_episodes)
-        # The same episodes, to the id, as `agentgym eval` plays with this seed.
-        tasks = [Task(config.env, EVAL_SEED_START + n, kwargs=self.env_kwargs) for n in range(config.eval_episodes)]
-        episodes = [Episode(task, f"0/{n}", 0, config.seed, phase=phase) for n, task in enumerate(tasks)]
-        trajectories = await self.sampler.run(episodes, on_episode=self.observer.on_episode)
+        self.observer.on_phase(phase, self.config.eval_episodes)
+        trajectories = await self.player.evaluate(phase, self.observer.on_episode)
         self.writer.write(trajectories, phase=phase, step=self.step)
         return score(self.step, trajectories)
 

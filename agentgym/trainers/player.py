@@ -1,0 +1,99 @@
+"""Plays for a training run: the groups of a step, the episodes of a probe, and evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from itertools import count
+
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.engines.protocol import Engine
+from agentgym.rollout.episode import Episode
+from agentgym.rollout.limits import Limits
+from agentgym.rollout.loop import RolloutLoop
+from agentgym.rollout.sampler import Sampler
+from agentgym.rollout.serve_http import EpisodeServer, ServeConfig
+from agentgym.rollout.served import ServedLoop
+from agentgym.rollout.stream import GroupStream, Order
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.tasks import TaskSource
+from agentgym.trajectory import Group, Trajectory
+
+__all__ = ["Player"]
+
+
+class Player:
+    """What plays the episodes of one run, with one engine and one chat format; `open` makes its parts."""
+
+    def __init__(self, config: TrainConfig, engine: Engine, renderer: Renderer, source: TaskSource) -> None:
+        self.config = config
+        self.source = source
+        self._engine = engine
+        self._renderer = renderer
+
+    async def open(self, stack: AsyncExitStack, on_served: Callable[[str], None], *, first_order: int) -> None:
+        """Makes the samplers; the stack closes them. `on_served` is told the address at which agents play, where they
+        do; `first_order` is the step whose tasks are dispatched first, where some are dispatched ahead."""
+        config = self.config
+        loop = self._make_loop(config.limits)
+        self._sampler = Sampler(loop, config=config.sampler)
+        stack.callback(self._sampler.close)
+        short = replace(config.limits, max_turns=min(config.parity.turns, config.limits.max_turns))
+        self._probe_sampler = Sampler(self._make_loop(short))
+        stack.callback(self._probe_sampler.close)
+        self._players = self._sampler
+        if config.serve is not None:
+            served = ServedLoop(loop)
+            server = await stack.enter_async_context(EpisodeServer(served, ServeConfig(port=config.serve)))
+            on_served(server.url)
+            self._players = Sampler(served, config=config.sampler)
+            stack.callback(self._players.close)
+        self._stream = GroupStream(
+            self._players,
+            (order for step in count(first_order) for order in self._orders(step)),
+            group_size=config.group_size,
+            num_open=config.tasks + config.over_dispatch,
+            run_seed=config.seed,
+        )
+        stack.push_async_callback(self._stream.close)
+
+    async def groups(self, step: int) -> list[Group]:
+        """The groups that a step learns from."""
+        config = self.config
+        if config.over_dispatch:
+            return await self._stream.take(config.tasks)
+        tasks = [order.task for order in self._orders(step)]
+        return await self._players.sample(tasks, config.group_size, step=step, run_seed=config.seed)
+
+    async def probe(self, name: str, version: int) -> list[Trajectory]:
+        """Short episodes of the next step's tasks, which are recorded nowhere."""
+        config = self.config
+        tasks = [order.task for order in self._orders(version + 1)][: config.parity.episodes]
+        episodes = [Episode(task, f"{n}", 0, config.seed, version, f"parity-{name}") for n, task in enumerate(tasks)]
+        return await self._probe_sampler.run(episodes)
+
+    async def evaluate(self, phase: str, on_episode: Callable[[Trajectory], None]) -> list[Trajectory]:
+        """The held-out tasks, played with the sampling of training: the same episodes, to the id, as `agentgym eval`
+        plays with this seed. What was dispatched ahead ends."""
+        await self._stream.close()
+        tasks = self.source.eval_tasks(self.config.eval_episodes)
+        episodes = [Episode(task, f"0/{n}", 0, self.config.seed, phase=phase) for n, task in enumerate(tasks)]
+        return await self._sampler.run(episodes, on_episode=on_episode)
+
+    def _make_loop(self, limits: Limits) -> RolloutLoop:
+        """What plays the episodes, in training, evaluation and probe alike."""
+        config = self.config
+        return RolloutLoop(
+            self._engine,
+            self._renderer,
+            limits,
+            config.sampling,
+            history=config.history,
+            compaction=config.compaction,
+        )
+
+    def _orders(self, step: int) -> Sequence[Order]:
+        """The tasks of a step, and what their groups are called."""
+        tasks = self.source.train_tasks(step, range(self.config.tasks))
+        return [Order(task, f"{step}/{index}", step) for index, task in enumerate(tasks)]
