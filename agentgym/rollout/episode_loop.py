@@ -147,5 +147,14 @@ def user_traceback(error: BaseException) -> str:
 def _is_scaffolding(path: str) -> bool:
     """Whether a frame of this file only leads to the environment's own code."""
     inner = path.replace("\\", "/").rpartition("/agentgym/")[2]
-    ours = ("rollout/", "evaluation/", "cli/", "envs/text_env.py", "envs/resolve.py")
+    ours = (
+        "rollout/",
+        "evaluation/",
+        "trainers/",
+        "cli/",
+        "envs/text_env.py",
+        "envs/resolve.py",
+        "user_code.py",
+        "registry.py",
+    )
     return inner.startswith(ours) or path.startswith("<frozen importlib")
