@@ -100,7 +100,7 @@ def _output(options: TrainOptions, config: TrainConfig) -> Path:
     if options.resume:
         raise ConfigError("--resume goes on in a run's folder: name it with --output")
     stem = config.env.rpartition(":")[2].rpartition("/")[2]
-    name = f"{stem}-{config.algo}-seed{config.seed}"
+    name = f"{stem}-{config.algo.rpartition(':')[2]}-seed{config.seed}"
     number = next(n for n in range(1, 10_000) if not Path("runs", f"{name}-{n}").exists())
     return Path("runs", f"{name}-{number}")
 

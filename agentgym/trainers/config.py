@@ -16,7 +16,7 @@ from agentgym.rollout.history import CompactionConfig, History
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.rollout.sampler import SamplerConfig
 from agentgym.rollout.serve_http import ServeConfig
-from agentgym.trainers.aggregation import AGGREGATIONS
+from agentgym.trainers.aggregation import check_aggregation
 from agentgym.trainers.credits import check_estimator, needs_groups
 from agentgym.trainers.learner import LearnerConfig
 from agentgym.trainers.optimizer import OptimizerConfig
@@ -35,7 +35,7 @@ class TrainConfig:
     """Keywords of the environment's class, such as level=2."""
     algo: str = "grpo"
     """What credits the sampled tokens, by its name in `ADVANTAGES`, such as grpo, rloo, reinforce_plus_plus or gigpo:
-    `agentgym algorithms list` shows all."""
+    `agentgym algorithms list` shows all. Or your own by its place, `path/to/file.py:name` or `package.module:name`."""
     advantage: Mapping[str, object] = field(default_factory=dict)
     """Settings of the estimator, such as gamma=0.95."""
     model: str = "embedded"
@@ -60,7 +60,8 @@ class TrainConfig:
     allow_single: bool = False
     """Accepts a group size of 1, whose advantages are all 0."""
     aggregation: str = "token-mean"
-    """How token losses become one number, by its name in `AGGREGATIONS`, such as seq-mean-token-mean or turn-mean."""
+    """How token losses become one number, by its name in `AGGREGATIONS`, such as seq-mean-token-mean or turn-mean, or
+    your own by its place."""
     norm_tokens: int | None = None
     """The tokens that `seq-mean-token-sum-norm` divides by, such as the longest reply allowed."""
     learner: LearnerConfig = field(default_factory=LearnerConfig)
@@ -87,7 +88,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_estimator(self.algo, self.advantage)
-        AGGREGATIONS[self.aggregation]
+        check_aggregation(self.aggregation, self.norm_tokens)
         for name in ("steps", "tasks", "group_size", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -15,9 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentgym.errors import ConfigError, InvalidTrajectory
+from agentgym.errors import ConfigError, InvalidTrajectory, TrainingHalted
+from agentgym.trainers.advantages.credit import Credit, check_rewards
 from agentgym.trainers.advantages.registry import ADVANTAGES
-from agentgym.trainers.settings import settings_of, with_settings
+from agentgym.trainers.settings import calling, settings_of, with_settings
 from agentgym.trajectory import Group, Row, Trajectory
 
 __all__ = ["INPUTS", "Advantages", "GroupCredit", "check_estimator", "credit_groups", "flat_credit", "needs_groups"]
@@ -55,7 +56,13 @@ class GroupCredit:
 
 def check_estimator(name: str, settings: Mapping[str, object]) -> None:
     """Raises UnknownName for an estimator that does not exist, ConfigError for one that needs more than the episodes
-    of a step (a critic, greedy episodes) and for a setting that it does not have or of another type."""
+    of a step (a critic, greedy episodes), for a setting that it does not have, of another type or out of its bounds,
+    and for one whose result is no Credit: it is tried on a step of two groups."""
+    _check_settings(name, settings)
+    _estimate(name, settings, _rehearsal())
+
+
+def _check_settings(name: str, settings: Mapping[str, object]) -> None:
     parameters = inspect.signature(ADVANTAGES[name]).parameters.values()
     needed = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY and one.default is one.empty]
     if lacking := [one for one in needed if one not in INPUTS]:
@@ -78,7 +85,7 @@ def credit_groups(
     it. Raises ConfigError for a group of one unless `allow_single`, and what `check_estimator` raises.
     """
     given = dict(settings or {})
-    check_estimator(name, given)
+    _check_settings(name, given)
     for group in groups:
         if len(group.trajectories) == 1 and not allow_single and needs_groups(name):
             raise ConfigError(
@@ -86,18 +93,54 @@ def credit_groups(
                 "nothing is learned: set the group size to 2 or more, or allow_single where that is meant"
             )
     episodes = [_Episode.of(one, number) for number, group in enumerate(groups) for one in _trained(group)]
-    parameters = inspect.signature(ADVANTAGES[name]).parameters
-    if "allow_single" in parameters:  # what is left of a larger group may be one episode
-        given["allow_single"] = True
     if not episodes:
         return [GroupCredit((None,) * len(group.trajectories)) for group in groups]
-    tensors = {key: value for key, value in _tensors(episodes).items() if key in parameters}
-    advantages_BT = ADVANTAGES[name](**tensors, **given).advantages_BT.to(torch.float32).numpy()
+    advantages_BT = _estimate(name, given, _tensors(episodes)).numpy()
     cut = (episode.cut(row_T) for episode, row_T in zip(episodes, advantages_BT, strict=True))
     return [
         GroupCredit(tuple(next(cut) if one.reward is not None else None for one in group.trajectories))
         for group in groups
     ]
+
+
+def _estimate(name: str, settings: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Tensor:
+    """The advantages, float32 `[B, T]`, 0 where nothing is trained; what goes in and what comes out is checked."""
+    function, mask_BT = ADVANTAGES[name], tensors["mask_BT"]
+    parameters = inspect.signature(function).parameters
+    check_rewards(tensors["rewards_BT"], mask_BT)
+    given = dict(settings)
+    if "allow_single" in parameters:  # what is left of a larger group may be one episode
+        given["allow_single"] = True
+    with calling(f"the advantage estimator {name!r}", function):
+        credit: object = function(**{key: value for key, value in tensors.items() if key in parameters}, **given)
+    if not isinstance(credit, Credit):
+        told = "Credit(advantages_BT, returns_BT) was wanted"
+        raise ConfigError(f"advantage estimator {name!r} gives a {type(credit).__name__}, and {told}")
+    if credit.advantages_BT.shape != mask_BT.shape:
+        raise ConfigError(
+            f"advantage estimator {name!r} gives advantages of shape {tuple(credit.advantages_BT.shape)}, and one for "
+            f"each token of each episode, {tuple(mask_BT.shape)}, was wanted"
+        )
+    advantages_BT = torch.where(mask_BT, credit.advantages_BT.detach(), 0.0).to(torch.float32)
+    if not bool(advantages_BT.isfinite().all()):
+        wrong = advantages_BT[~advantages_BT.isfinite()][0]
+        raise TrainingHalted(f"advantage estimator {name!r} gives {wrong} for a trained token, which cannot be trained")
+    return advantages_BT
+
+
+def _rehearsal() -> dict[str, Tensor]:
+    """What a step of two groups of four episodes, of two turns each, looks like; one episode is longer by a token."""
+    num_tokens = torch.tensor([3, 3, 3, 4] * 2)[:, None]
+    exists_BT = torch.arange(4) < num_tokens
+    rewards_BT = torch.zeros(8, 4, dtype=torch.float64).scatter(1, num_tokens - 1, 1.0)
+    rewards_BT[::2] = 0.0
+    return {
+        "rewards_BT": rewards_BT,
+        "mask_BT": exists_BT & (torch.arange(4) != 1),
+        "groups_B": torch.arange(8) // 4,
+        "turns_BT": torch.where(exists_BT, torch.arange(4) // 2, -1),
+        "states_BT": torch.where(exists_BT, torch.arange(4) // 2, -1),
+    }
 
 
 def flat_credit(group: Group, advantages: Sequence[float | None]) -> GroupCredit:

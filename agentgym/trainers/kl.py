@@ -19,6 +19,7 @@ from torch import Tensor
 
 from agentgym.errors import ConfigError
 from agentgym.registry import Registry
+from agentgym.trainers.settings import Contract, calling
 
 __all__ = [
     "KL_PENALTIES",
@@ -35,12 +36,18 @@ __all__ = [
     "k3_st",
     "low_var",
     "low_var_st",
+    "penalty_of",
 ]
 
 KLPenalty: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
-KL_PENALTIES: Registry[KLPenalty] = Registry("KL penalty")
-"""Every penalty by name: `(logp, ref_logp) -> penalty`; `KL_PENALTIES.register(name)` adds one."""
+KL_PENALTIES: Registry[KLPenalty] = Registry(
+    "KL penalty",
+    "`agentgym algorithms list` shows all.",
+    check=Contract("KL penalty", ("logp", "ref_logp")).check,
+)
+"""Every penalty by name: `(logp, ref_logp) -> penalty`; `KL_PENALTIES.register(name)` adds one, and
+`path/to/file.py:name` is one of a file."""
 
 MAX_LOG_RATIO = 20.0
 """Nats: where a ratio is taken, its logarithm is clamped to this either way. e^20 is 4.9e8, whose square is finite."""
@@ -127,6 +134,25 @@ def low_var_st(logp: Tensor, ref_logp: Tensor) -> Tensor:
 def _straight_through(value: KLPenalty, logp: Tensor, ref_logp: Tensor) -> Tensor:
     slope = k2(logp, ref_logp)
     return value(logp.detach(), ref_logp) + (slope - slope.detach())
+
+
+def penalty_of(name: str) -> KLPenalty:
+    """The penalty of that name; raises UnknownName, and ConfigError for one that gives something else than a number
+    for each token, as it is tried and whenever it is called."""
+    function = KL_PENALTIES[name]
+
+    def checked(logp: Tensor, ref_logp: Tensor) -> Tensor:
+        with calling(f"the KL penalty {name!r}", function):
+            penalty: object = function(logp, ref_logp)
+        if not isinstance(penalty, Tensor) or penalty.shape != logp.shape:
+            told = f"shape {tuple(penalty.shape)}" if isinstance(penalty, Tensor) else type(penalty).__name__
+            raise ConfigError(
+                f"KL penalty {name!r} gives {told}, and a number for each token, {tuple(logp.shape)}, was wanted"
+            )
+        return penalty
+
+    checked(torch.full((2,), -1.0), torch.full((2,), -2.0))
+    return checked
 
 
 class KLController(Protocol):

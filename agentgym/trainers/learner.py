@@ -16,7 +16,7 @@ from agentgym.engines.hf_layout import PackedLayout
 from agentgym.engines.hf_model import Decoder
 from agentgym.errors import ConfigError, TrainingHalted
 from agentgym.trainers.batch import TrainingBatch
-from agentgym.trainers.kl import KL_PENALTIES
+from agentgym.trainers.kl import penalty_of
 from agentgym.trainers.losses import (
     LOSSES,
     LossStats,
@@ -39,14 +39,15 @@ class LearnerConfig:
     """What is minimized, and in which portions."""
 
     loss: str = "ppo_clip"
-    """Policy loss, by its name in `LOSSES`, such as `ppo_clip`, `gspo` or `cispo`."""
+    """Policy loss, by its name in `LOSSES`, such as `ppo_clip`, `gspo` or `cispo`, or your own by its place,
+    `path/to/file.py:name` or `package.module:name`."""
     loss_settings: Mapping[str, object] = field(default_factory=dict)
     """The settings of the loss by their names, such as clip_high=0.28; what is not named has its default."""
     kl_coefficient: float = 0.0
     """Weight of the KL term against the model that training began with; 0 keeps no reference model."""
     kl_penalty: str = "k3"
     """The KL term, by its name in `KL_PENALTIES`, such as k2, k3 or k3_st; k1 has no gradient in expectation, so it
-    regularizes nothing."""
+    regularizes nothing; or your own by its place."""
     entropy_coefficient: float = 0.0
     """Weight of the entropy bonus."""
     micro_batch_tokens: int = 2048
@@ -59,7 +60,7 @@ class LearnerConfig:
             raise ConfigError(f"micro_batch_tokens is at least 1, got {self.micro_batch_tokens}")
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads is at least 1, got {self.threads}")
-        KL_PENALTIES[self.kl_penalty]
+        penalty_of(self.kl_penalty)
         _ = self.policy_loss  # raises where the loss or a setting cannot work
 
     @property
@@ -165,6 +166,7 @@ class Learner:
         threads = config.threads or min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
         self._fresh_from = 0
         self._loss = config.policy_loss
+        self._kl_penalty = penalty_of(config.kl_penalty)
         self._elementwise = is_elementwise(LOSSES[config.loss])
         self._workers = GradientWorkers(threads if on_cpu else 1)
 
@@ -273,7 +275,7 @@ class Learner:
         if self.reference is not None:
             with torch.no_grad():
                 reference_M = self._score(self.reference, part, layout)[0]
-            kl_M = KL_PENALTIES[config.kl_penalty](logp_M, reference_M)
+            kl_M = self._kl_penalty(logp_M, reference_M)
             loss_M = loss_M + config.kl_coefficient * kl_M
         if config.entropy_coefficient:
             loss_M = loss_M - config.entropy_coefficient * entropy_M
