@@ -67,7 +67,8 @@ def algorithms_markdown() -> str:
         "# Algorithms",
         "",
         "Pure functions by name, read off their signatures and docstrings by `agentgym algorithms list --markdown`.",
-        "`agentgym.trainers` has the tables; `ADVANTAGES.register(name)` and its like add a function of yours.",
+        "`agentgym.trainers` has the tables; `ADVANTAGES.register(name)` and its like add a function of yours, and",
+        "every option takes one by its place too, `path/to/file.py:name` ([how](write_your_own.md)).",
     ]
     found = all_algorithms()
     for table in TABLES:
