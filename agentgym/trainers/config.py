@@ -16,11 +16,12 @@ from agentgym.rollout.history import CompactionConfig, History
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.rollout.sampler import SamplerConfig
 from agentgym.rollout.serve_http import ServeConfig
-from agentgym.trainers.aggregation import check_aggregation
+from agentgym.trainers.aggregation import AGGREGATIONS, check_aggregation
 from agentgym.trainers.credits import check_estimator, needs_groups
 from agentgym.trainers.learner import LearnerConfig
 from agentgym.trainers.optimizer import OptimizerConfig
 from agentgym.trainers.parity import ParityConfig
+from agentgym.trainers.settings import is_bundled
 
 __all__ = ["TrainConfig", "config_from_mapping"]
 
@@ -63,7 +64,8 @@ class TrainConfig:
     """How token losses become one number, by its name in `AGGREGATIONS`, such as seq-mean-token-mean or turn-mean, or
     your own by its place."""
     norm_tokens: int | None = None
-    """The tokens that `seq-mean-token-sum-norm` divides by, such as the longest reply allowed."""
+    """The tokens that `seq-mean-token-sum-norm` divides by, such as the longest reply allowed; an
+    aggregation of your own may take it too."""
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     limits: Limits = field(default_factory=lambda: Limits(max_turns=64, turn_tokens=64))
@@ -88,7 +90,6 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_estimator(self.algo, self.advantage)
-        check_aggregation(self.aggregation, self.norm_tokens)
         for name in ("steps", "tasks", "group_size", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -99,12 +100,16 @@ class TrainConfig:
             ServeConfig(port=self.serve)
             if self.compaction.at is not None:
                 raise ConfigError("an agent outside (serve) shortens its conversation itself: leave compaction.at out")
-        if (self.norm_tokens is None) is (self.aggregation == "seq-mean-token-sum-norm"):
+        is_constant = self.aggregation == "seq-mean-token-sum-norm"
+        if (is_constant and self.norm_tokens is None) or (
+            self.norm_tokens is not None and not is_constant and is_bundled(AGGREGATIONS[self.aggregation])
+        ):
             raise ConfigError(
                 "norm_tokens is the constant of the aggregation seq-mean-token-sum-norm: give both or neither"
             )
         if self.norm_tokens is not None and self.norm_tokens < 1:
             raise ConfigError(f"norm_tokens must be at least 1, got {self.norm_tokens}")
+        check_aggregation(self.aggregation, self.norm_tokens)
         if self.group_size == 1 and not self.allow_single and needs_groups(self.algo):
             raise ConfigError(
                 f"group_size 1 has no baseline: {self.algo} would give every episode an advantage of 0."

@@ -12,7 +12,7 @@ from typing import ParamSpec, TypeVar, get_args, get_type_hints
 from agentgym.errors import ConfigError, nearest
 from agentgym.user_code import blamed
 
-__all__ = ["Contract", "calling", "settings_of", "with_settings"]
+__all__ = ["Contract", "calling", "is_bundled", "settings_of", "with_settings"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -77,10 +77,15 @@ class Contract:
         return f"Wanted: ({', '.join([*inputs, '*', *keywords, 'settings with defaults'])})"
 
 
+def is_bundled(function: Callable[..., object]) -> bool:
+    """Whether the function is ours, and not a user's."""
+    return str(getattr(function, "__module__", "")).startswith("agentgym.")
+
+
 @contextmanager
 def calling(name: str, function: Callable[..., object]) -> Iterator[None]:
     """Around a call of the function that `name` stands for: what one of the user's raises is said to be theirs."""
-    if str(getattr(function, "__module__", "")).startswith("agentgym."):
+    if is_bundled(function):
         yield
         return
     with blamed(f"{name} failed"):

@@ -153,6 +153,12 @@ def test_an_aggregation_that_cannot_work_is_refused(own: Path, name: str) -> Non
         TrainConfig(env="X", aggregation=f"{own}:{name}")
 
 
+def test_an_aggregation_of_a_users_may_take_the_constant_that_is_refused_for_ours(own: Path) -> None:
+    assert TrainConfig(env="X", aggregation=f"{own}:by_token", norm_tokens=64).norm_tokens == 64
+    with pytest.raises(ConfigError, match="give both or neither"):
+        TrainConfig(env="X", aggregation="token-mean", norm_tokens=64)
+
+
 def test_inputs_that_do_not_fit_are_refused_for_a_users_function_too(own: Path) -> None:
     loss = loss_with(f"{own}:clipped", {})
     three = torch.zeros(3, requires_grad=True)
