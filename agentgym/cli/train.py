@@ -60,7 +60,7 @@ def main(args: Sequence[str]) -> int:
         if given != type(given)() and config.engine != name:
             logger.warning("settings of %s are given, and the engine is %s: add --engine %s", name, config.engine, name)
     if options.print_config:
-        say(yaml.safe_dump(json.loads(json.dumps(asdict(config), default=dict)), sort_keys=False).rstrip())
+        say(yaml.safe_dump(json.loads(json.dumps(asdict(config.resolved), default=dict)), sort_keys=False).rstrip())
         return 0
     if options.dry_run:
         return _dry_run(config, as_json=options.json)
