@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agentgym.data.config import COLUMNS, DataConfig
-from agentgym.data.digest import row_seed
+from agentgym.data.digest import prompt_digest, row_seed
 from agentgym.data.table import Cells, Table, kind_of, plain
 from agentgym.errors import AgentGymError, ConfigError, nearest
 from agentgym.openai_wire import message_from_openai
@@ -25,10 +25,12 @@ MEDIA = ("images", "videos", "audios")
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A task, and where it stands: `Placed("train.parquet, row 17", task)`."""
+    """A task, and where it stands: `Placed("train.parquet, row 17", task, prompt_digest(task))`."""
 
     where: str
     task: Task
+    prompt: str
+    """The digest of what it asks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +93,12 @@ def read_tasks(table: Table, config: DataConfig, env_id: str | None) -> Iterator
         if isinstance(cells, Task):
             options = plain(cells.options, f"{where}, its options")
             assert isinstance(options, dict)
-            yield Placed(where, replace(cells, options=options))
+            task = replace(cells, options=options)
         elif reader is None:
             raise ConfigError(f"{where} has no columns; {', '.join(COLUMNS['prompt'])} was wanted")
         else:
-            yield Placed(where, reader.task(where, cells))
+            task = reader.task(where, cells)
+        yield Placed(where, task, prompt_digest(task))
 
 
 class _Reader:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from agentgym.data.digest import prompt_digest
 from agentgym.data.rows import Placed
 from agentgym.errors import ConfigError
 
@@ -20,14 +19,12 @@ def hold_out(rows: Sequence[Placed], fraction: float) -> tuple[list[Placed], lis
     Which side a prompt is on follows from its text alone: not from the order, the seed, or the other rows, so a file
     that grows moves none. At least one prompt is on each side; raises ConfigError where there are not two.
     """
-    digests = [prompt_digest(row.task) for row in rows]
-    ranked = sorted(set(digests))
+    ranked = sorted({row.prompt for row in rows})
     if len(ranked) < 2:
         raise ConfigError(f"eval_fraction needs at least 2 different prompts, got {len(ranked)} in {len(rows)} rows")
     held_out = {digest for digest in ranked if int(digest[:16], 16) < fraction * 2**64} | {ranked[0]}
     held_out -= {ranked[-1]}
-    train = [row for row, digest in zip(rows, digests, strict=True) if digest not in held_out]
-    return train, [row for row, digest in zip(rows, digests, strict=True) if digest in held_out]
+    return [row for row in rows if row.prompt not in held_out], [row for row in rows if row.prompt in held_out]
 
 
 def keep_apart(
@@ -38,19 +35,19 @@ def keep_apart(
     Raises ConfigError where `overlap` refuses, or where dropping would leave a side empty.
     """
     sides = {"train": list(train), "eval": list(held_out)}
-    asked = {side: {prompt_digest(row.task) for row in rows} for side, rows in sides.items()}
+    asked = {side: {row.prompt for row in rows} for side, rows in sides.items()}
     shared = asked["train"] & asked["eval"]
     if not shared:
         return sides["train"], sides["eval"], ""
     if overlap == "refuse":
-        named = [row.where for row in sides["eval"] if prompt_digest(row.task) in shared][:NUM_NAMED]
+        named = [row.where for row in sides["eval"] if row.prompt in shared][:NUM_NAMED]
         raise ConfigError(
             f"train and eval share {len(shared)} prompts, such as that of {'; '.join(named)}: what is trained on cannot"
             " be evaluated on. overlap=drop-train or drop-eval drops them from one side"
         )
     side = "train" if overlap == "drop-train" else "eval"
     before = len(sides[side])
-    sides[side] = [row for row in sides[side] if prompt_digest(row.task) not in shared]
+    sides[side] = [row for row in sides[side] if row.prompt not in shared]
     if not sides[side]:
         raise ConfigError(f"train and eval share all {len(shared)} prompts of {side}: nothing would be left of it")
     line = f"dropped {before - len(sides[side])} of {before} {side} rows: their {len(shared)} prompts are on both sides"

@@ -43,6 +43,8 @@ def plain(value: object, where: str) -> JSON:
 
     Raises ConfigError, naming `where`, for what JSON cannot hold.
     """
+    if isinstance(value, np.longdouble):  # whose tolist() is itself
+        return plain(float(value), where)
     if isinstance(value, np.generic | np.ndarray):
         return plain(value.tolist(), where)
     if value is None or isinstance(value, str | bool | int):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentgym.data.config import DataConfig
-from agentgym.data.digest import prompt_digest
 from agentgym.data.lengths import CountTokens, without_long_prompts
 from agentgym.data.rows import Placed, layout_of, read_tasks
 from agentgym.data.sources import open_sources
@@ -64,7 +63,7 @@ def _read(side: str, names: tuple[str, ...], config: DataConfig, env_id: str | N
         told = f" ({layout_of(table, config).told(table)})" if table.columns else ""
         report.append(f"{side}: {len(found)} tasks from {table.name}{told}")
         rows += found
-    repeated = len(rows) - len({prompt_digest(row.task) for row in rows})
+    repeated = len(rows) - len({row.prompt for row in rows})
     if repeated:
         report.append(f"{side}: {repeated} of {len(rows)} rows repeat the prompt of another one, and are kept")
     return rows
