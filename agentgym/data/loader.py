@@ -17,7 +17,8 @@ class TaskLoader:
 
     An epoch has every task once, in an order of its own, which depends on the seed, the epoch's number and what the
     tasks are: not on the order of the files, nor on who asks for how many. Without `shuffle` it is the order given.
-    What is left of an epoch when less is left than was asked for is given first, and the rest comes from the next.
+    Epochs follow one another as one endless stream: when less is left of one than was asked for, that is given first,
+    and the rest comes from the next.
     """
 
     def __init__(self, tasks: Sequence[Task], seed: int = 0, shuffle: bool = True) -> None:
@@ -28,8 +29,10 @@ class TaskLoader:
         self.shuffle = shuffle
         self.data = data_digest(self.tasks, ordered=not shuffle)
         """Names the tasks, and their order where it counts."""
+        self.position = 0
+        """How many tasks of the stream were taken."""
         self._digests = [task_digest(task) for task in self.tasks] if shuffle else []
-        self._begin(0)
+        self._orders: dict[int, Sequence[int]] = {}
 
     def __len__(self) -> int:
         """Tasks in an epoch."""
@@ -38,20 +41,20 @@ class TaskLoader:
     @property
     def epoch(self) -> int:
         """The number of the epoch that the next task is from."""
-        return self._epoch + (self._position == len(self.tasks))
+        return self.position // len(self.tasks)
 
     def take(self, num_tasks: int) -> tuple[Task, ...]:
         """The next `num_tasks` tasks; more than an epoch has is more than one epoch."""
         if num_tasks < 0:
             raise ConfigError(f"take gives 0 tasks or more, got {num_tasks}")
-        taken: list[Task] = []
-        while len(taken) < num_tasks:
-            if self._position == len(self.tasks):
-                self._begin(self._epoch + 1)
-            indices = self._order[self._position : self._position + num_tasks - len(taken)]
-            taken += [self.tasks[index] for index in indices]
-            self._position += len(indices)
-        return tuple(taken)
+        taken = self.at(range(self.position, self.position + num_tasks))
+        self.position += num_tasks
+        return taken
+
+    def at(self, places: range) -> tuple[Task, ...]:
+        """The tasks at these places of the stream, the same however often asked; what was taken plays no role."""
+        found = (divmod(place, len(self.tasks)) for place in places)
+        return tuple(self.tasks[self._order(epoch)[index]] for epoch, index in found)
 
     def state(self) -> dict[str, JSON]:
         """Where it stands, as JSON, and which tasks it deals out."""
@@ -60,8 +63,7 @@ class TaskLoader:
             "num_tasks": len(self.tasks),
             "seed": self.seed,
             "shuffle": self.shuffle,
-            "epoch": self._epoch,
-            "position": self._position,
+            "position": self.position,
         }
 
     def load(self, state: Mapping[str, JSON]) -> None:
@@ -69,25 +71,29 @@ class TaskLoader:
         mine = self.state()
         if missing := [name for name in mine if name not in state]:
             raise ConfigError(f"this is no state of a TaskLoader: it has no {', '.join(missing)}")
-        if state["data"] != self.data and state["shuffle"] == self.shuffle:
+        for name in ("shuffle", "seed"):
+            if state[name] != mine[name]:
+                raise ConfigError(f"the state has {name}={state[name]}, and this loader {name}={mine[name]}")
+        if state["data"] != self.data:
             raise ConfigError(
                 f"the state is that of {state['num_tasks']} other tasks, and there are {len(self.tasks)} here: the data"
                 " changed. Resume with the files and settings of the run, or begin a new one"
             )
-        for name in ("shuffle", "seed"):
-            if state[name] != mine[name]:
-                raise ConfigError(f"the state has {name}={state[name]}, and this loader {name}={mine[name]}")
-        epoch, position = state["epoch"], state["position"]
-        if not (isinstance(epoch, int) and isinstance(position, int) and epoch >= 0 <= position <= len(self.tasks)):
-            raise ConfigError(f"a state has an epoch and a position in it, got {epoch!r} and {position!r}")
-        self._begin(epoch)
-        self._position = position
+        position = state["position"]
+        if not isinstance(position, int) or position < 0:
+            raise ConfigError(f"a state has how many tasks were taken as its position, got {position!r}")
+        self.position = position
 
-    def _begin(self, epoch: int) -> None:
-        self._epoch, self._position = epoch, 0
-        self._order: Sequence[int] = range(len(self.tasks))
-        if self.shuffle:  # equal tasks are equal: which of them comes first makes no difference
-            self._order = sorted(self._order, key=lambda index: self._rank(epoch, index))
+    def _order(self, epoch: int) -> Sequence[int]:
+        """The indices of the tasks, in the epoch's order; those of the last two epochs asked for are kept."""
+        if not self.shuffle:
+            return range(len(self.tasks))
+        if epoch not in self._orders:
+            while len(self._orders) > 1:
+                del self._orders[next(iter(self._orders))]
+            # equal tasks are equal: which of them comes first makes no difference
+            self._orders[epoch] = sorted(range(len(self.tasks)), key=lambda index: self._rank(epoch, index))
+        return self._orders[epoch]
 
     def _rank(self, epoch: int, index: int) -> bytes:
         return hashlib.sha256(f"{self.seed}/{epoch}/{self._digests[index]}".encode()).digest()

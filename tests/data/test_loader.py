@@ -40,6 +40,17 @@ def test_a_resumed_loader_goes_on_as_it_would_have(count: int, shuffle: bool, be
     assert resumed.take(after) == loader.take(after)
 
 
+@given(st.integers(1, 12), st.booleans(), st.integers(0, 60), st.integers(0, 9), st.integers(0, 20))
+def test_any_place_of_the_stream_may_be_asked_for_at_any_time(
+    count: int, shuffle: bool, start: int, size: int, taken: int
+) -> None:
+    loader = TaskLoader(tasks(count), seed=2, shuffle=shuffle)
+    loader.take(taken)
+    places = range(start, start + size)
+    assert loader.at(places) == TaskLoader(tasks(count), seed=2, shuffle=shuffle).take(start + size)[start:]
+    assert loader.at(places) == loader.at(places) and loader.position == taken
+
+
 def test_what_is_left_of_an_epoch_comes_first() -> None:
     loader = TaskLoader(tasks(5), shuffle=False)
     assert [task.seed for task in loader.take(3)] == [0, 1, 2]
@@ -82,10 +93,10 @@ def test_a_state_of_something_else_is_refused() -> None:
         TaskLoader(tasks(4)[::-1], shuffle=False).load(ordered)
     loader = TaskLoader(tasks(4), seed=1)
     with pytest.raises(ConfigError, match="it has no data, num_tasks"):
-        loader.load({"epoch": 0})
-    for wrong in ({"position": 9}, {"position": -1}, {"epoch": -1}, {"epoch": "two"}):
-        with pytest.raises(ConfigError, match="a state has an epoch and a position in it"):
-            loader.load({**state, **wrong})
+        loader.load({"position": 0})
+    for wrong in (-1, "two", None):
+        with pytest.raises(ConfigError, match="how many tasks were taken as its position, got"):
+            loader.load({**state, "position": wrong})
 
 
 def test_no_tasks_and_negative_portions_are_refused() -> None:
