@@ -7,16 +7,16 @@ from itertools import islice
 
 from agentgym.data.table import Cells, Table, kind_of
 from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault
+from agentgym.loading import Wanted, load_named
 from agentgym.types import Task
-from agentgym.user_code import Wanted, load_object
 
 __all__ = ["open_generator"]
 
 GENERATOR = Wanted(
-    kind="function that yields rows",
+    noun="generator of rows",
+    example="function",
+    hint="It is a function that yields a dict or a Task for each row",
     fits=lambda value: callable(value) and not isinstance(value, type),
-    form="function",
-    no_file="write a function there that yields a dict or a Task for each row",
 )
 
 
@@ -44,7 +44,7 @@ def open_generator(name: str, limit: int | None = None) -> Table:
 
 
 def _rows(name: str) -> Iterator[object]:
-    found = load_object(name, GENERATOR)
+    found = load_named(name, GENERATOR)
     made = found() if callable(found) else found
     if not isinstance(made, Iterable) or isinstance(made, str | Mapping):
         raise ConfigError(f"{name} gives rows, dicts or Tasks, one after the other; got {kind_of(made)}")

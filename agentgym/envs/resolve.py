@@ -12,19 +12,18 @@ from gymnasium.envs.registration import registry
 from agentgym.envs.plugin import register_envs
 from agentgym.envs.text_env import TextEnv
 from agentgym.errors import ConfigError, UnknownName, nearest
+from agentgym.loading import Wanted, load_module, load_named
 from agentgym.types import JSON
-from agentgym.user_code import Wanted, load_module, load_object
 
 __all__ = ["make_env", "resolve_env"]
 
 VERSIONED = re.compile(r"-v\d+$")
-ENVIRONMENT = Wanted(
-    kind="environment",
+WANTED = Wanted(
+    noun="environment",
+    example="Class",
+    hint="`agentgym env list` shows the installed environments",
+    new="`agentgym env new NAME` writes an environment to start from",
     fits=lambda value: isinstance(value, type) and issubclass(value, TextEnv),
-    form="Class",
-    no_file="`agentgym env new NAME` writes an environment to start from",
-    no_name="`agentgym env list` shows the installed ones",
-    no_module="`agentgym env list` shows the installed environments",
 )
 
 
@@ -44,7 +43,7 @@ def resolve_env(name: str, kwargs: Mapping[str, JSON] | None = None) -> Callable
     register_envs()
     place, _, last = name.rpartition(":")
     if place and VERSIONED.search(last):  # Gymnasium's `module:Id-v0`: importing the module registers the id
-        load_module(place, name, ENVIRONMENT)
+        load_module(place, name, WANTED)
         make = _from_registry(last)
     else:
         make = _from_path(name) if place else _from_registry(name)
@@ -85,7 +84,7 @@ _FOREIGN = tuple(key for key, spec in registry.items() if str(spec.entry_point).
 
 
 def _from_path(name: str) -> Callable[..., object]:
-    found = load_object(name, ENVIRONMENT)
+    found = load_named(name, WANTED)
     if not callable(found):
         raise ConfigError(f"{name!r} is a {type(found).__name__}, not an environment class")
     made: Callable[..., object] = found

@@ -235,8 +235,8 @@ def test_a_name_that_leads_nowhere_is_a_taught_error(name: str, words: str, in_f
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("rows.py:tasks", r"no file 'rows\.py'; write a function there that yields"),
-        ("no_such_module:rows", "no module 'no_such_module' for the function that yields rows"),
+        ("rows.py:tasks", r"no file 'rows\.py'\. It is a function that yields a dict or a Task"),
+        ("no_such_module:rows", "no module 'no_such_module' for the generator of rows"),
     ],
 )
 def test_code_that_is_not_there_is_a_taught_error(name: str, words: str, in_folder: Path) -> None:
