@@ -56,6 +56,10 @@ class DataConfig:
             if part not in COLUMNS:
                 near = nearest(part, COLUMNS) or "."
                 raise UnknownName(f"unknown part {part!r} of a row in columns{near} Parts: {', '.join(COLUMNS)}")
+        for setting, names in (("columns", self.columns), ("agents", self.agents)):
+            for key, value in names.items():
+                if not isinstance(value, str):  # a command line reads 0 and true as JSON
+                    raise ConfigError(f"{setting} {key} is a name, got {value!r}")
         for name in ("max_prompt_tokens", "max_rows"):
             value = getattr(self, name)
             if value is not None and value < 1:

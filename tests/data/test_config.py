@@ -49,6 +49,8 @@ def test_the_command_line_takes_every_setting() -> None:
     assert parsed(*words.split()) == expected
     with pytest.raises(ConfigError, match="eval_fraction is a share"):
         parsed("--data.train", "a.jsonl", "--data.eval-fraction", "2")
+    with pytest.raises(ConfigError, match="columns prompt is a name, got 0"):
+        parsed("--data.train", "a.jsonl", "--data.columns", "prompt=0")
 
 
 def test_a_file_of_settings_takes_one_file_or_many() -> None:
