@@ -100,7 +100,7 @@ def test_verify_finds_a_changed_token(agentgym: Command) -> None:
 
 def test_envs_and_tools_are_listed(agentgym: Command) -> None:
     envs = agentgym("env", "list", "--json")
-    assert [one["id"] for one in envs.json["envs"]] == ["TextGame-v0", "GuessNumber-v0", "WordLadder-v0"]
+    assert [one["id"] for one in envs.json["envs"]] == ["TextGame-v0", "GuessNumber-v0", "WordLadder-v0", "Prompt-v0"]
     everything = agentgym("tools", "list", "--json").json["tools"]
     assert {"TextGame-v0", "GuessNumber-v0", "WordLadder-v0"} <= {one["env"] for one in everything}
     one = agentgym("tools", "list", "WordLadder-v0", "--json").json["tools"]
