@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import re
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import gymnasium
@@ -17,11 +12,19 @@ from gymnasium.envs.registration import registry
 from agentgym.envs.plugin import register_envs
 from agentgym.envs.text_env import TextEnv
 from agentgym.errors import ConfigError, UnknownName, nearest
+from agentgym.loading import Wanted, load_module, load_named
 from agentgym.types import JSON
 
 __all__ = ["make_env", "resolve_env"]
 
 VERSIONED = re.compile(r"-v\d+$")
+WANTED = Wanted(
+    noun="environment",
+    example="Class",
+    hint="`agentgym env list` shows the installed environments",
+    new="`agentgym env new NAME` writes an environment to start from",
+    fits=lambda value: isinstance(value, type) and issubclass(value, TextEnv),
+)
 
 
 def make_env(name: str, kwargs: Mapping[str, JSON] | None = None) -> TextEnv:
@@ -40,7 +43,7 @@ def resolve_env(name: str, kwargs: Mapping[str, JSON] | None = None) -> Callable
     register_envs()
     place, _, last = name.rpartition(":")
     if place and VERSIONED.search(last):  # Gymnasium's `module:Id-v0`: importing the module registers the id
-        _import(place, name)
+        load_module(place, name, WANTED)
         make = _from_registry(last)
     else:
         make = _from_path(name) if place else _from_registry(name)
@@ -81,48 +84,8 @@ _FOREIGN = tuple(key for key, spec in registry.items() if str(spec.entry_point).
 
 
 def _from_path(name: str) -> Callable[..., object]:
-    place, _, attribute = name.rpartition(":")
-    module = _from_file(Path(place)) if place.endswith(".py") else _import(place, name)
-    found = getattr(module, attribute, None)
-    if found is None:
-        classes = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, TextEnv)]
-        own = [key for key in classes if getattr(module, key).__module__ == module.__name__]
-        near = nearest(attribute, own) or (f"; it has {', '.join(own)}" if own else "; it has no environment")
-        raise UnknownName(f"{place!r} has no {attribute!r}{near}. `agentgym env list` shows the installed ones")
+    found = load_named(name, WANTED)
     if not callable(found):
         raise ConfigError(f"{name!r} is a {type(found).__name__}, not an environment class")
     made: Callable[..., object] = found
     return made
-
-
-def _import(place: str, name: str) -> ModuleType:
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # a command finds the user's own modules where it is run
-    try:
-        return importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
-            raise  # the module exists and lacks something it imports: that is what to tell
-        raise UnknownName(
-            f"no module {place!r} for the environment {name!r}; give 'path/to/file.py:Class', or run where the module "
-            "can be imported. `agentgym env list` shows the installed environments"
-        ) from error
-
-
-def _from_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise UnknownName(f"no file {str(path)!r}; `agentgym env new NAME` writes an environment to start from")
-    name = f"agentgym_user_{path.stem}_{abs(hash(path.resolve())):x}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{str(path)!r} cannot be loaded as a Python module")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module

@@ -12,7 +12,7 @@ from agentgym.trainers.corrections import CORRECTIONS
 from agentgym.trainers.credits import INPUTS
 from agentgym.trainers.kl import KL_PENALTIES
 from agentgym.trainers.losses import LOSSES
-from agentgym.trainers.settings import settings_of
+from agentgym.settings import settings_of
 
 __all__ = ["TABLES", "Algorithm", "Table", "algorithms_markdown", "all_algorithms"]
 

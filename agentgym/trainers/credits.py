@@ -17,7 +17,7 @@ from torch import Tensor
 
 from agentgym.errors import ConfigError, InvalidTrajectory
 from agentgym.trainers.advantages.registry import ADVANTAGES
-from agentgym.trainers.settings import settings_of, with_settings
+from agentgym.settings import settings_of, with_settings
 from agentgym.trajectory import Group, Row, Trajectory
 
 __all__ = ["INPUTS", "Advantages", "GroupCredit", "check_estimator", "credit_groups", "flat_credit", "needs_groups"]

@@ -1,4 +1,4 @@
-"""Settings of the functions that a run names: estimators, losses, corrections."""
+"""Settings of the functions that a run names: estimators, losses, corrections, rewards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def with_settings(
 
     Raises ConfigError for a setting that it does not have, or of another type than the setting's.
     """
-    known, hints = settings_of(function, inputs), get_type_hints(function)
+    known, hints = settings_of(function, inputs), _hints(function) if settings else {}
     for setting, value in settings.items():
         if setting not in known:
             told = ", ".join(known) or "none"
@@ -41,3 +41,11 @@ def with_settings(
             told = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
             raise ConfigError(f"setting {setting!r} of {name} is {told}, got {value!r}")
     return partial(function, **settings)
+
+
+def _hints(function: Callable[..., object]) -> Mapping[str, object]:
+    """The parameters' types; none where they cannot be known: imported for the type checker alone, or a callable object."""
+    try:
+        return get_type_hints(function)
+    except (NameError, TypeError):
+        return {}
