@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import ParamSpec, TypeVar, get_args, get_type_hints
+from types import UnionType
+from typing import ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from agentgym.errors import ConfigError, nearest
 
@@ -33,7 +34,8 @@ def with_settings(
         if setting not in known:
             told = ", ".join(known) or "none"
             raise ConfigError(f"{name} has no setting {setting!r}{nearest(setting, known) or '.'} Its settings: {told}")
-        kinds = get_args(hints.get(setting)) or (hints.get(setting),)
+        hint = hints.get(setting)
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         if not all(isinstance(kind, type) for kind in kinds):
             continue  # without a plain type the function itself says what is wrong
         accepted = (*kinds, int) if float in kinds else kinds
@@ -44,7 +46,7 @@ def with_settings(
 
 
 def _hints(function: Callable[..., object]) -> Mapping[str, object]:
-    """The parameters' types; none where they cannot be known: imported for the type checker alone, or a callable object."""
+    """The parameters' types; none where they are imported for the type checker alone, or it is an object."""
     try:
         return get_type_hints(function)
     except (NameError, TypeError):
