@@ -6,13 +6,13 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from agentgym.settings import settings_of
 from agentgym.trainers.advantages import ADVANTAGES
 from agentgym.trainers.aggregation import AGGREGATIONS
 from agentgym.trainers.corrections import CORRECTIONS
 from agentgym.trainers.credits import INPUTS
 from agentgym.trainers.kl import KL_PENALTIES
 from agentgym.trainers.losses import LOSSES
-from agentgym.settings import settings_of
 
 __all__ = ["TABLES", "Algorithm", "Table", "algorithms_markdown", "all_algorithms"]
 

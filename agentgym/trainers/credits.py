@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentgym.errors import ConfigError, InvalidTrajectory
-from agentgym.trainers.advantages.registry import ADVANTAGES
 from agentgym.settings import settings_of, with_settings
+from agentgym.trainers.advantages.registry import ADVANTAGES
 from agentgym.trajectory import Group, Row, Trajectory
 
 __all__ = ["INPUTS", "Advantages", "GroupCredit", "check_estimator", "credit_groups", "flat_credit", "needs_groups"]

@@ -14,7 +14,9 @@ from agentgym.envs import TextEnv
 AGENTS = {"black_box_agent"}
 """Examples that play environments; the tests of `agentgym serve` run them."""
 FILES = (Path(__file__).parents[2] / "examples").glob("*.py")
-EXAMPLES = sorted(path.stem for path in FILES if path.stem[0] != "_" and path.stem not in AGENTS)
+REWARDS = {"custom_reward"}
+"""Examples that score episodes; tests/rewards/test_example.py runs them."""
+EXAMPLES = sorted(path.stem for path in FILES if path.stem[0] != "_" and path.stem not in AGENTS | REWARDS)
 
 
 def environments(module: str) -> list[str]:
