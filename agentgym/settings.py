@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from types import UnionType
-from typing import ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from agentgym.errors import ConfigError, nearest
 
@@ -35,6 +35,9 @@ def with_settings(
             told = ", ".join(known) or "none"
             raise ConfigError(f"{name} has no setting {setting!r}{nearest(setting, known) or '.'} Its settings: {told}")
         hint = hints.get(setting)
+        if get_origin(hint) is Literal and value not in get_args(hint):
+            told = " or ".join(map(repr, get_args(hint)))
+            raise ConfigError(f"setting {setting!r} of {name} is {told}, got {value!r}")
         kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         if not all(isinstance(kind, type) for kind in kinds):
             continue  # without a plain type the function itself says what is wrong

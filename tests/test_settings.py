@@ -25,6 +25,10 @@ def judge(
     return (value, scale, times, mode, tags)
 
 
+def choose(*, mode: Literal["a", "b"] = "a") -> str:
+    return mode
+
+
 def plain(*, scale: float = 1.0, times: int | None = None, tags: Sequence[str] = ()) -> tuple[object, ...]:
     return (scale, times, tags)
 
@@ -42,5 +46,7 @@ def test_types_that_are_plain_are_checked() -> None:
 
 def test_types_that_only_a_checker_sees_are_left_to_the_function() -> None:
     assert with_settings("judge", judge, {"mode": "b", "tags": ["x"]})(1) == (1, 1.0, None, "b", ["x"])
+    with pytest.raises(ConfigError, match="setting 'mode' of choose is 'a' or 'b', got 'c'"):
+        with_settings("choose", choose, {"mode": "c"})
     with pytest.raises(ConfigError, match="did you mean 'scale'"):
         with_settings("judge", judge, {"scal": 1.0})

@@ -14,7 +14,7 @@ from agentgym.rewards.loop import RewardedLoop
 from agentgym.rewards.overlong import overlong_penalty
 from agentgym.rewards.registry import REWARDS
 from agentgym.rewards.reply import conversation, ground_truth, last_reply, opening, whole_reply
-from agentgym.rewards.reward import InvalidReward, Reward, RewardFailure
+from agentgym.rewards.reward import InvalidReward, Reward, RewardFailure, UnusableReward
 from agentgym.rewards.rewards import Rewards, open_rewards
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "RewardFunction",
     "RewardedLoop",
     "Rewards",
+    "UnusableReward",
     "conversation",
     "ground_truth",
     "last_reply",

@@ -63,9 +63,7 @@ class RewardCall:
             raise ConfigError(
                 f"reward {name!r} needs the settings {', '.join(missing)}: reward.settings {missing[0]}=…"
             )
-        if form in (Form.VERL, Form.VERL_BATCH):
-            return cls(name, _verl_with_settings(name, function, settings), form)
-        return cls(name, with_settings(f"reward {name!r}", function, settings), form)
+        return cls(name, _with_settings(name, function, settings, form), form)
 
     @property
     def together(self) -> bool:
@@ -129,15 +127,30 @@ def _form(name: str, function: RewardFunction, batch: bool) -> Form:
     try:
         inspect.signature(function).bind(*range(2), **dict.fromkeys(settings_of(function)))
     except TypeError:
-        takes = f"{getattr(function, '__name__', name)}{inspect.signature(function)}"
         raise ConfigError(
             f"reward {name!r} takes {Form.EPISODE}, {Form.BATCH} or {Form.VERL}, and settings after a `*`; "
-            f"this is {takes}"
+            f"this is {_shown(function)}"
         ) from None
     positional = [one.name for one in parameters.values() if one.kind in POSITIONAL]
     if batch and positional[:1] == ["trajectory"]:
         raise ConfigError(f"reward {name!r} takes one trajectory: without manner=batch it is called once an episode")
     return Form.BATCH if batch or positional[:1] == ["trajectories"] else Form.EPISODE
+
+
+def _with_settings(name: str, function: RewardFunction, settings: Mapping[str, object], form: Form) -> RewardFunction:
+    if form in (Form.VERL, Form.VERL_BATCH):
+        return _verl_with_settings(name, function, settings)
+    parameters = inspect.signature(function).parameters
+    for setting in settings:
+        if setting in parameters and parameters[setting].kind in POSITIONAL:
+            raise ConfigError(
+                f"{setting!r} of reward {name!r} is a setting where it stands after a `*` in {_shown(function)}"
+            )
+    return with_settings(f"reward {name!r}", function, settings)
+
+
+def _shown(function: RewardFunction) -> str:
+    return f"{getattr(function, '__name__', '')}{inspect.signature(function)}"
 
 
 def _verl_with_settings(name: str, function: RewardFunction, settings: Mapping[str, object]) -> RewardFunction:

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Sequence
 
 from agentgym.rewards.function import RewardCall
-from agentgym.rewards.reward import RewardFailure
+from agentgym.rewards.reward import RewardFailure, UnusableReward
 from agentgym.rollout.threads import attempt
 from agentgym.tools.worker import Worker
 from agentgym.trajectory import Trajectory
@@ -41,11 +41,11 @@ class LocalFunction:
             async with asyncio.timeout(self.timeout_s) as limit:
                 error, result = await worker.run(lambda: attempt(lambda: self.call(trajectories)))
                 if error is not None:
-                    raise RewardFailure.of(error)
+                    raise error if isinstance(error, UnusableReward) else RewardFailure.of(error)
                 if inspect.isawaitable(result):
                     result = await result
             return self.call.values(result, len(trajectories))
-        except RewardFailure:
+        except (RewardFailure, UnusableReward):
             raise
         except Exception as error:  # the boundary around the user's reward function
             if isinstance(error, TimeoutError) and limit.expired():

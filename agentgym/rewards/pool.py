@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentgym.errors import ConfigError, UnknownName
-from agentgym.rewards.reward import RewardFailure
+from agentgym.rewards.reward import RewardFailure, UnusableReward
 from agentgym.trajectory import Trajectory
 
 __all__ = ["PoolJob", "RewardPool"]
@@ -135,6 +135,8 @@ class _Process:
     async def score(self, trajectories: Sequence[Trajectory]) -> list[object]:
         """A value for each; raises _Raised where the function did, RewardFailure where the process is lost."""
         answer = await self._ask(list(trajectories), self.job.timeout_s)
+        if answer.get("kind") == UnusableReward.__name__:
+            raise UnusableReward(answer["words"])
         if "error" in answer:
             raised = _Raised(answer["error"], answer["traceback"])
             raised.out_of_memory = answer["kind"] == "MemoryError"

@@ -24,7 +24,7 @@ from agentgym.rewards.reward import RewardFailure, read_reward
 from agentgym.rollout.threads import attempt
 from agentgym.trajectory import Trajectory
 
-GRACE_S = 5.0
+GRACE_S = 2.0
 """Seconds after a time-out by which a process whose parent did not kill it (it is gone) ends by itself."""
 
 

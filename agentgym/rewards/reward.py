@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from agentgym.errors import AgentGymError
+from agentgym.errors import AgentGymError, ConfigError
 from agentgym.rollout.episode_loop import user_traceback
 from agentgym.trajectory import Status, StopReason, Trajectory
 from agentgym.types import JSON
 
-__all__ = ["InvalidReward", "Reward", "RewardFailure", "read_reward", "rewarded", "unrewarded"]
+__all__ = ["InvalidReward", "Reward", "RewardFailure", "UnusableReward", "read_reward", "rewarded", "unrewarded"]
 
 COMPONENT = "reward/"
 """What the metrics of components begin with."""
@@ -27,6 +27,10 @@ MAX_LINE = 500
 
 class InvalidReward(AgentGymError, ValueError):
     """What a reward function gave, and no episode can have."""
+
+
+class UnusableReward(ConfigError):
+    """A reward that no episode can get: a setting or a library is missing. Raised by a function, it ends the run."""
 
 
 class RewardFailure(AgentGymError, RuntimeError):

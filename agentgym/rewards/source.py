@@ -24,7 +24,7 @@ class RewardSource(Protocol):
     async def score(self, trajectories: Sequence[Trajectory]) -> Sequence[object]:
         """What `read_reward` reads, or a RewardFailure, for each episode; raises RewardFailure where all of them fail.
 
-        ConfigError and UnknownName are for what no other episode would be spared, and end the run.
+        ConfigError is for what no other episode would be spared, and ends the run.
         """
 
     async def close(self) -> None:

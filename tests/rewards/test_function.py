@@ -50,6 +50,14 @@ def test_settings_are_the_keyword_only_parameters(episode: Make) -> None:
             RewardCall.of(by_length, settings)
 
 
+def test_a_setting_that_stands_before_the_star_is_told_so() -> None:
+    def scaled(trajectory: Trajectory, task: Task, scale: float = 1.0) -> float:
+        return scale
+
+    with pytest.raises(ConfigError, match=r"'scale' of reward .* after a `\*` in scaled\(trajectory"):
+        RewardCall.of(scaled, {"scale": 2.0})
+
+
 def test_a_function_of_trajectories_takes_all_of_them(episode: Make) -> None:
     call = RewardCall.of(of_all, {})
     played = [episode("a"), episode("b")]

@@ -141,7 +141,7 @@ def played(word):
     return Trajectory(Task("A-v0", 0), "0", 0, (row,), turns, Status.COMPLETED, StopReason.TERMINATED)
 
 async def main():
-    config = RewardConfig(function={f"{written}:by_word"!r}, manner="pool", concurrency=1, timeout_s=2.0)
+    config = RewardConfig(function={f"{written}:by_word"!r}, manner="pool", concurrency=1, timeout_s=1.0)
     async with open_rewards(config) as rewards:
         (scored,) = await rewards.score([played("pid")])
         print(int(scored.reward), flush=True)

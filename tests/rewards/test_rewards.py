@@ -12,7 +12,7 @@ import pytest
 
 from agentgym.cli.options import parse_options
 from agentgym.errors import ConfigError, UnknownName
-from agentgym.rewards import Reward, RewardConfig, open_rewards
+from agentgym.rewards import Reward, RewardConfig, UnusableReward, open_rewards
 from agentgym.rewards.judge import JudgeConfig
 from agentgym.rewards.overlong import OverlongConfig
 from agentgym.rewards.remote import RemoteConfig
@@ -118,10 +118,10 @@ def test_a_hang_fails_its_episode_and_holds_up_no_other(episode: Make) -> None:
 
     try:
         for function in (hangs, sleeps):
-            config = RewardConfig(timeout_s=0.2, concurrency=1)
+            config = RewardConfig(timeout_s=1.5, concurrency=1)
             slow, fast = score(function, [episode("slow"), episode("fast")], config)
             assert (slow.status, fast.reward) == (Status.ENV_ERROR, 1.0)
-            assert slow.error is not None and "no reward within 0.2 s" in slow.error
+            assert slow.error is not None and "no reward within 1.5 s" in slow.error
     finally:
         released.set()
 
@@ -192,6 +192,11 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
         (RewardConfig(manner="pool"), lambda trajectory, task: 1.0, "by name"),
         (RewardConfig(function="f1"), lambda trajectory, task: 1.0, "a function in Python and the function"),
         (RewardConfig(function="gsm8k", settings={"metod": "strict"}), None, "did you mean 'method'"),
+        (
+            RewardConfig(function="gsm8k", settings={"method": "lenient"}),
+            None,
+            "is 'strict' or 'flexible', got 'lenient'",
+        ),
         (RewardConfig(judge=JudgeConfig(url="http://127.0.0.1:1"), settings={"a": 1}), None, "judge has its own"),
     ],
 )
@@ -200,6 +205,12 @@ def test_what_can_give_no_reward_is_refused_before_any_episode(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         score(function, [], config)
+
+
+def test_a_reward_that_no_episode_can_get_ends_the_run(episode: Make) -> None:
+    for manner in ("plain", "pool"):
+        with pytest.raises(UnusableReward, match="needs the setting pattern or tags"):
+            score(None, [episode("a")], RewardConfig(function="format", manner=manner, concurrency=1))
 
 
 def test_an_unknown_scorer_names_the_nearest() -> None:

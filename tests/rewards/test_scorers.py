@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym.errors import ConfigError
-from agentgym.rewards import REWARDS, InvalidReward, Reward, RewardConfig, open_rewards
+from agentgym.rewards import REWARDS, InvalidReward, Reward, RewardConfig, UnusableReward, open_rewards
 from agentgym.trajectory import Status, Trajectory
 
 Make = Callable[..., Trajectory]
@@ -141,9 +140,8 @@ def test_math_can_ask_for_a_box(score: Callable[..., Reward]) -> None:
 
 
 def test_math_that_computes_for_ever_is_killed(episode: Make) -> None:
-    hangs = episode(r"\boxed{9^{9^{9^{9}}}}", truth="1")
-    failed, right = scored("math", [hangs, episode("42", truth="42")], timeout_s=10.0)
-    assert (failed.status, right.reward) == (Status.ENV_ERROR, 1.0)
+    (failed,) = scored("math", [episode(r"\boxed{9^{9^{9^{9}}}}", truth="1")], timeout_s=3.0)
+    assert failed.status is Status.ENV_ERROR and "no answer within 3 s" in str(failed.error)
 
 
 def test_math_refuses_a_truth_that_it_cannot_read(score: Callable[..., Reward]) -> None:
@@ -227,7 +225,7 @@ def test_reasoning_that_was_parsed_counts_as_written(score: Callable[..., Reward
     pattern = r"^<think>.+</think>\s*<answer>.+</answer>$"
     assert score("format", "<answer>4\n</answer>", reasoning="so\nso", pattern=pattern, score=0.5).value == 0.5
     assert score("format", "4", reasoning="so", pattern=pattern).value == 0.0
-    with pytest.raises(ConfigError, match="pattern or tags"):
+    with pytest.raises(UnusableReward, match="pattern or tags"):
         score("format", "4")
 
 
@@ -267,8 +265,8 @@ def test_code_is_scored_by_its_tests(score: Callable[..., Reward], reply: str, t
 def test_a_program_that_takes_for_ever_is_wrong_and_its_other_tests_fail(score: Callable[..., Reward]) -> None:
     program = "def f(x):\n    while x: pass\n    return x"
     tests = ["assert f(0) == 0", "f(1)", "assert f(0) == 0"]
-    assert score("code", program, tests, partial=True, seconds=1.0).value == pytest.approx(1 / 3)
-    assert score("code", "import time\ntime.sleep(60)", "assert True", seconds=0.3).value == 0.0
+    assert score("code", program, tests, partial=True, seconds=0.5, wall_seconds=50.0).value == pytest.approx(1 / 3)
+    assert score("code", "import time\ntime.sleep(60)", "assert True", wall_seconds=1.0).value == 0.0
 
 
 def test_a_program_sees_no_key_of_the_environment(

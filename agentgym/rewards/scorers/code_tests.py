@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TypeGuard
 
@@ -29,8 +29,6 @@ __all__ = ["code"]
 
 PROGRAM = Path(__file__).with_name("code_process.py")
 FENCED = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
-WALL_FACTOR = 3.0
-"""Seconds by the clock that a second of computing time may take: a program may wait, and the machine may be busy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,10 +40,25 @@ class _Test:
     output: str = ""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Budget:
+    """What the tests of a program may take: computing time, time by the clock, memory."""
+
+    cpu_s: float
+    wall_s: float
+    memory_mb: int
+
+
 @REWARDS.register("code")
 @in_processes
 def code(
-    trajectory: Trajectory, task: Task, *, seconds: float = 10.0, memory_mb: int = 1024, partial: bool = False
+    trajectory: Trajectory,
+    task: Task,
+    *,
+    seconds: float = 10.0,
+    wall_seconds: float = 30.0,
+    memory_mb: int = 1024,
+    partial: bool = False,
 ) -> Reward:
     """1 where the program in the reply's last fenced block (or the reply itself) passes all tests, otherwise 0.
 
@@ -54,14 +67,16 @@ def code(
     `{"inputs": [...], "outputs": [...]}` for standard input and output, with `fn_name` for calls of a function. An
     object or list may be JSON text.
 
-    Each test is a process of its own, with a bound on memory and files, in a folder of its own, and `seconds` of
-    computing time are for all tests together: what remains when they are used up has failed. That is the program's
-    mistake, and no failure of the reward. It keeps accidents apart and is no sandbox: the program has the user's
+    Each test is a process of its own, with a bound on memory and files, in a folder of its own. `seconds` of computing
+    time, and `wall_seconds` by the clock (a program may wait, and the machine may be busy), are for all tests together:
+    what remains when they are used up has failed. That is the program's mistake, and no failure of the reward, whose
+    `timeout_s` has to be longer. It keeps accidents apart and is no sandbox: the program has the user's
     rights and network, and one that sets out to fool its tests can.
     """
     tests = _tests(ground_truth(task))
     program = _program(last_reply(trajectory))
-    passed = _num_passed(program, tests, seconds, memory_mb)
+    budget = _Budget(cpu_s=seconds, wall_s=wall_seconds, memory_mb=memory_mb)
+    passed = _num_passed(program, tests, budget)
     share = passed / len(tests)
     right = passed == len(tests)
     return Reward(share if partial else float(right), {"tests_passed": share}, success=right)
@@ -108,14 +123,15 @@ def _text(value: JSON) -> str:
     return "\n".join(str(one) for one in value) if _is_list(value) else str(value)
 
 
-def _num_passed(program: str, tests: Sequence[_Test], seconds: float, memory_mb: int) -> int:
-    passed, left_s, deadline = 0, seconds, time.monotonic() + WALL_FACTOR * seconds
+def _num_passed(program: str, tests: Sequence[_Test], budget: _Budget) -> int:
+    passed, left, deadline = 0, budget, time.monotonic() + budget.wall_s
     for test in tests:
-        before = _children_s()
-        if left_s <= 0 or time.monotonic() >= deadline:
+        if left.cpu_s <= 0 or left.wall_s <= 0:
             break
-        passed += _passes(program, test, left_s, deadline - time.monotonic(), memory_mb)
-        left_s -= _children_s() - before
+        before = _children_s()
+        passed += _passes(program, test, left)
+        cpu_s = left.cpu_s - (_children_s() - before)
+        left = replace(left, cpu_s=cpu_s, wall_s=deadline - time.monotonic())
     return passed
 
 
@@ -124,12 +140,12 @@ def _children_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _passes(program: str, test: _Test, cpu_s: float, wall_s: float, memory_mb: int) -> bool:
+def _passes(program: str, test: _Test, budget: _Budget) -> bool:
     proof = secrets.token_hex(16)
     job = {"program": program, "test": test.code, "input": test.input, "proof": proof}
-    limits = {"cpu_s": math.ceil(cpu_s), "wall_s": wall_s, "memory_mb": memory_mb}
+    limits = {"cpu_s": math.ceil(budget.cpu_s), "wall_s": budget.wall_s, "memory_mb": budget.memory_mb}
     with tempfile.TemporaryDirectory(prefix="agentgym-code-") as folder, tempfile.TemporaryFile() as printed:
-        ended_well = _run(json.dumps(job | limits), folder, wall_s, printed)
+        ended_well = _run(json.dumps(job | limits), folder, budget.wall_s, printed)
         printed.seek(0)
         said = printed.read().decode(errors="replace")
     if test.code is not None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from agentgym.errors import ConfigError
 from agentgym.rewards.registry import REWARDS, in_processes
 from agentgym.rewards.reply import ground_truth, last_reply
-from agentgym.rewards.reward import InvalidReward, Reward
+from agentgym.rewards.reward import InvalidReward, Reward, UnusableReward
 from agentgym.trajectory import Trajectory
 from agentgym.types import Task
 
@@ -26,7 +25,7 @@ def math(trajectory: Trajectory, task: Task, *, boxed: bool = False) -> Reward:
     try:
         import math_verify  # here, and not above: SymPy takes a second, and is an extra
     except ModuleNotFoundError as error:
-        raise ConfigError("the math reward needs math-verify: pip install 'agentgym-llm[rewards]'") from error
+        raise UnusableReward("the math reward needs math-verify: pip install 'agentgym-llm[rewards]'") from error
 
     # It warns of calls without a time-out of its own. Those are signals, which no thread gets: the pool has a time-out.
     logging.getLogger("math_verify").setLevel(logging.ERROR)

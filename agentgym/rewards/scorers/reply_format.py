@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from agentgym.errors import ConfigError
 from agentgym.rewards.registry import REWARDS
 from agentgym.rewards.reply import whole_reply
-from agentgym.rewards.reward import Reward
+from agentgym.rewards.reward import Reward, UnusableReward
 from agentgym.trajectory import Trajectory
 from agentgym.types import Task
 
@@ -26,7 +25,7 @@ def format_score(
     `<think>...</think>...<answer>...</answer>`. With both, both are wanted.
     """
     if not pattern and not tags:
-        raise ConfigError('the format reward needs the setting pattern or tags, such as tags=["think","answer"]')
+        raise UnusableReward('the format reward needs the setting pattern or tags, such as tags=["think","answer"]')
     text = whole_reply(trajectory)
     good = _has_tags(text, tags) and (not pattern or re.search(pattern, text, re.DOTALL) is not None)
     return Reward(score if good else 0.0, success=good)
