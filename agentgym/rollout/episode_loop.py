@@ -147,5 +147,5 @@ def user_traceback(error: BaseException) -> str:
 def _is_scaffolding(path: str) -> bool:
     """Whether a frame of this file only leads to the environment's own code."""
     inner = path.replace("\\", "/").rpartition("/agentgym/")[2]
-    ours = ("rollout/", "evaluation/", "cli/", "envs/text_env.py", "envs/resolve.py")
+    ours = ("rollout/", "rewards/", "evaluation/", "cli/", "envs/text_env.py", "envs/resolve.py")
     return inner.startswith(ours) or path.startswith("<frozen importlib")

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from agentgym.settings import settings_of
 from agentgym.trainers.advantages import ADVANTAGES
 from agentgym.trainers.aggregation import AGGREGATIONS
 from agentgym.trainers.corrections import CORRECTIONS
@@ -13,7 +14,6 @@ from agentgym.trainers.kl import KL_PENALTIES
 from agentgym.trainers.learner_config import CORRECTION_INPUTS
 from agentgym.trainers.losses import LOSSES
 from agentgym.trainers.presets import PRESETS
-from agentgym.trainers.settings import settings_of
 
 __all__ = ["TABLES", "Algorithm", "Table", "algorithms_markdown", "all_algorithms"]
 

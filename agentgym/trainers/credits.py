@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentgym.errors import ConfigError, InvalidTrajectory
+from agentgym.settings import settings_of, with_settings
 from agentgym.trainers.advantages.registry import ADVANTAGES
-from agentgym.trainers.settings import settings_of, with_settings
 from agentgym.trajectory import Group, Row, Trajectory
 
 __all__ = [

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import torch
 
 from agentgym.errors import ConfigError
+from agentgym.settings import with_settings
 from agentgym.trainers.corrections import CORRECTIONS
 from agentgym.trainers.critic import CriticConfig
 from agentgym.trainers.kl import KLConfig
 from agentgym.trainers.losses import LOSSES, PolicyLossFn, is_silent_at_zero, loss_with
-from agentgym.trainers.settings import with_settings
 
 __all__ = ["CORRECTION_INPUTS", "LearnerConfig"]
 

@@ -15,8 +15,11 @@ from agentgym.types import Message
 
 AGENTS = {"black_box_agent"}
 """Examples that play environments; the tests of `agentgym serve` run them."""
+REWARDS = {"custom_reward"}
+"""Examples that score episodes; tests/rewards/test_example.py runs them."""
 FOLDER = Path(__file__).parents[2] / "examples"
-EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem[0] != "_" and path.stem not in AGENTS)
+FILES = FOLDER.glob("*.py")
+EXAMPLES = sorted(path.stem for path in FILES if path.stem[0] != "_" and path.stem not in AGENTS | REWARDS)
 
 
 def environments(module: str) -> list[str]:

@@ -8,13 +8,13 @@ import pytest
 import yaml
 
 from agentgym.errors import ConfigError, UnknownName
+from agentgym.settings import with_settings
 from agentgym.trainers import ADVANTAGES, AGGREGATIONS, LOSSES
 from agentgym.trainers.config import AdvantageConfig, TrainConfig, config_from_mapping
 from agentgym.trainers.critic import CriticConfig
 from agentgym.trainers.learner_config import LearnerConfig
 from agentgym.trainers.losses import loss_with
 from agentgym.trainers.presets import PRESETS
-from agentgym.trainers.settings import with_settings
 
 
 @pytest.mark.parametrize("algo", [*PRESETS, *ADVANTAGES])
