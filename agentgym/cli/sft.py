@@ -93,8 +93,9 @@ class SftOptions:
         for name, (source, default) in BELONGS.items():
             if source not in given and getattr(self, name) != default:
                 raise ConfigError(f"--{name.replace('_', '-')} goes with --{source}, and not with --{given[0]}")
-        if self.epochs < 1:
-            raise ConfigError(f"epochs must be at least 1, got {self.epochs}")
+        for name in ("epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         for path in self.episodes:
             if not path.exists():
                 hint = f"; for so many demonstrations a step, --batch-size {path}" if path.name.isdigit() else ""

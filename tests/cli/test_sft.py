@@ -107,6 +107,7 @@ def test_an_output_that_is_taken_is_left_alone(agentgym: Command, model: Path, t
         (("--env", "GuessNumber-v0", "--model", "absent"), "no model folder 'absent'"),
         (("--env", "GuessNumber-v0", "--mistakes", "2"), "between 0 and 1"),
         (("--env", "GuessNumber-v0", "--steps", "0"), "steps must be at least 1"),
+        (("--env", "GuessNumber-v0", "--batch-size", "0"), "batch_size must be at least 1"),
         (("--env", "GuessNumber-v0", "--learning-rate", "0.1"), "--optimizer.learning-rate"),
     ],
     ids=lambda value: value[-1] if isinstance(value, tuple) else "",
