@@ -19,7 +19,7 @@ from agentgym.cli.options import env_as_option, parse_options
 from agentgym.cli.terminal import fail, say, show_json, show_table
 from agentgym.cli.training_display import TrainingDisplay
 from agentgym.errors import AgentGymError, ConfigError
-from agentgym.evaluation.statistics import success_interval
+from agentgym.evaluation.intervals import success_interval
 from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.metrics import EvalScore
 from agentgym.trainers.plan import describe_plan
