@@ -30,5 +30,5 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard startup/*)
 	@command -v $(PYTHON) >/dev/null || { echo 'there is no $(PYTHON) here: install Python 3.11 or newer, or run `make PYTHON=/path/to/python3`' >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("agentgym needs Python 3.11 or newer, and $(PYTHON) is %d.%d: run `make PYTHON=python3.11`, or the path of a newer one" % v[:2])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[train,rewards,dev]'
 	@touch $@

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeVar, cast
 
 from agentgym.errors import ConfigError, UnknownName, nearest
-from agentgym.user_code import load_object
+from agentgym.loading import Wanted, is_place, load_named
 
 __all__ = ["Registry"]
 
@@ -52,14 +52,14 @@ class Registry(Mapping[str, T], Generic[T]):
     def __getitem__(self, name: str) -> T:
         if name in self._entries:
             return self._entries[name]
-        if self._check is not None and (":" in name or name.endswith(".py")):
+        if self._check is not None and is_place(name):
             return self._own(name, self._check)
         hint = f" {self.hint}" if self.hint else f" Known: {', '.join(sorted(self._entries)) or 'none'}."
         near = nearest(name, self._entries) or "."
         raise UnknownName(f"unknown {self.kind} {name!r}{near}{hint}")
 
     def _own(self, name: str, check: Callable[[str, T], None]) -> T:
-        entry = cast(T, load_object(name, self.kind, self.hint))
+        entry = cast(T, load_named(name, Wanted(noun=self.kind, hint=self.hint)))
         check(name, entry)
         return entry
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from agentgym.chat_templates.formats.protocol import ReplyFormat
 from agentgym.chat_templates.formats.registry import FORMATS
-from agentgym.engines.openai_wire import tool_from_openai
+from agentgym.openai_wire import tool_from_openai
 from agentgym.types import ToolSpec
 
 MB = 1_000_000

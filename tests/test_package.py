@@ -23,7 +23,7 @@ DOORS = ("envs", "tools", "chat_templates", "trainers")
 HEAVY = {"huggingface_hub", "matplotlib", "ray", "rich", "safetensors", "tokenizers", "torch", "transformers", "tyro"}
 HOOK = {"_agentgym_gymnasium.pth", "_agentgym_gymnasium.py"}
 EMBEDDED = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
-TORCH_USERS = ("agentgym.trainers", "agentgym.engines.hf", "agentgym.cli.")
+TORCH_USERS = ("agentgym.trainers", "agentgym.engines.hf", "agentgym.engines.reward_model", "agentgym.cli.")
 
 
 def python(code: str, *, interpreter: str = sys.executable, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:

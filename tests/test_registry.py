@@ -85,7 +85,7 @@ def test_an_open_registry_finds_what_stands_in_a_file_and_does_not_list_it(tmp_p
         words[f"{path}:long"]
     with pytest.raises(UnknownName, match="has no word 'shart'"):
         words[f"{path}:shart"]
-    with pytest.raises(ConfigError, match=r"'words\.py' names no function"):
+    with pytest.raises(ConfigError, match=r"'words\.py' names no word"):
         words["words.py"]
 
 

@@ -68,7 +68,7 @@ class ChatMLRenderer(TemplateRenderer):
         pending, before = "", _NO_REPLY
         for message in new_messages:
             glue = self._glue.get((before, message.role))
-            if glue is None or not self._marks.is_plain(message.content):
+            if glue is None or not self.marks.is_plain(message.content):
                 return super().extend(ids, new_messages)
             pending = self._join(appended, pending, glue) + message.content
             before = message.role
@@ -81,7 +81,7 @@ class ChatMLRenderer(TemplateRenderer):
         if glue.ids is None:
             return text
         if text:
-            appended.extend(self._marks.encode(text))
+            appended.extend(self.marks.encode(text))
         appended.extend(glue.ids)
         return glue.tail
 
@@ -91,14 +91,14 @@ class ChatMLRenderer(TemplateRenderer):
         text = self.after_reply([*first, *second])
         start = 0 if before == _NO_REPLY else text.index(_FIRST) + len(_FIRST)
         between = text[start : None if after == _PROMPT else text.index(_SECOND)]
-        parts = self._marks.split(between)
+        parts = self.marks.split(between)
         places = [place for place, (_, index) in enumerate(parts) if index is not None]
         if not places:
             return _Glue(between)
         head = "".join(text for text, _ in parts[: places[0]])
         stop = len(parts) if after == _PROMPT else places[-1] + 1
         inner = "".join(text for text, _ in parts[places[0] : stop])
-        return _Glue(head, tuple(self._marks.encode(inner)), "".join(text for text, _ in parts[stop:]))
+        return _Glue(head, tuple(self.marks.encode(inner)), "".join(text for text, _ in parts[stop:]))
 
     def _verify(self) -> None:
         """Raises RenderError unless `extend` equals the template's own text, encoded at once."""

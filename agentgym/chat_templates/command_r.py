@@ -42,7 +42,7 @@ class CommandRenderer(TemplateRenderer):
     def _closing(self, ids: Sequence[int]) -> str:
         """The end of what a cut reply was in: its response, its calls or its thinking."""
         for index in reversed(ids):
-            mark = self._marks.texts.get(index, "")
+            mark = self.marks.texts.get(index, "")
             if mark.startswith("<|START_") and mark != "<|START_OF_TURN_TOKEN|>":
                 return mark.replace("START", "END")
             if mark:

@@ -38,5 +38,5 @@ class NemotronRenderer(TemplateRenderer):
     def _switched_off_ids(self) -> list[int]:
         """The generation prompt that closes the reasoning at once, from its role's mark on."""
         prompt = self.text(_SWITCHED_OFF, self.probe_tools)
-        opening = max(prompt.rfind(mark) for mark in self._marks.ids if mark in prompt and mark not in _OFF)
-        return self._marks.encode(prompt[opening:])
+        opening = max(prompt.rfind(mark) for mark in self.marks.ids if mark in prompt and mark not in _OFF)
+        return self.marks.encode(prompt[opening:])

@@ -78,7 +78,8 @@ class TemplateRenderer:
         seen = {**tokenizer.special_tokens, **(variables or {})}
         self._template = ChatTemplate(tokenizer.template, seen)
         self._tool_template = ChatTemplate(tokenizer.tool_template, seen) if tokenizer.tool_template else self._template
-        self._marks = Marks(tokenizer, reply_format.marks)
+        self.marks = Marks(tokenizer, reply_format.marks)
+        """What encodes the text that the template writes."""
         self.text_arguments = self._wants_text()
         """Whether the template takes the arguments of calls as JSON text alone."""
         self.probe_tools = probe_tools_of(self)
@@ -87,9 +88,9 @@ class TemplateRenderer:
         self._stop_ids = self._find_stops()
         self._opening_ids = self._find_openings()
         inner = ends_calls_alone(self, self._call_end, self._end)
-        self._inner_ids = frozenset([self._marks.ids[self._call_end]] if inner else [])
+        self._inner_ids = frozenset([self.marks.ids[self._call_end]] if inner else [])
         self._reader = ReplyReader(tokenizer, reply_format, self._stop_ids)
-        self._prompt_end = PromptEnd(tokenizer, self._marks, reply_format.thinking)
+        self._prompt_end = PromptEnd(tokenizer, self.marks, reply_format.thinking)
         self._in_reasoning = opens_reasoning(self.text([USER], self.probe_tools), reply_format.thinking)
         self.refusals: Mapping[str, str] = refusals_of(self)
         """Role of a new message to the reason why `extend` cannot be exact for it."""
@@ -146,8 +147,8 @@ class TemplateRenderer:
             raise RenderError(f"{self.tokenizer.name!r} cannot be given tools: {self.unread}")
         if tools and "tools" in self.drops:
             _log.warning("%r: %s", self.tokenizer.name, self.drops["tools"])
-        guard = self._guard(messages, tools)
-        return self._marks.encode(self.text(messages, tools, guard=guard), guard)
+        guard = self.guard_for(messages, tools)
+        return self.marks.encode(self.text(messages, tools, guard=guard), guard)
 
     def rerender(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
         """The prompt for the next reply when the template may rewrite history (`history="rerender"`): parsed replies
@@ -207,7 +208,7 @@ class TemplateRenderer:
         """The template's text of a conversation; `guard` goes inside every mark that a message spells."""
 
         def clean(text: str) -> str:
-            return self._marks.guard(text, guard) if guard else text
+            return self.marks.guard(text, guard) if guard else text
 
         dicts = [message_dict(each, clean, text_arguments=self.text_arguments) for each in self.prepare(messages)]
         tool_dicts = [tool_dict(tool, clean) for tool in tools]
@@ -243,19 +244,19 @@ class TemplateRenderer:
         named = new_messages
         if "name" in self.result_needs:
             named = [replace(each, name=each.name or self._stand_in_name(each)) for each in new_messages]
-        guard = self._guard(named)
+        guard = self.guard_for(named)
         text = self.after_reply(named, history, guard=guard)
-        return self._joined(ids, self._marks.encode(text, guard))
+        return self._joined(ids, self.marks.encode(text, guard))
 
     def _end_place(self, text: str, end: str) -> int | None:
         """Where the reply with `PROBE` in it ends, or None. Where nothing but the next message ends replies, and they
         begin differently, it is the first mark."""
         probe = text.find(PROBE)
-        if probe < 0 or self._marks.ids.get(end) not in self._opening_ids:
+        if probe < 0 or self.marks.ids.get(end) not in self._opening_ids:
             start = text.find(end, probe)
             return start if probe >= 0 and start >= 0 else None
         place = probe
-        for part, index in self._marks.split(text[probe:]):
+        for part, index in self.marks.split(text[probe:]):
             if index is not None and part not in self.reply_format.marks:
                 return place
             place += len(part)
@@ -285,8 +286,8 @@ class TemplateRenderer:
         """What to append of `appended`, which begins with the reply's end, behind `ids`."""
         last = ids[-1] if ids else -1
         if last not in self._stop_ids:
-            return self._marks.encode(self._closing(ids)) + appended
-        begins_next = appended[0] in self._opening_ids or self._marks.ids[self._end] in self._opening_ids
+            return self.marks.encode(self._closing(ids)) + appended
+        begins_next = appended[0] in self._opening_ids or self.marks.ids[self._end] in self._opening_ids
         begins_next = begins_next or last in self._inner_ids
         return appended[1:] if last == appended[0] or not begins_next else appended
 
@@ -294,8 +295,8 @@ class TemplateRenderer:
         """What the template puts between the text of a reply and its end, where `ids` lack it."""
         return "" if ids and self.decode(ids[-1:]).endswith(self._before_end) else self._before_end
 
-    def _guard(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
-        """A guard character when some text spells a mark, else an empty string."""
+    def guard_for(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
+        """The `guard` that `text` and `marks.encode` need: a character when some text spells a mark, else empty."""
         texts: list[str] = []
 
         def collect(text: str) -> str:
@@ -306,7 +307,7 @@ class TemplateRenderer:
             message_dict(message, collect)
         for tool in tools:
             tool_dict(tool, collect)
-        return "" if all(map(self._marks.is_plain, texts)) else pick_guard(texts)
+        return "" if all(map(self.marks.is_plain, texts)) else pick_guard(texts)
 
     def _wants_text(self) -> bool:
         """Whether calls are refused with arguments as they are, and taken with their JSON text."""
@@ -320,7 +321,7 @@ class TemplateRenderer:
         _, found, after = text.partition(PROBE)
         if not found:
             raise RenderError(f"the chat template of {self.tokenizer.name!r} drops what the assistant said")
-        between = self._marks.split(after.partition(USER.content)[0])
+        between = self.marks.split(after.partition(USER.content)[0])
         known = {*self.tokenizer.stop_tokens, *self.reply_format.ends}
         places = [place for place, (part, index) in enumerate(between) if index is not None]
         place = next((place for place in places if between[place][0] in known), places[0] if places else None)
@@ -345,16 +346,16 @@ class TemplateRenderer:
                 continue
             if PROBE not in whole or not whole.find(PROBE) < whole.find(result.content):
                 continue
-            between = self._marks.split(whole.partition(PROBE)[2].partition(result.content)[0])
+            between = self.marks.split(whole.partition(PROBE)[2].partition(result.content)[0])
             ends = (self._end, *self.tokenizer.stop_tokens, *self.reply_format.ends)
             for part, index in between:
                 if index is not None and part in ends:
                     return part
             shared = shared_start(alone, whole)
-            kept = self._marks.split(shared.partition(PROBE)[2].rstrip())
+            kept = self.marks.split(shared.partition(PROBE)[2].rstrip())
             if kept and kept[-1][1] is not None and kept[-1][0] not in self.reply_format.marks:
                 return kept[-1][0]
-            behind = self._marks.split(whole[len(shared) :].partition(result.content)[0])
+            behind = self.marks.split(whole[len(shared) :].partition(result.content)[0])
             first = next((part for part, index in behind if index is not None), None)
             if first is not None:
                 return first
@@ -375,12 +376,12 @@ class TemplateRenderer:
 
     def _find_openings(self) -> Collection[int]:
         """Stop ids that begin the next message (`<|observation|>`) rather than end the reply."""
-        first = self._marks.split(self.text([USER], self.probe_tools).partition(USER.content)[0])
+        first = self.marks.split(self.text([USER], self.probe_tools).partition(USER.content)[0])
         before = [part for part, index in first if index is not None]
         openings = {end for end in (self._end, self._call_end) if before and end == before[-1]}
         if self._call_end != self._end and (self._end in openings or begins_each_result(self, self._call_end)):
             openings.add(self._call_end)
-        return frozenset(self._marks.ids[end] for end in openings)
+        return frozenset(self.marks.ids[end] for end in openings)
 
     def _reads(self, reply: Message, tools: Sequence[ToolSpec], reader: ReplyReader) -> bool:
         """Whether `reader` reads the template's text of `reply` as `reply`, whatever ids its calls get."""
@@ -391,7 +392,7 @@ class TemplateRenderer:
             return False
         text, goes_on = reply_text(prompt, whole)
         context = ReplyContext(tools, goes_on and opens_reasoning(prompt, reader.format.thinking))
-        said = reader.parse(self._marks.encode(text), context)
+        said = reader.parse(self.marks.encode(text), context)
         calls = [(getattr(call, "name", ""), getattr(call, "arguments", None)) for call in said.tool_calls]
         wanted = [(call.name, call.arguments) for call in reply.tool_calls if isinstance(call, ToolCall)]
         return (said.content.strip(), calls) == (reply.content, wanted)

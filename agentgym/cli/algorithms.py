@@ -16,7 +16,7 @@ __all__ = ["COMMANDS", "main"]
 
 @dataclass(frozen=True, kw_only=True)
 class ListOptions:
-    """Shows every advantage estimator, loss, KL penalty, aggregation and off-policy correction by name."""
+    """Shows every preset, advantage estimator, loss, KL penalty, aggregation and off-policy correction by name."""
 
     markdown: bool = False
     """Write the page `docs/algorithms.md` instead: equation, source and differences of each."""
@@ -40,11 +40,9 @@ def _list(args: Sequence[str]) -> int:
         for one in found
     ]
     show_table(["kind", "name", "settings", "what it is"], rows)
+    say("preset: --algo NAME")
     for table in TABLES:
-        say(f"{table.kind}: {table.option or 'not used by train yet'}")
-    if missing := [one for one in found if one.missing]:
-        told = ", ".join(f"{one.name} ({', '.join(one.missing)})" for one in missing)
-        say(f"not an --algo yet, for want of an input: {told}")
+        say(f"{table.kind}: {table.option}")
     if options.json:
         told_json: list[JSON] = [
             {
@@ -54,7 +52,6 @@ def _list(args: Sequence[str]) -> int:
                 "details": one.details,
                 "inputs": list(one.inputs),
                 "settings": {name: _plain(default) for name, default in one.settings.items()},
-                "missing": list(one.missing),
             }
             for one in found
         ]

@@ -15,12 +15,14 @@ from agentgym.cli.terminal import fail, progress, say, show_json, show_table
 from agentgym.errors import AgentGymError
 from agentgym.evaluation.endpoint import EndpointUse, Quantiles
 from agentgym.evaluation.evaluate import Driver, EvalConfig, EvalPlan, EvalResult, open_evaluation
+from agentgym.evaluation.intervals import Interval
+from agentgym.evaluation.pass_at_k import AtK, RepeatScores
 from agentgym.evaluation.statistics import EvalSummary
 from agentgym.trajectory import Trajectory
 
-__all__ = ["finish", "main", "play", "summary_rows"]
+__all__ = ["finish", "main", "play", "repeat_rows", "summary_rows"]
 
-
+REPEAT_COLUMNS = ("tasks", "k", "pass@k", "pass^k", "best@k", "")
 NO_PRICE = "no price is set (--endpoint.price-prompt, --endpoint.price-completion, per million tokens)"
 
 
@@ -31,7 +33,7 @@ class EvalOptions(EvalConfig):
     num_tasks: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 50
     """Held-out tasks: the first so many, whatever the seed."""
     num_repeats: Annotated[int, tyro.conf.arg(aliases=["-r"])] = 1
-    """Episodes of each task."""
+    """Episodes of each task; with several, pass@k, pass^k and best@k are shown for k = 1, 2, 4, ... up to them."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """The folder for the episodes and the result; by default a new one under runs/."""
     resume: bool = False
@@ -94,6 +96,10 @@ def _show(result: EvalResult) -> None:
     size = f"{summary.num_tasks} tasks x {config.num_repeats}"
     title = f"{config.env}{keywords}, {config.policy}: {size}, seed {config.seed}"
     show_table(["", "", ""], summary_rows(summary) + use_rows(result.use), title=title)
+    if rows := repeat_rows(summary.at_k):
+        show_table(
+            REPEAT_COLUMNS, rows, title="of k episodes: one succeeds, all succeed, the best reward (95%, by task)"
+        )
     for line in failure_lines(result):
         say(line)
     say(f"episodes: {result.output}    look at them: agentgym view {result.output}")
@@ -115,6 +121,35 @@ def summary_rows(summary: EvalSummary) -> list[list[str]]:
         ["turns", _number(summary.mean_turns, 1), "per episode"],
         ["tokens", _number(summary.mean_tokens, 1), "sampled per episode"],
         ["failed calls", str(sum(faults)), told],
+    ]
+
+
+def repeat_rows(scores: Sequence[RepeatScores]) -> list[list[str]]:
+    """For all tasks, each environment and each difficulty, a row for each k; none where no task was repeated."""
+    if not any(at.k > 1 for one in scores for at in one.at):
+        return []
+    return [
+        [*([f"{_tasks_told(one)}: {one.num_tasks}"] if at is one.at[0] else [""]), *_at_row(at)]
+        for one in scores
+        for at in one.at
+    ]
+
+
+def _tasks_told(scores: RepeatScores) -> str:
+    difficulty = "" if scores.difficulty is None else f", difficulty {scores.difficulty}"
+    return f"{scores.env or 'all'}{difficulty}"
+
+
+def _at_row(at: AtK) -> list[str]:
+    def told(value: float | None, interval: Interval | None) -> str:
+        return _number(value, 3) + ("" if interval is None else f" {interval}")
+
+    return [
+        str(at.k),
+        told(at.pass_at_k, at.pass_at_k_interval),
+        told(at.pass_hat_k, at.pass_hat_k_interval),
+        told(at.best_at_k, at.best_at_k_interval),
+        f"tasks with fewer episodes: {at.num_short}" if at.num_short else "",
     ]
 
 

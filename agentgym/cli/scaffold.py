@@ -42,7 +42,7 @@ KINDS = {
     "reward": _Kind("a reward", (f"agentgym train --env TextGame-v0 --reward.function {{place}} {SHORT}",)),
     "advantage": _Kind(
         "an algorithm",
-        (f"agentgym train --env TextGame-v0 --algo {{place}} --advantage scale=2.0 {SHORT}",),
+        (f"agentgym train --env TextGame-v0 --algo {{place}} --advantage.settings scale=2.0 {SHORT}",),
     ),
     "loss": _Kind(
         "a loss",

@@ -1,4 +1,4 @@
-"""`agentgym sft`: a model learns to say what a policy says, and becomes a model folder."""
+"""`agentgym sft`: a model learns to say what was said, and becomes a model folder."""
 
 from __future__ import annotations
 
@@ -15,66 +15,132 @@ import tyro
 
 import agentgym
 from agentgym.chat_templates.families import renderer_for
+from agentgym.chat_templates.template_renderer import TemplateRenderer
 from agentgym.cli.environment import load_env
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import fail, progress, say, show_json
 from agentgym.engines.hf_checkpoint import load_decoder
+from agentgym.engines.hf_model import Decoder
 from agentgym.envs.policies import policy_for
 from agentgym.envs.seeds import EVAL_SEED_START
-from agentgym.errors import AgentGymError
+from agentgym.envs.text_env import TextEnv
+from agentgym.errors import AgentGymError, ConfigError, RunFolderError
 from agentgym.evaluation.eval_folder import free_folder
 from agentgym.evaluation.model_folder import EMBEDDED, model_folder
 from agentgym.rollout.seeds import derive
-from agentgym.trainers.demonstrations import DemonstrationConfig
+from agentgym.trainers.demonstrations import Demonstration, DemonstrationConfig, stream
 from agentgym.trainers.optimizer import OptimizerConfig
-from agentgym.trainers.sft import ImitationConfig, ImitationStep, imitate
+from agentgym.trainers.sft import ImitationConfig, ImitationStep, learn, passes
 from agentgym.trainers.sft_folder import SftFolder
-from agentgym.types import JSON
+from agentgym.trainers.sft_rows import ConversationSource, EpisodeSource, SftRows
+from agentgym.types import JSON, Task
 
 __all__ = ["main"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SftOptions:
-    """Trains a model on demonstrations: a policy plays, and the model learns to say what it said."""
+    """Trains a model to say what was said: by a policy that plays, in conversations from files, or in recorded
+    episodes that were good. Name one of --env, --conversations and --episodes."""
 
-    env: str
-    """Environment id, package.module:Class or path/to/file.py:Class."""
+    env: str | None = None
+    """Demonstrations of this environment: its id, package.module:Class or path/to/file.py:Class."""
     env_kwargs: Mapping[str, JSON] = field(default_factory=dict)
     """Keywords of the environment's class, such as level=2."""
+    conversations: tuple[Path, ...] = ()
+    """Files (.jsonl, .parquet) whose rows have OpenAI's `messages`, and `tools` where there are any."""
+    episodes: tuple[Path, ...] = ()
+    """Run folders whose recorded episodes are learned, by their exact ids: those that succeeded, or by --min-reward."""
     model: str = EMBEDDED
     """The model to begin with: `embedded`, or a folder with a model and its tokenizer."""
+    family: str | None = None
+    """The chat format of the model, by a name of `agentgym tools families`; None goes by its chat template."""
     policy: str = "oracle"
     """The player to imitate; `oracle` is what the environment's make_oracle gives."""
     mistakes: float = 0.25
     """Share of turns at which a random move is played instead, so that the model sees what comes after mistakes."""
     learn_mistakes: bool = False
     """Imitate the random moves too."""
-    steps: int = ImitationConfig.steps
-    """Optimizer steps."""
-    episodes: int = ImitationConfig.episodes
-    """Demonstrations a step; every one is a new task."""
+    skip_malformed: bool = False
+    """Leave out conversations that are malformed, or that the chat format cannot tell, instead of stopping at one."""
+    min_reward: float | None = None
+    """The least reward of an episode that is learned; None goes by success."""
+    best_per_task: int | None = None
+    """Learn only so many episodes of each task, those with the greatest rewards."""
+    steps: int | None = None
+    """Optimizer steps; by default 500 of demonstrations, else as many as --epochs asks for."""
+    epochs: int = 3
+    """Passes over conversations or episodes, each in another order."""
+    batch_size: int = ImitationConfig.episodes
+    """Demonstrations, or rows, a step; every demonstration is a new task."""
     threads: int = ImitationConfig.threads
     """Threads that share a step's demonstrations; part of the recipe, as sums depend on it in their last bits."""
     optimizer: OptimizerConfig = field(default_factory=lambda: ImitationConfig().optimizer)
     seed: int = 0
-    """Tasks and mistakes follow from it; held-out tasks are never among them."""
+    """Tasks, mistakes and orders follow from it; demonstrations are never of held-out tasks."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """The folder for the model; by default a new one under runs/."""
     json: bool = False
     """End with one line of JSON."""
 
-    @property
-    def imitation(self) -> ImitationConfig:
-        """What `imitate` is told."""
-        shown = DemonstrationConfig(policy=self.policy, mistakes=self.mistakes, learn_mistakes=self.learn_mistakes)
+    def __post_init__(self) -> None:
+        given = [name for name in SOURCES if getattr(self, name)]
+        if len(given) != 1:
+            told = "got none" if not given else f"got {' and '.join(f'--{name}' for name in given)}"
+            raise ConfigError(
+                "one source is learned from: --env ID (demonstrations), --conversations FILE or --episodes RUN; " + told
+            )
+        for name, (source, default) in BELONGS.items():
+            if source not in given and getattr(self, name) != default:
+                raise ConfigError(f"--{name.replace('_', '-')} goes with --{source}, and not with --{given[0]}")
+        for name in ("epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for path in self.episodes:
+            if not path.exists():
+                hint = f"; for so many demonstrations a step, --batch-size {path}" if path.name.isdigit() else ""
+                raise RunFolderError(f"there is no run folder {str(path)!r}{hint}")
+
+    def imitation(self, steps: int) -> ImitationConfig:
+        """What `learn` is told."""
         return ImitationConfig(
-            demonstrations=shown,
+            demonstrations=self.demonstrations,
             optimizer=self.optimizer,
-            steps=self.steps,
-            episodes=self.episodes,
+            steps=steps,
+            episodes=self.batch_size,
             threads=self.threads,
         )
+
+    @property
+    def demonstrations(self) -> DemonstrationConfig:
+        """Who plays the demonstrations."""
+        return DemonstrationConfig(policy=self.policy, mistakes=self.mistakes, learn_mistakes=self.learn_mistakes)
+
+
+SOURCES = ("env", "conversations", "episodes")
+BELONGS = {
+    "env_kwargs": ("env", {}),
+    "policy": ("env", "oracle"),
+    "mistakes": ("env", 0.25),
+    "learn_mistakes": ("env", False),
+    "skip_malformed": ("conversations", False),
+    "min_reward": ("episodes", None),
+    "best_per_task": ("episodes", None),
+}
+"""Options that only one source has: the source and the default."""
+
+
+@dataclass(frozen=True)
+class _Lesson:
+    """What is learned, and how long."""
+
+    shown: Iterator[Demonstration]
+    config: ImitationConfig
+    env: TextEnv | None = None
+    task: Task | None = None
+    """A task to try the model on."""
+    num_rows: int = 0
+    """Rows that are passed over again and again; 0 for demonstrations, which are always new."""
 
 
 class _Display:
@@ -82,13 +148,19 @@ class _Display:
 
     def __init__(self) -> None:
         self.steps = self.tokens = self.imitated_tokens = 0
-        self.won = self.elapsed_s = 0.0
+        self.elapsed_s = 0.0
+        self._success: list[float] = []
         self.first_loss = self.loss = float("nan")
 
     @property
     def tokens_per_s(self) -> float:
         """Ids of demonstrations a second, playing included."""
         return self.tokens / max(self.elapsed_s, 1e-9)
+
+    @property
+    def success(self) -> float | None:
+        """The share of what was shown that succeeded; None where nobody knows."""
+        return sum(self._success) / len(self._success) if self._success else None
 
     def note(self, step: ImitationStep) -> str:
         """Takes in a step; gives what stands beside the bar."""
@@ -97,40 +169,66 @@ class _Display:
         self.steps, self.loss, self.elapsed_s = step.step, step.loss, step.elapsed_s
         self.tokens += step.tokens
         self.imitated_tokens += step.imitated_tokens
-        self.won += step.success
+        if step.success is not None:
+            self._success.append(step.success)
         return f"loss {step.loss:.4f}  {self.tokens_per_s:,.0f} tokens/s"
 
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym sft ...`; an interrupted run saves what was learned and has the exit code 130."""
     options = parse_options(SftOptions, args, prog="agentgym sft")
-    config = options.imitation
-    env = load_env(options.env, options.env_kwargs)
-    policy_for(env, options.policy)
+    options.imitation(1 if options.steps is None else options.steps)  # refuses what cannot be, before anything is read
+    env = None if options.env is None else load_env(options.env, options.env_kwargs)
+    if env is not None:
+        policy_for(env, options.policy)
     source = model_folder(options.model)
-    renderer, model = renderer_for(source), load_decoder(source)
-    folder = SftFolder(options.output or _free_output(options), _settings(options))
+    renderer, model = renderer_for(source, options.family), load_decoder(source)
+    lesson = _of_rows(options, renderer, model) if env is None else _of_demonstrations(options, renderer, env)
+    folder = SftFolder(options.output or _free_output(options), _settings(options, renderer, lesson))
     display = _Display()
     interrupted = False
     try:
-        with progress("steps", config.steps) as count, _interrupted_between_steps() as check:
+        with progress("steps", lesson.config.steps) as count, _interrupted_between_steps() as check:
 
             def on_step(step: ImitationStep) -> None:
                 folder.write_metrics(step)
                 count(display.note(step))
                 check()
 
-            imitate(model, renderer, [env], config, first_seed=_first_seed(options.seed), on_step=on_step)
+            learn(model, renderer, lesson.shown, lesson.config, on_step=on_step)
     except KeyboardInterrupt:
         interrupted = True
     except AgentGymError:
         say(f"what was learned in {display.steps} steps is in {folder.path}")
         raise
     finally:
-        env.close()
+        if env is not None:
+            env.close()
         folder.save_model(model, source)
-    _show(options, folder, display, interrupted=interrupted)
+    _show(options, lesson, folder, display, interrupted=interrupted)
     return 130 if interrupted else 0
+
+
+def _of_demonstrations(options: SftOptions, renderer: TemplateRenderer, env: TextEnv) -> _Lesson:
+    config = options.imitation(ImitationConfig.steps if options.steps is None else options.steps)
+    shown = stream([env], renderer, _first_seed(options.seed), config.demonstrations)
+    return _Lesson(shown, config, env, Task(options.env or "", 0, kwargs=options.env_kwargs))
+
+
+def _of_rows(options: SftOptions, renderer: TemplateRenderer, model: Decoder) -> _Lesson:
+    """The rows of conversations or episodes; says what was left out, and why."""
+    window, vocab_size = model.config.context_window, model.config.vocab_size
+    if options.conversations:
+        files = ConversationSource(paths=options.conversations, skip_malformed=options.skip_malformed)
+        learned = SftRows.of_conversations(files, renderer, window)
+    else:
+        runs = EpisodeSource(paths=options.episodes, min_reward=options.min_reward, best_per_task=options.best_per_task)
+        learned = SftRows.of_episodes(runs, renderer, vocab_size, window)
+    for line in learned.report:
+        say(line)
+    num_rows = len(learned.rows)
+    steps = -(-options.epochs * num_rows // options.batch_size) if options.steps is None else options.steps
+    return _Lesson(passes(learned.rows, options.seed), options.imitation(steps), task=learned.task, num_rows=num_rows)
 
 
 @contextmanager
@@ -159,8 +257,8 @@ class _Check:
 
 
 def _free_output(options: SftOptions) -> Path:
-    stem = Path(options.env.rpartition(":")[2]).name
-    return free_folder(Path("runs") / f"{stem}-sft-seed{options.seed}")
+    named = (options.env or "").rpartition(":")[2] or str([*options.conversations, *options.episodes][0].resolve())
+    return free_folder(Path("runs") / f"{Path(named).stem}-sft-seed{options.seed}")
 
 
 def _first_seed(seed: int) -> int:
@@ -168,24 +266,28 @@ def _first_seed(seed: int) -> int:
     return derive(seed, "sft") % (EVAL_SEED_START // 2)
 
 
-def _settings(options: SftOptions) -> dict[str, JSON]:
-    given = asdict(options)
+def _settings(options: SftOptions, renderer: TemplateRenderer, lesson: _Lesson) -> dict[str, JSON]:
+    given = asdict(options) | {"family": renderer.reply_format.name, "steps": lesson.config.steps}
     del given["output"], given["json"]
-    plain: dict[str, JSON] = json.loads(json.dumps({"kind": "sft", "agentgym": agentgym.__version__, **given}))
+    settings = {"kind": "sft", "agentgym": agentgym.__version__, **given}
+    plain: dict[str, JSON] = json.loads(json.dumps(settings, default=str))
     return plain
 
 
-def _show(options: SftOptions, folder: SftFolder, display: _Display, *, interrupted: bool) -> None:
-    path = folder.path
+def _show(options: SftOptions, lesson: _Lesson, folder: SftFolder, display: _Display, *, interrupted: bool) -> None:
+    path, steps = folder.path, lesson.config.steps
     say(f"loss {display.first_loss:.4f} -> {display.loss:.4f} in {display.steps} steps, {display.elapsed_s:.0f} s")
-    shown = f"{display.steps * options.episodes} demonstrations by {options.policy}"
-    success = display.won / max(1, display.steps)
-    say(f"{shown}, success {success:.3f}: {display.imitated_tokens:,} of {display.tokens:,} tokens imitated")
+    shown = f"{display.steps * options.batch_size} "
+    if lesson.num_rows:
+        num_passes = display.steps * options.batch_size / lesson.num_rows
+        shown += f"rows, {num_passes:.1f} passes over {lesson.num_rows}"
+    else:
+        shown += f"demonstrations by {options.policy}, success {display.success or 0.0:.3f}"
+    say(f"{shown}: {display.imitated_tokens:,} of {display.tokens:,} tokens imitated")
     say(f"model: {path}")
-    keywords = "".join(f" {name}={json.dumps(value)}" for name, value in options.env_kwargs.items())
-    play = f"--env {options.env}" + (f" --env-kwargs{keywords}" if keywords else "")
+    play = _play_options(lesson.task)
     if interrupted:
-        fail(f"interrupted after step {display.steps} of {options.steps}; what was learned is in {path}")
+        fail(f"interrupted after step {display.steps} of {steps}; what was learned is in {path}")
     else:
         say(f"try next: agentgym eval {play} --policy {path}")
         say(f"          agentgym train {play} --model {path}")
@@ -193,12 +295,20 @@ def _show(options: SftOptions, folder: SftFolder, display: _Display, *, interrup
         found: dict[str, JSON] = {
             "output": str(path),
             "steps": display.steps,
+            "rows": lesson.num_rows or None,
             "loss_first": display.first_loss if display.steps else None,
             "loss": display.loss if display.steps else None,
             "tokens": display.tokens,
             "imitated_tokens": display.imitated_tokens,
-            "demonstration_success": success,
+            "demonstration_success": display.success,
             "elapsed_s": round(display.elapsed_s, 2),
             "interrupted": interrupted,
         }
         show_json(found)
+
+
+def _play_options(task: Task | None) -> str:
+    if task is None:
+        return "--env ID"
+    keywords = "".join(f" {name}={json.dumps(value)}" for name, value in task.kwargs.items())
+    return f"--env {task.env_id}" + (f" --env-kwargs{keywords}" if keywords else "")

@@ -13,8 +13,8 @@ import tyro
 from agentgym.chat_templates.formats.protocol import ReplyFormat
 from agentgym.chat_templates.formats.registry import FORMATS
 from agentgym.cli.options import parse_options
-from agentgym.engines.openai_wire import WireError, tool_from_openai
 from agentgym.errors import ConfigError
+from agentgym.openai_wire import WireError, tool_from_openai
 from agentgym.types import JSON, MalformedCall, Message, ToolCall, ToolSpec
 
 __all__ = ["main"]

@@ -19,7 +19,7 @@ from agentgym.cli.options import env_as_option, parse_options
 from agentgym.cli.terminal import fail, say, show_json, show_table
 from agentgym.cli.training_display import TrainingDisplay
 from agentgym.errors import AgentGymError, ConfigError
-from agentgym.evaluation.statistics import success_interval
+from agentgym.evaluation.intervals import success_interval
 from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.metrics import EvalScore
 from agentgym.trainers.plan import describe_plan
@@ -60,7 +60,7 @@ def main(args: Sequence[str]) -> int:
         if given != type(given)() and config.engine != name:
             logger.warning("settings of %s are given, and the engine is %s: add --engine %s", name, config.engine, name)
     if options.print_config:
-        say(yaml.safe_dump(json.loads(json.dumps(asdict(config), default=dict)), sort_keys=False).rstrip())
+        say(yaml.safe_dump(json.loads(json.dumps(asdict(config.resolved), default=dict)), sort_keys=False).rstrip())
         return 0
     if options.dry_run:
         return _dry_run(config, as_json=options.json)

@@ -21,13 +21,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agentgym.engines.back_off import MAX_RETRY_AFTER_S, back_off_s
 from agentgym.engines.http import HttpClient, HttpRefusal, HttpUnreachable
 from agentgym.engines.openai_config import ChatEndpointConfig, endpoint_url
 from agentgym.engines.openai_dialect import Dialect
@@ -50,9 +50,6 @@ __all__ = ["ChatEndpoint", "ChatEndpointConfig", "ChatReply", "ContextExceeded",
 logger = logging.getLogger(__name__)
 
 CHAT, MODELS = "/chat/completions", "/models"
-BACK_OFF_S, MAX_BACK_OFF_S = 0.5, 30.0
-MAX_RETRY_AFTER_S = 600.0
-"""An endpoint that asks for a longer wait has failed."""
 CHARACTERS_PER_TOKEN = 4
 """Of the estimate that rate limits go by until the endpoint says what a request used."""
 
@@ -251,9 +248,7 @@ class ChatEndpoint:
             raise EndpointFailure(f"{self._clean(failure)} (it asks to wait for {after_s:g} s)", attempts) from None
         if after_s:
             self._limit.hold(after_s)
-        wait_s = min(MAX_BACK_OFF_S, BACK_OFF_S * 2**num_retries)
-        wait_s *= 0.5 + 0.5 * random.Random(place).random()
-        await self._sleep(max(wait_s, after_s or 0.0))
+        await self._sleep(back_off_s(place, num_retries, after_s))
 
     async def _final(self, refusal: HttpRefusal, attempts: int) -> AgentGymError:
         """The error for a refusal that no retry mends."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from agentgym.engines.http import HttpRefusal
 from agentgym.engines.openai_config import ChatEndpointConfig
 from agentgym.engines.openai_reply import ChatReply
-from agentgym.engines.openai_wire import message_to_openai
 from agentgym.engines.protocol import Sampling
+from agentgym.openai_wire import message_to_openai
 from agentgym.types import JSON, Message, ToolSpec
 
 __all__ = ["Dialect", "to_wire"]

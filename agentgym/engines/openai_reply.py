@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentgym.engines.http import HttpRefusal, HttpUnreachable
-from agentgym.engines.openai_wire import MALFORMED, WireError, message_from_openai
 from agentgym.engines.protocol import FinishReason
 from agentgym.errors import EngineError
+from agentgym.openai_wire import MALFORMED, WireError, message_from_openai
 from agentgym.types import JSON, MalformedCall, Message
 
 __all__ = ["ChatReply", "ReplyReader", "Usage"]

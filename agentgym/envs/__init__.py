@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from agentgym.envs.action import Action
     from agentgym.envs.policies import POLICIES, Policy, policy_for
+    from agentgym.envs.prompt import row_messages
     from agentgym.envs.resolve import make_env, resolve_env
     from agentgym.envs.seeds import EVAL_SEED_START
     from agentgym.envs.spaces import Text
@@ -27,6 +28,7 @@ __all__ = [
     "make_env",
     "policy_for",
     "resolve_env",
+    "row_messages",
 ]
 
 _HOMES = {
@@ -41,6 +43,7 @@ _HOMES = {
     "make_env": "resolve",
     "policy_for": "policies",
     "resolve_env": "resolve",
+    "row_messages": "prompt",
 }
 
 

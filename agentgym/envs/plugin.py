@@ -12,6 +12,7 @@ BUNDLED = {
     "TextGame-v0": "agentgym.envs.text_game:TextGame",
     "GuessNumber-v0": "agentgym.envs.guess_number:GuessNumber",
     "WordLadder-v0": "agentgym.envs.word_ladder:WordLadder",
+    "Prompt-v0": "agentgym.envs.prompt:Prompt",
 }
 """Environment id to where its class is; an id's version changes when its tasks or rewards do."""
 

@@ -12,13 +12,19 @@ from gymnasium.envs.registration import registry
 from agentgym.envs.plugin import register_envs
 from agentgym.envs.text_env import TextEnv
 from agentgym.errors import ConfigError, UnknownName, nearest
+from agentgym.loading import Wanted, load_module, load_named
 from agentgym.types import JSON
-from agentgym.user_code import load_module
 
 __all__ = ["make_env", "resolve_env"]
 
-HINT = "`agentgym env list` shows the installed environments, `agentgym new env NAME` writes one to start from"
 VERSIONED = re.compile(r"-v\d+$")
+WANTED = Wanted(
+    noun="environment",
+    example="Class",
+    hint="`agentgym env list` shows the installed environments.",
+    new="`agentgym new env NAME` writes an environment to start from",
+    fits=lambda value: isinstance(value, type) and issubclass(value, TextEnv),
+)
 
 
 def make_env(name: str, kwargs: Mapping[str, JSON] | None = None) -> TextEnv:
@@ -37,7 +43,7 @@ def resolve_env(name: str, kwargs: Mapping[str, JSON] | None = None) -> Callable
     register_envs()
     place, _, last = name.rpartition(":")
     if place and VERSIONED.search(last):  # Gymnasium's `module:Id-v0`: importing the module registers the id
-        load_module(place, f"the environment {name!r}", HINT)
+        load_module(place, name, WANTED)
         make = _from_registry(last)
     else:
         make = _from_path(name) if place else _from_registry(name)
@@ -78,14 +84,7 @@ _FOREIGN = tuple(key for key, spec in registry.items() if str(spec.entry_point).
 
 
 def _from_path(name: str) -> Callable[..., object]:
-    place, _, attribute = name.rpartition(":")
-    module = load_module(place, f"the environment {name!r}", HINT)
-    found = getattr(module, attribute, None)
-    if found is None:
-        classes = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, TextEnv)]
-        own = [key for key in classes if getattr(module, key).__module__ == module.__name__]
-        near = nearest(attribute, own) or (f"; it has {', '.join(own)}" if own else "; it has no environment")
-        raise UnknownName(f"{place!r} has no {attribute!r}{near}. `agentgym env list` shows the installed ones")
+    found = load_named(name, WANTED)
     if not callable(found):
         raise ConfigError(f"{name!r} is a {type(found).__name__}, not an environment class")
     made: Callable[..., object] = found

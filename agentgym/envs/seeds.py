@@ -6,4 +6,5 @@ __all__ = ["EVAL_SEED_START"]
 
 EVAL_SEED_START = 1_000_000_000
 """Evaluation task number i has the seed `EVAL_SEED_START + i`; training seeds are below. A task depends on nothing but
-its environment's id, keywords and seed, so no training run meets an evaluation task by its seed."""
+its environment's id, keywords, options and seed, so no training run meets an evaluation task by its seed. Rows of data,
+whose seeds are digests below it, are kept apart by what their prompts say."""

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from agentgym.envs.action import Action
 from agentgym.envs.text_env import Info, StepResult, TextEnv
@@ -90,8 +90,11 @@ class ToolEnv(TextEnv, abstract=True):
 
     # What a subclass writes
 
-    def start(self, options: dict[str, Any]) -> str:
-        """Sets the episode up from `self.np_random` and `options`; gives the first observation. May be async."""
+    def start(self, options: dict[str, Any]) -> str | tuple[Message, ...]:
+        """Sets the episode up from `self.np_random` and `options`; gives the first observation. May be async.
+
+        Messages open the conversation as they are, a system prompt of theirs in place of the environment's.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no start(self, options) -> str")
 
     def on_message(self, text: str) -> str:
@@ -248,8 +251,11 @@ class ToolEnv(TextEnv, abstract=True):
             return action.tool_calls
         return self.parse_command(action)
 
-    def _started(self, observation: str) -> tuple[str, Info]:
-        return observation, {"tool_results": (), "metrics": dict(self.metrics)}
+    def _started(self, opening: str | tuple[Message, ...]) -> tuple[str, Info]:
+        info: Info = {"tool_results": (), "metrics": dict(self.metrics)}
+        if isinstance(opening, tuple) and all(isinstance(one, Message) for one in opening):
+            return "\n".join(message.content for message in opening), {**info, "messages": opening}
+        return cast("str", opening), info  # what is no text either is refused with every other observation
 
     def _said(self, text: str) -> StepResult:
         return self._result(text, (), (Message("user", text),))

@@ -8,18 +8,25 @@ from agentgym.evaluation.evaluate import (
     evaluate,
     run_evaluation,
 )
-from agentgym.evaluation.statistics import EvalSummary, Interval, summarize
+from agentgym.evaluation.intervals import Interval
+from agentgym.evaluation.pass_at_k import AtK, RepeatScores, best_at_k, pass_at_k, pass_hat_k
+from agentgym.evaluation.statistics import EvalSummary, summarize
 from agentgym.evaluation.verify import VerifyReport, verify_run
 
 __all__ = [
+    "AtK",
     "EvalConfig",
     "EvalResult",
     "EvalSummary",
     "Interval",
+    "RepeatScores",
     "VerifyReport",
+    "best_at_k",
     "eval_episodes",
     "eval_tasks",
     "evaluate",
+    "pass_at_k",
+    "pass_hat_k",
     "run_evaluation",
     "summarize",
     "verify_run",

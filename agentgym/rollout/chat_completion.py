@@ -10,8 +10,8 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
-from agentgym.engines.openai_wire import WireError, message_from_openai, message_to_openai, tool_from_openai
 from agentgym.engines.protocol import FinishReason
+from agentgym.openai_wire import WireError, message_from_openai, message_to_openai, tool_from_openai
 from agentgym.types import JSON, Message, ToolCall, ToolSpec
 
 __all__ = [

@@ -149,12 +149,16 @@ def _is_scaffolding(path: str) -> bool:
     inner = path.replace("\\", "/").rpartition("/agentgym/")[2]
     ours = (
         "rollout/",
+        "rewards/",
         "evaluation/",
         "trainers/",
+        "data/",
         "cli/",
         "envs/text_env.py",
         "envs/resolve.py",
-        "user_code.py",
+        "tools/resolve.py",
+        "loading.py",
+        "settings.py",
         "registry.py",
     )
     return inner.startswith(ours) or path.startswith("<frozen importlib")

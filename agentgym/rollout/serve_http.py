@@ -11,8 +11,8 @@ from typing import Any
 
 from aiohttp import web
 
-from agentgym.engines.openai_wire import WireError, message_to_openai
 from agentgym.errors import AgentGymError, ConfigError
+from agentgym.openai_wire import WireError, message_to_openai
 from agentgym.rollout.chat_completion import (
     ChatReply,
     ChatRequest,

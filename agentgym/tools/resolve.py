@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from agentgym.errors import UnknownName
+from agentgym.loading import Wanted, is_place, load_named
 from agentgym.tools.definition import MARK, TOOLS, Tool, ToolFunction, as_tool
-from agentgym.user_code import load_object
 
 __all__ = ["find_tool", "resolve_tool"]
 
-HINT = "`agentgym new tool NAME` writes a tool to start from."
+WANTED = Wanted(
+    noun="tool",
+    example="function",
+    hint="`agentgym new tool NAME` writes a tool to start from.",
+    fits=lambda value: callable(value) or isinstance(value, Tool),
+)
 
 
 def resolve_tool(name: str) -> Tool:
@@ -17,9 +22,9 @@ def resolve_tool(name: str) -> Tool:
     Raises UnknownName where there is none, ToolSchemaError for what no schema follows from, and UserCodeFault where
     the module raises as it is loaded.
     """
-    if ":" not in name and not name.endswith(".py"):
+    if not is_place(name):
         return TOOLS[name]
-    found: ToolFunction = load_object(name, "tool", HINT)  # type: ignore[assignment]  # as_tool says what is wrong
+    found: ToolFunction = load_named(name, WANTED)  # type: ignore[assignment]  # as_tool says what is wrong
     return as_tool(found)
 
 
@@ -30,7 +35,7 @@ def find_tool(name: str) -> Tool | None:
     if ":" not in name:
         return None
     try:
-        found = load_object(name, "tool", HINT)
+        found = load_named(name, WANTED)
     except UnknownName:
         return None
     return as_tool(found) if isinstance(found, Tool) or isinstance(getattr(found, MARK, None), Tool) else None  # type: ignore[arg-type]

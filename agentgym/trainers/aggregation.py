@@ -19,7 +19,7 @@ from torch import Tensor
 
 from agentgym.errors import ConfigError, InvalidTrajectory
 from agentgym.registry import Registry
-from agentgym.trainers.settings import Contract, calling
+from agentgym.settings import Contract, calling
 
 __all__ = ["AGGREGATIONS", "RowCounts", "StepTotals", "check_aggregation", "token_weights", "turn_weights"]
 

@@ -6,13 +6,14 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from agentgym.settings import settings_of
 from agentgym.trainers.advantages import ADVANTAGES
 from agentgym.trainers.aggregation import AGGREGATIONS
 from agentgym.trainers.corrections import CORRECTIONS
-from agentgym.trainers.credits import INPUTS
 from agentgym.trainers.kl import KL_PENALTIES
 from agentgym.trainers.losses import LOSSES
-from agentgym.trainers.settings import settings_of
+from agentgym.trainers.off_policy import CORRECTION_INPUTS
+from agentgym.trainers.presets import PRESETS
 
 __all__ = ["TABLES", "Algorithm", "Table", "algorithms_markdown", "all_algorithms"]
 
@@ -26,15 +27,20 @@ class Table:
     """Its name in `agentgym.trainers`."""
     entries: Mapping[str, Callable[..., object]]
     option: str
-    """What takes its names on the command line of `train`; empty where nothing does yet."""
+    """What takes its names on the command line of `train`."""
 
 
 TABLES = (
-    Table("advantage", "ADVANTAGES", ADVANTAGES, "--algo NAME, with --advantage SETTING=VALUE"),
+    Table(
+        "advantage",
+        "ADVANTAGES",
+        ADVANTAGES,
+        "--algo NAME or --advantage.name NAME, with --advantage.settings SETTING=VALUE",
+    ),
     Table("loss", "LOSSES", LOSSES, "--learner.loss NAME, with --learner.loss-settings SETTING=VALUE"),
-    Table("kl", "KL_PENALTIES", KL_PENALTIES, "--learner.kl-penalty NAME, with --learner.kl-coefficient"),
+    Table("kl", "KL_PENALTIES", KL_PENALTIES, "--learner.kl.penalty NAME, with --learner.kl.coefficient"),
     Table("aggregation", "AGGREGATIONS", AGGREGATIONS, "--aggregation NAME"),
-    Table("correction", "CORRECTIONS", CORRECTIONS, ""),
+    Table("correction", "CORRECTIONS", CORRECTIONS, "--learner.correction NAME, with --learner.correction-settings"),
 )
 
 
@@ -52,13 +58,15 @@ class Algorithm:
     """The tensors that it takes."""
     settings: Mapping[str, object]
     """By name, with the defaults."""
-    missing: tuple[str, ...] = ()
-    """Of the inputs, those that `train` does not give yet."""
 
 
 def all_algorithms() -> list[Algorithm]:
-    """Every entry of every table, those that a user added included."""
-    return [_read(table, name, function) for table in TABLES for name, function in table.entries.items()]
+    """Every preset and every entry of every table, those that a user added included."""
+    presets = [
+        Algorithm(kind="preset", name=name, summary=one.summary, details="", inputs=(), settings=one.told())
+        for name, one in PRESETS.items()
+    ]
+    return presets + [_read(table, name, function) for table in TABLES for name, function in table.entries.items()]
 
 
 def algorithms_markdown() -> str:
@@ -71,14 +79,14 @@ def algorithms_markdown() -> str:
         "every option takes one by its place too, `path/to/file.py:name` ([how](write_your_own.md)).",
     ]
     found = all_algorithms()
+    lines += ["", "## Presets", "", "`train` takes them as `--algo NAME`; what is set beside it wins.", ""]
+    for preset in (one for one in found if one.kind == "preset"):
+        lines.append(f"- **{preset.name}**: {preset.summary} {_settings(preset)}")
     for table in TABLES:
-        taken = f"`train` takes it as `{table.option}`." if table.option else "`train` does not use it yet."
-        lines += ["", f"## `{table.variable}`", "", taken]
+        lines += ["", f"## `{table.variable}`", "", f"`train` takes it as `{table.option}`."]
         for one in (one for one in found if one.kind == table.kind):
             lines += ["", f"### {one.name}", "", one.summary, ""]
             lines += [*([one.details, ""] if one.details else []), f"Takes: {', '.join(one.inputs)}. {_settings(one)}"]
-            if one.missing:
-                lines[-1] += f" `train` does not give {', '.join(one.missing)} yet."
     return "\n".join(lines) + "\n"
 
 
@@ -88,12 +96,10 @@ def _settings(one: Algorithm) -> str:
 
 
 def _read(table: Table, name: str, function: Callable[..., object]) -> Algorithm:
-    settings = settings_of(function, ("sequences",))
+    settings = settings_of(function, CORRECTION_INPUTS)
     parameters = inspect.signature(function).parameters.values()
     inputs = [one for one in parameters if one.name not in settings]
-    needed = [one.name for one in inputs if one.default is one.empty]
     summary, _, details = (inspect.getdoc(function) or "").partition("\n\n")
-    missing = [one for one in needed if table.kind == "advantage" and one not in INPUTS]
     return Algorithm(
         kind=table.kind,
         name=name,
@@ -101,5 +107,4 @@ def _read(table: Table, name: str, function: Callable[..., object]) -> Algorithm
         details=details,
         inputs=tuple(one.name for one in inputs),
         settings=settings,
-        missing=tuple(missing),
     )

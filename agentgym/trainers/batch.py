@@ -9,7 +9,7 @@ Shapes: `N` packed tokens, `B` row, `T` token of one row before the shift.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -20,10 +20,10 @@ from torch import Tensor
 from agentgym.engines.hf_layout import MIN_SHARED, shared_length
 from agentgym.errors import ConfigError, InvalidTrajectory
 from agentgym.trainers.aggregation import RowCounts, StepTotals, turn_weights
-from agentgym.trainers.credits import Advantages, GroupCredit
+from agentgym.trainers.credits import Advantages, GroupCredit, flat_credit
 from agentgym.trajectory import Group, Row, Trajectory
 
-__all__ = ["TrainingBatch", "build_batch"]
+__all__ = ["TrainingBatch", "build_batch", "plain_batch"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,10 +48,18 @@ class TrainingBatch:
     """int64; the input token's place in its row, from 0."""
     mask_N: Tensor
     """bool; True where the target is trained. The tensors below are 0 (the versions -1) elsewhere."""
+    sampled_logp_N: Tensor
+    """float32; the target's logprob when it was sampled, by the engine's account."""
     old_logp_N: Tensor
-    """float32; the target's logprob when it was sampled."""
+    """float32; what the loss takes its ratio against: the same, unless an off-policy correction sets it."""
+    correction_N: Tensor
+    """float32; what an off-policy correction multiplies the policy loss by: 1 without one."""
     advantage_N: Tensor
     """float32."""
+    return_N: Tensor
+    """float32; what a critic should say here; 0 without one."""
+    old_value_N: Tensor
+    """float32; what the critic said before the step; 0 without one."""
     weight_N: Tensor
     """float32; the target's share in the step's loss, see `aggregation`."""
     policy_version_N: Tensor
@@ -89,11 +97,14 @@ class TrainingBatch:
         for name in ("row_N", "trajectory_N"):
             index_N: Tensor = getattr(self, name)
             yield ((index_N != index_N.roll(1)) & inside_N).any(), f"{name} is the same number along each row"
-        for name in ("old_logp_N", "advantage_N", "weight_N"):
+        for name, kind in _DTYPES.items():
+            if kind is not torch.float32:
+                continue
             values_N: Tensor = getattr(self, name)
             yield (~values_N.isfinite()).any(), f"{name} holds a number that is not finite"
             yield (values_N[~self.mask_N] != 0).any(), f"{name} is 0 wherever the target is not trained"
-        yield (self.old_logp_N > 1e-6).any(), "logprobs are at most 0"
+        yield ((self.old_logp_N > 1e-6) | (self.sampled_logp_N > 1e-6)).any(), "logprobs are at most 0"
+        yield (self.correction_N < 0).any(), "corrections are at least 0"
         yield (self.weight_N[self.mask_N] <= 0).any(), "weights are above 0 wherever the target is trained"
         yield ((self.policy_version_N >= 0) != self.mask_N).any(), "a policy version stands exactly at trained targets"
         yield ((self.reply_version_N >= 0) != self.mask_N).any(), "a reply version stands exactly at trained targets"
@@ -137,6 +148,22 @@ class TrainingBatch:
         parts = {name: tensor[place_N] for name, tensor in self._tensors().items()}
         return TrainingBatch(**parts, seqlens=tuple(self.seqlens[row] for row in rows), totals=self.totals)
 
+    def minibatches(self, number: int) -> list[TrainingBatch]:
+        """Parts of about equally many trajectories, in order, for an optimizer step each; none is empty.
+
+        Weights are multiplied by the number of parts, so that a part's loss is as large as the whole's.
+        """
+        trajectory_B = self.trajectory_N[self.cu_seqlens[:-1].long()].tolist() if self.seqlens else []
+        numbers = {one: index for index, one in enumerate(dict.fromkeys(trajectory_B))}
+        number = max(1, min(number, len(numbers)))
+        if number == 1:
+            return [self]
+        parts: list[list[int]] = [[] for _ in range(number)]
+        for row, one in enumerate(trajectory_B):
+            parts[numbers[one] * number // len(numbers)].append(row)
+        chosen = [self.select(rows) for rows in parts]
+        return [replace(part, weight_N=part.weight_N * number) for part in chosen]
+
     def split(self, max_tokens: int) -> list[TrainingBatch]:
         """Micro-batches of at most `max_tokens` entries each; a row is never cut, and a longer row goes alone.
 
@@ -165,8 +192,12 @@ _DTYPES = {
     "target_N": torch.int64,
     "position_N": torch.int64,
     "mask_N": torch.bool,
+    "sampled_logp_N": torch.float32,
     "old_logp_N": torch.float32,
+    "correction_N": torch.float32,
     "advantage_N": torch.float32,
+    "return_N": torch.float32,
+    "old_value_N": torch.float32,
     "weight_N": torch.float32,
     "policy_version_N": torch.int64,
     "reply_version_N": torch.int64,
@@ -183,7 +214,9 @@ class _TrainedRow:
     row_index: int
     trajectory_index: int
     advantages: NDArray[np.float32]
-    """Of each id that was sampled."""
+    """Of each id that was sampled; likewise the two below."""
+    returns: NDArray[np.float32]
+    values: NDArray[np.float32]
 
     @property
     def turn_tokens(self) -> tuple[int, ...]:
@@ -227,19 +260,34 @@ def build_batch(
     return TrainingBatch(**tensors, seqlens=seqlens, totals=counts.totals if totals is None else totals)
 
 
+def plain_batch(trajectories: Sequence[Trajectory]) -> TrainingBatch:
+    """All trained tokens of the trajectories in order, whatever they earned: every advantage is 1."""
+    groups = [Group(one.group, one.task, (one,)) for one in trajectories]
+    return build_batch(groups, [flat_credit(group, [1.0]) for group in groups], aggregation="token-mean")
+
+
 def _trained_rows(groups: Sequence[Group], advantages: Sequence[GroupCredit]) -> list[_TrainedRow]:
     if len(groups) != len(advantages):
         raise InvalidTrajectory(f"{len(groups)} groups need as many advantages, got {len(advantages)}")
     trained: list[_TrainedRow] = []
     row_index = trajectory_index = 0
     for group, credit in zip(groups, advantages, strict=True):
-        for trajectory, member in zip(group.trajectories, _members(group, credit), strict=True):
+        for place, (trajectory, member) in enumerate(zip(group.trajectories, _members(group, credit), strict=True)):
             for number, row in enumerate(trajectory.rows):
                 if member is not None and row.num_trained_tokens:
-                    trained.append(_TrainedRow(row, row_index, trajectory_index, member[number]))
+                    returns, values = (_numbers(one, place, number, member) for one in (credit.returns, credit.values))
+                    trained.append(_TrainedRow(row, row_index, trajectory_index, member[number], returns, values))
                 row_index += 1
             trajectory_index += 1
     return trained
+
+
+def _numbers(
+    further: tuple[Advantages | None, ...] | None, place: int, row: int, like: Advantages
+) -> NDArray[np.float32]:
+    """What stands at the ids of a row besides the advantages; zeros where there is nothing."""
+    member = None if further is None else further[place]
+    return np.zeros_like(like[row]) if member is None else member[row]
 
 
 def _members(group: Group, credit: GroupCredit) -> tuple[Advantages | None, ...]:
@@ -273,17 +321,29 @@ def _columns(trained: _TrainedRow, weights: Sequence[float]) -> dict[str, Tensor
     row = trained.row
     ids_T, mask_T = torch.tensor(row.ids), torch.tensor(row.mask)
     mask_N = mask_T[1:]
-    advantage_T, weight_T = torch.zeros(len(row)), torch.zeros(len(row))
-    advantage_T[torch.tensor(row.sampled)] = torch.tensor(trained.advantages)
+    sampled_T = torch.tensor(row.sampled)
+
+    def placed(numbers: NDArray[np.float32]) -> Tensor:
+        """Numbers of the sampled ids, at their targets."""
+        number_T = torch.zeros(len(row))
+        number_T[sampled_T] = torch.tensor(numbers)
+        return torch.where(mask_N, number_T[1:], 0.0)
+
+    weight_T = torch.zeros(len(row))
     weight_T[mask_T] = torch.tensor(weights).repeat_interleave(torch.tensor(trained.turn_tokens))
     length = len(mask_N)
+    logp_N = torch.where(mask_N, torch.tensor(row.logprobs)[1:], 0.0)
     return {
         "ids_N": ids_T[:-1],
         "target_N": ids_T[1:],
         "position_N": torch.arange(length),
         "mask_N": mask_N,
-        "old_logp_N": torch.where(mask_N, torch.tensor(row.logprobs)[1:], 0.0),
-        "advantage_N": torch.where(mask_N, advantage_T[1:], 0.0),
+        "sampled_logp_N": logp_N,
+        "old_logp_N": logp_N,
+        "correction_N": mask_N.float(),
+        "advantage_N": placed(trained.advantages),
+        "return_N": placed(trained.returns),
+        "old_value_N": placed(trained.values),
         "weight_N": weight_T[1:],
         "policy_version_N": torch.where(mask_N, torch.tensor(row.policy_versions)[1:], -1),
         "reply_version_N": torch.where(mask_N, torch.tensor(row.reply_versions)[1:], -1),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from types import NoneType, UnionType
-from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from agentgym.engines.hf import HfEngineConfig
 from agentgym.engines.sglang import SglangConfig
@@ -16,14 +16,27 @@ from agentgym.rollout.history import CompactionConfig, History
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.rollout.sampler import SamplerConfig
 from agentgym.rollout.serve_http import ServeConfig
+from agentgym.settings import is_bundled
 from agentgym.trainers.aggregation import AGGREGATIONS, check_aggregation
-from agentgym.trainers.credits import check_estimator, needs_groups
-from agentgym.trainers.learner import LearnerConfig
+from agentgym.trainers.estimators import check_estimator, needs_groups, needs_input
+from agentgym.trainers.learner_config import LearnerConfig
 from agentgym.trainers.optimizer import OptimizerConfig
 from agentgym.trainers.parity import ParityConfig
-from agentgym.trainers.settings import is_bundled
+from agentgym.trainers.presets import preset_of
 
-__all__ = ["TrainConfig", "config_from_mapping"]
+__all__ = ["AdvantageConfig", "TrainConfig", "config_from_mapping"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdvantageConfig:
+    """What credits the sampled tokens."""
+
+    name: str | None = None
+    """By its name in `ADVANTAGES`, such as grpo, gae or gigpo, or your own by its place, `path/to/file.py:name` or
+    `package.module:name`; None is that of the algo."""
+    settings: Mapping[str, object] | None = None
+    """The settings of the estimator, such as gamma=0.95; what is not named has its default. None are those of the
+    algo."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +48,10 @@ class TrainConfig:
     env_kwargs: Mapping[str, object] = field(default_factory=dict)
     """Keywords of the environment's class, such as level=2."""
     algo: str = "grpo"
-    """What credits the sampled tokens, by its name in `ADVANTAGES`, such as grpo, rloo, reinforce_plus_plus or gigpo:
-    `agentgym algorithms list` shows all. Or your own by its place, `path/to/file.py:name` or `package.module:name`."""
-    advantage: Mapping[str, object] = field(default_factory=dict)
-    """Settings of the estimator, such as gamma=0.95."""
+    """A preset (ppo, dapo, gspo, cispo...), the name of an advantage estimator (grpo, rloo, gigpo...), or the place of
+    one of yours: `agentgym algorithms list` shows all. It sets the advantage, loss and aggregation that are not named
+    themselves; config.yaml holds what came of it."""
+    advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     model: str = "embedded"
     """`embedded`, or a folder with a model and its tokenizer."""
     family: str | None = None
@@ -60,12 +73,12 @@ class TrainConfig:
     """Episodes of one task."""
     allow_single: bool = False
     """Accepts a group size of 1, whose advantages are all 0."""
-    aggregation: str = "token-mean"
-    """How token losses become one number, by its name in `AGGREGATIONS`, such as seq-mean-token-mean or turn-mean, or
-    your own by its place."""
+    aggregation: str | None = None
+    """How token losses become one number, by its name in `AGGREGATIONS`, such as token-mean, seq-mean-token-mean or
+    turn-mean, or your own by its place; None is that of the algo."""
     norm_tokens: int | None = None
-    """The tokens that `seq-mean-token-sum-norm` divides by, such as the longest reply allowed; an
-    aggregation of your own may take it too."""
+    """The tokens that `seq-mean-token-sum-norm` divides by, such as the longest reply allowed; an aggregation of your
+    own may take it too."""
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     limits: Limits = field(default_factory=lambda: Limits(max_turns=64, turn_tokens=64))
@@ -89,7 +102,10 @@ class TrainConfig:
     """Ends training after this time, with a checkpoint; None goes by `steps` alone. A resumed run has it anew."""
 
     def __post_init__(self) -> None:
-        check_estimator(self.algo, self.advantage)
+        if not self.is_resolved:
+            _ = self.resolved  # is checked
+            return
+        self._check_algorithm()
         for name in ("steps", "tasks", "group_size", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -100,21 +116,74 @@ class TrainConfig:
             ServeConfig(port=self.serve)
             if self.compaction.at is not None:
                 raise ConfigError("an agent outside (serve) shortens its conversation itself: leave compaction.at out")
-        is_constant = self.aggregation == "seq-mean-token-sum-norm"
-        if (is_constant and self.norm_tokens is None) or (
-            self.norm_tokens is not None and not is_constant and is_bundled(AGGREGATIONS[self.aggregation])
-        ):
+        self._check_sampling()
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether nothing is left to the algo."""
+        learner = self.learner
+        left = (self.aggregation, self.advantage.name, self.advantage.settings, learner.loss, learner.loss_settings)
+        return None not in (*left, learner.critic.trunk)
+
+    @property
+    def resolved(self) -> TrainConfig:
+        """The same run with everything said that the algo sets."""
+        preset, advantage, learner = preset_of(self.algo), self.advantage, self.learner
+        if advantage.name is None:
+            settings = preset.advantage_settings if advantage.settings is None else advantage.settings
+            advantage = AdvantageConfig(name=preset.advantage, settings=settings)
+        elif advantage.settings is None:
+            advantage = replace(advantage, settings={})
+        if learner.loss is None:
+            settings = preset.loss_settings if learner.loss_settings is None else learner.loss_settings
+            learner = replace(learner, loss=preset.loss, loss_settings=settings)
+        elif learner.loss_settings is None:
+            learner = replace(learner, loss_settings={})
+        if learner.critic.trunk is None:
+            takes_values = needs_input(advantage.name or "", "values_BT")
+            learner = replace(learner, critic=replace(learner.critic, trunk="own" if takes_values else "none"))
+        aggregation = self.aggregation or preset.aggregation
+        return replace(self, advantage=advantage, learner=learner, aggregation=aggregation)
+
+    @property
+    def estimator(self) -> str:
+        """The name of what credits the sampled tokens."""
+        return self.advantage.name or preset_of(self.algo).advantage
+
+    def _check_algorithm(self) -> None:
+        name, critic = self.estimator, self.learner.critic
+        check_estimator(name, self.advantage.settings or {})
+        if needs_input(name, "values_BT") is not critic.exists:
+            raise ConfigError(
+                f"the advantage {name} takes the values of a critic: learner.critic.trunk is own or shared"
+                if not critic.exists
+                else f"the advantage {name} takes no values, so a critic would learn for nothing: leave"
+                " learner.critic.trunk out, or take --algo ppo"
+            )
+        if needs_input(name, "greedy_B") and (self.serve is not None or self.over_dispatch):
+            raise ConfigError(
+                f"{name} plays a greedy episode of each task with the weights of the step: leave serve and"
+                " over_dispatch out"
+            )
+        if self.group_size == 1 and not self.allow_single and needs_groups(name):
+            raise ConfigError(
+                f"group_size 1 has no baseline: {name} would give every episode an advantage of 0."
+                " Use 2 or more (8 is usual), or allow_single to accept it"
+            )
+        self._check_aggregation(self.aggregation or "")
+
+    def _check_aggregation(self, name: str) -> None:
+        lacks_constant = name == "seq-mean-token-sum-norm" and self.norm_tokens is None
+        takes_constant = name == "seq-mean-token-sum-norm" or not is_bundled(AGGREGATIONS[name])
+        if lacks_constant or (self.norm_tokens is not None and not takes_constant):
             raise ConfigError(
                 "norm_tokens is the constant of the aggregation seq-mean-token-sum-norm: give both or neither"
             )
         if self.norm_tokens is not None and self.norm_tokens < 1:
             raise ConfigError(f"norm_tokens must be at least 1, got {self.norm_tokens}")
-        check_aggregation(self.aggregation, self.norm_tokens)
-        if self.group_size == 1 and not self.allow_single and needs_groups(self.algo):
-            raise ConfigError(
-                f"group_size 1 has no baseline: {self.algo} would give every episode an advantage of 0."
-                " Use 2 or more (8 is usual), or allow_single to accept it"
-            )
+        check_aggregation(name, self.norm_tokens)
+
+    def _check_sampling(self) -> None:
         if self.sampling.temperature == 0:
             raise ConfigError("temperature 0 samples the same reply for the whole group; train at 1.0")
         if self.sampling.top_p != 1.0 or self.sampling.top_k:
@@ -162,7 +231,7 @@ def config_from_mapping(kind: type[C], given: Mapping[str, object], where: str =
 
 def _checked(hint: object, value: object, name: str) -> object:
     """The value of the setting `name`, which is of the type `hint`."""
-    kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
+    kinds = get_args(hint) if get_origin(hint) in (UnionType, Union) else (hint,)
     for kind in kinds:
         if get_origin(kind) is Literal and value in get_args(kind):
             return value

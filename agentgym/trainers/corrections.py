@@ -23,10 +23,10 @@ from torch import Tensor
 
 from agentgym.errors import ConfigError, InvalidTrajectory
 from agentgym.registry import Registry
+from agentgym.settings import Contract
 from agentgym.trainers.kl import MAX_LOG_RATIO
 from agentgym.trainers.losses.policy_loss import check_shapes, require
 from agentgym.trainers.sequences import Sequences
-from agentgym.trainers.settings import Contract
 
 __all__ = ["CORRECTIONS", "Correction", "CorrectionFn", "proximal_logp"]
 

@@ -5,9 +5,8 @@ Shapes: `B` trained episode, `T` its sampled tokens, padded to the longest.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -15,18 +14,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentgym.errors import ConfigError, InvalidTrajectory, TrainingHalted
-from agentgym.trainers.advantages.credit import Credit, check_rewards
-from agentgym.trainers.advantages.registry import ADVANTAGES
-from agentgym.trainers.settings import calling, settings_of, with_settings
+from agentgym.errors import ConfigError, InvalidTrajectory
+from agentgym.trainers.estimators import check_settings, estimate, needs_groups, needs_input
 from agentgym.trajectory import Group, Row, Trajectory
 
-__all__ = ["INPUTS", "Advantages", "GroupCredit", "check_estimator", "credit_groups", "flat_credit", "needs_groups"]
+__all__ = [
+    "COMPONENT",
+    "Advantages",
+    "CreditInputs",
+    "GroupCredit",
+    "credit_groups",
+    "flat_credit",
+    "trained_episodes",
+]
 
 Advantages = tuple[NDArray[np.float32], ...]
 """One array a row, with one number for each id of it that was sampled; 0 where the loss does not count the id."""
-INPUTS = ("rewards_BT", "mask_BT", "groups_B", "turns_BT", "states_BT")
-"""The tensors of `AdvantageEstimator` that a step's episodes alone give."""
+COMPONENT = "reward/"
+"""Metrics of an episode whose names begin so are components of its reward."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +44,10 @@ class GroupCredit:
 
     members: tuple[Advantages | None, ...]
     """By member; None for one that is not trained."""
+    returns: tuple[Advantages | None, ...] | None = None
+    """Likewise, what a critic should say before each id; None where no critic learns."""
+    values: tuple[Advantages | None, ...] | None = None
+    """Likewise, what the critic said."""
 
     @property
     def means(self) -> tuple[float | None, ...]:
@@ -54,93 +63,75 @@ class GroupCredit:
         return not any(row.any() for member in self.members if member is not None for row in member)
 
 
-def check_estimator(name: str, settings: Mapping[str, object]) -> None:
-    """Raises UnknownName for an estimator that does not exist, ConfigError for one that needs more than the episodes
-    of a step (a critic, greedy episodes), for a setting that it does not have, of another type or out of its bounds,
-    and for one whose result is no Credit: it is tried on a step of two groups."""
-    _check_settings(name, settings)
-    _estimate(name, settings, _rehearsal())
+@dataclass(frozen=True, eq=False)
+class CreditInputs:
+    """What estimators are given beyond the episodes themselves: by trained episode, in the order of
+    `trained_episodes`; an array has one number for each id that the episode sampled."""
+
+    penalties: Sequence[NDArray[np.float64]] | None = None
+    """Taken off the rewards at the ids themselves, in units of reward."""
+    values: Sequence[NDArray[np.float64]] | None = None
+    """The critic's, of what came before each id."""
+    bootstrap: Sequence[float] | None = None
+    """The critic's value after the last id of a truncated episode; 0 where the environment terminated."""
+    proxy: Sequence[NDArray[np.float64]] | None = None
+    """`1 - 2 p + sum p^2`, the squared norm of the gradient by the logits."""
+    greedy: Mapping[str, float] = field(default_factory=dict)
+    """By the group's id, the reward of a greedy episode of its task."""
 
 
-def _check_settings(name: str, settings: Mapping[str, object]) -> None:
-    parameters = inspect.signature(ADVANTAGES[name]).parameters.values()
-    needed = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY and one.default is one.empty]
-    if lacking := [one for one in needed if one not in INPUTS]:
-        raise ConfigError(f"{name} needs {', '.join(lacking)}, which a step's episodes do not give")
-    with_settings(name, ADVANTAGES[name], settings)
-
-
-def needs_groups(name: str) -> bool:
-    """Whether an estimator holds episodes against others of their group, so that a group of one has no baseline."""
-    return "allow_single" in settings_of(ADVANTAGES[name])
+def trained_episodes(groups: Sequence[Group], name: str, greedy: Mapping[str, float] | None = None) -> list[Trajectory]:
+    """The episodes that the estimator `name` credits: those with a reward. Where it holds them against a greedy episode
+    of their task and that one failed, none of the task are: they would have no baseline."""
+    left_out = needs_input(name, "greedy_B")
+    kept = [group for group in groups if not left_out or group.id in (greedy or {})]
+    return [one for group in kept for one in _trained(group)]
 
 
 def credit_groups(
-    groups: Sequence[Group], name: str, settings: Mapping[str, object] | None = None, *, allow_single: bool = False
+    groups: Sequence[Group],
+    name: str,
+    settings: Mapping[str, object] | None = None,
+    *,
+    allow_single: bool = False,
+    inputs: CreditInputs | None = None,
 ) -> list[GroupCredit]:
     """The advantages of a step's groups under the estimator `name` of `ADVANTAGES`, which sees all of them at once.
 
     A turn's reward stands at the last id of its reply. An episode without a reward is not trained and is in no
     statistics. A turn's state, for estimators that compare equal ones, is the text that the environment showed before
-    it. Raises ConfigError for a group of one unless `allow_single`, and what `check_estimator` raises.
+    it. Components of rewards are the metrics `reward/NAME` of an episode. Raises ConfigError for a group of one unless
+    `allow_single` and where `inputs` lack what the estimator takes, and what `check_settings` and `estimate` raise.
     """
-    given = dict(settings or {})
-    _check_settings(name, given)
+    given, inputs = dict(settings or {}), inputs or CreditInputs()
+    check_settings(name, given)
     for group in groups:
         if len(group.trajectories) == 1 and not allow_single and needs_groups(name):
             raise ConfigError(
                 f"group {group.id!r} is a group of one, which has no baseline, so its advantage is always 0 and "
                 "nothing is learned: set the group size to 2 or more, or allow_single where that is meant"
             )
-    episodes = [_Episode.of(one, number) for number, group in enumerate(groups) for one in _trained(group)]
-    if not episodes:
+    trained = trained_episodes(groups, name, inputs.greedy)
+    if not trained:
         return [GroupCredit((None,) * len(group.trajectories)) for group in groups]
-    advantages_BT = _estimate(name, given, _tensors(episodes)).numpy()
-    cut = (episode.cut(row_T) for episode, row_T in zip(episodes, advantages_BT, strict=True))
+    numbers = {id(one): number for number, group in enumerate(groups) for one in group.trajectories}
+    episodes = [_Episode.of(one, numbers[id(one)]) for one in trained]
+    tensors = _tensors(episodes, inputs, name)
+    credit = estimate(name, given, tensors)
+    advantages = dict(zip(map(id, trained), _cut(credit.advantages_BT, episodes), strict=True))
+    members = [tuple(advantages.get(id(one)) for one in group.trajectories) for group in groups]
+    if inputs.values is None:
+        return [GroupCredit(one) for one in members]
+    returns = dict(zip(map(id, trained), _cut(credit.returns_BT, episodes), strict=True))
+    values = dict(zip(map(id, trained), _cut(tensors["values_BT"], episodes), strict=True))
     return [
-        GroupCredit(tuple(next(cut) if one.reward is not None else None for one in group.trajectories))
-        for group in groups
-    ]
-
-
-def _estimate(name: str, settings: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Tensor:
-    """The advantages, float32 `[B, T]`, 0 where nothing is trained; what goes in and what comes out is checked."""
-    function, mask_BT = ADVANTAGES[name], tensors["mask_BT"]
-    parameters = inspect.signature(function).parameters
-    check_rewards(tensors["rewards_BT"], mask_BT)
-    given = dict(settings)
-    if "allow_single" in parameters:  # what is left of a larger group may be one episode
-        given["allow_single"] = True
-    with calling(f"the advantage estimator {name!r}", function):
-        credit: object = function(**{key: value for key, value in tensors.items() if key in parameters}, **given)
-    if not isinstance(credit, Credit):
-        told = "Credit(advantages_BT, returns_BT) was wanted"
-        raise ConfigError(f"advantage estimator {name!r} gives a {type(credit).__name__}, and {told}")
-    if credit.advantages_BT.shape != mask_BT.shape:
-        raise ConfigError(
-            f"advantage estimator {name!r} gives advantages of shape {tuple(credit.advantages_BT.shape)}, and one for "
-            f"each token of each episode, {tuple(mask_BT.shape)}, was wanted"
+        GroupCredit(
+            one,
+            returns=tuple(returns.get(id(member)) for member in group.trajectories),
+            values=tuple(values.get(id(member)) for member in group.trajectories),
         )
-    advantages_BT = torch.where(mask_BT, credit.advantages_BT.detach(), 0.0).to(torch.float32)
-    if not bool(advantages_BT.isfinite().all()):
-        wrong = advantages_BT[~advantages_BT.isfinite()][0]
-        raise TrainingHalted(f"advantage estimator {name!r} gives {wrong} for a trained token, which cannot be trained")
-    return advantages_BT
-
-
-def _rehearsal() -> dict[str, Tensor]:
-    """What a step of two groups of four episodes, of two turns each, looks like; one episode is longer by a token."""
-    num_tokens = torch.tensor([3, 3, 3, 4] * 2)[:, None]
-    exists_BT = torch.arange(4) < num_tokens
-    rewards_BT = torch.zeros(8, 4, dtype=torch.float64).scatter(1, num_tokens - 1, 1.0)
-    rewards_BT[::2] = 0.0
-    return {
-        "rewards_BT": rewards_BT,
-        "mask_BT": exists_BT & (torch.arange(4) != 1),
-        "groups_B": torch.arange(8) // 4,
-        "turns_BT": torch.where(exists_BT, torch.arange(4) // 2, -1),
-        "states_BT": torch.where(exists_BT, torch.arange(4) // 2, -1),
-    }
+        for one, group in zip(members, groups, strict=True)
+    ]
 
 
 def flat_credit(group: Group, advantages: Sequence[float | None]) -> GroupCredit:
@@ -167,6 +158,8 @@ class _Episode:
     turns: NDArray[np.int64]
     states: tuple[str, ...]
     """By turn."""
+    group_id: str
+    components: Mapping[str, float]
 
     @classmethod
     def of(cls, trajectory: Trajectory, group: int) -> _Episode:
@@ -177,12 +170,25 @@ class _Episode:
             rewards[max(end, 1) - 1] += turn.reward or 0.0
         mask = np.concatenate([row.mask[row.sampled] for row in trajectory.rows])
         shown = ("", *(turn.observation for turn in trajectory.turns))
-        return cls(trajectory.rows, group, rewards, mask, turns, shown[: len(lengths)])
+        metrics = trajectory.metrics
+        components = {name.removeprefix(COMPONENT): metrics[name] for name in metrics if name.startswith(COMPONENT)}
+        states = shown[: len(lengths)]
+        return cls(trajectory.rows, group, rewards, mask, turns, states, trajectory.group, components)
 
-    def cut(self, advantages_T: NDArray[np.float32]) -> Advantages:
+    def cut(self, numbers_T: NDArray[np.float32]) -> Advantages:
         """The numbers of its tokens, by row."""
         ends = [0, *accumulate(int(row.sampled.sum()) for row in self.rows)]
-        return tuple(advantages_T[start:end] for start, end in pairwise(ends))
+        return tuple(numbers_T[start:end] for start, end in pairwise(ends))
+
+
+def _cut(numbers_BT: Tensor, episodes: Sequence[_Episode]) -> list[Advantages]:
+    """The numbers of each episode, 0 wherever the loss does not count the id."""
+    rows = numbers_BT.detach().to(torch.float32).numpy()
+    found = []
+    for episode, row_T in zip(episodes, rows, strict=True):
+        kept = np.where(episode.mask, row_T[: len(episode.mask)], np.float32(0))
+        found.append(episode.cut(kept))
+    return found
 
 
 def _trained(group: Group) -> Iterator[Trajectory]:
@@ -197,16 +203,51 @@ def _trained(group: Group) -> Iterator[Trajectory]:
         yield trajectory
 
 
-def _tensors(episodes: Sequence[_Episode]) -> dict[str, Tensor]:
+def _tensors(episodes: Sequence[_Episode], inputs: CreditInputs, name: str) -> dict[str, Tensor]:
+    """What the estimator `name` may take, as far as it is given."""
+    rewards = [one.rewards for one in episodes]
+    if inputs.penalties is not None:
+        rewards = [one - penalty for one, penalty in zip(rewards, inputs.penalties, strict=True)]
     names: dict[str, int] = {}
     states = [np.array([names.setdefault(one, len(names)) for one in each.states])[each.turns] for each in episodes]
-    return {
-        "rewards_BT": _padded([one.rewards for one in episodes], 0.0),
+    tensors = {
+        "rewards_BT": _padded(rewards, 0.0),
         "mask_BT": _padded([one.mask for one in episodes], False),
         "groups_B": torch.tensor([one.group for one in episodes]),
         "turns_BT": _padded([one.turns for one in episodes], -1),
         "states_BT": _padded(states, -1),
     }
+    for key, numbers in (("values_BT", inputs.values), ("proxy_BT", inputs.proxy)):
+        if numbers is not None:
+            tensors[key] = _padded(numbers, 0.0)
+    if inputs.bootstrap is not None:
+        tensors["bootstrap_B"] = torch.tensor(inputs.bootstrap, dtype=torch.float64)
+    if inputs.greedy:
+        greedy = [inputs.greedy[one.group_id] for one in episodes]
+        tensors["greedy_B"] = torch.tensor(greedy, dtype=torch.float64)
+    if needs_input(name, "components_BTK"):
+        tensors["components_BTK"] = _components(episodes)
+    return tensors
+
+
+def _components(episodes: Sequence[_Episode]) -> Tensor:
+    """Each component of the reward at the last token of its episode, `[B, T, K]`."""
+    names = sorted({name for one in episodes for name in one.components})
+    if not names:
+        raise ConfigError(
+            "the estimator weighs the components of a reward, and no episode has any: return "
+            'Reward(value, components={"name": number}) from the reward function, or another advantage'
+        )
+    for one in episodes:
+        if lacking := [name for name in names if name not in one.components]:
+            raise InvalidTrajectory(f"an episode of group {one.group_id!r} lacks the reward component {lacking[0]!r}")
+    placed = []
+    for name in names:
+        columns = [np.zeros(len(one.mask)) for one in episodes]
+        for column, one in zip(columns, episodes, strict=True):
+            column[-1] = one.components[name]
+        placed.append(_padded(columns, 0.0))
+    return torch.stack(placed, dim=-1)
 
 
 def _padded(arrays: Sequence[NDArray[np.generic]], filler: float) -> Tensor:

@@ -57,7 +57,8 @@ class Demonstration:
 
     ids: tuple[int, ...]
     mask: tuple[bool, ...]
-    success: bool
+    success: bool | None = None
+    """None where nobody knows: a conversation from a file."""
 
     def first(self, num_ids: int) -> Demonstration:
         """The same without what is past `num_ids`, for a model that sees no further."""

@@ -12,20 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from agentgym.errors import ConfigError
 from agentgym.registry import Registry
-from agentgym.trainers.settings import Contract, calling
+from agentgym.settings import Contract, calling
 
 __all__ = [
     "KL_PENALTIES",
     "MAX_LOG_RATIO",
     "AdaptiveKL",
     "FixedKL",
+    "KLConfig",
     "KLController",
     "KLPenalty",
     "abs_kl",
@@ -218,3 +219,33 @@ class AdaptiveKL:
 
 
 MAX_ERROR = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class KLConfig:
+    """What draws the policy back to the model that training began with."""
+
+    coefficient: float = 0.0
+    """Weight of the penalty; 0 keeps no reference model."""
+    penalty: str = "k3"
+    """By its name in `KL_PENALTIES`, or your own by its place, `path/to/file.py:name` or `package.module:name`. In the
+    loss: k2, k3 or k3_st (k1 has no gradient in expectation, so it regularizes nothing there); in the reward: k1."""
+    place: Literal["loss", "reward"] = "loss"
+    """`loss` adds the penalty to each token's loss; `reward` takes it off each token's reward before advantages are
+    computed, as PPO for language models began (Ziegler et al. 2019)."""
+    target: float | None = None
+    """Nats a token that the coefficient is moved toward (`AdaptiveKL`); None keeps the coefficient as it is."""
+    horizon: int = 10_000
+    """Episodes over which a divergence far from the target moves the coefficient by a fifth."""
+
+    def __post_init__(self) -> None:
+        penalty_of(self.penalty)
+        if self.target is not None and not self.coefficient > 0:
+            raise ConfigError(f"kl.target moves a coefficient above 0, got kl.coefficient={self.coefficient}")
+        self.controller()
+
+    def controller(self) -> KLController:
+        """What sets the coefficient, as the run begins."""
+        if self.target is None:
+            return FixedKL(coefficient=self.coefficient)
+        return AdaptiveKL(coefficient=self.coefficient, target=self.target, horizon=self.horizon)

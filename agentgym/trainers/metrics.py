@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 
 from agentgym.engines.protocol import WeightSync
 from agentgym.trainers.credits import GroupCredit
-from agentgym.trainers.learner import StepStats
+from agentgym.trainers.critic import CriticStats
+from agentgym.trainers.step_stats import StepStats
 from agentgym.trajectory import Group, Trajectory
 from agentgym.types import JSON
 
@@ -85,6 +86,8 @@ class StepMetrics:
     rollout: RolloutSummary
     update: StepStats | None
     """None when no group carried a signal, so there was nothing to step on."""
+    critic: CriticStats | None = None
+    """None without a critic, and where there was nothing to learn."""
     sync: WeightSync
     """How the step's weights reached the engine."""
     generate_s: float
@@ -96,6 +99,7 @@ class StepMetrics:
     def to_json(self) -> dict[str, JSON]:
         """Flat, with the names that curves and viewers use."""
         update = asdict(self.update) if self.update else {"loss": 0.0}
+        update |= asdict(self.critic) if self.critic else {}
         times = {"generate_s": self.generate_s, "update_s": self.update_s, "elapsed_s": self.elapsed_s}
         times |= {f"sync_{name}": getattr(self.sync, name) for name in ("gather_s", "transfer_s", "load_s")}
         rounded = {name: round(value, 4) for name, value in times.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -43,14 +43,20 @@ class OptimizerConfig:
 
 
 class PolicyOptimizer:
-    """AdamW (or Muon) over a model's parameters, with the configured schedule; `num_steps` is where it stands."""
+    """AdamW (or Muon) over a model's parameters, with the configured schedule; `num_steps` is where it stands.
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig, total_steps: int) -> None:
+    `further` are parameters outside of the model that learn with it, such as a head's.
+    """
+
+    def __init__(
+        self, model: nn.Module, config: OptimizerConfig, total_steps: int, further: Iterable[nn.Parameter] = ()
+    ) -> None:
         self.config = config
         self.total_steps = max(1, total_steps)
         self.num_steps = 0
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._parts = _make_parts(model, config)
+        more = list(further)
+        self.parameters = [*(parameter for parameter in model.parameters() if parameter.requires_grad), *more]
+        self._parts = _make_parts(model, config, more)
 
     @property
     def learning_rate(self) -> float:
@@ -86,12 +92,14 @@ class PolicyOptimizer:
             part.load_state_dict(saved)
 
 
-def _make_parts(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
+def _make_parts(
+    model: nn.Module, config: OptimizerConfig, further: Sequence[nn.Parameter]
+) -> list[torch.optim.Optimizer]:
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
     def adamw(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(
-            list(parameters),
+            [*parameters, *further],
             lr=config.learning_rate,
             betas=(config.beta1, config.beta2),
             weight_decay=config.weight_decay,

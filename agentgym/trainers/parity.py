@@ -12,11 +12,10 @@ from torch import Tensor
 from agentgym.engines.protocol import Engine, WeightSync
 from agentgym.engines.replicated import ReplicatedEngine
 from agentgym.errors import ConfigError, EngineError, TrainingHalted
-from agentgym.trainers.batch import TrainingBatch, build_batch
-from agentgym.trainers.credits import flat_credit
+from agentgym.trainers.batch import TrainingBatch, plain_batch
 from agentgym.trainers.learner import Learner
 from agentgym.trainers.mismatch import Mismatch, MismatchFound, MismatchSums
-from agentgym.trajectory import Group, Trajectory
+from agentgym.trajectory import Trajectory
 
 __all__ = ["ParityConfig", "ParityGate", "fresh_batch"]
 
@@ -168,16 +167,12 @@ def fresh_batch(trajectories: Sequence[Trajectory]) -> TrainingBatch:
 
     Raises EngineError when no episode gave a token: then nothing can be compared.
     """
-    groups, credits = [], []
-    for trajectory in trajectories:
-        if trajectory.status.trainable and trajectory.num_trained_tokens:
-            groups.append(Group(trajectory.group, trajectory.task, (trajectory,)))
-            credits.append(flat_credit(groups[-1], [1.0]))
-    if not groups:
+    played = [one for one in trajectories if one.status.trainable and one.num_trained_tokens]
+    if not played:
         said = "; ".join(sorted({str(one.error) for one in trajectories})[:3])
         raise EngineError(f"no episode of a probe could be played: {said}")
-    return build_batch(groups, credits, aggregation="token-mean")
+    return plain_batch(played)
 
 
 def _old(batch: TrainingBatch) -> Tensor:
-    return batch.old_logp_N[batch.mask_N]
+    return batch.sampled_logp_N[batch.mask_N]

@@ -26,6 +26,7 @@ PROCESS_MB = 750
 
 def describe_plan(config: TrainConfig) -> list[PlanLine]:
     """Counts of a run and a rough bound of its memory; makes one environment and loads the model to look at them."""
+    config = config.resolved
     folder = embedded_folder() if config.model == "embedded" else Path(config.model)
     renderer, model = renderer_for(folder, config.family), load_decoder(folder)
     env = make_env(config.env, cast(Mapping[str, JSON], config.env_kwargs))
@@ -44,14 +45,15 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
     threads = config.learner.threads or 2
     layer_floats = 12 * shape.width + 4 * shape.ffn_width + 4 * shape.num_heads * shape.head_width
     activations = threads * max(config.learner.micro_batch_tokens, window) * shape.num_layers * layer_floats
-    copies = 4 + threads + (1 if config.learner.kl_coefficient else 0)
+    learner = config.learner
+    copies = 4 + threads + (4 if learner.critic.trunk == "own" else 0) + (1 if learner.kl.coefficient else 0)
     memory = PROCESS_MB + (copies * parameters + cache + activations) * BYTES // 1_000_000
     episodes = config.episodes_per_step
     return [
         *_servers(config),
         ("tasks per step", config.tasks, "prompts; each is one group"),
         ("episodes per step", episodes, f"{config.tasks} tasks x group size {config.group_size}"),
-        ("optimizer steps", config.steps, "one after each batch of episodes"),
+        ("optimizer steps", config.steps * learner.steps_per_batch, f"{learner.steps_per_batch} after each batch"),
         ("episodes in all", episodes * config.steps, f"and {2 * config.eval_episodes} held-out ones"),
         ("first prompt tokens", prompt, f"of a window of {window}"),
         ("most tokens per step", episodes * window, "if every episode filled the window"),

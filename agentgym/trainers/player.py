@@ -66,6 +66,16 @@ class Player:
         tasks = [order.task for order in self._orders(step)]
         return await self._players.sample(tasks, config.group_size, step=step, run_seed=config.seed)
 
+    async def greedy(self, groups: Sequence[Group], step: int) -> list[Trajectory]:
+        """One episode at temperature 0 of each group's task."""
+        seed = self.config.seed
+        episodes = [Episode(one.task, one.id, 0, seed, step, "greedy") for one in groups]
+        sampler = Sampler(self._make_loop(self.config.limits, greedy=True), config=self.config.sampler)
+        try:
+            return await sampler.run(episodes)
+        finally:
+            sampler.close()
+
     async def probe(self, name: str, version: int) -> list[Trajectory]:
         """Short episodes of the next step's tasks, which are recorded nowhere."""
         config = self.config
@@ -81,14 +91,14 @@ class Player:
         episodes = [Episode(task, f"0/{n}", 0, self.config.seed, phase=phase) for n, task in enumerate(tasks)]
         return await self._sampler.run(episodes, on_episode=on_episode)
 
-    def _make_loop(self, limits: Limits) -> RolloutLoop:
+    def _make_loop(self, limits: Limits, *, greedy: bool = False) -> RolloutLoop:
         """What plays the episodes, in training, evaluation and probe alike."""
         config = self.config
         return RolloutLoop(
             self._engine,
             self._renderer,
             limits,
-            config.sampling,
+            replace(config.sampling, temperature=0.0) if greedy else config.sampling,
             history=config.history,
             compaction=config.compaction,
         )

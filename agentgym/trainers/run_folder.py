@@ -39,9 +39,9 @@ class Checkpoint:
                 f"{str(path)!r} is no whole checkpoint ({error}); delete it and resume again"
             ) from error
 
-    def optimizer_state(self) -> Mapping[str, Any]:
-        """The state that `PolicyOptimizer.load_state_dict` takes."""
-        state: Mapping[str, Any] = torch.load(self.path / "optimizer.pt", weights_only=True)
+    def learner_state(self) -> Mapping[str, Any]:
+        """The state that `Learner.load_state_dict` takes."""
+        state: Mapping[str, Any] = torch.load(self.path / "learner.pt", weights_only=True)
         return state
 
 
@@ -105,7 +105,7 @@ class RunFolder:
         with self.guarded(), open(self.metrics_path, "a") as file:
             file.write(json.dumps(metrics.to_json()) + "\n")
 
-    def save_checkpoint(self, step: int, model: Decoder, optimizer: Mapping[str, Any], tokenizer: Path) -> Path:
+    def save_checkpoint(self, step: int, model: Decoder, learner: Mapping[str, Any], tokenizer: Path) -> Path:
         """Writes `checkpoints/step-NNNNNN` beside its final name and renames it when it is whole."""
         final = self.path / "checkpoints" / f"step-{step:06d}"
         if final.exists():
@@ -118,7 +118,7 @@ class RunFolder:
             for pattern in TOKENIZER_FILES:
                 for file in tokenizer.glob(pattern):
                     shutil.copyfile(file, part / file.name)
-            torch.save(dict(optimizer), part / "optimizer.pt")
+            torch.save(dict(learner), part / "learner.pt")
             (part / "state.json").write_text(json.dumps({"step": step, "policy_version": step}) + "\n")
             os.replace(part, final)
         return final

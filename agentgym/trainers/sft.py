@@ -1,13 +1,14 @@
-"""Supervised fine-tuning on demonstrations: the model learns what the player said, at the player's tokens only."""
+"""Supervised fine-tuning: the model learns what was said in demonstrations or rows, at the speaker's tokens only."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from agentgym.trainers.optimizer import OptimizerConfig, PolicyOptimizer
 from agentgym.trainers.parallel import GradientWorkers, MicroResult
 from agentgym.trainers.token_logprobs import score_targets
 
-__all__ = ["ImitationConfig", "ImitationStep", "imitate"]
+__all__ = ["ImitationConfig", "ImitationStep", "imitate", "learn", "passes"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ class ImitationConfig:
     steps: int = 500
     """Optimizer steps."""
     episodes: int = 8
-    """Demonstrations a step."""
+    """Demonstrations, or rows, a step."""
     threads: int = 2
     """Threads that share a step's demonstrations; changes how they are split, so it belongs to the recipe."""
 
@@ -56,8 +57,8 @@ class ImitationStep:
     """Ids of the step's demonstrations."""
     imitated_tokens: int
     """Those that were learned."""
-    success: float
-    """Share of the step's demonstrations that succeeded."""
+    success: float | None
+    """Share of the step's demonstrations that succeeded; None for conversations, which say nothing about it."""
     elapsed_s: float
     """Since training began."""
 
@@ -71,10 +72,22 @@ def imitate(
     first_seed: int = 0,
     on_step: Callable[[ImitationStep], None] = lambda step: None,
 ) -> None:
-    """Trains `model` in place on fresh demonstrations, the environments in turn; no task is seen twice.
+    """Trains `model` in place on fresh demonstrations, the environments in turn; no task is seen twice. See `learn`."""
+    learn(model, renderer, stream(envs, renderer, first_seed, config.demonstrations), config, on_step=on_step)
 
-    A demonstration past the model's context window is learned up to there. Whatever `on_step` raises ends the training
-    between two steps. Raises TrainingHalted for a gradient that is not finite, with the weights of the step before.
+
+def learn(
+    model: Decoder,
+    renderer: Renderer,
+    shown: Iterator[Demonstration],
+    config: ImitationConfig,
+    *,
+    on_step: Callable[[ImitationStep], None] = lambda step: None,
+) -> None:
+    """Trains `model` in place on what is shown, `config.episodes` of it a step.
+
+    What is past the model's context window is not learned. Whatever `on_step` raises ends the training between two
+    steps. Raises TrainingHalted for a gradient that is not finite, with the weights of the step before.
     """
     if renderer.vocab_size > model.config.vocab_size:
         raise ConfigError(
@@ -83,7 +96,6 @@ def imitate(
         )
     optimizer = PolicyOptimizer(model, config.optimizer, config.steps)
     workers = GradientWorkers(config.threads)
-    shown = stream(envs, renderer, first_seed, config.demonstrations)
     started = time.perf_counter()
     try:
         for step in range(1, config.steps + 1):
@@ -118,9 +130,22 @@ def _report(step: int, batch: Sequence[Demonstration], loss: float, norm: float,
         grad_norm=norm,
         tokens=sum(len(one.ids) for one in batch),
         imitated_tokens=sum(sum(one.mask) for one in batch),
-        success=sum(one.success for one in batch) / len(batch),
+        success=_share(batch),
         elapsed_s=elapsed_s,
     )
+
+
+def _share(batch: Sequence[Demonstration]) -> float | None:
+    told = [one.success for one in batch if one.success is not None]
+    return sum(told) / len(told) if told else None
+
+
+def passes(rows: Sequence[Demonstration], seed: int) -> Iterator[Demonstration]:
+    """The rows again and again, each time in another order, which follows from the seed. A step at the end of one pass
+    goes on with the next."""
+    for number in itertools.count():
+        for place in np.random.default_rng([seed, number]).permutation(len(rows)):
+            yield rows[place]
 
 
 def imitation_loss(model: Decoder, demonstrations: Sequence[Demonstration]) -> Tensor:

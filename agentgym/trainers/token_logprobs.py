@@ -11,7 +11,7 @@ from torch import Tensor
 
 from agentgym.engines.hf_linear import linear, padded_size, weight_gradient
 
-__all__ = ["TargetScores", "score_targets"]
+__all__ = ["TargetScores", "gradient_proxy", "score_targets"]
 
 # Shape suffixes: N tokens, E model width, V vocabulary.
 
@@ -41,6 +41,21 @@ def score_targets(hidden_NE: Tensor, head_VE: Tensor, target_N: Tensor, temperat
     hidden_NE, target_N = F.pad(hidden_NE, (0, 0, 0, padding)), F.pad(target_N, (0, padding))
     logp_N, entropy_N = _ScoreTargets.apply(hidden_NE, head_VE, target_N, temperature or 1.0)  # type: ignore[no-untyped-call]
     return TargetScores(logp_N[:num_tokens], entropy_N[:num_tokens])
+
+
+@torch.no_grad()
+def gradient_proxy(hidden_NE: Tensor, head_VE: Tensor, target_N: Tensor, temperature: float = 1.0) -> Tensor:
+    """`1 - 2 p + sum p^2`, `[N]`, in [0, 2]: the squared norm of the gradient of each target's logprob by the logits.
+
+    Li et al. 2026 (The Optimal Token Baseline), where it stands for the squared norm of the whole gradient. Arguments
+    as in `score_targets`.
+    """
+    found_N = torch.empty(len(target_N), device=hidden_NE.device)
+    for part in _chunks(len(target_N), len(head_VE)):
+        p_CV = _logits(hidden_NE[part], head_VE, temperature or 1.0).softmax(-1)
+        target_C = p_CV.gather(1, target_N[part, None])[:, 0]
+        found_N[part] = 1 - 2 * target_C + p_CV.square().sum(-1)
+    return found_N
 
 
 class _ScoreTargets(torch.autograd.Function):

@@ -23,14 +23,17 @@ from agentgym.rollout.record import EpisodeWriter, read_episodes
 from agentgym.trainers.batch import build_batch
 from agentgym.trainers.collapse import signs_of_collapse
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.credits import GroupCredit, credit_groups
+from agentgym.trainers.credits import GroupCredit
+from agentgym.trainers.critic import CriticStats
 from agentgym.trainers.engine import open_engine, weights_for
+from agentgym.trainers.estimators import needs_input
 from agentgym.trainers.learner import Learner, StepStats
 from agentgym.trainers.metrics import EvalScore, RolloutSummary, StepMetrics, score
 from agentgym.trainers.mismatch import MismatchFound
 from agentgym.trainers.parity import ParityGate
 from agentgym.trainers.player import Player
 from agentgym.trainers.run_folder import Checkpoint, RunFolder
+from agentgym.trainers.step_credit import credit_step
 from agentgym.trainers.tasks import EnvTasks
 from agentgym.trajectory import Group, Trajectory
 from agentgym.types import JSON
@@ -77,7 +80,7 @@ class Trainer:
         resolve_env(config.env, self.env_kwargs)  # an unknown environment ends here, before anything is written
         self.model_folder = embedded_folder() if config.model == "embedded" else Path(config.model)
         self.renderer = renderer_for(self.model_folder, config.family)
-        self.config = config = replace(config, family=self.renderer.reply_format.name)
+        self.config = config = replace(config.resolved, family=self.renderer.reply_format.name)
         self.checkpoint: Checkpoint | None = None
         source = self.model_folder
         if resume:
@@ -155,10 +158,10 @@ class Trainer:
             config.optimizer,
             total_steps=config.steps,
             temperature=config.sampling.temperature,
-            reference=load_decoder(self.model_folder) if config.learner.kl_coefficient else None,
+            reference=load_decoder(self.model_folder) if config.learner.kl.coefficient else None,
         )
         if self.checkpoint:
-            learner.optimizer.load_state_dict(self.checkpoint.optimizer_state())
+            learner.load_state_dict(self.checkpoint.learner_state())
         return learner
 
     async def _train(self) -> None:
@@ -174,13 +177,15 @@ class Trainer:
     async def _train_step(self) -> None:
         started = time.perf_counter()
         groups = await self._play_groups()
-        await _uninterrupted(self._finish_step(groups, started, time.perf_counter()))
+        greedy = await self._play_greedy(groups)
+        await _uninterrupted(self._finish_step(groups, greedy, started, time.perf_counter()))
 
-    async def _finish_step(self, groups: Sequence[Group], started: float, played: float) -> None:
+    async def _finish_step(
+        self, groups: Sequence[Group], greedy: Mapping[str, float], started: float, played: float
+    ) -> None:
         """Learns from the groups and records the step; whoever interrupts waits until weights and files agree."""
-        config = self.config
-        advantages = credit_groups(groups, config.algo, config.advantage, allow_single=config.allow_single)
-        stats, sync = await self._learn(groups, advantages)
+        advantages = credit_step(groups, self.config, self.learner, greedy)
+        stats, critic, sync = await self._learn(groups, advantages)
         learned = time.perf_counter()
         self.step += 1
         self.train_s += learned - started
@@ -189,6 +194,7 @@ class Trainer:
             step=self.step,
             rollout=RolloutSummary.of(groups, advantages),
             update=stats,
+            critic=critic,
             sync=sync,
             generate_s=played - started,
             update_s=learned - played,
@@ -211,6 +217,14 @@ class Trainer:
         )
         return groups
 
+    async def _play_greedy(self, groups: Sequence[Group]) -> dict[str, float]:
+        """The rewards of greedy episodes of the groups' tasks, where the advantage is taken against them."""
+        if not needs_input(self.config.estimator, "greedy_B"):
+            return {}
+        played = await self.player.greedy(groups, self.step + 1)
+        self.writer.write(played, phase="greedy", step=self.step + 1)
+        return {one.group: one.reward for one in played if one.reward is not None}
+
     def _first_order(self) -> int:
         """The step whose tasks are dispatched first: behind those that a resumed run had dispatched ahead."""
         if not (self.checkpoint and self.config.over_dispatch):
@@ -224,27 +238,29 @@ class Trainer:
 
     async def _learn(
         self, groups: Sequence[Group], advantages: Sequence[GroupCredit]
-    ) -> tuple[StepStats | None, WeightSync]:
+    ) -> tuple[StepStats | None, CriticStats | None, WeightSync]:
         """Steps on the groups and publishes the weights under the next version; no stats when there is no signal."""
         config = self.config
         batch = build_batch(
             groups,
             advantages,
-            aggregation=config.aggregation,
+            aggregation=config.aggregation or "",
             norm_tokens=config.norm_tokens,
             drop_zero=not config.learner.needs_all_rows,
         )
-        stats = None
+        stats = critic = None
         await self.engine.pause()
         if batch.num_rows:
             try:  # the event loop has nothing else to do meanwhile
-                stats = self.learner.update(batch, version=self.step, max_mismatch=self.gate.bound)
+                if self.step >= config.learner.critic.warmup_steps:
+                    stats = self.learner.update(batch, version=self.step, max_mismatch=self.gate.bound)
+                critic = self.learner.update_critic(batch)
             except MismatchFound as found:
                 await self.engine.resume()
                 await self.gate.refuse(found, self.step, batch)
         sync = await self._publish(self.step + 1)
         await self.engine.resume()
-        return stats, sync
+        return stats, critic, sync
 
     async def _publish(self, version: int | None = None) -> WeightSync:
         """Sends the weights as they are to the engine; under their present number unless there is a new one."""
@@ -273,7 +289,7 @@ class Trainer:
         return score(0, trajectories) if trajectories else None
 
     def _save(self) -> Path:
-        state = self.learner.optimizer.state_dict()
+        state = self.learner.state_dict()
         return self.folder.save_checkpoint(self.step, self.model, state, self.model_folder)
 
     def _result(self, before: EvalScore | None, after: EvalScore | None, *, interrupted: bool = False) -> TrainResult:

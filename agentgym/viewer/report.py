@@ -74,6 +74,7 @@ def write_report(
             {"phase": p.phase, "step": p.step, "success": p.success, "reward_mean": p.reward_mean, "n": p.num_episodes}
             for p in data.evaluations
         ],
+        "at_k": list(data.at_k),
         "episodes": _table(data.episodes, embedded={int(block.name[1:]) for block in blocks}),
         "num_episodes": len(data.episodes),
         "num_embedded": len(blocks),

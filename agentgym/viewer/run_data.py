@@ -61,6 +61,8 @@ class RunData:
     path: Path
     metrics: tuple[JSONObject, ...]
     episodes: tuple[EpisodeSummary, ...]
+    at_k: tuple[JSONObject, ...] = ()
+    """pass@k, pass^k and best@k as the result of an evaluation has them; empty for a training run."""
 
     @property
     def episodes_path(self) -> Path:
@@ -102,7 +104,18 @@ def read_run(run: Path) -> RunData:
         )
     metrics = tuple(_finite(record) for _, _, record in _objects(paths[0]))
     episodes = tuple(_summary(paths[1], line, offset, record) for line, offset, record in _objects(paths[1]))
-    return RunData(run, metrics, episodes)
+    return RunData(run, metrics, episodes, _repeat_scores(run / "result.json"))
+
+
+def _repeat_scores(path: Path) -> tuple[JSONObject, ...]:
+    """What the result of a finished evaluation says of repeated tasks."""
+    try:
+        result: JSON = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return tuple(one for one in objects(_object(result).get("at_k", [])) if objects(one["k"]))
+    except (ValueError, TypeError, KeyError) as error:
+        raise RunFolderError(
+            f"{path} is no result of `agentgym eval` ({error}): delete it to see the episodes alone"
+        ) from error
 
 
 def read_episode(file: BinaryIO, summary: EpisodeSummary) -> JSONObject:

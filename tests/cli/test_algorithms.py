@@ -12,6 +12,7 @@ import pytest
 from agentgym.cli.main import main
 from agentgym.trainers import ADVANTAGES, AGGREGATIONS, CORRECTIONS, KL_PENALTIES, LOSSES
 from agentgym.trainers.algorithms import algorithms_markdown, all_algorithms
+from agentgym.trainers.presets import PRESETS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
 
@@ -21,12 +22,14 @@ def test_every_entry_of_every_table_is_listed_as_json(capsys: pytest.CaptureFixt
     listed = json.loads(capsys.readouterr().out.splitlines()[-1])["algorithms"]
     tables = {"advantage": ADVANTAGES, "loss": LOSSES, "kl": KL_PENALTIES}
     tables |= {"aggregation": AGGREGATIONS, "correction": CORRECTIONS}  # type: ignore[dict-item]
+    tables["preset"] = PRESETS  # type: ignore[assignment]
     assert {(one["kind"], one["name"]) for one in listed} == {
         (kind, name) for kind, table in tables.items() for name in table
     }
-    by_name = {one["name"]: one for one in listed}
+    by_name = {one["name"]: one for one in listed if one["kind"] != "preset"}
     assert by_name["gigpo"]["settings"]["step_weight"] == 1.0 and by_name["ppo_clip"]["settings"]["dual_clip"] == 3.0
-    assert by_name["gae"]["missing"] == ["values_BT"] and by_name["gigpo"]["missing"] == []
+    assert "values_BT" in by_name["gae"]["inputs"] and "values_BT" not in by_name["gigpo"]["inputs"]
+    assert not by_name["proximal_by_version"]["settings"].keys() & {"versions", "current", "sequences"}
 
 
 def test_each_one_names_what_it_is_and_where_it_comes_from() -> None:

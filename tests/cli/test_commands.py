@@ -100,7 +100,7 @@ def test_verify_finds_a_changed_token(agentgym: Command) -> None:
 
 def test_envs_and_tools_are_listed(agentgym: Command) -> None:
     envs = agentgym("env", "list", "--json")
-    assert [one["id"] for one in envs.json["envs"]] == ["TextGame-v0", "GuessNumber-v0", "WordLadder-v0"]
+    assert [one["id"] for one in envs.json["envs"]] == ["TextGame-v0", "GuessNumber-v0", "WordLadder-v0", "Prompt-v0"]
     everything = agentgym("tools", "list", "--json").json["tools"]
     assert {"TextGame-v0", "GuessNumber-v0", "WordLadder-v0"} <= {one["env"] for one in everything}
     one = agentgym("tools", "list", "WordLadder-v0", "--json").json["tools"]
@@ -231,3 +231,21 @@ def test_no_command_loads_what_it_does_not_need(args: list[str], tmp_path: Path,
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_repeats_show_pass_at_k_and_failed_episodes_are_left_out(agentgym: Command) -> None:
+    done = agentgym("eval", "TextGame-v0", "--policy", "random", "-n", 6, "-r", 5, "--output", "out", "--json")
+    assert done.code == 0, done.err
+    (scores,) = done.json["at_k"]
+    assert (scores["env"], scores["num_tasks"], scores["num_episodes"]) == ("TextGame-v0", 6, 30)
+    assert [at["k"] for at in scores["k"]] == [1, 2, 4, 5]
+    assert scores["k"][0]["pass_at_k"] == pytest.approx(done.json["success"])
+    assert "pass@k" in done.out and "TextGame-v0: 6" in done.out
+    low, high = scores["k"][-1]["pass_at_k_interval"]
+    assert f"{scores['k'][-1]['pass_at_k']:.3f} [{low:.3f}, {high:.3f}]" in done.out
+    broken = agentgym("eval", "flaky.py:Flaky", "--policy", "random", "-n", 6, "-r", 2, "--json")
+    (scores,) = broken.json["at_k"]
+    assert (scores["num_episodes"], scores["num_failed"], scores["k"][1]["num_short"]) == (8, 4, 2)
+    assert "tasks with fewer episodes: 2" in broken.out
+    once = agentgym("eval", "TextGame-v0", "--policy", "random", "-n", 2, "--json")
+    assert "pass@k" not in once.out and [at["k"] for at in once.json["at_k"][0]["k"]] == [1]

@@ -20,7 +20,7 @@ from agentgym.engines.hf_checkpoint import load_decoder, save_decoder
 from agentgym.engines.hf_model import Decoder, DecoderConfig
 
 Command = Callable[..., Any]
-QUICK = ("--steps", 3, "--episodes", 2, "--threads", 1)
+QUICK = ("--steps", 3, "--batch-size", 2, "--threads", 1)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_equal_seeds_give_equal_models_and_other_seeds_others(agentgym: Command,
 
 def test_without_an_output_the_folder_is_a_new_one_under_runs(agentgym: Command, model: Path, tmp_path: Path) -> None:
     for _ in range(2):
-        assert agentgym("sft", "--env", "GuessNumber-v0", "--model", model, "--steps", 1, "--episodes", 1).code == 0
+        assert agentgym("sft", "--env", "GuessNumber-v0", "--model", model, "--steps", 1, "--batch-size", 1).code == 0
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
         "GuessNumber-v0-sft-seed0",
         "GuessNumber-v0-sft-seed0-2",
@@ -107,6 +107,7 @@ def test_an_output_that_is_taken_is_left_alone(agentgym: Command, model: Path, t
         (("--env", "GuessNumber-v0", "--model", "absent"), "no model folder 'absent'"),
         (("--env", "GuessNumber-v0", "--mistakes", "2"), "between 0 and 1"),
         (("--env", "GuessNumber-v0", "--steps", "0"), "steps must be at least 1"),
+        (("--env", "GuessNumber-v0", "--batch-size", "0"), "batch_size must be at least 1"),
         (("--env", "GuessNumber-v0", "--learning-rate", "0.1"), "--optimizer.learning-rate"),
     ],
     ids=lambda value: value[-1] if isinstance(value, tuple) else "",
@@ -141,7 +142,7 @@ def test_an_interrupt_saves_what_was_learned_and_says_so(agentgym: Command, mode
     threading.Thread(target=interrupt, daemon=True).start()
     before = signal.getsignal(signal.SIGINT)
     done = agentgym(
-        *("sft", "--env", "GuessNumber-v0", "--model", model, "--steps", 100_000, "--episodes", 1),
+        *("sft", "--env", "GuessNumber-v0", "--model", model, "--steps", 100_000, "--batch-size", 1),
         *("--output", "out", "--json"),
     )
     assert signal.getsignal(signal.SIGINT) is before
@@ -150,3 +151,54 @@ def test_an_interrupt_saves_what_was_learned_and_says_so(agentgym: Command, mode
     assert f"interrupted after step {done.json['steps']} of 100000; what was learned is in out" in done.err
     assert len(metrics.read_text().splitlines()) == done.json["steps"]
     load_decoder(tmp_path / "out")
+
+
+def test_recorded_episodes_that_succeeded_are_learned(agentgym: Command, model: Path, tmp_path: Path) -> None:
+    shown = ("GuessNumber-v0", "--env-kwargs", "level=1", "--tokenizer", model, "-n", 6, "--output")
+    assert agentgym("eval", *shown, "random", "--policy", "random").code == 0
+    assert agentgym("eval", *shown, "oracle", "--policy", "oracle").code == 0
+    learned = ("sft", "--episodes", "oracle", "random", "--model", model, "--epochs", 2, "--batch-size", 3)
+    done = agentgym(*learned, "--threads", 1, "--min-reward", 1, "--output", "out", "--json")
+    assert done.code == 0, done.err
+    assert "12 episodes are learned; left out: " in done.out and "with a reward below 1" in done.out
+    assert "are of held-out tasks" in done.out
+    assert done.json["steps"] == -(-2 * done.json["rows"] // 3) and done.json["demonstration_success"] == 1.0
+    assert "agentgym eval --env GuessNumber-v0 --env-kwargs level=1 --policy out" in done.out
+    assert yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())["family"] == "hermes"
+    load_decoder(tmp_path / "out")
+    assert agentgym(*learned, "--min-reward", 2, "--output", "none").code == 2
+    assert not (tmp_path / "none").exists()
+
+
+def test_conversations_are_learned(agentgym: Command, model: Path, tmp_path: Path) -> None:
+    talk = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Ho."}] * 2
+    (tmp_path / "talks.jsonl").write_text(f"{json.dumps({'messages': talk})}\n" * 5, encoding="utf-8")
+    learned = ("sft", "--conversations", "talks.jsonl", "--model", model, "--optimizer.learning-rate", 0.01)
+    done = agentgym(*learned, "--steps", 4, "--batch-size", 2, "--threads", 1, "--output", "out", "--json")
+    assert done.code == 0, done.err
+    assert done.json["rows"] == 5 and done.json["loss"] < done.json["loss_first"]
+    assert done.json["demonstration_success"] is None
+    assert "8 rows, 1.6 passes over 5" in done.out
+    load_decoder(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ((), "--env ID (demonstrations), --conversations FILE or --episodes RUN; got none"),
+        (("--env", "GuessNumber-v0", "--episodes", "."), "got --env and --episodes"),
+        (("--episodes", "2"), "--batch-size 2"),
+        (("--episodes", "."), "episodes.jsonl' does not exist"),
+        (("--conversations", "a.jsonl"), "no file 'a.jsonl'"),
+        (("--conversations", "a.jsonl", "--min-reward", "1"), "--min-reward goes with --episodes"),
+        (("--conversations", "a.jsonl", "--family", "hermess"), "did you mean 'hermes'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_mistakes_in_naming_what_to_learn_say_what_to_do(
+    args: tuple[str, ...], told: str, agentgym: Command, model: Path, tmp_path: Path
+) -> None:
+    done = agentgym("sft", *args, "--model", model, "--output", "out")
+    assert done.code in (1, 2)
+    assert told in done.err
+    assert not (tmp_path / "out").exists()

@@ -9,12 +9,17 @@ from pathlib import Path
 import pytest
 
 from agentgym.cli.main import main
-from agentgym.envs import TextEnv
+from agentgym.data import DataConfig, open_data
+from agentgym.envs import Action, TextEnv, make_env
+from agentgym.types import Message
 
 AGENTS = {"black_box_agent"}
 """Examples that play environments; the tests of `agentgym serve` run them."""
-FILES = (Path(__file__).parents[2] / "examples").glob("*.py")
-EXAMPLES = sorted(path.stem for path in FILES if path.stem[0] != "_" and path.stem not in AGENTS)
+REWARDS = {"custom_reward"}
+"""Examples that score episodes; tests/rewards/test_example.py runs them."""
+FOLDER = Path(__file__).parents[2] / "examples"
+FILES = FOLDER.glob("*.py")
+EXAMPLES = sorted(path.stem for path in FILES if path.stem[0] != "_" and path.stem not in AGENTS | REWARDS)
 
 
 def environments(module: str) -> list[str]:
@@ -28,3 +33,20 @@ def test_an_example_is_sound(module: str, capsys: pytest.CaptureFixture[str]) ->
     assert environments(module)
     for name in environments(module):
         assert main(["env", "check", name]) == 0, capsys.readouterr().out
+
+
+def test_rows_from_python_are_played_over_several_turns_by_the_environment_that_they_name() -> None:
+    rows = FOLDER / "word_problems.py"
+    data = open_data(DataConfig(train=f"{rows}:rows", eval_fraction=0.1))
+    assert len(data.train) + len(data.eval) == 1000
+    for task in (data.train[0], data.eval[-1]):
+        env = make_env(task.env_id)
+        observation, info = env.reset(seed=task.seed, options=dict(task.options))
+        assert [message.role for message in info["messages"]] == ["system", "user"]
+        boxes, apples, eaten = (int(word) for word in observation.split() if word.isdecimal())
+        total = env.step(f"multiply {boxes} {apples}")[0]
+        left, *_ = env.step(f"subtract {total} {eaten}")
+        assert left == task.options["ground_truth"]
+        _, reward, terminated, *_ = env.step(Action.from_message(Message("assistant", left)))
+        assert (reward, terminated) == (1.0, True)
+        env.close()

@@ -67,6 +67,26 @@ def test_only_marked_methods_are_in_the_menu(env: ToolEnv) -> None:
     assert [spec.name for spec in env.tool_specs] == ["add", "wait"]
 
 
+class Greeter(Counter):
+    """Opens with messages of its own."""
+
+    opening: Any = (Message("system", "Be kind."), Message("user", "Count."), Message("assistant", "Yes?"))
+
+    def start(self, options: dict[str, Any]) -> Any:
+        return self.opening
+
+
+def test_an_episode_may_open_with_messages() -> None:
+    env = Greeter()
+    observation, info = env.reset(seed=0)
+    assert info["messages"] == Greeter.opening
+    assert observation == "Be kind.\nCount.\nYes?"
+    env.opening = ["Count."]
+    with pytest.raises(EnvironmentFault, match="observation of type list"):
+        env.reset(seed=0)
+    env.close()
+
+
 def test_an_episode_is_won_by_calls(env: ToolEnv) -> None:
     assert env.reset(seed=0)[0] == "Count to 3."
     result = env.step(reply(ToolCall("x", "add", {"amount": 2})))

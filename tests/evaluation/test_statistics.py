@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym.evaluation.statistics import mean_interval, success_interval, summarize
+from agentgym.evaluation.intervals import mean_interval, success_interval
+from agentgym.evaluation.statistics import summarize
 from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import Message, Task
 

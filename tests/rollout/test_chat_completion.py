@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym.engines.openai_wire import WireError
+from agentgym.openai_wire import WireError
 from agentgym.rollout.chat_completion import (
     ChatReply,
     chunks_to_openai,

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.errors import ConfigError, InvalidTrajectory, UnknownName
-from agentgym.trainers.credits import GroupCredit, check_estimator, credit_groups, flat_credit
+from agentgym.trainers.credits import GroupCredit, credit_groups, flat_credit
+from agentgym.trainers.estimators import check_estimator
 from agentgym.trajectory import Group, Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import Message, Task
 
@@ -169,8 +170,8 @@ def test_an_episode_without_ids_is_refused() -> None:
 def test_what_an_estimator_needs_and_has_is_told() -> None:
     with pytest.raises(UnknownName, match="did you mean 'grpo'"):
         check_estimator("grop", {})
-    with pytest.raises(ConfigError, match="gae needs values_BT, which a step's episodes do not give"):
-        check_estimator("gae", {})
+    with pytest.raises(ConfigError, match="gae takes values_BT, which was not given with the episodes"):
+        credit_groups([of_rewards([0.0, 1.0])], "gae")
     with pytest.raises(ConfigError, match="rloo has no setting 'gamma'"):
         check_estimator("rloo", {"gamma": 1.0})
     check_estimator("gigpo", {"gamma": 0.9})

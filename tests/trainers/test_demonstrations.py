@@ -25,7 +25,7 @@ from agentgym.trainers.demonstrations import Demonstration, DemonstrationConfig,
 from agentgym.trajectory import Trajectory
 from agentgym.types import Message, Task
 
-GAMES = ["TextGame-v0", "GuessNumber-v0", "WordLadder-v0"]
+GAMES = ["TextGame-v0", "GuessNumber-v0", "WordLadder-v0", "Prompt-v0"]
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from agentgym.engines.hf_layout import PackedLayout
 from agentgym.engines.hf_model import Decoder
 from agentgym.errors import ConfigError, TrainingHalted, UnknownName
 from agentgym.trainers.batch import TrainingBatch
+from agentgym.trainers.kl import KLConfig
 from agentgym.trainers.learner import Learner, LearnerConfig, StepStats
 from agentgym.trainers.losses import LOSSES
 from agentgym.trainers.optimizer import OptimizerConfig
@@ -96,8 +97,9 @@ def test_what_a_step_reports_on_fresh_samples(
 def test_a_policy_that_moved_away_shows_in_mismatch_ratio_and_clipping(tiny: Tiny, fresh_batch: Fresh) -> None:
     model = tiny()
     batch = fresh_batch(model)
-    old_logp_N = torch.where(batch.mask_N, batch.old_logp_N - 0.5, 0.0)
-    stats = learned(model, replace(batch, old_logp_N=old_logp_N), LearnerConfig(threads=1))
+    sampled_logp_N = torch.where(batch.mask_N, batch.old_logp_N - 0.5, 0.0)
+    moved = replace(batch, sampled_logp_N=sampled_logp_N, old_logp_N=sampled_logp_N)
+    stats = learned(model, moved, LearnerConfig(threads=1))
     assert stats.mismatch_mean == pytest.approx(0.5, abs=1e-4)
     assert stats.ratio_max == pytest.approx(1.6487, abs=1e-3)
     good = (batch.advantage_N > 0).sum() / batch.mask_N.sum()
@@ -116,7 +118,7 @@ def test_logprobs_are_those_of_the_tempered_distribution(
     learner.close()
 
 
-@pytest.mark.parametrize("settings", [{}, {"kl_coefficient": 0.1}, {"entropy_coefficient": 0.1}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"kl": KLConfig(coefficient=0.1)}, {"entropy_coefficient": 0.1}], ids=str)
 def test_cutting_a_step_into_micro_batches_changes_it_only_by_rounding(
     settings: dict[str, float], tiny: Tiny, fresh_batch: Fresh
 ) -> None:
@@ -196,7 +198,7 @@ def test_kl_is_measured_against_the_model_that_training_began_with(
 ) -> None:
     model = tiny()
     batch = fresh_batch(model)
-    config = LearnerConfig(kl_coefficient=0.5, kl_penalty=estimator, threads=1)  # type: ignore[arg-type]
+    config = LearnerConfig(kl=KLConfig(coefficient=0.5, penalty=estimator), threads=1)
     learner = Learner(model, config, STEP, total_steps=10)
     began = learner.logprobs(batch)
     assert learner.update(batch).kl == pytest.approx(0.0, abs=1e-6)
@@ -211,7 +213,9 @@ def test_a_kl_term_alone_brings_the_policy_back(tiny: Tiny, fresh_batch: Fresh) 
     batch = fresh_batch(model)
     still = replace(batch, advantage_N=torch.zeros_like(batch.advantage_N))
     optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=1)
-    learner = Learner(model, LearnerConfig(kl_coefficient=1.0, kl_penalty="k2", threads=1), optimizer, total_steps=99)
+    learner = Learner(
+        model, LearnerConfig(kl=KLConfig(coefficient=1.0, penalty="k2"), threads=1), optimizer, total_steps=99
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.05)
@@ -271,7 +275,7 @@ def test_an_unknown_loss_is_named() -> None:
 
 def test_rows_without_advantage_are_needed_where_they_have_a_gradient() -> None:
     assert not LearnerConfig().needs_all_rows
-    assert LearnerConfig(kl_coefficient=0.1).needs_all_rows
+    assert LearnerConfig(kl=KLConfig(coefficient=0.1)).needs_all_rows
     assert LearnerConfig(entropy_coefficient=0.1).needs_all_rows
     assert not LearnerConfig(loss="gspo").needs_all_rows
     assert LearnerConfig(loss="dro").needs_all_rows, "its spring pulls at every token"

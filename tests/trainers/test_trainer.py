@@ -20,6 +20,7 @@ from agentgym.rollout.record import read_episodes
 from agentgym.rollout.sampler import SamplerConfig
 from agentgym.trainers.aggregation import AGGREGATIONS
 from agentgym.trainers.config import TrainConfig, config_from_mapping
+from agentgym.trainers.kl import KLConfig
 from agentgym.trainers.learner import LearnerConfig
 from agentgym.trainers.metrics import StepMetrics
 from agentgym.trainers.optimizer import OptimizerConfig
@@ -126,7 +127,7 @@ def test_a_resumed_run_keeps_the_reference_that_training_began_with(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
     config = replace(
-        small_run, learner=LearnerConfig(kl_coefficient=0.1), optimizer=OptimizerConfig(learning_rate=1e-3)
+        small_run, learner=LearnerConfig(kl=KLConfig(coefficient=0.1)), optimizer=OptimizerConfig(learning_rate=1e-3)
     )
     _, watcher = train(replace(config, steps=3, checkpoint_every=2), tmp_path / "whole")
     train(replace(config, steps=2, checkpoint_every=2), tmp_path / "parts")
@@ -216,7 +217,7 @@ def test_a_setting_with_a_typing_error_names_the_nearest_right_one() -> None:
         ({}, "missing setting 'env'"),
         ({"env": "X", "steps": "many"}, "setting 'steps' is a whole number, got 'many'"),
         ({"env": "X", "steps": True}, "setting 'steps' is a whole number, got True"),
-        ({"env": "X", "algo": "gae"}, "gae needs values_BT, which a step's episodes do not give"),
+        ({"env": "X", "learner": {"critic": {"trunk": "ours"}}}, "setting 'learner.critic.trunk' is 'none' or 'own'"),
         ({"env": "X", "max_minutes": "soon"}, "setting 'max_minutes' is a number or null, got 'soon'"),
         ({"env": "X", "optimizer": {"learning_rate": None}}, "setting 'optimizer.learning_rate' is a number, got None"),
         ({"env": "X", "allow_single": "no"}, "setting 'allow_single' is true or false, got 'no'"),

@@ -96,6 +96,23 @@ def test_the_page_draws_each_token_and_no_text_acts(
     assert dom.count('class="chart"') == 9 + 6
 
 
+def test_repeats_of_an_evaluation_are_a_table(
+    make_run: Callable[..., Path], browse: Callable[..., tuple[str, str]]
+) -> None:
+    run = make_run()
+    assert '<section id="repeats" hidden' in browse(write_report(run))[0]
+    rates = {"pass_at_k": 0.75, "pass_at_k_interval": [0.5, 0.9], "pass_hat_k": 0.0, "pass_hat_k_interval": [0.0, 0.2]}
+    numbers = {**rates, "best_at_k": 1.5, "best_at_k_interval": None}
+    at = [{"k": k, "num_tasks": 3, "num_short": k - 1, **numbers} for k in (1, 2)]
+    scores = {"env": None, "difficulty": "<b>hard</b>", "num_tasks": 3, "num_episodes": 6, "num_failed": 0, "k": at}
+    (run / "result.json").write_text(json.dumps({"at_k": [scores]}), encoding="utf-8")
+    dom, console = browse(write_report(run))
+    assert console == "" and '<section id="repeats">' in dom
+    assert "all, difficulty &lt;b&gt;hard&lt;/b&gt;: 3" in dom
+    assert "<td>0.75 [0.5, 0.9]</td><td>0 [0, 0.2]</td><td>1.5</td>" in dom
+    assert "tasks with fewer episodes: 1" in dom
+
+
 def test_keys_filters_and_the_side_panel_work(
     make_run: Callable[..., Path], vocabulary: Any, browse: Callable[..., tuple[str, str]]
 ) -> None:

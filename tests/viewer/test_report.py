@@ -68,6 +68,22 @@ def test_the_table_and_the_curves_hold_the_run(make_run: MakeRun, vocabulary: An
     assert [point["phase"] for point in overview["evaluations"]] == ["eval_before", "eval_after"]
 
 
+def test_an_evaluation_shows_what_its_result_says_of_repeats(make_run: MakeRun) -> None:
+    run = make_run()
+    assert blocks(write_report(run))["overview"]["at_k"] == []
+    scores = {"env": "TextGame-v0", "difficulty": None, "num_tasks": 2, "k": [{"k": 1, "pass_at_k": 0.5}]}
+    (run / "result.json").write_text(json.dumps({"success": 0.5, "at_k": [scores]}), encoding="utf-8")
+    assert blocks(write_report(run))["overview"]["at_k"] == [scores]
+
+
+@pytest.mark.parametrize("text", ["[]", '{"at_k": 3}', '{"at_k": [{"env": null}]}', '{"at_k'])
+def test_a_result_that_is_none_is_named(make_run: MakeRun, text: str) -> None:
+    run = make_run()
+    (run / "result.json").write_text(text, encoding="utf-8")
+    with pytest.raises(RunFolderError, match=r"result\.json is no result of `agentgym eval`.*delete it"):
+        write_report(run)
+
+
 def test_hostile_text_reaches_the_page_as_data_only(make_run: MakeRun, vocabulary: Any) -> None:
     page = write_report(make_run(), decode_token=vocabulary.text).read_text(encoding="utf-8")
     assert "onerror" not in page and "owned" not in page and "\u202e" not in page

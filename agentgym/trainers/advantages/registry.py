@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from agentgym.registry import Registry
+from agentgym.settings import Contract
 from agentgym.trainers.advantages.credit import Credit
-from agentgym.trainers.settings import Contract
 
 __all__ = ["ADVANTAGES", "AdvantageEstimator"]
 

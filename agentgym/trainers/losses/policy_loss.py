@@ -21,8 +21,8 @@ from torch import Tensor
 
 from agentgym.errors import ConfigError, InvalidTrajectory
 from agentgym.registry import Registry
+from agentgym.settings import Contract, calling, with_settings
 from agentgym.trainers.kl import MAX_LOG_RATIO, k3
-from agentgym.trainers.settings import Contract, calling, with_settings
 
 __all__ = [
     "LOSSES",

@@ -67,6 +67,18 @@ function drawFacts() {
   }
 }
 
+function drawRepeats() {
+  const scores = state.data.at_k.filter((each) => each.k.some((at) => at.k > 1));
+  $('repeats').hidden = !scores.length;
+  const told = (at, name) => number(at[name], 3) + (at[`${name}_interval`] ? ` [${at[`${name}_interval`].map((end) => number(end, 3)).join(', ')}]` : '');
+  for (const each of scores) {
+    const name = `${each.env ?? 'all'}${each.difficulty === null ? '' : `, difficulty ${each.difficulty}`}: ${each.num_tasks}`;
+    $('atk').append(...each.k.map((at, i) => el('tr', {}, el('td', {}, i ? '' : name), el('td', { class: 'n' }, at.k),
+      ...['pass_at_k', 'pass_hat_k', 'best_at_k'].map((key) => el('td', {}, told(at, key))),
+      el('td', {}, at.num_short ? `tasks with fewer episodes: ${at.num_short}` : ''))));
+  }
+}
+
 // ---- curves ----------------------------------------------------------------------------------------------
 const W = 272, H = 132, LEFT = 42, RIGHT = 8, TOP = 8, BOTTOM = 20;
 function drawCharts() {
@@ -369,6 +381,7 @@ async function start() {
   state.special = new Set(state.data.special);
   state.episodes = state.data.episodes.map((row) => Object.fromEntries(COLUMNS.map((name, i) => [name, row[i]])));
   drawFacts();
+  drawRepeats();
   drawCharts();
   drawFilters();
   drawSwitch();

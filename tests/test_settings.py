@@ -1,15 +1,56 @@
-"""A function that takes something else than its table's is refused with what was wanted."""
+"""Settings of functions that a run names, and what such a function must take."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from agentgym.errors import ConfigError, UserCodeFault
-from agentgym.trainers import ADVANTAGES, AGGREGATIONS, CORRECTIONS, KL_PENALTIES, LOSSES
-from agentgym.trainers.losses import ppo_clip
-from agentgym.trainers.settings import Contract, calling
+from agentgym.errors import ConfigError, UserCodeFault, nearest
+from agentgym.settings import Contract, calling, settings_of, with_settings
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+
+def judge(
+    value: Decimal,
+    *,
+    scale: float = 1.0,
+    times: int | None = None,
+    mode: Literal["a", "b"] = "a",
+    tags: Sequence[str] = (),
+) -> tuple[object, ...]:
+    return (value, scale, times, mode, tags)
+
+
+def choose(*, mode: Literal["a", "b"] = "a") -> str:
+    return mode
+
+
+def plain(*, scale: float = 1.0, times: int | None = None, tags: Sequence[str] = ()) -> tuple[object, ...]:
+    return (scale, times, tags)
+
+
+def test_settings_are_keyword_only_parameters() -> None:
+    assert settings_of(judge, {"tags"}) == {"scale": 1.0, "times": None, "mode": "a"}
+
+
+def test_types_that_are_plain_are_checked() -> None:
+    assert with_settings("plain", plain, {"scale": 2, "times": None, "tags": ["a"]})() == (2, None, ["a"])
+    for wrong in ({"scale": "2"}, {"times": 1.5}, {"times": True}):
+        with pytest.raises(ConfigError, match="of plain is"):
+            with_settings("plain", plain, wrong)
+
+
+def test_types_that_only_a_checker_sees_are_left_to_the_function() -> None:
+    assert with_settings("judge", judge, {"mode": "b", "tags": ["x"]})(1) == (1, 1.0, None, "b", ["x"])
+    with pytest.raises(ConfigError, match="setting 'mode' of choose is 'a' or 'b', got 'c'"):
+        with_settings("choose", choose, {"mode": "c"})
+    with pytest.raises(ConfigError, match="did you mean 'scale'"):
+        with_settings("judge", judge, {"scal": 1.0})
+
 
 PAIR = Contract("pair", ("first", "second"), keywords=("sequences",))
 CHOICE = Contract("choice", (), optional=("rewards_BT", "mask_BT"))
@@ -55,15 +96,8 @@ def test_what_fits_is_taken() -> None:
     CHOICE.check("d", lambda mask_BT, rewards_BT=None, *, scale=1.0: None)
 
 
-@pytest.mark.parametrize("table", [ADVANTAGES, LOSSES, KL_PENALTIES, AGGREGATIONS, CORRECTIONS])
-def test_every_table_of_algorithms_refuses_a_function_of_something_else(table: object) -> None:
-    with pytest.raises(ConfigError, match="'logits' is no input"):
-        table.add("mine", lambda logits: logits)  # type: ignore[attr-defined]
-    assert "mine" not in table  # type: ignore[operator]
-
-
 def test_only_what_a_users_function_raises_is_blamed_on_it() -> None:
     with pytest.raises(UserCodeFault, match="the loss failed: ZeroDivisionError"), calling("the loss", swapped):
         1 / 0  # noqa: B018 - what the function would do
-    with pytest.raises(ZeroDivisionError), calling("the loss", ppo_clip):
+    with pytest.raises(ZeroDivisionError), calling("the loss", nearest):
         1 / 0  # noqa: B018 - what the function would do

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym.engines.openai_wire import WireError, message_from_openai, message_to_openai, tool_from_openai
+from agentgym.openai_wire import WireError, message_from_openai, message_to_openai, tool_from_openai
 from agentgym.types import MalformedCall, Message, ToolCall, ToolSpec
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))

@@ -7,10 +7,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import ParamSpec, TypeVar, get_args, get_type_hints
+from types import UnionType
+from typing import Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from agentgym.errors import ConfigError, nearest
-from agentgym.user_code import blamed
+from agentgym.loading import blamed
 
 __all__ = ["Contract", "calling", "is_bundled", "settings_of", "with_settings"]
 
@@ -105,12 +106,16 @@ def with_settings(
 
     Raises ConfigError for a setting that it does not have, or of another type than the setting's.
     """
-    known, hints = settings_of(function, inputs), get_type_hints(function)
+    known, hints = settings_of(function, inputs), _hints(function) if settings else {}
     for setting, value in settings.items():
         if setting not in known:
             told = ", ".join(known) or "none"
             raise ConfigError(f"{name} has no setting {setting!r}{nearest(setting, known) or '.'} Its settings: {told}")
-        kinds = get_args(hints.get(setting)) or (hints.get(setting),)
+        hint = hints.get(setting)
+        if get_origin(hint) is Literal and value not in get_args(hint):
+            told = " or ".join(map(repr, get_args(hint)))
+            raise ConfigError(f"setting {setting!r} of {name} is {told}, got {value!r}")
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         if not all(isinstance(kind, type) for kind in kinds):
             continue  # without a plain type the function itself says what is wrong
         accepted = (*kinds, int) if float in kinds else kinds
@@ -118,3 +123,11 @@ def with_settings(
             told = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
             raise ConfigError(f"setting {setting!r} of {name} is {told}, got {value!r}")
     return partial(function, **settings)
+
+
+def _hints(function: Callable[..., object]) -> Mapping[str, object]:
+    """The parameters' types; none where they are imported for the type checker alone, or it is an object."""
+    try:
+        return get_type_hints(function)
+    except (NameError, TypeError):
+        return {}

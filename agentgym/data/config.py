@@ -1,0 +1,82 @@
+"""What a user says about data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from agentgym.errors import ConfigError, UnknownName, nearest
+
+__all__ = ["COLUMNS", "DataConfig"]
+
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "prompt": ("prompt", "messages", "question"),
+    "ground_truth": ("reward_model.ground_truth", "ground_truth", "answer"),
+    "data_source": ("data_source",),
+    "extra_info": ("extra_info",),
+    "agent_name": ("agent_name",),
+}
+"""What a row is made of, to the columns that it is read from unless `columns` says otherwise: the first that is there.
+`a.b` is the key b of the mappings in column a."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Tasks from files, and what is done to them before they are played.
+
+    A file is .parquet, .jsonl or .json (both also .gz), a pattern such as 'data/*.parquet', a folder or name of the
+    `datasets` library (NAME:SPLIT or NAME:CONFIG:SPLIT), or path/to/file.py:generator.
+    """
+
+    train: tuple[str, ...] | str = ()
+    """Files of the tasks to train on."""
+    eval: tuple[str, ...] | str = ()
+    """Files of the held-out tasks."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Where the parts of a row stand, such as prompt=problem ground_truth=reward.answer; verl's columns, and question
+    and answer, are found without. Parts: prompt, ground_truth, data_source, extra_info, agent_name."""
+    keep: tuple[str, ...] = ()
+    """Further columns that go into extra_info, for a reward function to see."""
+    agents: Mapping[str, str] = field(default_factory=dict)
+    """Which environment plays the rows of an agent_name, such as tool_agent=tools.py:Search."""
+    max_prompt_tokens: int | None = None
+    """Rows with a longer prompt are left out, and it is said which; None keeps all."""
+    max_rows: int | None = None
+    """Rows read of each file, from its beginning; None reads all."""
+    eval_fraction: float = 0.0
+    """Holds that share of the prompts in train out, in place of files to evaluate on."""
+    overlap: Literal["refuse", "drop-train", "drop-eval"] = "refuse"
+    """What to do about prompts that train and eval share: refuse them, or drop them from one side."""
+    shuffle: bool = True
+    """Whether each epoch has an order of its own; without, the tasks come as the files have them."""
+
+    def __post_init__(self) -> None:
+        for part in self.columns:
+            if part not in COLUMNS:
+                near = nearest(part, COLUMNS) or "."
+                raise UnknownName(f"unknown part {part!r} of a row in columns{near} Parts: {', '.join(COLUMNS)}")
+        for setting, names in (("columns", self.columns), ("agents", self.agents)):
+            for key, value in names.items():
+                if not isinstance(value, str):  # a command line reads 0 and true as JSON
+                    raise ConfigError(f"{setting} {key} is a name, got {value!r}")
+        for name in ("max_prompt_tokens", "max_rows"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        if not 0.0 <= self.eval_fraction < 1.0:
+            raise ConfigError(f"eval_fraction is a share from 0 to below 1, got {self.eval_fraction}")
+        if self.eval_fraction and self.eval:
+            raise ConfigError("eval names the held-out tasks, and so does eval_fraction: give one of them")
+        if self.eval_fraction and not self.train:
+            raise ConfigError("eval_fraction holds tasks of train out, and train names none")
+
+    @property
+    def train_files(self) -> tuple[str, ...]:
+        """`train` as a tuple, however it was written."""
+        return (self.train,) if isinstance(self.train, str) else tuple(self.train)
+
+    @property
+    def eval_files(self) -> tuple[str, ...]:
+        """`eval` as a tuple, however it was written."""
+        return (self.eval,) if isinstance(self.eval, str) else tuple(self.eval)

@@ -1,0 +1,51 @@
+"""Rows from a user's Python: a generator function, or a list, in a module or a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+
+from agentgym.data.table import Cells, Table, kind_of
+from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault
+from agentgym.loading import Wanted, load_named
+from agentgym.types import Task
+
+__all__ = ["open_generator"]
+
+GENERATOR = Wanted(
+    noun="generator of rows",
+    example="function",
+    hint="It is a function that yields a dict or a Task for each row.",
+    fits=lambda value: callable(value) and not isinstance(value, type),
+)
+
+
+def open_generator(name: str, limit: int | None = None) -> Table:
+    """The first `limit` rows that `path/to/file.py:name` or `package.module:name` yields: dicts or Tasks.
+
+    The rows are taken before this returns, so a generator without end needs a `limit`. Raises EnvironmentFault, with
+    the cause, for what the user's code raises.
+    """
+    rows: list[tuple[int, Cells]] = []
+    try:
+        for number, row in enumerate(islice(_rows(name), limit)):
+            if not isinstance(row, Mapping | Task):
+                raise ConfigError(f"{name}, row {number} is a dict or a Task, got {kind_of(row)}")
+            rows.append((number, row))
+    except AgentGymError:
+        raise
+    except Exception as error:  # the boundary: the generator is user code
+        line = str(error).strip().partition("\n")[0]
+        raise EnvironmentFault(f"{name} raised after {len(rows)} rows: {type(error).__name__}: {line}") from error
+    if not rows:
+        raise ConfigError(f"{name} yields no rows")
+    columns = dict.fromkeys(key for _, row in rows if isinstance(row, Mapping) for key in row)
+    return Table(name=name, columns=tuple(columns), read=lambda _: rows)
+
+
+def _rows(name: str) -> Iterator[object]:
+    found = load_named(name, GENERATOR)
+    made = found() if callable(found) else found
+    if not isinstance(made, Iterable) or isinstance(made, str | Mapping):
+        raise ConfigError(f"{name} gives rows, dicts or Tasks, one after the other; got {kind_of(made)}")
+    return iter(made)

@@ -1,0 +1,53 @@
+"""Folders and names of the Hugging Face `datasets` library; the only file that imports it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+import datasets
+
+from agentgym.data.table import Table
+from agentgym.errors import ConfigError, nearest
+
+__all__ = ["open_dataset"]
+
+
+def open_dataset(name: str, parts: Sequence[str] = (), limit: int | None = None) -> Table:
+    """The first `limit` rows of a split of a data set.
+
+    `name` is a folder (of `save_to_disk`, or with data files that the library knows), or a name that it finds in its
+    cache or downloads; `parts` are the split, or the configuration and the split. Raises ConfigError where there is
+    none, and where there are several splits and none is named.
+    """
+    if len(parts) > 2:
+        raise ConfigError(f"a data set is NAME, NAME:SPLIT or NAME:CONFIG:SPLIT, got {':'.join([name, *parts])!r}")
+    told, split = ":".join([name, *parts]), parts[-1] if parts else None
+    found = _load(name, parts[0] if len(parts) == 2 else None)
+    if isinstance(found, dict):  # a DatasetDict
+        if split is None and len(found) > 1:
+            raise ConfigError(f"{name!r} has the splits {', '.join(found)}; say which: {name}:{next(iter(found))}")
+        wanted = split or next(iter(found))
+        if wanted not in found:
+            near = nearest(wanted, found) or "."
+            raise ConfigError(f"{name!r} has no split {wanted!r}{near} It has {', '.join(found)}")
+        found = found[wanted]
+    elif split is not None:
+        raise ConfigError(f"{name!r} is one data set without splits: leave ':{split}' out")
+    if not found.num_rows:
+        raise ConfigError(f"{told!r} has the columns {', '.join(found.column_names) or 'none'} and no rows")
+
+    def read(columns: Sequence[str]) -> Iterator[tuple[int, dict[str, object]]]:
+        yield from islice(enumerate(found.select_columns(list(columns)).with_format(None)), limit)
+
+    return Table(name=told, columns=tuple(found.column_names), read=read)
+
+
+def _load(name: str, config: str | None) -> datasets.Dataset | datasets.DatasetDict:
+    try:
+        saved = any(Path(name, file).is_file() for file in ("state.json", "dataset_dict.json"))
+        return datasets.load_from_disk(name) if saved else datasets.load_dataset(name, config)
+    except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
+        line = " ".join(str(error).split())
+        raise ConfigError(f"the datasets library cannot load {name!r}: {line}") from error

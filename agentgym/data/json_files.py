@@ -1,0 +1,75 @@
+"""JSON lines, and JSON files with a list of objects; both may be gzipped."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TextIO
+
+from agentgym.data.table import Table, kind_of
+from agentgym.errors import ConfigError
+
+__all__ = ["JSON_SUFFIXES", "open_json"]
+
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz")
+
+
+def open_json(path: Path, limit: int | None = None) -> Table:
+    """The first `limit` rows of a file. A `.json` file that does not begin with a list is read line by line."""
+    with _opened(path) as file:
+        first = next((line for line in file if line.strip()), None)
+    if first is None:
+        raise ConfigError(f"{str(path)!r} is empty; a JSON object on each line was wanted")
+    is_list = first.lstrip().startswith("[") and ".json" in path.suffixes
+    with _opened(path) as file:
+        rows = list(islice(_items(file, path) if is_list else _lines(file, path), limit))
+    if not rows:
+        raise ConfigError(f"{str(path)!r} is an empty list; a list of JSON objects was wanted")
+    columns = dict.fromkeys(key for _, row in rows for key in row)
+    return Table(name=str(path), columns=tuple(columns), read=lambda _: rows, unit="row" if is_list else "line")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    try:
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", encoding="utf-8-sig") as file:
+            yield file
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{str(path)!r} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    except EOFError as error:
+        raise ConfigError(f"{str(path)!r} is cut off: its gzip stream has no end") from error
+    except (OSError, zlib.error) as error:
+        raise ConfigError(f"{str(path)!r} cannot be read: {error}") from error
+
+
+def _lines(file: TextIO, path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            cut = "" if line.endswith("\n") else "; it is the last line, without an end: the file may be cut off"
+            raise ConfigError(f"{path}, line {number} is not JSON: {error}{cut}") from error
+        yield number, _checked(row, f"{path}, line {number}")
+
+
+def _items(file: TextIO, path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
+    try:
+        rows = json.load(file)
+    except ValueError as error:
+        raise ConfigError(f"{str(path)!r} is not JSON: {error}; the file may be cut off") from error
+    for number, row in enumerate(rows):
+        yield number, _checked(row, f"{path}, row {number}")
+
+
+def _checked(row: object, where: str) -> Mapping[str, object]:
+    if not isinstance(row, dict):
+        raise ConfigError(f"{where} is a JSON object with columns, got {kind_of(row)}")
+    return row

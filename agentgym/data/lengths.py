@@ -1,0 +1,62 @@
+"""Leaves out the rows whose prompt is too long, and says which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from agentgym.data.rows import Placed, messages_of
+from agentgym.errors import AgentGymError, ConfigError
+from agentgym.types import Message
+
+__all__ = ["CountTokens", "without_long_prompts"]
+
+CountTokens: TypeAlias = Callable[[Sequence[Message]], int]
+"""Counts the tokens of a conversation, rendered for the model that is to answer it."""
+NUM_NAMED = 3
+
+
+def without_long_prompts(
+    rows: Sequence[Placed], max_prompt_tokens: int, count_tokens: CountTokens
+) -> tuple[list[Placed], str]:
+    """The rows whose prompt has at most `max_prompt_tokens` tokens, and a line on what was dropped ("" for nothing).
+
+    Rows without messages are kept: their prompt is the environment's. Raises ConfigError where nothing would be left.
+    """
+    kept: list[Placed] = []
+    dropped: list[tuple[int, Placed]] = []
+    for row in rows:
+        length = _length(row, count_tokens)
+        if length > max_prompt_tokens:
+            dropped.append((length, row))
+        else:
+            kept.append(row)
+    if not dropped:
+        return kept, ""
+    lengths = [length for length, _ in dropped]
+    if not kept:
+        shortest = f"the shortest has {min(lengths)}, the longest {max(lengths)}"
+        raise ConfigError(f"all {len(rows)} prompts are longer than max_prompt_tokens={max_prompt_tokens}: {shortest}")
+    named = [f"{row.where}{_index(row)} ({length})" for length, row in dropped[:NUM_NAMED]]
+    more = f" and {len(dropped) - NUM_NAMED} more" if len(dropped) > NUM_NAMED else ""
+    line = (
+        f"dropped {len(dropped)} of {len(rows)} rows whose prompt is longer than {max_prompt_tokens} tokens; "
+        f"the longest has {max(lengths)}: {'; '.join(named)}{more}"
+    )
+    return kept, line
+
+
+def _length(row: Placed, count_tokens: CountTokens) -> int:
+    messages = messages_of(row.task)
+    if not messages:
+        return 0
+    try:
+        return count_tokens(messages)
+    except AgentGymError as error:
+        raise ConfigError(f"{row.where}: the prompt cannot be rendered: {error}") from error
+
+
+def _index(row: Placed) -> str:
+    extra = row.task.options.get("extra_info")
+    index = extra.get("index") if isinstance(extra, dict) else None
+    return "" if index is None else f", index {index}"

@@ -1,0 +1,99 @@
+"""Deals tasks out, epoch after epoch, in an order that nothing but the seed and the tasks decide."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from agentgym.data.digest import data_digest, task_digest
+from agentgym.errors import ConfigError
+from agentgym.types import JSON, Task
+
+__all__ = ["TaskLoader"]
+
+
+class TaskLoader:
+    """Gives the next tasks; goes on after `load(state())` exactly as it would have.
+
+    An epoch has every task once, in an order of its own, which depends on the seed, the epoch's number and what the
+    tasks are: not on the order of the files, nor on who asks for how many. Without `shuffle` it is the order given.
+    Epochs follow one another as one endless stream: when less is left of one than was asked for, that is given first,
+    and the rest comes from the next.
+    """
+
+    def __init__(self, tasks: Sequence[Task], seed: int = 0, shuffle: bool = True) -> None:
+        if not tasks:
+            raise ConfigError("a TaskLoader deals out at least one task, got none")
+        self.tasks = tuple(tasks)
+        self.seed = seed
+        self.shuffle = shuffle
+        self.data = data_digest(self.tasks, ordered=not shuffle)
+        """Names the tasks, and their order where it counts."""
+        self.position = 0
+        """How many tasks of the stream were taken."""
+        self._digests = [task_digest(task) for task in self.tasks] if shuffle else []
+        self._orders: dict[int, Sequence[int]] = {}
+
+    def __len__(self) -> int:
+        """Tasks in an epoch."""
+        return len(self.tasks)
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that the next task is from."""
+        return self.position // len(self.tasks)
+
+    def take(self, num_tasks: int) -> tuple[Task, ...]:
+        """The next `num_tasks` tasks; more than an epoch has is more than one epoch."""
+        if num_tasks < 0:
+            raise ConfigError(f"take gives 0 tasks or more, got {num_tasks}")
+        taken = self.at(range(self.position, self.position + num_tasks))
+        self.position += num_tasks
+        return taken
+
+    def at(self, places: range) -> tuple[Task, ...]:
+        """The tasks at these places of the stream, the same however often asked; what was taken plays no role."""
+        found = (divmod(place, len(self.tasks)) for place in places)
+        return tuple(self.tasks[self._order(epoch)[index]] for epoch, index in found)
+
+    def state(self) -> dict[str, JSON]:
+        """Where it stands, as JSON, and which tasks it deals out."""
+        return {
+            "data": self.data,
+            "num_tasks": len(self.tasks),
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "position": self.position,
+        }
+
+    def load(self, state: Mapping[str, JSON]) -> None:
+        """Goes to where `state` was; raises ConfigError for the state of other tasks, seeds or orders."""
+        mine = self.state()
+        if missing := [name for name in mine if name not in state]:
+            raise ConfigError(f"this is no state of a TaskLoader: it has no {', '.join(missing)}")
+        for name in ("shuffle", "seed"):
+            if state[name] != mine[name]:
+                raise ConfigError(f"the state has {name}={state[name]}, and this loader {name}={mine[name]}")
+        if state["data"] != self.data:
+            raise ConfigError(
+                f"the state is that of {state['num_tasks']} other tasks, and there are {len(self.tasks)} here: the data"
+                " changed. Resume with the files and settings of the run, or begin a new one"
+            )
+        position = state["position"]
+        if not isinstance(position, int) or position < 0:
+            raise ConfigError(f"a state has how many tasks were taken as its position, got {position!r}")
+        self.position = position
+
+    def _order(self, epoch: int) -> Sequence[int]:
+        """The indices of the tasks, in the epoch's order; those of the last two epochs asked for are kept."""
+        if not self.shuffle:
+            return range(len(self.tasks))
+        if epoch not in self._orders:
+            while len(self._orders) > 1:
+                del self._orders[next(iter(self._orders))]
+            # equal tasks are equal: which of them comes first makes no difference
+            self._orders[epoch] = sorted(range(len(self.tasks)), key=lambda index: self._rank(epoch, index))
+        return self._orders[epoch]
+
+    def _rank(self, epoch: int, index: int) -> bytes:
+        return hashlib.sha256(f"{self.seed}/{epoch}/{self._digests[index]}".encode()).digest()

@@ -1,0 +1,95 @@
+"""Finds the rows that a user names: files, patterns of files, folders and names of `datasets`, Python generators."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import cast
+
+from agentgym.data.generators import open_generator
+from agentgym.data.json_files import JSON_SUFFIXES, open_json
+from agentgym.data.table import Table
+from agentgym.errors import ConfigError, nearest
+
+__all__ = ["open_sources"]
+
+MODULE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+DATASET = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)*")
+FORMS = (
+    "a file (.parquet, .jsonl, .json, .gz of the latter two), a pattern such as 'data/*.parquet', a folder or name of "
+    "the datasets library (NAME:SPLIT, NAME:CONFIG:SPLIT), or 'path/to/file.py:generator'"
+)
+
+
+def open_sources(names: tuple[str, ...], limit: int | None = None) -> Iterator[Table]:
+    """The tables that `names` lead to, in order; each gives at most `limit` rows."""
+    for name in names:
+        for one in _expanded(name):
+            yield _open(one, limit)
+
+
+def _expanded(name: str) -> list[str]:
+    if not any(mark in name for mark in "*?[") or Path(name).exists():
+        return [name]
+    found = sorted(glob.glob(name, recursive=True))
+    if not found and not DATASET.fullmatch(name):
+        raise ConfigError(f"no file matches {name!r}")
+    return found or [name]
+
+
+def _open(name: str, limit: int | None) -> Table:
+    path = Path(name).expanduser()
+    if path.is_file():
+        return _open_file(path, limit)
+    if path.is_dir():
+        return _open_dataset(str(path), [], limit)
+    place, *parts = name.split(":")
+    if name.rpartition(":")[0].endswith(".py"):
+        return open_generator(name, limit)
+    if parts and place and Path(place).expanduser().is_dir():
+        return _open_dataset(str(Path(place).expanduser()), parts, limit)
+    if path.suffix in (".parquet", ".gz", *JSON_SUFFIXES) or path.is_absolute() or name.startswith("."):
+        raise ConfigError(f"no file {name!r}{_neighbour(path)}")
+    if MODULE.fullmatch(name):
+        return open_generator(name, limit)
+    if DATASET.fullmatch(name):
+        return _open_dataset(place, parts, limit)
+    raise ConfigError(f"no data at {name!r}{_neighbour(path)} Data is {FORMS}")
+
+
+def _open_file(path: Path, limit: int | None) -> Table:
+    if path.name.endswith(JSON_SUFFIXES):
+        return open_json(path, limit)
+    if path.suffix == ".parquet":
+        module = _wrapper("parquet", "pyarrow", str(path))
+        return cast("Table", module.open_parquet(path, limit))
+    raise ConfigError(f"{str(path)!r} is no file of a known kind. Data is {FORMS}")
+
+
+def _open_dataset(name: str, parts: Sequence[str], limit: int | None) -> Table:
+    module = _wrapper("hf_datasets", "datasets", name)
+    return cast("Table", module.open_dataset(name, parts, limit))
+
+
+def _wrapper(module: str, library: str, name: str) -> ModuleType:
+    """The module that wraps an optional library, which is imported when a file needs it."""
+    try:
+        return import_module(f"agentgym.data.{module}")
+    except ModuleNotFoundError as error:
+        if error.name != library:
+            raise
+        install = "pip install 'agentgym-llm[data]'"
+        raise ConfigError(f"{name!r} needs the library {library}, which is not installed: {install}") from error
+
+
+def _neighbour(path: Path) -> str:
+    """`": did you mean 'x'?"` for a file beside it with a name like it."""
+    folder = path.parent
+    if not folder.is_dir():
+        return f": there is no folder {str(folder)!r}."
+    near = nearest(path.name, [one.name for one in folder.iterdir()])
+    return near.replace("'", f"'{folder}/" if str(folder) != "." else "'", 1) or "."

@@ -1,0 +1,118 @@
+"""What a user names as `package.module:name` or `path/to/file.py:name`, and whose fault it is where that raises."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from agentgym.errors import AgentGymError, ConfigError, UnknownName, UserCodeFault, nearest
+
+__all__ = ["Wanted", "blamed", "is_place", "load_module", "load_named"]
+
+MOST_SHOWN = 8
+"""Names of a module that a message lists."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What is looked for, in the words of the messages."""
+
+    noun: str
+    """`environment`."""
+    example: str = "name"
+    """A name such as a user would write: `Class`."""
+    hint: str
+    """Where the known ones are shown, a sentence."""
+    new: str = ""
+    """What a user without a file does: `` `agentgym env new NAME` writes one to start from``."""
+    fits: Callable[[object], bool] = callable
+    """Whether something in a module may be it: what a message names as the choice."""
+
+
+def is_place(name: str) -> bool:
+    """Whether a name says where something stands; `own.py`, which lacks the name behind the colon, is meant so too."""
+    return ":" in name or name.endswith(".py")
+
+
+def load_named(name: str, wanted: Wanted) -> object:
+    """The object that `name` names.
+
+    Raises ConfigError for a place without a name, UnknownName with the nearest one where there is none, and
+    UserCodeFault where the module raises as it is loaded.
+    """
+    place, _, attribute = name.rpartition(":")
+    if not place or not attribute:
+        raise ConfigError(
+            f"{name!r} names no {wanted.noun}: write 'path/to/file.py:{wanted.example}' or "
+            f"'package.module:{wanted.example}'"
+        )
+    module = load_module(place, name, wanted)
+    if hasattr(module, attribute):
+        found: object = getattr(module, attribute)
+        return found
+    fitting = [key for key, value in vars(module).items() if wanted.fits(value)]
+    own = [key for key in fitting if getattr(getattr(module, key), "__module__", None) == module.__name__]
+    shown = ", ".join([*own[:MOST_SHOWN], *(["and more"] if len(own) > MOST_SHOWN else [])])
+    near = nearest(attribute, own) or (f"; it has {shown}." if own else "; it has none.")
+    raise UnknownName(f"{place!r} has no {wanted.noun} {attribute!r}{near} {wanted.hint}")
+
+
+def load_module(place: str, name: str, wanted: Wanted) -> ModuleType:
+    """The module at `place`, a dotted name or the path of a `.py` file; `name` is what the user wrote.
+
+    A file is run once in a process. Raises UnknownName where there is no module, and UserCodeFault for what the module
+    itself raises, or lacks.
+    """
+    with blamed(f"{name} cannot be loaded"):
+        return _from_file(Path(place), wanted) if place.endswith(".py") else _import(place, name, wanted)
+
+
+@contextmanager
+def blamed(what: str) -> Iterator[None]:
+    """Turns what a user's code raises within into a UserCodeFault that begins with `what`; our own errors stay."""
+    try:
+        yield
+    except AgentGymError:
+        raise
+    except Exception as error:  # the boundary around the user's functions
+        first_line = str(error).strip().partition("\n")[0]
+        raise UserCodeFault(f"{what}: {type(error).__name__}: {first_line}") from error
+
+
+def _import(place: str, name: str, wanted: Wanted) -> ModuleType:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # a command finds the user's own modules where it is run
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+            raise  # the module exists and lacks something it imports: that is what to tell
+        raise UnknownName(
+            f"no module {place!r} for the {wanted.noun} {name!r}; give "
+            f"'path/to/file.py:{wanted.example}', or run where the module can be imported. {wanted.hint}"
+        ) from error
+
+
+def _from_file(path: Path, wanted: Wanted) -> ModuleType:
+    if not path.is_file():
+        raise UnknownName(f"no file {str(path)!r}{f'; {wanted.new}' if wanted.new else f'. {wanted.hint}'}")
+    name = f"agentgym_user_{path.stem}_{abs(hash(path.resolve())):x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{str(path)!r} cannot be loaded as a Python module")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

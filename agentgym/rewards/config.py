@@ -1,0 +1,82 @@
+"""Where the reward of an episode comes from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from agentgym.errors import ConfigError
+from agentgym.rewards.judge import JudgeConfig
+from agentgym.rewards.learned import RewardModelConfig
+from agentgym.rewards.overlong import OverlongConfig
+from agentgym.rewards.remote import RemoteConfig
+
+__all__ = ["Manner", "RewardConfig"]
+
+Manner = Literal["auto", "plain", "batch", "pool", "remote", "judge", "model"]
+FUNCTIONS = ("plain", "batch", "pool")
+NUM_AT_ONCE = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardConfig:
+    """Where the reward of an episode comes from; without any of it, the environment's reward stays.
+
+    A function, a server, a judge or a model: whichever is given replaces the environment's reward.
+    """
+
+    function: str | None = None
+    """A scorer's name (gsm8k, math, exact_match, f1, code, format), `path/to/file.py:name` or `package.module:name`."""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """The function's keyword-only parameters; a reward server gets them beside each episode."""
+    manner: Manner = "auto"
+    """How it is asked: `plain` in this process, `batch` with all episodes of a step in one call, `pool` in processes of
+    its own, `remote`, `judge`, `model`. `auto` goes by what is given; math and code run in a pool, others plain."""
+    timeout_s: float = 60.0
+    """Seconds that one call of a function or model may take; a server and a judge have time-outs of their own."""
+    concurrency: int | None = None
+    """Calls at the same time; None is 64, and one process for each core in a pool."""
+    memory_mb: int | None = 4096
+    """What a process of the pool may take beyond what it starts with; None does not limit it."""
+    overlong: OverlongConfig = field(default_factory=OverlongConfig)
+    """A soft punishment of long episodes, added to whatever reward there is."""
+    remote: RemoteConfig = field(default_factory=RemoteConfig)
+    """A server that gives rewards."""
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    """A judge model behind a chat endpoint."""
+    model: RewardModelConfig = field(default_factory=RewardModelConfig)
+    """A learned reward model."""
+
+    def __post_init__(self) -> None:
+        if not self.timeout_s > 0:
+            raise ConfigError(f"timeout_s must be greater than 0, got {self.timeout_s}")
+        for name in ("concurrency", "memory_mb"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        if len(self.given) > 1:
+            raise ConfigError(f"an episode has one reward, got {' and '.join(self.given)}: leave one")
+        wanted = "function" if self.manner in FUNCTIONS else self.manner
+        if self.given and self.manner != "auto" and wanted not in self.given:
+            raise ConfigError(f"manner={self.manner} needs a {wanted}, got a {self.given[0]}")
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """What is given of `function`, `remote`, `judge` and `model`."""
+        parts = {
+            "function": self.function,
+            "remote": self.remote.url,
+            "judge": self.judge.url,
+            "model": self.model.folder,
+        }
+        return tuple(name for name, one in parts.items() if one)
+
+    def num_calls(self, *, in_processes: bool = False) -> int:
+        """How many calls may run at the same time."""
+        if self.concurrency is not None:
+            return self.concurrency
+        if not in_processes:
+            return NUM_AT_ONCE
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

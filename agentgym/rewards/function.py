@@ -1,0 +1,183 @@
+"""Reward functions as users write them, and how each is called."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import TypeAlias
+
+from agentgym.errors import ConfigError, nearest
+from agentgym.loading import Wanted, is_place, load_named
+from agentgym.rewards.registry import REWARDS
+from agentgym.rewards.reply import ground_truth, whole_reply
+from agentgym.rewards.reward import InvalidReward
+from agentgym.settings import settings_of, with_settings
+from agentgym.trajectory import Trajectory
+from agentgym.types import JSON
+
+__all__ = ["RewardCall", "RewardFunction", "find_reward"]
+
+RewardFunction: TypeAlias = Callable[..., object]
+"""`(trajectory, task)`, `(trajectories, tasks)`, or verl's `(data_source, solution_str, ground_truth, extra_info)`.
+
+Sync or async; keyword-only parameters are settings. It gives what `read_reward` reads, or a sequence of those."""
+
+WANTED = Wanted(
+    noun="reward function",
+    hint="A reward function takes (trajectory, task): docs/rewards.md has one.",
+    new="`agentgym new reward NAME` writes a reward function to start from",
+)
+VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class Form(StrEnum):
+    """What a reward function takes."""
+
+    EPISODE = "(trajectory, task)"
+    BATCH = "(trajectories, tasks)"
+    VERL = "verl's (data_source, solution_str, ground_truth, extra_info)"
+    VERL_BATCH = "verl's (data_sources, solution_strs, ground_truths, extra_infos)"
+
+
+@dataclass(frozen=True, slots=True)
+class RewardCall:
+    """A reward function with its settings: called with trajectories, whatever it takes itself."""
+
+    name: str
+    function: RewardFunction
+    form: Form
+
+    @classmethod
+    def of(
+        cls, function: RewardFunction, settings: Mapping[str, object], *, name: str = "", batch: bool = False
+    ) -> RewardCall:
+        """Reads the function's signature; raises ConfigError for one that no reward has, and for wrong settings."""
+        name = name or getattr(function, "__qualname__", type(function).__name__)
+        if inspect.isclass(function):
+            raise ConfigError(f"reward {name!r} is a function (trajectory, task), got {function!r:.80}")
+        form = _form(name, function, batch)
+        missing = [one for one, default in settings_of(function).items() if default is inspect.Parameter.empty]
+        if missing := [one for one in missing if one not in settings]:
+            raise ConfigError(
+                f"reward {name!r} needs the settings {', '.join(missing)}: reward.settings {missing[0]}=…"
+            )
+        return cls(name, _with_settings(name, function, settings, form), form)
+
+    @property
+    def together(self) -> bool:
+        """Whether it scores the episodes of a step in one call."""
+        return self.form in (Form.BATCH, Form.VERL_BATCH)
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> object:
+        """What the function gives, or a coroutine of it; without `together`, `trajectories` is one."""
+        tasks = [one.task for one in trajectories]
+        if self.form is Form.BATCH:
+            return self.function(list(trajectories), tasks)
+        if self.form is Form.EPISODE:
+            return self.function(trajectories[0], tasks[0])
+        rows = [
+            (task.options.get("data_source", task.env_id), whole_reply(one), ground_truth(task), _extra(task.options))
+            for one, task in zip(trajectories, tasks, strict=True)
+        ]
+        if self.form is Form.VERL:
+            return self.function(**dict(zip(VERL, rows[0], strict=True)))
+        return self.function(
+            **{f"{name}s": list(column) for name, column in zip(VERL, zip(*rows, strict=True), strict=True)}
+        )
+
+    def values(self, result: object, num_episodes: int) -> list[object]:
+        """One value for each episode out of what a call gave; raises InvalidReward for another number of them."""
+        if not self.together:
+            return [result]
+        if not isinstance(result, Iterable) or isinstance(result, (str, bytes, Mapping)):
+            raise InvalidReward(f"reward {self.name!r} gives a list, a number for each episode; got {result!r:.80}")
+        values = list(result)
+        if len(values) != num_episodes:
+            raise InvalidReward(f"reward {self.name!r} gave {len(values)} rewards for {num_episodes} episodes")
+        return values
+
+
+def find_reward(name: str) -> RewardFunction:
+    """The function of a name in REWARDS, `package.module:name` or `path/to/file.py:name`; raises UnknownName,
+    and UserCodeFault where the module raises as it is loaded."""
+    if not is_place(name):
+        return REWARDS[name]
+    found = load_named(name, WANTED)
+    if not callable(found):
+        raise ConfigError(f"{name!r} is a {type(found).__name__}, not a reward function")
+    function: RewardFunction = found
+    return function
+
+
+def _extra(options: Mapping[str, JSON]) -> JSON:
+    return options.get("extra_info", {})
+
+
+def _form(name: str, function: RewardFunction, batch: bool) -> Form:
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the parameters of reward {name!r} cannot be read: {error}") from error
+    names = list(parameters)
+    if set(VERL[:3]) <= set(names):
+        return Form.VERL
+    if {f"{one}s" for one in VERL[:3]} <= set(names):
+        return Form.VERL_BATCH
+    try:
+        inspect.signature(function).bind(*range(2), **dict.fromkeys(settings_of(function)))
+    except TypeError:
+        raise ConfigError(
+            f"reward {name!r} takes {Form.EPISODE}, {Form.BATCH} or {Form.VERL}, and settings after a `*`; "
+            f"this is {_shown(function)}"
+        ) from None
+    positional = [one.name for one in parameters.values() if one.kind in POSITIONAL]
+    if batch and positional[:1] == ["trajectory"]:
+        raise ConfigError(f"reward {name!r} takes one trajectory: without manner=batch it is called once an episode")
+    return Form.BATCH if batch or positional[:1] == ["trajectories"] else Form.EPISODE
+
+
+def _with_settings(name: str, function: RewardFunction, settings: Mapping[str, object], form: Form) -> RewardFunction:
+    if form in (Form.VERL, Form.VERL_BATCH):
+        return _verl_with_settings(name, function, settings)
+    parameters = inspect.signature(function).parameters
+    for setting in settings:
+        if setting in parameters and parameters[setting].kind in POSITIONAL:
+            raise ConfigError(
+                f"{setting!r} of reward {name!r} is a setting where it stands after a `*` in {_shown(function)}"
+            )
+    return with_settings(f"reward {name!r}", function, settings)
+
+
+def _shown(function: RewardFunction) -> str:
+    return f"{getattr(function, '__name__', '')}{inspect.signature(function)}"
+
+
+def _verl_with_settings(name: str, function: RewardFunction, settings: Mapping[str, object]) -> RewardFunction:
+    """verl's users write settings as any parameter with a default."""
+    parameters = inspect.signature(function).parameters
+    taken = {*VERL, *(f"{one}s" for one in VERL)}
+    open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    known = [one.name for one in parameters.values() if one.name not in taken and one.kind is not one.VAR_KEYWORD]
+    for setting in settings:
+        if setting in taken or (setting not in known and not open_ended):
+            told = ", ".join(known) or "none"
+            raise ConfigError(
+                f"reward {name!r} has no setting {setting!r}{nearest(setting, known) or '.'} It has: {told}"
+            )
+    required = [one for one in known if parameters[one].default is inspect.Parameter.empty and one not in settings]
+    required = [one for one in required if parameters[one].kind is not inspect.Parameter.VAR_POSITIONAL]
+    if required:
+        raise ConfigError(f"reward {name!r} needs the settings {', '.join(required)}: reward.settings {required[0]}=…")
+    accepts_extra = open_ended or {"extra_info", "extra_infos"} & set(parameters)
+    if accepts_extra:
+        return partial(function, **settings)
+    return partial(_without_extra, partial(function, **settings))
+
+
+def _without_extra(function: RewardFunction, **given: object) -> object:
+    """For a function of verl's form that takes no extra_info."""
+    return function(**{name: one for name, one in given.items() if not name.startswith("extra_info")})

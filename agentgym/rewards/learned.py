@@ -1,0 +1,81 @@
+"""Rewards from a learned model: a sequence classifier on the whole conversation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from agentgym.errors import ConfigError
+from agentgym.rewards.reply import conversation
+from agentgym.rewards.reward import RewardFailure
+from agentgym.rollout.threads import attempt
+from agentgym.tools.worker import Worker
+from agentgym.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from agentgym.engines.reward_model import RewardModel
+
+__all__ = ["LearnedReward", "RewardModelConfig"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardModelConfig:
+    """Which classifier scores, and where it runs."""
+
+    folder: str = ""
+    """A model folder of `transformers`, its tokenizer with a chat template inside; empty for no model."""
+    device: str = "cpu"
+    """Where it runs: `cpu`, `cuda`, `cuda:1`."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """The numbers of its weights."""
+    max_tokens: int = 4096
+    """The longest conversation; a longer one is not cut, its episode fails."""
+    label: int | None = None
+    """Which of the model's outputs is the reward; None is for a model that has one."""
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1 or (self.label is not None and self.label < 0):
+            raise ConfigError(f"max_tokens is at least 1 and label at least 0, got {self.max_tokens} and {self.label}")
+
+
+class LearnedReward:
+    """The model's output for each conversation, one after the other: a batch would let neighbours change its bits."""
+
+    together = False
+    num_at_once = 1
+
+    def __init__(self, config: RewardModelConfig, timeout_s: float) -> None:
+        self.config = config
+        self.timeout_s = timeout_s
+        self._worker = Worker("agentgym-reward-model")
+        self._model: RewardModel | None = None
+
+    async def open(self) -> None:
+        """Loads the model; raises RunFolderError or ConfigError for what is none."""
+        self._model = await self._worker.run(self._load)
+
+    def _load(self) -> RewardModel:
+        from agentgym.engines.reward_model import RewardModel  # here, and not above: only a model needs torch
+
+        one = self.config
+        return RewardModel(one.folder, device=one.device, dtype=one.dtype, max_tokens=one.max_tokens, label=one.label)
+
+    async def score(self, trajectories: Sequence[Trajectory]) -> Sequence[object]:
+        model, messages = self._model, conversation(trajectories[0])
+        assert model is not None
+        while messages and messages[-1].role != "assistant":
+            messages = messages[:-1]  # it was trained on conversations that end with a reply
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                error, value = await self._worker.run(lambda: attempt(lambda: model.score(messages)))
+        except TimeoutError:
+            raise RewardFailure(f"the reward model took over {self.timeout_s:g} s (reward.timeout_s)") from None
+        if error is not None:
+            raise RewardFailure.of(error)
+        return [value]
+
+    async def close(self) -> None:
+        self._worker.stop()
+        self._model = None

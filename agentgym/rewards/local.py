@@ -1,0 +1,62 @@
+"""Reward functions in this process: those that block run on threads, the others on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Sequence
+
+from agentgym.rewards.function import RewardCall
+from agentgym.rewards.reward import RewardFailure, UnusableReward
+from agentgym.rollout.threads import attempt
+from agentgym.tools.worker import Worker
+from agentgym.trajectory import Trajectory
+
+__all__ = ["LocalFunction"]
+
+
+class LocalFunction:
+    """A function's rewards. A call that takes over `timeout_s` fails; its thread ends as soon as it returns, or never.
+
+    What holds Python's lock for long (a regular expression that backtracks) holds up everything: that is for a pool.
+    """
+
+    def __init__(self, call: RewardCall, *, timeout_s: float, num_at_once: int) -> None:
+        self.call = call
+        self.timeout_s = timeout_s
+        self._num_at_once = num_at_once
+        self._idle: list[Worker] = []
+
+    @property
+    def together(self) -> bool:
+        return self.call.together
+
+    @property
+    def num_at_once(self) -> int:
+        return self._num_at_once
+
+    async def score(self, trajectories: Sequence[Trajectory]) -> Sequence[object]:
+        worker = self._idle.pop() if self._idle else Worker("agentgym-reward")
+        try:
+            async with asyncio.timeout(self.timeout_s) as limit:
+                error, result = await worker.run(lambda: attempt(lambda: self.call(trajectories)))
+                if error is not None:
+                    raise error if isinstance(error, UnusableReward) else RewardFailure.of(error)
+                if inspect.isawaitable(result):
+                    result = await result
+            return self.call.values(result, len(trajectories))
+        except (RewardFailure, UnusableReward):
+            raise
+        except Exception as error:  # the boundary around the user's reward function
+            if isinstance(error, TimeoutError) and limit.expired():
+                raise RewardFailure(
+                    f"{self.call.name} gave no reward within {self.timeout_s:g} s (reward.timeout_s)"
+                ) from None
+            raise RewardFailure.of(error) from error
+        finally:
+            self._idle.append(worker)  # one that was abandoned starts another thread
+
+    async def close(self) -> None:
+        for worker in self._idle:
+            worker.stop()
+        self._idle.clear()

@@ -1,0 +1,52 @@
+"""An episode loop whose episodes are scored as soon as they are over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from agentgym.rollout.episode import Draft, Ending, Episode
+from agentgym.rollout.episode_loop import SURPLUS, EpisodeLoop
+from agentgym.rollout.home import HostedEnv
+from agentgym.trajectory import Status, StopReason, Trajectory
+
+__all__ = ["RewardedLoop"]
+
+
+class RewardedLoop(EpisodeLoop):
+    """Plays as `inner` does; then `score` gives the trajectory its reward, while other episodes still play.
+
+    The time that scoring takes is not the episode's: `limits.deadline_s` is over before.
+    """
+
+    def __init__(self, inner: EpisodeLoop, score: Callable[[Trajectory], Awaitable[Trajectory]]) -> None:
+        super().__init__(inner.limits)
+        self.inner = inner
+        self.home = inner.home
+        self.turnstile = inner.turnstile
+        self.end_thinking = inner.end_thinking
+        self._score = score
+
+    async def play(self, env: HostedEnv, episode: Episode) -> Trajectory:
+        """Plays and scores one episode; see `EpisodeLoop.play`."""
+        trajectory = await self.inner.play(env, episode)
+        try:
+            return await self._score(trajectory)
+        except asyncio.CancelledError as error:
+            if SURPLUS not in error.args:
+                raise
+            line = "enough groups were finished without it"
+            return replace(
+                trajectory, status=Status.CANCELLED, stop_reason=StopReason.CANCELLED, error=trajectory.error or line
+            )
+
+    async def close(self) -> None:
+        """Closes the inner loop; the rewards are closed by whoever opened them."""
+        await self.inner.close()
+
+    async def _converse(self, env: HostedEnv, draft: Draft) -> Ending:
+        return await self.inner._converse(env, draft)
+
+    async def _end_session(self, session: str) -> None:
+        await self.inner._end_session(session)

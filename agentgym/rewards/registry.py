@@ -1,0 +1,30 @@
+"""The reward functions that have a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from agentgym.registry import Registry
+
+__all__ = ["REWARDS", "in_processes", "wants_processes"]
+
+F = TypeVar("F", bound=Callable[..., object])
+
+REWARDS: Registry[Callable[..., object]] = Registry(
+    "reward", "A function of your own is written 'path/to/file.py:name' or 'package.module:name'; docs/rewards.md."
+)
+"""Scorers by name; `@REWARDS.register("mine")` adds a function of yours. A pool looks its name up in its processes."""
+
+_IN_PROCESSES: list[Callable[..., object]] = []
+
+
+def in_processes(function: F) -> F:
+    """Marks a function that may hang where no thread can be stopped: by default it runs in a pool of processes."""
+    _IN_PROCESSES.append(function)
+    return function
+
+
+def wants_processes(function: Callable[..., object]) -> bool:
+    """Whether the function was marked by `in_processes`."""
+    return any(one is function for one in _IN_PROCESSES)

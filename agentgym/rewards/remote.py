@@ -1,0 +1,124 @@
+"""Rewards from a server of the user's own: an episode goes out as JSON, its reward comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agentgym.engines.back_off import MAX_RETRY_AFTER_S, back_off_s
+from agentgym.engines.http import HttpClient, HttpRefusal, HttpUnreachable, check_addresses
+from agentgym.engines.openai_refusal import is_transient
+from agentgym.engines.rate_limit import RateLimit
+from agentgym.errors import ConfigError
+from agentgym.rewards.reward import RewardFailure
+from agentgym.rollout.record import trajectory_to_json
+from agentgym.trajectory import Trajectory
+
+__all__ = ["RemoteConfig", "RemoteReward"]
+
+CHARACTERS_PER_TOKEN = 4
+MISTAKES = (401, 403, 404, 405, 501)
+"""Refusals that the next episode would meet as well."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RemoteConfig:
+    """How a server that gives rewards is reached, and how much it may be asked."""
+
+    url: str = ""
+    """The whole address that episodes are posted to; empty for no server."""
+    timeout_s: float = 60.0
+    """Seconds that one request may take."""
+    max_retries: int = 6
+    """Requests that may follow a failed one: after 429, 5xx, a dropped connection or a time-out, with back-off."""
+    requests_per_minute: float | None = None
+    """Requests sent in a minute, at most; None does not limit them."""
+    tokens_per_minute: float | None = None
+    """Tokens of the episodes that are sent in a minute, at most."""
+    api_key_env: str = ""
+    """The environment variable that holds a bearer token; empty sends none. The token is written nowhere."""
+
+    def __post_init__(self) -> None:
+        for name in ("timeout_s", "requests_per_minute", "tokens_per_minute"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} must be greater than 0, got {value}")
+        if self.max_retries < 0:
+            raise ConfigError(f"max_retries must be at least 0, got {self.max_retries}")
+        if self.url:
+            check_addresses([self.url], "a reward server")
+
+
+class RemoteReward:
+    """Posts `{"trajectory": ..., "settings": ...}` and reads a number or an object with the fields of a Reward.
+
+    The trajectory is the JSON object that `episodes.jsonl` has for it.
+    """
+
+    together = False
+
+    def __init__(
+        self,
+        config: RemoteConfig,
+        settings: Mapping[str, object],
+        num_at_once: int,
+        *,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.settings = settings
+        self.num_at_once = num_at_once
+        self._key = os.environ.get(config.api_key_env, "").strip() if config.api_key_env else ""
+        if config.api_key_env and not self._key:
+            raise ConfigError(f"the environment variable {config.api_key_env} is not set: it holds the server's token")
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        self._http = HttpClient(headers=headers, timeout_s=config.timeout_s)
+        self._sleep = sleep
+        self._limit = RateLimit(config.requests_per_minute, config.tokens_per_minute, sleep=sleep, clock=clock)
+
+    async def score(self, trajectories: Sequence[Trajectory]) -> Sequence[object]:
+        """The reward of one episode, asked for until it is answered or the retries are used up."""
+        trajectory = trajectories[0]
+        # The record's JSON has mappings that are no dicts.
+        told = json.loads(json.dumps(trajectory_to_json(trajectory), default=dict))
+        payload = {"trajectory": told, "settings": dict(self.settings)}
+        num_retries = 0
+        while True:
+            await self._limit.acquire(_num_tokens(trajectory))
+            try:
+                return [await self._http.post(self.config.url, payload)]
+            except (HttpRefusal, HttpUnreachable) as failure:
+                await self._back_off(failure, f"{trajectory.group}-{trajectory.member}", num_retries)
+            num_retries += 1
+
+    async def _back_off(self, failure: HttpRefusal | HttpUnreachable, place: str, num_retries: int) -> None:
+        """Waits before the next request; raises where there is none."""
+        words = str(failure).replace(self._key, "***") if self._key else str(failure)
+        after_s = None
+        if isinstance(failure, HttpRefusal):
+            if failure.status in MISTAKES:
+                raise ConfigError(f"the reward server refuses all requests: {words}; mend reward.remote") from None
+            after_s = failure.retry_after_s
+            if not is_transient(failure):
+                raise RewardFailure(words) from None
+        if after_s is not None and after_s > MAX_RETRY_AFTER_S:
+            raise RewardFailure(f"{words} (it asks to wait for {after_s:g} s)") from None
+        if num_retries >= self.config.max_retries:
+            raise RewardFailure(f"{words} (after {num_retries + 1} requests)") from None
+        if after_s:
+            self._limit.hold(after_s)
+        await self._sleep(back_off_s(f"{place}/{num_retries}", num_retries, after_s))
+
+    async def close(self) -> None:
+        await self._http.close()
+
+
+def _num_tokens(trajectory: Trajectory) -> int:
+    """Its ids; where it has none, as many as its text has in about."""
+    said = sum(len(turn.message.content) + len(turn.observation) for turn in trajectory.turns)
+    return trajectory.num_tokens or said // CHARACTERS_PER_TOKEN

@@ -1,0 +1,62 @@
+"""What a reward reads from an episode: the reply, the conversation, the true answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agentgym.openai_wire import message_from_openai
+from agentgym.rewards.reward import InvalidReward
+from agentgym.rollout.answer import plain_answers
+from agentgym.trajectory import Trajectory, Turn
+from agentgym.types import JSON, Message, Task
+
+__all__ = ["conversation", "ground_truth", "last_reply", "opening", "whole_reply"]
+
+
+def ground_truth(task: Task) -> JSON:
+    """`task.options["ground_truth"]`; raises InvalidReward where the task has none."""
+    if task.options.get("ground_truth") is None:
+        have = ", ".join(sorted(task.options)) or "none"
+        raise InvalidReward(f'a task of {task.env_id} has no options["ground_truth"] to score by; its options: {have}')
+    return task.options["ground_truth"]
+
+
+def last_reply(trajectory: Trajectory) -> str:
+    """The text of the last assistant message, without its reasoning; summaries that were asked for do not count."""
+    return _last(trajectory).content
+
+
+def whole_reply(trajectory: Trajectory) -> str:
+    """`last_reply` with its reasoning in front, in `<think>` marks whatever the model's own are."""
+    message = _last(trajectory)
+    return message.content if message.reasoning is None else f"<think>{message.reasoning}</think>{message.content}"
+
+
+def _last(trajectory: Trajectory) -> Message:
+    replies = [turn.message for turn in trajectory.turns if not turn.asked]
+    return replies[-1] if replies else Message("assistant", "")
+
+
+def opening(trajectory: Trajectory) -> tuple[Message, ...]:
+    """The messages that the conversation began with; none where the record does not hold them."""
+    if trajectory.rows and trajectory.rows[0].messages is not None:
+        return trajectory.rows[0].messages
+    endpoint = trajectory.info.get("chat_endpoint")
+    told = endpoint.get("opening") if isinstance(endpoint, Mapping) else None
+    told = trajectory.task.options.get("messages", ()) if told is None else told
+    return tuple(map(message_from_openai, told)) if isinstance(told, (list, tuple)) else ()
+
+
+def conversation(trajectory: Trajectory) -> tuple[Message, ...]:
+    """All that was said, in order: the opening, the replies and what answered them."""
+    said = list(opening(trajectory))
+    for turn in trajectory.turns:
+        if not turn.asked:
+            said += [turn.message, *_answer(turn)]
+    while said and said[-1].role == "user" and not said[-1].content:
+        said.pop()  # the empty observation of an environment that ended
+    return tuple(said)
+
+
+def _answer(turn: Turn) -> tuple[Message, ...]:
+    return plain_answers(turn.observation, turn.tool_results)[0] if turn.messages is None else turn.messages

@@ -1,0 +1,156 @@
+"""What a reward function gives, and what becomes of an episode with it or without it."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+from agentgym.errors import AgentGymError, ConfigError
+from agentgym.rollout.episode_loop import user_traceback
+from agentgym.trajectory import Status, StopReason, Trajectory
+from agentgym.types import JSON
+
+__all__ = ["InvalidReward", "Reward", "RewardFailure", "UnusableReward", "read_reward", "rewarded", "unrewarded"]
+
+COMPONENT = "reward/"
+"""What the metrics of components begin with."""
+ENVIRONMENT = "environment_reward"
+"""The entry of an episode's info that holds the reward which the environment gave."""
+NOTE = "reward"
+"""The entry of an episode's info that holds `Reward.info`."""
+FIELDS = ("value", "components", "turns", "success", "info")
+MAX_LINE = 500
+
+
+class InvalidReward(AgentGymError, ValueError):
+    """What a reward function gave, and no episode can have."""
+
+
+class UnusableReward(ConfigError):
+    """A reward that no episode can get: a setting or a library is missing. Raised by a function, it ends the run."""
+
+
+class RewardFailure(AgentGymError, RuntimeError):
+    """An episode that could not be scored: its line, and the traceback where there is one."""
+
+    def __init__(self, message: str, traceback: str = "") -> None:
+        super().__init__(message)
+        self.traceback = traceback
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (RewardFailure, (str(self), self.traceback))
+
+    @classmethod
+    def of(cls, error: BaseException) -> RewardFailure:
+        """The failure that an exception of a reward function is."""
+        words = " ".join(str(error).split())
+        line = f"{type(error).__name__}: {words}" if words else type(error).__name__
+        return cls(line[:MAX_LINE], user_traceback(error))
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """The reward of an episode, with what it is made of: `Reward(0.7, {"answer": 1.0, "length": -0.3}, success=True)`.
+
+    Raises InvalidReward for what is no finite number.
+    """
+
+    value: float
+    """The episode's return, which replaces the environment's."""
+    components: Mapping[str, float] = field(default_factory=dict)
+    """Numbers by name, kept as the metrics `reward/NAME`; they need not sum to the value."""
+    turns: tuple[float, ...] | None = None
+    """One number for each turn, which sum to the value; None puts all of it on the last turn."""
+    success: bool | None = None
+    """Whether the task is solved, kept as the metric `success`; None leaves what the environment says."""
+    info: Mapping[str, JSON] = field(default_factory=dict)
+    """What a reader of the record should see, such as a judge's words; kept as the trajectory's `info["reward"]`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value", _number(self.value, "a reward"))
+        numbers_of = {str(name): _number(one, f"the component {name!r}") for name, one in self.components.items()}
+        object.__setattr__(self, "components", numbers_of)
+        if self.turns is not None:
+            object.__setattr__(self, "turns", tuple(_number(one, "a turn's reward") for one in self.turns))
+            total = math.fsum(self.turns)
+            if not math.isclose(total, self.value, rel_tol=1e-6, abs_tol=1e-6):
+                raise InvalidReward(f"the rewards of the turns sum to the value: {total:g} is not {self.value:g}")
+        if self.success is not None:
+            object.__setattr__(self, "success", bool(self.success))
+
+
+def read_reward(value: object) -> Reward:
+    """The Reward that a function, a process or a server gave.
+
+    A number (also a bool, or numpy's), a Reward, a mapping with the fields of one (`{"value": 1, "success": true}`),
+    or verl's `{"score": 1.0, ...}`, whose other numbers are components. Raises InvalidReward for anything else.
+    """
+    if isinstance(value, Reward):
+        return value
+    if not isinstance(value, Mapping):
+        return Reward(_number(value, "a reward"))
+    if "score" in value and "value" not in value:
+        return _read_score(value)
+    if "value" not in value or (unknown := [name for name in value if name not in FIELDS]):
+        wrong = f"has the unknown {unknown}" if "value" in value else f"has no value: {sorted(map(str, value))}"
+        raise InvalidReward(f"a reward as a mapping has value, and may have {', '.join(FIELDS[1:])}; this {wrong}")
+    given = {name: one for name, one in value.items() if one is not None}
+    for name in ("components", "info"):
+        if not isinstance(given.get(name, {}), Mapping):
+            raise InvalidReward(f"the {name} of a reward are a mapping, got {given[name]!r:.80}")
+    if not isinstance(given.get("turns", ()), (list, tuple)):
+        raise InvalidReward(f"the turns of a reward are a list of numbers, got {given['turns']!r:.80}")
+    if not isinstance(given.get("success", False), (bool, int, float)):
+        raise InvalidReward(f"success is true or false, got {given['success']!r:.80}")
+    return Reward(**given)
+
+
+def _read_score(value: Mapping[object, object]) -> Reward:
+    others = {str(name): one for name, one in value.items() if name != "score"}
+    components = {name: float(one) for name, one in others.items() if isinstance(one, numbers.Real)}
+    info = {name: cast(JSON, one) for name, one in others.items() if one is None or isinstance(one, str)}
+    return Reward(_number(value["score"], "the score"), components, info=info)
+
+
+def _number(value: object, what: str) -> float:
+    if not isinstance(value, numbers.Real):
+        hint = "; write float(...) around it" if hasattr(value, "item") else ""
+        raise InvalidReward(f"{what} is a number, got {type(value).__name__} {value!r:.80}{hint}")
+    if not math.isfinite(value):
+        raise InvalidReward(f"{what} is a finite number, got {float(value)!r}")
+    return float(value)
+
+
+def rewarded(trajectory: Trajectory, reward: Reward) -> Trajectory:
+    """The trajectory with the reward in place of its own; raises InvalidReward where the turns do not match."""
+    num_turns = len(trajectory.turns)
+    values = reward.turns if reward.turns is not None else (*(0.0,) * (num_turns - 1), reward.value)
+    if len(values) != num_turns:
+        raise InvalidReward(f"a reward has a number for each of the {num_turns} turns, got {len(values)}")
+    kept = {name: one for name, one in trajectory.metrics.items() if not name.startswith(COMPONENT)}
+    metrics = kept | {f"{COMPONENT}{name}": one for name, one in reward.components.items()}
+    if reward.success is not None:
+        metrics["success"] = float(reward.success)
+    info: dict[str, JSON] = {ENVIRONMENT: trajectory.reward, **trajectory.info}
+    info.pop(NOTE, None)
+    return replace(
+        trajectory,
+        turns=tuple(replace(turn, reward=one) for turn, one in zip(trajectory.turns, values, strict=True)),
+        metrics=metrics,
+        info={**info, NOTE: reward.info} if reward.info else info,
+    )
+
+
+def unrewarded(trajectory: Trajectory, failure: RewardFailure) -> Trajectory:
+    """The trajectory as one whose environment failed: it has no reward, and touches neither statistics nor loss."""
+    told: dict[str, JSON] = {"traceback": failure.traceback} if failure.traceback else {}
+    return replace(
+        trajectory,
+        status=Status.ENV_ERROR,
+        stop_reason=StopReason.ENV_ERROR,
+        error=f"the reward failed: {failure}",
+        info={**trajectory.info, **told},
+    )

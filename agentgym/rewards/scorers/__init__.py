@@ -1,0 +1,9 @@
+"""Scorers by name: functions of an episode and its task, which holds the truth in `options["ground_truth"]`."""
+
+from agentgym.rewards.scorers.answer import exact_match, f1
+from agentgym.rewards.scorers.code_tests import code
+from agentgym.rewards.scorers.gsm8k import gsm8k
+from agentgym.rewards.scorers.math_answer import math
+from agentgym.rewards.scorers.reply_format import format_score
+
+__all__ = ["code", "exact_match", "f1", "format_score", "gsm8k", "math"]

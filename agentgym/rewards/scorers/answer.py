@@ -1,0 +1,78 @@
+"""Short answers in words, compared as SQuAD compares them."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+
+from agentgym.rewards.registry import REWARDS
+from agentgym.rewards.reply import ground_truth, last_reply
+from agentgym.rewards.reward import InvalidReward, Reward
+from agentgym.trajectory import Trajectory
+from agentgym.types import Task
+
+__all__ = ["exact_match", "f1"]
+
+ARTICLE = re.compile(r"\b(a|an|the)\b")
+NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+@REWARDS.register("exact_match")
+def exact_match(trajectory: Trajectory, task: Task, *, tag: str = "") -> Reward:
+    """1 where the normalized reply is one of the ground truths (a text or a list of them), otherwise 0.
+
+    Normalized as by Rajpurkar et al. 2016 (SQuAD): lower case, without punctuation, articles and extra spaces. With
+    `tag`, the answer is what stands in the last `<tag>...</tag>`; a reply without it has 0.
+    """
+    reply = _answer(trajectory, tag)
+    right = reply is not None and any(_normalized(reply) == _normalized(one) for one in _truths(task))
+    return Reward(float(right), success=right)
+
+
+@REWARDS.register("f1")
+def f1(trajectory: Trajectory, task: Task, *, tag: str = "") -> Reward:
+    """The harmonic mean of precision and recall of the normalized words, the best over the ground truths.
+
+    Normalized, and with `tag`, as `exact_match`. Success is an exact match. Two answers without a word are equal.
+    """
+    reply = _answer(trajectory, tag)
+    if reply is None:
+        return Reward(0.0, success=False)
+    best = max(_overlap(_normalized(reply).split(), _normalized(one).split()) for one in _truths(task))
+    exact = any(_normalized(reply) == _normalized(one) for one in _truths(task))
+    return Reward(best, success=exact)
+
+
+def _answer(trajectory: Trajectory, tag: str) -> str | None:
+    text = last_reply(trajectory)
+    if not tag:
+        return text
+    _, opened, tail = text.rpartition(f"<{tag}>")
+    inner, closed, _ = tail.partition(f"</{tag}>")
+    return inner if opened and closed else None
+
+
+def _truths(task: Task) -> list[str]:
+    truth = ground_truth(task)
+    truths = (
+        [truth]
+        if isinstance(truth, (str, int, float))
+        else list(truth or ())
+        if isinstance(truth, list | tuple)
+        else []
+    )
+    if not truths or not all(isinstance(one, (str, int, float)) for one in truths):
+        raise InvalidReward(f"the ground truth is a text or a list of them, got {truth!r:.80}")
+    return [str(one) for one in truths]
+
+
+def _normalized(text: str) -> str:
+    return " ".join(ARTICLE.sub(" ", text.lower().translate(NO_PUNCTUATION)).split())
+
+
+def _overlap(said: list[str], true: list[str]) -> float:
+    if not said or not true:
+        return float(said == true)
+    shared = sum((Counter(said) & Counter(true)).values())
+    return 2 * shared / (len(said) + len(true))

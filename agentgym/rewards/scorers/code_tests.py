@@ -1,0 +1,185 @@
+"""Programs, scored by their tests."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import resource
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, TypeGuard
+
+from agentgym.rewards.registry import REWARDS, in_processes
+from agentgym.rewards.reply import ground_truth, last_reply
+from agentgym.rewards.reward import InvalidReward, Reward
+from agentgym.trajectory import Trajectory
+from agentgym.types import JSON, Task
+
+__all__ = ["code"]
+
+PROGRAM = Path(__file__).with_name("code_process.py")
+FENCED = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Test:
+    """Either code that raises where the program is wrong, or what it reads and is to print."""
+
+    code: str | None = None
+    input: str = ""
+    output: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Budget:
+    """What the tests of a program may take: computing time, time by the clock, memory."""
+
+    cpu_s: float
+    wall_s: float
+    memory_mb: int
+
+
+@REWARDS.register("code")
+@in_processes
+def code(
+    trajectory: Trajectory,
+    task: Task,
+    *,
+    seconds: float = 10.0,
+    wall_seconds: float = 30.0,
+    memory_mb: int = 1024,
+    partial: bool = False,
+) -> Reward:
+    """1 where the program in the reply's last fenced block (or the reply itself) passes all tests, otherwise 0.
+
+    With `partial`, the share of the tests that it passes. The ground truth is Python code that raises where the
+    program is wrong; a list of such codes; `{"test": ..., "entry_point": ...}` as HumanEval has it; or
+    `{"inputs": [...], "outputs": [...]}` for standard input and output, with `fn_name` for calls of a function. An
+    object or list may be JSON text.
+
+    Each test is a process of its own, with a bound on memory and files, in a folder of its own. `seconds` of computing
+    time, and `wall_seconds` by the clock (a program may wait, and the machine may be busy), are for all tests together:
+    what remains when they are used up has failed. That is the program's mistake, and no failure of the reward, whose
+    `timeout_s` has to be longer. It keeps accidents apart and is no sandbox: the program has the user's
+    rights and network, and one that sets out to fool its tests can.
+    """
+    tests = _tests(ground_truth(task))
+    program = _program(last_reply(trajectory))
+    budget = _Budget(cpu_s=seconds, wall_s=wall_seconds, memory_mb=memory_mb)
+    passed = _num_passed(program, tests, budget)
+    share = passed / len(tests)
+    right = passed == len(tests)
+    return Reward(share if partial else float(right), {"tests_passed": share}, success=right)
+
+
+def _program(reply: str) -> str:
+    blocks: list[str] = FENCED.findall(reply)
+    return blocks[-1] if blocks else reply
+
+
+def _tests(truth: JSON) -> list[_Test]:
+    if isinstance(truth, str) and truth.lstrip()[:1] in ("{", "["):
+        with suppress(ValueError):  # Python code may begin with a bracket
+            truth = json.loads(truth)
+    if isinstance(truth, str):
+        return [_Test(code=truth)]
+    if isinstance(truth, Mapping) and isinstance(truth.get("test"), str):
+        entry = truth.get("entry_point")
+        return [_Test(code=f"{truth['test']}\n{f'check({entry})' if entry else ''}")]
+    if isinstance(truth, Mapping):
+        return _pairs(truth)
+    if isinstance(truth, (list, tuple)) and truth and all(isinstance(one, str) for one in truth):
+        return [_Test(code=str(one)) for one in truth]
+    raise InvalidReward(
+        f"the ground truth of code is test code, a list of it, or inputs and outputs; got {truth!r:.80}"
+    )
+
+
+def _pairs(truth: Mapping[str, JSON]) -> list[_Test]:
+    inputs, outputs, name = truth.get("inputs"), truth.get("outputs"), truth.get("fn_name")
+    if not _is_list(inputs) or not _is_list(outputs) or len(inputs) != len(outputs) or not inputs:
+        raise InvalidReward(f"inputs and outputs are lists of the same length, at least 1; got {dict(truth)!r:.80}")
+    pairs = zip(inputs, outputs, strict=True)
+    if name is None:
+        return [_Test(input=_text(given), output=_text(wanted)) for given, wanted in pairs]
+    return [_Test(code=f"assert {name}(*{given!r}) == {wanted!r}") for given, wanted in pairs]
+
+
+def _is_list(value: JSON) -> TypeGuard[Sequence[JSON]]:
+    return isinstance(value, (list, tuple))
+
+
+def _text(value: JSON) -> str:
+    return "\n".join(str(one) for one in value) if _is_list(value) else str(value)
+
+
+def _num_passed(program: str, tests: Sequence[_Test], budget: _Budget) -> int:
+    passed, left, deadline = 0, budget, time.monotonic() + budget.wall_s
+    for test in tests:
+        if left.cpu_s <= 0 or left.wall_s <= 0:
+            break
+        before = _children_s()
+        passed += _passes(program, test, left)
+        cpu_s = left.cpu_s - (_children_s() - before)
+        left = replace(left, cpu_s=cpu_s, wall_s=deadline - time.monotonic())
+    return passed
+
+
+def _children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _passes(program: str, test: _Test, budget: _Budget) -> bool:
+    proof = secrets.token_hex(16)
+    job = {"program": program, "test": test.code, "input": test.input, "proof": proof}
+    limits = {"cpu_s": math.ceil(budget.cpu_s), "wall_s": budget.wall_s, "memory_mb": budget.memory_mb}
+    with tempfile.TemporaryDirectory(prefix="agentgym-code-") as folder, tempfile.TemporaryFile() as printed:
+        ended_well = _run(json.dumps(job | limits), folder, budget.wall_s, printed)
+        printed.seek(0)
+        said = printed.read().decode(errors="replace")
+    if test.code is not None:
+        return ended_well and said == proof  # a program that exits early has not come to its tests
+    return ended_well and _lines(said) == _lines(test.output)
+
+
+def _run(job: str, folder: str, wall_s: float, printed: IO[bytes]) -> bool:
+    """Runs one process; whether it came to its end without an error."""
+    with subprocess.Popen(
+        [sys.executable, "-I", str(PROGRAM)],
+        stdin=subprocess.PIPE,
+        stdout=printed,
+        stderr=subprocess.DEVNULL,
+        cwd=folder,
+        env={"PATH": os.environ.get("PATH", os.defpath), "HOME": folder, "LANG": "C.UTF-8"},
+        start_new_session=True,
+    ) as process:
+        try:
+            process.communicate(job.encode(), timeout=wall_s)
+        except subprocess.TimeoutExpired:
+            return False
+        except BrokenPipeError as error:
+            raise InvalidReward("the process of a test did not take its program") from error
+        finally:
+            _end_group(process.pid)
+    return process.returncode == 0
+
+
+def _end_group(group: int) -> None:
+    """Ends the process and what it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]

@@ -1,0 +1,212 @@
+"""A critic: what reward is still to come, said before every sampled token.
+
+A value stands at its TARGET token, as everything in a `TrainingBatch` does: it is read off the state that has seen all
+ids before the target and not the target itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from agentgym.engines.hf_layout import PackedLayout
+from agentgym.engines.hf_model import Decoder
+from agentgym.errors import ConfigError, TrainingHalted
+from agentgym.trainers.batch import TrainingBatch
+from agentgym.trainers.losses.value import value_clip
+from agentgym.trainers.optimizer import OptimizerConfig, PolicyOptimizer
+from agentgym.trainers.parallel import GradientWorkers, MicroResult
+
+__all__ = ["Critic", "CriticConfig", "CriticStats", "ValueHead"]
+
+# Shape suffixes: N packed tokens, M trained targets, E model width, R rows.
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticConfig:
+    """The critic of an advantage that takes values (gae, turn_gae)."""
+
+    trunk: Literal["none", "own", "shared"] | None = None
+    """`own` begins as a copy of the model and is trained apart from it; `shared` reads the policy's own last states,
+    costs next to nothing, and pulls at the policy's weights. None is `own` where the advantage takes values, else
+    `none`."""
+    learning_rate: float | None = None
+    """Of a trunk of its own and its head; None takes the policy's, and its other optimizer settings hold for both."""
+    coefficient: float = 0.1
+    """Weight of the value loss beside the policy's, where the trunk is shared."""
+    clip: float | None = 0.5
+    """How far a value may move from what it was before the error is no longer reduced by it, in units of reward; None
+    for no bound."""
+    warmup_steps: int = 0
+    """Steps at the beginning in which the critic learns and the policy does not; for a trunk of its own."""
+
+    def __post_init__(self) -> None:
+        if self.learning_rate is not None and self.learning_rate <= 0:
+            raise ConfigError(f"critic.learning_rate must be above 0, got {self.learning_rate}")
+        if not self.coefficient > 0:
+            raise ConfigError(f"critic.coefficient must be above 0, got {self.coefficient}")
+        if self.clip is not None and not self.clip > 0:
+            raise ConfigError(f"critic.clip must be above 0, or null for no bound, got {self.clip}")
+        if self.warmup_steps < 0:
+            raise ConfigError(f"critic.warmup_steps must be at least 0, got {self.warmup_steps}")
+        if self.trunk == "shared" and (self.learning_rate is not None or self.warmup_steps):
+            raise ConfigError(
+                "a critic on the policy's trunk learns with the policy: leave critic.learning_rate and"
+                " critic.warmup_steps out, or give it a trunk of its own"
+            )
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a critic."""
+        return self.trunk in ("own", "shared")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticStats:
+    """What one update of a critic did, over the trained tokens of the step; in units of reward."""
+
+    value_loss: float
+    """Before the update, half the mean squared error, clipped as configured."""
+    value_clip_fraction: float
+    value_grad_norm: float
+    value_mean: float
+    return_mean: float
+    explained_variance: float
+    """`1 - var(returns - values) / var(returns)` of the values that advantages were computed with: 1 is a perfect
+    critic, 0 one that says a constant; 0 where all returns are equal."""
+
+
+class ValueHead(nn.Module):
+    """One number from a last state; 0 until it has learned something."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight_E = nn.Parameter(torch.zeros(width))
+        self.bias = nn.Parameter(torch.zeros(()))
+
+    def forward(self, hidden_NE: Tensor) -> Tensor:
+        """float32 `[N]`."""
+        value_N: Tensor = hidden_NE.float() @ self.weight_E + self.bias
+        return value_N
+
+
+class Critic:
+    """Values of trained targets, and their fitting; a trunk of its own is a copy of `policy` as it is now."""
+
+    def __init__(
+        self,
+        policy: Decoder,
+        config: CriticConfig,
+        optimizer: OptimizerConfig,
+        *,
+        total_steps: int,
+        micro_batch_tokens: int,
+        workers: GradientWorkers,
+    ) -> None:
+        self.config = config
+        self.head = ValueHead(policy.config.width).to(policy.embed.device)
+        self.trunk = policy if config.trunk == "shared" else copy.deepcopy(policy)
+        self.optimizer: PolicyOptimizer | None = None
+        if config.trunk == "own":
+            rate = config.learning_rate or optimizer.learning_rate
+            settings = replace(optimizer, learning_rate=rate)
+            self.optimizer = PolicyOptimizer(self.trunk, settings, total_steps, self.head.parameters())
+        self._micro_batch_tokens = micro_batch_tokens
+        self._workers = workers
+
+    @torch.no_grad()
+    def read(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
+        """The values of the batch's trained targets, `[M]`, and those after the last id of each row, `[R]`."""
+        parts = batch.to(self.head.bias.device).split(self._micro_batch_tokens)
+        found = self._workers.map(self._read, parts)
+        nothing = torch.zeros(0)
+        return torch.cat([one for one, _ in found] or [nothing]), torch.cat([end for _, end in found] or [nothing])
+
+    def update(self, batch: TrainingBatch) -> float:
+        """One optimizer step toward the batch's returns, of a trunk of its own; gives the gradient's norm.
+
+        Raises TrainingHalted, with the weights untouched, when it is not finite.
+        """
+        assert self.optimizer is not None
+        parts = batch.to(self.head.bias.device).split(self._micro_batch_tokens)
+        losses = self._workers.accumulate(parts, self._compute, self.optimizer.parameters)
+        loss = float(reduce(lambda first, second: first + second, losses))
+        norm = self._workers.run(self.optimizer.step) if math.isfinite(loss) else math.nan
+        if not math.isfinite(norm):
+            self.trunk.zero_grad(set_to_none=True)
+            self.head.zero_grad(set_to_none=True)
+            raise TrainingHalted(
+                f"the critic's loss ({loss}) or gradient norm ({norm}) is not finite; its weights are as before. Lower"
+                " critic.learning_rate, or look at the rewards of this step"
+            )
+        return norm
+
+    def loss(self, hidden_ME: Tensor, part: TrainingBatch) -> Tensor:
+        """The value loss of the trained targets, weighted as the policy's loss is; a scalar."""
+        mask_N = part.mask_N
+        values_M = self.head(hidden_ME)
+        old_M, return_M = part.old_value_N[mask_N], part.return_N[mask_N]
+        found = value_clip(
+            values_M, old_M, return_M, torch.ones_like(values_M, dtype=torch.bool), clip=self.config.clip
+        )
+        return (part.weight_N[mask_N] * found.loss).sum()
+
+    def stats(self, batch: TrainingBatch, values_M: Tensor, grad_norm: float) -> CriticStats:
+        """`values_M` are the critic's after the update."""
+        mask_N = batch.mask_N.cpu()
+        old_M, return_M = batch.old_value_N.cpu()[mask_N], batch.return_N.cpu()[mask_N]
+        found = value_clip(
+            values_M.cpu(), old_M, return_M, torch.ones_like(old_M, dtype=torch.bool), clip=self.config.clip
+        )
+        spread = float(return_M.double().var(correction=0)) if len(return_M) else 0.0
+        error = float((return_M - old_M).double().var(correction=0)) if len(return_M) else 0.0
+        num_tokens = max(1, len(return_M))
+        return CriticStats(
+            value_loss=0.5 * float((return_M - old_M).square().sum()) / num_tokens,
+            value_clip_fraction=float(found.clipped) / num_tokens,
+            value_grad_norm=grad_norm,
+            value_mean=float(old_M.sum()) / num_tokens,
+            return_mean=float(return_M.sum()) / num_tokens,
+            explained_variance=1 - error / spread if spread else 0.0,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` restores bitwise; a shared trunk is the policy's and is saved with it."""
+        state: dict[str, Any] = {"head": self.head.state_dict()}
+        if self.optimizer is not None:
+            state |= {"trunk": self.trunk.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over the saved state of a critic of the same configuration."""
+        self.head.load_state_dict(state["head"])
+        if self.optimizer is not None:
+            self.trunk.load_state_dict(state["trunk"])
+            self.optimizer.load_state_dict(state["optimizer"])
+
+    def _read(self, part: TrainingBatch) -> tuple[Tensor, Tensor]:
+        """Every row once more with its last id, whose state the value after the row is read off."""
+        ids, wanted = [], []
+        rows = (one.split(part.seqlens) for one in (part.ids_N, part.target_N, part.mask_N))
+        for ids_T, target_T, mask_T in zip(*rows, strict=True):
+            ids.append(torch.cat([ids_T, target_T[-1:]]))
+            wanted.append(torch.cat([mask_T, torch.ones_like(mask_T[-1:])]))
+        ids_N, wanted_N = torch.cat(ids), torch.cat(wanted)
+        seqlens = [length + 1 for length in part.seqlens]
+        layout = PackedLayout(seqlens, ids_N.device, ids_N=ids_N, wanted_N=wanted_N)
+        value_W = self.head(self.trunk.hidden(ids_N, layout))
+        is_end_N = torch.cat([torch.arange(length + 1, device=ids_N.device) == length for length in part.seqlens])
+        is_end_W = is_end_N[wanted_N]
+        return value_W[~is_end_W], value_W[is_end_W]
+
+    def _compute(self, part: TrainingBatch) -> MicroResult[Tensor]:
+        layout = PackedLayout(part.seqlens, part.ids_N.device, ids_N=part.ids_N, wanted_N=part.mask_N)
+        loss = self.loss(self.trunk.hidden(part.ids_N, layout), part)
+        return MicroResult(loss, loss.detach())

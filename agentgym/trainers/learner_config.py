@@ -1,0 +1,78 @@
+"""What the learner is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from agentgym.errors import ConfigError
+from agentgym.trainers.critic import CriticConfig
+from agentgym.trainers.kl import KLConfig
+from agentgym.trainers.losses import LOSSES, PolicyLossFn, is_silent_at_zero, loss_with
+from agentgym.trainers.off_policy import check_correction
+
+__all__ = ["LearnerConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerConfig:
+    """What is minimized, how often, and in which portions."""
+
+    loss: str | None = None
+    """Policy loss, by its name in `LOSSES`, such as `ppo_clip`, `gspo` or `cispo`, or your own by its place,
+    `path/to/file.py:name` or `package.module:name`; None is that of the algo, or `ppo_clip`."""
+    loss_settings: Mapping[str, object] | None = None
+    """The settings of the loss by their names, such as clip_high=0.28; what is not named has its default. None are
+    those of the algo."""
+    epochs: int = 1
+    """How often the episodes of a step are gone over."""
+    minibatches: int = 1
+    """Parts that a step's episodes are cut into, with an optimizer step on each."""
+    correction: str | None = None
+    """Off-policy correction, by its name in `CORRECTIONS`, such as tis_token or icepop, or your own by its place: the
+    policy loss takes its ratio against the weights before the step, recomputed, and is weighted by how far those are
+    from what sampled. None takes the logprobs of the sampling themselves for the ratio's denominator, which corrects
+    them as far as the clip goes."""
+    correction_settings: Mapping[str, object] = field(default_factory=dict)
+    """The settings of the correction, such as cap=2.0."""
+    kl: KLConfig = field(default_factory=KLConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    entropy_coefficient: float = 0.0
+    """Weight of the entropy bonus."""
+    micro_batch_tokens: int = 2048
+    """Tokens of one forward pass; rows are never cut."""
+    threads: int | None = None
+    """CPU threads, each with micro-batches of its own; None is one per core, at most 8. Never changes a result."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "minibatches", "micro_batch_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is at least 1, got {getattr(self, name)}")
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"threads is at least 1, got {self.threads}")
+        if self.correction is not None:
+            check_correction(self.correction, self.correction_settings)
+        elif self.correction_settings:
+            raise ConfigError("correction_settings are those of a correction: name it with correction")
+        _ = self.policy_loss  # raises where the loss or a setting cannot work
+
+    @property
+    def loss_name(self) -> str:
+        """The loss that is minimized."""
+        return self.loss or "ppo_clip"
+
+    @property
+    def policy_loss(self) -> PolicyLossFn:
+        """The loss with its settings."""
+        return loss_with(self.loss_name, self.loss_settings or {})
+
+    @property
+    def needs_all_rows(self) -> bool:
+        """Whether rows with an advantage of 0 are learned from too."""
+        regularized = self.kl.coefficient != 0 or self.entropy_coefficient != 0
+        return regularized or self.critic.exists or not is_silent_at_zero(LOSSES[self.loss_name])
+
+    @property
+    def steps_per_batch(self) -> int:
+        """Optimizer steps on the episodes of one step."""
+        return self.epochs * self.minibatches

@@ -1,0 +1,134 @@
+"""Reward functions are called as they were written, and wrong ones are taught errors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentgym.errors import ConfigError, UnknownName
+from agentgym.rewards.function import RewardCall, find_reward
+from agentgym.rewards.reward import InvalidReward
+from agentgym.trajectory import Trajectory
+from agentgym.types import Task
+
+Make = Callable[..., Trajectory]
+
+
+def by_length(trajectory: Trajectory, task: Task, *, per_turn: float = 1.0, offset: int) -> float:
+    return per_turn * len(trajectory.turns) + offset + task.seed
+
+
+def of_all(trajectories: Sequence[Trajectory], tasks: Sequence[Task]) -> list[float]:
+    return [float(len(tasks) * one.seed) for one in tasks]
+
+
+def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> Any:
+    return {"score": float(solution_str == ground_truth), "seen": data_source, "index": extra_info["index"]}
+
+
+def short_score(data_source: str, solution_str: str, ground_truth: str, weight: float = 1.0) -> float:
+    return weight * (solution_str == ground_truth)
+
+
+def batch_score(data_sources: Any, solution_strs: Any, ground_truths: Any, extra_infos: Any) -> list[float]:
+    return [float(said == true) for said, true in zip(solution_strs, ground_truths, strict=True)]
+
+
+def test_settings_are_the_keyword_only_parameters(episode: Make) -> None:
+    call = RewardCall.of(by_length, {"per_turn": 2.0, "offset": 10})
+    assert call([episode("b", replies=["a"])]) == 2.0 * 2 + 10 + 3
+    for settings, words in [
+        ({}, "needs the settings offset"),
+        ({"offset": "x"}, "setting 'offset' .* is int, got 'x'"),
+        ({"offset": 1, "per_trun": 1.0}, "did you mean 'per_turn'"),
+    ]:
+        with pytest.raises(ConfigError, match=words):
+            RewardCall.of(by_length, settings)
+
+
+def test_a_setting_that_stands_before_the_star_is_told_so() -> None:
+    def scaled(trajectory: Trajectory, task: Task, scale: float = 1.0) -> float:
+        return scale
+
+    with pytest.raises(ConfigError, match=r"'scale' of reward .* after a `\*` in scaled\(trajectory"):
+        RewardCall.of(scaled, {"scale": 2.0})
+
+
+def test_a_function_of_trajectories_takes_all_of_them(episode: Make) -> None:
+    call = RewardCall.of(of_all, {})
+    played = [episode("a"), episode("b")]
+    assert call.together
+    assert call.values(call(played), 2) == [6.0, 6.0]
+    for result in ([1.0], 1.0, "ab", {"a": 1, "b": 2}, None):
+        with pytest.raises(InvalidReward, match="of_all"):
+            call.values(result, 2)
+
+
+def test_a_function_with_other_names_is_a_batch_where_that_is_said(episode: Make) -> None:
+    def scores(played: list[Trajectory], exercises: list[Task]) -> list[int]:
+        return [len(played)] * len(exercises)
+
+    assert not RewardCall.of(scores, {}).together
+    assert RewardCall.of(scores, {}, batch=True)([episode("a"), episode("b")]) == [2, 2]
+    with pytest.raises(ConfigError, match="takes one trajectory"):
+        RewardCall.of(by_length, {"offset": 1}, batch=True)
+
+
+def test_verls_functions_are_taken_as_they_are(episode: Make) -> None:
+    played = episode("42", truth="42", options={"data_source": "openai/gsm8k", "extra_info": {"index": 5}})
+    assert RewardCall.of(compute_score, {})([played]) == {"score": 1.0, "seen": "openai/gsm8k", "index": 5}
+    assert RewardCall.of(short_score, {"weight": 0.5})([played]) == 0.5
+    with pytest.raises(ConfigError, match="did you mean 'weight'"):
+        RewardCall.of(short_score, {"wieght": 0.5})
+    batch = RewardCall.of(batch_score, {})
+    assert batch.together
+    assert batch([played, episode("41", truth="42")]) == [1.0, 0.0]
+
+
+def test_verls_functions_see_the_reasoning_as_it_was_written(episode: Make) -> None:
+    said: list[str] = []
+
+    def keep(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None, **more: Any) -> float:
+        said.append(solution_str)
+        return float(more["bonus"])
+
+    assert RewardCall.of(keep, {"bonus": 2})([episode("42", truth="42", reasoning="6 * 7")]) == 2.0
+    assert said == ["<think>6 * 7</think>42"]
+
+
+@pytest.mark.parametrize("wrong", [lambda trajectory: 1.0, lambda: 1.0, lambda a, b, c: 1.0])
+def test_other_signatures_are_refused(wrong: Callable[..., float]) -> None:
+    with pytest.raises(ConfigError, match=r"takes \(trajectory, task\)"):
+        RewardCall.of(wrong, {})
+    with pytest.raises(ConfigError, match="is a function"):
+        RewardCall.of(Task, {})
+
+
+def test_callable_objects_and_partials_are_functions(episode: Make) -> None:
+    class Weighted:
+        def __call__(self, trajectory: Trajectory, task: Task, *, weight: float = 1.0) -> float:
+            return weight
+
+    assert RewardCall.of(Weighted(), {"weight": 3.0})([episode("a")]) == 3.0
+    assert RewardCall.of(functools.partial(by_length, offset=1), {})([episode("a")]) == 5.0
+
+
+def test_a_function_is_found_by_name_file_and_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "my_reward.py"
+    path.write_text("def score(trajectory, task):\n    return 1.0\n\nLIMIT = 3\n", encoding="utf-8")
+    assert find_reward(f"{path}:score")(None, None) == 1.0
+    assert find_reward("agentgym.rewards.scorers.gsm8k:gsm8k") is find_reward("gsm8k")
+    for name, words in [
+        ("gsm8", "did you mean 'gsm8k'"),
+        (f"{path}:scor", "did you mean 'score'"),
+        (f"{tmp_path}/none.py:score", "no file"),
+        ("no_such_module:score", "no module 'no_such_module' for the reward function"),
+    ]:
+        with pytest.raises(UnknownName, match=words):
+            find_reward(name)
+    with pytest.raises(ConfigError, match="is a int, not a reward function"):
+        find_reward(f"{path}:LIMIT")

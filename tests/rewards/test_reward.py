@@ -1,0 +1,97 @@
+"""What a reward may be, and what becomes of an episode with it."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentgym.rewards import InvalidReward, Reward, RewardFailure
+from agentgym.rewards.reward import read_reward, rewarded, unrewarded
+from agentgym.trajectory import Status, Trajectory
+
+Make = Callable[..., Trajectory]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "1", None, [1.0], {}, {"value": 1, "valeu": 2}])
+def test_what_is_no_finite_number_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidReward):
+        read_reward(value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"value": 1.0, "turns": [0.5, 0.4]},
+        {"value": 1.0, "turns": [0.5, math.nan]},
+        {"value": 1.0, "components": {"length": math.inf}},
+        {"value": 1.0, "components": [1]},
+        {"value": 1.0, "turns": "ab"},
+        {"value": 1.0, "success": "yes"},
+        {"score": "high"},
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidReward):
+        read_reward(fields)
+
+
+def test_numbers_rewards_and_mappings_are_read() -> None:
+    assert read_reward(True) == Reward(1.0)
+    assert read_reward(np.float32(0.5)) == Reward(0.5)
+    assert read_reward({"value": 1, "success": True, "turns": None}) == Reward(1.0, success=True)
+    said = read_reward({"score": -1.0, "acc": False, "pred": "41"})
+    assert (said.value, said.components, said.info) == (-1.0, {"acc": 0.0}, {"pred": "41"})
+
+
+def test_the_value_stands_at_the_last_turn_and_replaces_the_environments(episode: Make) -> None:
+    played = episode("c", replies=["a", "b"], metrics={"success": 1.0, "reward/old": 3.0})
+    scored = rewarded(played, Reward(0.7, {"answer": 1.0, "length": -0.3}, success=False))
+    assert [turn.reward for turn in scored.turns] == [0.0, 0.0, 0.7]
+    assert scored.reward == 0.7
+    assert scored.metrics == {"success": 0.0, "reward/answer": 1.0, "reward/length": -0.3}
+    assert scored.info == {"environment_reward": 0.75}
+    assert (scored.status, scored.rows) == (played.status, played.rows)
+
+
+def test_without_a_verdict_the_environments_stays(episode: Make) -> None:
+    assert rewarded(episode("a", metrics={"success": 1.0}), Reward(0.0)).success is True
+    assert rewarded(episode("a"), Reward(0.0)).success is False
+
+
+def test_scoring_again_keeps_the_environments_reward_in_sight(episode: Make) -> None:
+    once = rewarded(episode("a"), Reward(0.5, info={"verdict": "so so"}))
+    assert once.info == {"environment_reward": 0.25, "reward": {"verdict": "so so"}}
+    assert rewarded(once, Reward(0.9)).info == {"environment_reward": 0.25}
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=9))
+def test_turns_sum_to_the_value(turns: list[float]) -> None:
+    assert Reward(math.fsum(turns), turns=tuple(turns)).turns == tuple(turns)
+    with pytest.raises(InvalidReward, match="sum to the value"):
+        Reward(math.fsum(turns) + max(1.0, abs(math.fsum(turns))) * 1e-3, turns=tuple(turns))
+
+
+def test_turns_are_as_many_as_the_episodes(episode: Make) -> None:
+    played = episode("b", replies=["a"])
+    assert [turn.reward for turn in rewarded(played, Reward(1.0, turns=(1.5, -0.5))).turns] == [1.5, -0.5]
+    with pytest.raises(InvalidReward, match="each of the 2 turns, got 3"):
+        rewarded(played, Reward(1.0, turns=(0.5, 0.25, 0.25)))
+
+
+def test_an_episode_without_a_reward_is_a_failed_one(episode: Make) -> None:
+    failed = unrewarded(episode("a", info={"shown": 1}), RewardFailure("ValueError: no", "Traceback ..."))
+    assert (failed.status, failed.reward, failed.success) == (Status.ENV_ERROR, None, None)
+    assert failed.error == "the reward failed: ValueError: no"
+    assert failed.info == {"shown": 1, "traceback": "Traceback ..."}
+
+
+def test_errors_pickle() -> None:
+    failure = pickle.loads(pickle.dumps(RewardFailure("no", "Traceback")))
+    assert (str(failure), failure.traceback) == ("no", "Traceback")

@@ -1,0 +1,145 @@
+"""Going over a step's episodes more than once, in parts, and correcting for other weights than those that sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from agentgym.engines.hf_layout import PackedLayout
+from agentgym.engines.hf_model import Decoder
+from agentgym.errors import ConfigError, UnknownName
+from agentgym.trainers import CORRECTIONS
+from agentgym.trainers.batch import TrainingBatch
+from agentgym.trainers.kl import KLConfig
+from agentgym.trainers.learner import Learner, LearnerConfig
+from agentgym.trainers.optimizer import OptimizerConfig
+
+Tiny = Callable[..., Decoder]
+Fresh = Callable[..., TrainingBatch]
+STEP = OptimizerConfig(learning_rate=1e-2, warmup_steps=1, max_grad_norm=1e9)
+
+
+def learner_of(model: Decoder, **settings: object) -> Learner:
+    return Learner(model, LearnerConfig(threads=1, **settings), STEP, total_steps=10)  # type: ignore[arg-type]
+
+
+def shifted(batch: TrainingBatch, nats: float) -> TrainingBatch:
+    """As if the engine had found every token less likely by so much."""
+    sampled_N = torch.where(batch.mask_N, batch.sampled_logp_N - nats, 0.0)
+    return replace(batch, sampled_logp_N=sampled_N, old_logp_N=sampled_N)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 5, 12, 99])
+def test_minibatches_hold_whole_trajectories_once_each_and_weigh_as_much_as_the_whole(
+    number: int, tiny: Tiny, fresh_batch: Fresh
+) -> None:
+    batch = fresh_batch(tiny())
+    batch = replace(batch, trajectory_N=batch.row_N // 2)  # two rows a trajectory
+    parts = batch.minibatches(number)
+    assert len(parts) == min(number, 6)
+    held = [set(part.trajectory_N.tolist()) for part in parts]
+    assert sum(map(len, held)) == len(set.union(*held)) == 6 and max(map(len, held)) - min(map(len, held)) <= 1
+    assert sum(part.num_rows for part in parts) == batch.num_rows
+    total = sum(float(part.weight_N.sum()) for part in parts) / len(parts)
+    assert total == pytest.approx(float(batch.weight_N.sum()))
+
+
+def test_every_epoch_and_minibatch_is_an_optimizer_step_and_the_ratio_is_to_before_the_first(
+    tiny: Tiny, fresh_batch: Fresh
+) -> None:
+    model = tiny()
+    batch = fresh_batch(model)
+    learner = learner_of(model, epochs=2, minibatches=3)
+    stats = learner.update(batch)
+    assert learner.optimizer.num_steps == 6 and learner.optimizer.total_steps == 60
+    logits_NV = model.logits(model.hidden(batch.ids_N, PackedLayout(batch.seqlens)))
+    logp_N = logits_NV.log_softmax(-1).gather(1, batch.target_N[:, None])[:, 0]
+    moved = float((logp_N - batch.old_logp_N)[batch.mask_N].detach().exp().max())
+    assert stats.ratio_max > 1.1 and moved > 1.1
+    assert stats.mismatch_max < 1e-4, "the engine is compared with the weights that sampled, not with later ones"
+    learner.close()
+
+
+def test_one_epoch_of_one_part_is_one_plain_step(tiny: Tiny, fresh_batch: Fresh) -> None:
+    model, other = tiny(), tiny()
+    batch = fresh_batch(model)
+    one, two = learner_of(model), learner_of(other, epochs=1, minibatches=1)
+    assert one.update(batch) == two.update(batch)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    one.close()
+    two.close()
+
+
+@pytest.mark.parametrize(
+    ("loss", "nats", "factor"), [("ppo_clip", 0.5, 1.6487213), ("gspo", 0.5, 1.6487213), ("ppo_clip", 1.0, 2.0)]
+)
+def test_a_correction_weighs_what_was_sampled_elsewhere_and_the_ratio_is_to_the_weights_before_the_step(
+    loss: str, nats: float, factor: float, tiny: Tiny, fresh_batch: Fresh
+) -> None:
+    model, other = tiny(), tiny()
+    batch = fresh_batch(model)
+    plain = learner_of(model, loss=loss)
+    corrected = learner_of(other, loss=loss, correction="tis_token", correction_settings={"cap": 2.0})
+    wanted, found = plain.update(batch), corrected.update(shifted(batch, nats))
+    assert found.grad_norm == pytest.approx(factor * wanted.grad_norm, rel=1e-3)
+    assert found.ratio_max == pytest.approx(1.0, abs=1e-4) and found.clip_fraction == 0.0
+    assert found.correction_mean == pytest.approx(factor, rel=1e-4) and found.corrected_away == 0.0
+    assert found.mismatch_mean == pytest.approx(nats, abs=1e-4), "the engine is still held against the trainer"
+    plain.close()
+    corrected.close()
+
+
+def test_a_correction_that_rejects_everything_leaves_nothing_to_learn(tiny: Tiny, fresh_batch: Fresh) -> None:
+    model = tiny()
+    before = [one.detach().clone() for one in model.parameters()]
+    learner = learner_of(model, correction="mis_token", correction_settings={"cap": 0.5})
+    stats = learner.update(fresh_batch(model))
+    assert stats.corrected_away == 1.0 and stats.grad_norm == 0.0
+    assert all(torch.equal(one, two) for one, two in zip(before, model.parameters(), strict=True))
+    learner.close()
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_every_correction_leaves_samples_of_the_same_weights_as_they_are(
+    name: str, tiny: Tiny, fresh_batch: Fresh
+) -> None:
+    model, other = tiny(), tiny()
+    batch = fresh_batch(model)
+    plain, corrected = learner_of(model), learner_of(other, correction=name)
+    wanted, found = plain.update(batch), corrected.update(batch)
+    assert found.grad_norm == pytest.approx(wanted.grad_norm, rel=1e-4)
+    assert found.corrected_away == 0.0
+    plain.close()
+    corrected.close()
+
+
+def test_corrections_that_cannot_work_are_refused() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'icepop'"):
+        LearnerConfig(correction="icepob")
+    with pytest.raises(ConfigError, match="cap is -1"):
+        LearnerConfig(correction="tis_token", correction_settings={"cap": -1.0})
+    with pytest.raises(ConfigError, match="has no setting 'versions'"):
+        LearnerConfig(correction="proximal_by_version", correction_settings={"versions": None})
+    with pytest.raises(ConfigError, match="name it with correction"):
+        LearnerConfig(correction_settings={"cap": 2.0})
+
+
+def test_an_adaptive_coefficient_moves_toward_its_target_and_is_part_of_the_state(
+    tiny: Tiny, fresh_batch: Fresh
+) -> None:
+    model = tiny()
+    kl = KLConfig(coefficient=0.1, penalty="k2", target=1e-6, horizon=100)
+    learner = learner_of(model, kl=kl)
+    batch = fresh_batch(model)
+    assert learner.update(batch).kl_coefficient == 0.1
+    first = learner.kl.coefficient
+    assert first == pytest.approx(0.1 * (1 - 0.2 * 12 / 100)), "nothing has moved yet: below the target"
+    assert learner.update(batch).kl > 1e-6 and learner.kl.coefficient > first
+    again = learner_of(tiny(), kl=kl)
+    again.load_state_dict(learner.state_dict())
+    assert again.kl == learner.kl
+    learner.close()
+    again.close()
