@@ -141,7 +141,9 @@ def test_values_become_json(value: object, expected: object) -> None:
     assert type(found["a"]) is type(expected)  # type: ignore[index, call-overload]
 
 
-@pytest.mark.parametrize("value", [b"PNG", {1: 2}, float("inf"), {"a": {3}}, object()], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "value", [b"PNG", {1: 2}, float("inf"), {"a": {3}}, object()], ids=lambda value: type(value).__name__
+)
 def test_a_value_that_json_cannot_hold_is_refused(value: object) -> None:
     with pytest.raises(ConfigError, match=r"^here holds "):
         plain(value, "here")
