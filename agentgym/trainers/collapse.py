@@ -12,8 +12,8 @@ PATIENCE = 2
 """Steps in a row that show a sign before it is named."""
 
 
-def signs_of_collapse(history: Sequence[StepMetrics], tasks: int) -> list[str]:
-    """What the last steps have in common, one sentence each; [] for a healthy run. `tasks` is groups per step.
+def signs_of_collapse(history: Sequence[StepMetrics]) -> list[str]:
+    """What the last steps have in common, one sentence each; [] for a healthy run.
 
     Named are: every group dead without success, most calls unreadable or unrunnable (since the first step, or only
     later), no calls where there were some, and an entropy that fell to nothing while the success did not rise.
@@ -23,7 +23,7 @@ def signs_of_collapse(history: Sequence[StepMetrics], tasks: int) -> list[str]:
         return []
     rollouts = [step.rollout for step in recent]
     signs = []
-    if all(one.dead_groups == tasks and one.success < 0.05 for one in rollouts):
+    if all(one.dead_groups == one.groups and one.success < 0.05 for one in rollouts):
         signs.append("dead groups: no episode succeeds, so no group carries a signal and nothing can be learned")
     if all(_no_format(one) for one in rollouts):
         had_it = not _no_format(history[0].rollout)

@@ -22,6 +22,8 @@ from agentgym.trainers.learner_config import LearnerConfig
 from agentgym.trainers.optimizer import OptimizerConfig
 from agentgym.trainers.parity import ParityConfig
 from agentgym.trainers.presets import preset_of
+from agentgym.trainers.tasks.mix import read_mix
+from agentgym.trainers.tasks.practice import PracticeConfig
 
 __all__ = ["AdvantageConfig", "TrainConfig", "config_from_mapping"]
 
@@ -85,6 +87,7 @@ class TrainConfig:
     sglang: SglangConfig = field(default_factory=SglangConfig)
     vllm: VllmConfig = field(default_factory=VllmConfig)
     parity: ParityConfig = field(default_factory=ParityConfig)
+    practice: PracticeConfig = field(default_factory=PracticeConfig)
     over_dispatch: int = 0
     """Tasks in flight beyond those of a step. Above 0, a step takes the groups that are complete first, and the
     others go on under the new weights (partial rollouts); which those are depends on the clock."""
@@ -174,6 +177,7 @@ class TrainConfig:
             )
         if self.norm_tokens is not None and self.norm_tokens < 1:
             raise ConfigError(f"norm_tokens must be at least 1, got {self.norm_tokens}")
+        self._check_practice()
 
     def _check_sampling(self) -> None:
         if self.sampling.temperature == 0:
@@ -184,9 +188,27 @@ class TrainConfig:
                 " whole one; train with top_p 1 and top_k 0"
             )
 
+    def _check_practice(self) -> None:
+        if self.practice.mix:
+            names = [entry.env for entry in read_mix(self.practice.mix).values()]
+            if self.env not in names:
+                raise ConfigError(
+                    f"env {self.env!r} is not in the mix ({', '.join(names)}): leave --env out, or name one of them"
+                )
+            if self.env_kwargs:
+                raise ConfigError(
+                    "env_kwargs are those of one environment: in a mix each has its own, "
+                    f'such as {self.env}=\'{{"weight": 2, "kwargs": {{"level": 1}}}}\''
+                )
+        if self.practice.filter != "off" and self.group_size == 1:
+            raise ConfigError(
+                "practice.filter leaves out groups whose episodes are all alike, and a group of one always is: use a"
+                " group_size of 2 or more, or filter off"
+            )
+
     @property
     def episodes_per_step(self) -> int:
-        """Episodes behind one optimizer step."""
+        """Episodes behind one optimizer step, without those that replace others."""
         return self.tasks * self.group_size
 
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
 from agentgym.engines.protocol import WeightSync
 from agentgym.trainers.credits import GroupCredit
 from agentgym.trainers.critic import CriticStats
 from agentgym.trainers.step_stats import StepStats
 from agentgym.trajectory import Group, Trajectory
-from agentgym.types import JSON
+from agentgym.types import JSON, Task
 
 __all__ = ["EvalScore", "RolloutSummary", "StepMetrics", "score"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSummary:
-    """The episodes of a step; rates and means are over those that have a reward."""
+    """The episodes of a step, of groups that it left out too; rates and means are over those that have a reward."""
 
     episodes: int
     failed: int
@@ -41,6 +41,7 @@ class RolloutSummary:
     """Calls whose arguments the tool's schema refuses."""
     tool_errors: int
     """Calls whose tool raised or went past its time-out."""
+    groups: int
     dead_groups: int
     """Groups without an advantage other than 0; they carry no signal."""
 
@@ -73,6 +74,7 @@ class RolloutSummary:
             unknown_tools=total("unknown_tools"),
             invalid_arguments=total("invalid_arguments"),
             tool_errors=total("tool_errors"),
+            groups=len(groups),
             dead_groups=sum(credit.dead for credit in advantages),
         )
 
@@ -95,6 +97,8 @@ class StepMetrics:
     """Learning and the weight update together."""
     elapsed_s: float
     """Training time since the run began, evaluations not counted."""
+    practice: Mapping[str, float] = field(default_factory=dict)
+    """What mixes, curriculum, replay and filter say of the step, by name; `docs/sampling.md` lists them."""
 
     def to_json(self) -> dict[str, JSON]:
         """Flat, with the names that curves and viewers use."""
@@ -104,7 +108,7 @@ class StepMetrics:
         times |= {f"sync_{name}": getattr(self.sync, name) for name in ("gather_s", "transfer_s", "load_s")}
         rounded = {name: round(value, 4) for name, value in times.items()}
         sync = {"sync_version": self.sync.version, "sync_checksum": self.sync.checksum}
-        return {"step": self.step, **asdict(self.rollout), **update, **sync, **rounded}
+        return {"step": self.step, **asdict(self.rollout), **update, **sync, **rounded, **self.practice}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,10 +120,15 @@ class EvalScore:
     reward_mean: float
     episodes: int
     failed: int
+    by_env: Mapping[str, EvalScore] = field(default_factory=dict)
+    """Of a mix: the scores of its environments, by name."""
 
 
-def score(step: int, trajectories: Sequence[Trajectory]) -> EvalScore:
-    """Success and mean reward of the episodes that have one."""
+def score(step: int, trajectories: Sequence[Trajectory], label: Callable[[Task], str] | None = None) -> EvalScore:
+    """Success and mean reward of the episodes that have one; `label` names the part that a task is of, "" for none."""
+    parts: dict[str, list[Trajectory]] = {}
+    for one in trajectories:
+        parts.setdefault(label(one.task) if label else "", []).append(one)
     kept = [one for one in trajectories if one.status.trainable]
     return EvalScore(
         step=step,
@@ -127,6 +136,7 @@ def score(step: int, trajectories: Sequence[Trajectory]) -> EvalScore:
         reward_mean=mean([one.reward or 0.0 for one in kept]),
         episodes=len(kept),
         failed=len(trajectories) - len(kept),
+        by_env={name: score(step, own) for name, own in parts.items() if name},
     )
 
 

@@ -19,6 +19,7 @@ from agentgym.engines.hf_model import Decoder
 from agentgym.errors import RunFolderError
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.metrics import StepMetrics
+from agentgym.types import JSON
 
 __all__ = ["Checkpoint", "RunFolder"]
 
@@ -33,7 +34,10 @@ class Checkpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self.step = int(json.loads((path / "state.json").read_text())["step"])
+            state = json.loads((path / "state.json").read_text())
+            self.step = int(state["step"])
+            self.tasks: Mapping[str, JSON] = state.get("tasks", {})
+            """The state of the run's task source."""
         except (OSError, ValueError, KeyError) as error:
             raise RunFolderError(
                 f"{str(path)!r} is no whole checkpoint ({error}); delete it and resume again"
@@ -105,8 +109,16 @@ class RunFolder:
         with self.guarded(), open(self.metrics_path, "a") as file:
             file.write(json.dumps(metrics.to_json()) + "\n")
 
-    def save_checkpoint(self, step: int, model: Decoder, learner: Mapping[str, Any], tokenizer: Path) -> Path:
-        """Writes `checkpoints/step-NNNNNN` beside its final name and renames it when it is whole."""
+    def save_checkpoint(
+        self,
+        step: int,
+        model: Decoder,
+        learner: Mapping[str, Any],
+        tokenizer: Path,
+        tasks: Mapping[str, JSON] | None = None,
+    ) -> Path:
+        """Writes `checkpoints/step-NNNNNN` beside its final name and renames it when it is whole; `tasks` is the state
+        of the task source."""
         final = self.path / "checkpoints" / f"step-{step:06d}"
         if final.exists():
             return final
@@ -119,7 +131,8 @@ class RunFolder:
                 for file in tokenizer.glob(pattern):
                     shutil.copyfile(file, part / file.name)
             torch.save(dict(learner), part / "learner.pt")
-            (part / "state.json").write_text(json.dumps({"step": step, "policy_version": step}) + "\n")
+            state = {"step": step, "policy_version": step, **({"tasks": tasks} if tasks else {})}
+            (part / "state.json").write_text(json.dumps(state, default=dict) + "\n")
             os.replace(part, final)
         return final
 

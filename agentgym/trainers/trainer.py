@@ -33,7 +33,7 @@ from agentgym.trainers.parity import ParityGate
 from agentgym.trainers.player import Player
 from agentgym.trainers.run_folder import Checkpoint, RunFolder
 from agentgym.trainers.step_credit import credit_step
-from agentgym.trainers.tasks import EnvTasks
+from agentgym.trainers.tasks import StepGroups, env_choices, make_source
 from agentgym.trajectory import Group, Trajectory
 from agentgym.types import JSON
 
@@ -76,7 +76,11 @@ class Trainer:
     def __init__(self, config: TrainConfig, folder: Path, observer: Observer, *, resume: bool = False) -> None:
         self.observer = observer
         self.env_kwargs = cast(Mapping[str, JSON], config.env_kwargs)
-        resolve_env(config.env, self.env_kwargs)  # an unknown environment ends here, before anything is written
+        for choice in env_choices(config.practice, config.env, self.env_kwargs):
+            resolve_env(choice.env, choice.kwargs)  # an unknown environment ends here, before anything is written
+        self.source = make_source(
+            config.practice, config.env, self.env_kwargs, run_seed=config.seed, tasks_per_step=config.tasks
+        )
         self.model_folder = embedded_folder() if config.model == "embedded" else Path(config.model)
         self.renderer = renderer_for(self.model_folder, config.family)
         self.config = config = replace(config.resolved, family=self.renderer.reply_format.name)
@@ -89,6 +93,8 @@ class Trainer:
         if not resume:
             self.folder = RunFolder.create(folder, config)
         self.step = self.checkpoint.step if self.checkpoint else 0
+        if self.checkpoint:
+            self.source.load(self.checkpoint.tasks)
         self.train_s = self.folder.elapsed_s() if resume else 0.0
         self._history: list[StepMetrics] = []
         self._named: set[str] = set()
@@ -129,8 +135,7 @@ class Trainer:
         logs = self.folder.path / "servers"
         self.engine = await open_engine(config, self.model, self.model_folder, version=self.step, log_folder=logs)
         stack.push_async_callback(self.engine.close)
-        source = EnvTasks(config.env, config.seed, self.env_kwargs)
-        self.player = Player(config, self.engine, self.renderer, source)
+        self.player = Player(config, self.engine, self.renderer, self.source)
         await self.player.open(stack, self._on_served, first_order=self._first_order())
         self.learner = self._make_learner()
         stack.callback(self.learner.close)
@@ -176,19 +181,22 @@ class Trainer:
     async def _train_step(self) -> None:
         started = time.perf_counter()
         groups = await self._play_groups()
-        greedy = await self._play_greedy(groups)
+        greedy = await self._play_greedy(groups.kept)
         await _uninterrupted(self._finish_step(groups, greedy, started, time.perf_counter()))
 
     async def _finish_step(
-        self, groups: Sequence[Group], greedy: Mapping[str, float], started: float, played: float
+        self, step_groups: StepGroups, greedy: Mapping[str, float], started: float, played: float
     ) -> None:
         """Learns from the groups and records the step; whoever interrupts waits until weights and files agree."""
-        advantages = credit_step(groups, self.config, self.learner, greedy)
-        stats, critic, sync = await self._learn(groups, advantages)
+        kept, groups = step_groups.kept, step_groups.groups
+        learned_from = credit_step(kept, self.config, self.learner, greedy)
+        stats, critic, sync = await self._learn(kept, learned_from)
+        advantages = _of_all(step_groups, learned_from)
         learned = time.perf_counter()
         self.step += 1
         self.train_s += learned - started
         self._record(groups, advantages)
+        self.source.finish(self.step, groups)
         metrics = StepMetrics(
             step=self.step,
             rollout=RolloutSummary.of(groups, advantages),
@@ -198,23 +206,24 @@ class Trainer:
             generate_s=played - started,
             update_s=learned - played,
             elapsed_s=self.train_s,
+            practice={**step_groups.metrics(), **self.source.metrics()},
         )
         self.folder.write_metrics(metrics)
         self.observer.on_step(metrics)
         self._history.append(metrics)
-        for sign in signs_of_collapse(self._history, self.config.tasks):
+        for sign in signs_of_collapse(self._history):
             if sign not in self._named:
                 self._named.add(sign)
                 logger.warning("step %d: %s", self.step, sign)
         await self.gate.check(self.step, self.step)
 
-    async def _play_groups(self) -> list[Group]:
-        groups = await self.player.groups(self.step + 1)
+    async def _play_groups(self) -> StepGroups:
+        played = await self.player.groups(self.step + 1)
         staleness = self.step if self.config.over_dispatch else 0
         self.gate.check_versions(
-            [one for group in groups for one in group.trajectories], self.step, staleness=staleness
+            [one for group in played.groups for one in group.trajectories], self.step, staleness=staleness
         )
-        return groups
+        return played
 
     async def _play_greedy(self, groups: Sequence[Group]) -> dict[str, float]:
         """The rewards of greedy episodes of the groups' tasks, where the advantage is taken against them."""
@@ -279,17 +288,17 @@ class Trainer:
         self.observer.on_phase(phase, self.config.eval_episodes)
         trajectories = await self.player.evaluate(phase, self.observer.on_episode)
         self.writer.write(trajectories, phase=phase, step=self.step)
-        return score(self.step, trajectories)
+        return score(self.step, trajectories, self.source.label)
 
     def _recorded(self, phase: str) -> EvalScore | None:
         """The score of an evaluation that the run began with, before it was resumed."""
         records = takewhile(lambda record: record.phase == phase, read_episodes(self.folder.path))
         trajectories = [record.trajectory for record in records]
-        return score(0, trajectories) if trajectories else None
+        return score(0, trajectories, self.source.label) if trajectories else None
 
     def _save(self) -> Path:
         state = self.learner.state_dict()
-        return self.folder.save_checkpoint(self.step, self.model, state, self.model_folder)
+        return self.folder.save_checkpoint(self.step, self.model, state, self.model_folder, self.source.state())
 
     def _result(self, before: EvalScore | None, after: EvalScore | None, *, interrupted: bool = False) -> TrainResult:
         checkpoint = self._save() if self.step else None
@@ -303,6 +312,12 @@ class Trainer:
             peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             interrupted=interrupted,
         )
+
+
+def _of_all(played: StepGroups, credits: Sequence[GroupCredit]) -> list[GroupCredit]:
+    """The credit of each group that was played: of those that were left out, that no member is trained."""
+    known = {group.id: credit for group, credit in zip(played.kept, credits, strict=True)}
+    return [known.get(group.id, GroupCredit((None,) * len(group.trajectories))) for group in played.groups]
 
 
 async def _uninterrupted(work: Coroutine[object, object, None]) -> None:

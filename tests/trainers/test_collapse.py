@@ -23,6 +23,7 @@ def step(number: int, *, malformed: int) -> StepMetrics:
         unknown_tools=0,
         invalid_arguments=0,
         tool_errors=0,
+        groups=2,
         dead_groups=0,
     )
     sync, times = WeightSync(version=number), {"generate_s": 1.0, "update_s": 1.0, "elapsed_s": 2.0 * number}
@@ -30,8 +31,8 @@ def step(number: int, *, malformed: int) -> StepMetrics:
 
 
 def test_a_format_that_never_was_is_not_called_lost() -> None:
-    (never,) = signs_of_collapse([step(1, malformed=15), step(2, malformed=15)], tasks=2)
+    (never,) = signs_of_collapse([step(1, malformed=15), step(2, malformed=15)])
     assert never.startswith("no format") and "agentgym sft" in never
-    (lost,) = signs_of_collapse([step(1, malformed=0), step(2, malformed=15), step(3, malformed=15)], tasks=2)
+    (lost,) = signs_of_collapse([step(1, malformed=0), step(2, malformed=15), step(3, malformed=15)])
     assert lost.startswith("lost format") and "learning rate" in lost
-    assert not signs_of_collapse([step(1, malformed=0), step(2, malformed=1)], tasks=2)
+    assert not signs_of_collapse([step(1, malformed=0), step(2, malformed=1)])
