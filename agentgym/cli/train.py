@@ -23,6 +23,7 @@ from agentgym.evaluation.intervals import success_interval
 from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.metrics import EvalScore
 from agentgym.trainers.plan import describe_plan
+from agentgym.trainers.run_folder import free_run_folder
 from agentgym.trainers.tasks import EnvChoice, env_choices
 from agentgym.trainers.tasks.mix import read_mix
 from agentgym.trainers.trainer import Trainer, TrainResult
@@ -73,7 +74,7 @@ def main(args: Sequence[str]) -> int:
     with TrainingDisplay(config, folder) as display:
         trainer = Trainer(config, folder, display, resume=options.resume)
         try:
-            result = trainer.run()
+            result = trainer.fit()
         except AgentGymError as error:
             _say_what_is_left(folder, str(error))
             raise
@@ -111,10 +112,7 @@ def _output(options: TrainOptions, config: TrainConfig) -> Path:
         return options.output
     if options.resume:
         raise ConfigError("--resume goes on in a run's folder: name it with --output")
-    stem = config.env.rpartition(":")[2].rpartition("/")[2]
-    name = f"{stem}-{config.algo}-seed{config.seed}"
-    number = next(n for n in range(1, 10_000) if not Path("runs", f"{name}-{n}").exists())
-    return Path("runs", f"{name}-{number}")
+    return free_run_folder(config)
 
 
 def _dry_run(config: TrainConfig, *, as_json: bool) -> int:
@@ -144,10 +142,7 @@ def _finish(config: TrainConfig, result: TrainResult, *, as_json: bool) -> int:
     if result.interrupted:
         fail(f"interrupted after step {result.steps}; the same command with --resume --output {folder} goes on")
     else:
-        evals = [
-            f"agentgym eval --env {choice.env} {_keywords(choice.kwargs)}--policy {result.checkpoint}"
-            for choice in _environments(config)
-        ]
+        evals = _eval_commands(config, result.checkpoint)
         say(f"try next: {'   '.join([f'agentgym view {folder}', f'agentgym verify {folder}', *evals])}")
     if as_json:
         show_json(_as_json(result, files))
@@ -166,6 +161,25 @@ def _say_what_is_left(folder: Path, error: str) -> None:
 
 def _environments(config: TrainConfig) -> list[EnvChoice]:
     return env_choices(config.practice, config.env, cast(Mapping[str, JSON], config.env_kwargs))
+
+
+def _eval_commands(config: TrainConfig, checkpoint: Path | None) -> list[str]:
+    """What evaluates the checkpoint as the run was evaluated, as far as an option can say it."""
+    reward = f"--reward.function {shlex.quote(config.reward.function)} " if config.reward.function else ""
+    if config.data.given:
+        held_out, train = shlex.join(config.data.eval_files), shlex.join(config.data.train_files)
+        data = f"--data.eval {held_out}" if held_out else f"--data.train {train}"
+        data += f" --data.eval-fraction {config.data.eval_fraction:g}" if config.data.eval_fraction else ""
+        env = "" if config.env == "Prompt-v0" else f"--env {config.env} "
+        return (
+            [f"agentgym eval {env}{data} {reward}--policy {checkpoint}"]
+            if held_out or config.data.eval_fraction
+            else []
+        )
+    return [
+        f"agentgym eval --env {choice.env} {_keywords(choice.kwargs)}{reward}--policy {checkpoint}"
+        for choice in _environments(config)
+    ]
 
 
 def _keywords(given: Mapping[str, JSON]) -> str:

@@ -8,10 +8,12 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from types import NoneType, UnionType
 from typing import Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from agentgym.data import DataConfig, env_of_data
 from agentgym.engines.hf import HfEngineConfig
 from agentgym.engines.sglang import SglangConfig
 from agentgym.engines.vllm import VllmConfig
 from agentgym.errors import ConfigError, nearest
+from agentgym.rewards import RewardConfig
 from agentgym.rollout.history import CompactionConfig, History
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.rollout.sampler import SamplerConfig
@@ -43,8 +45,9 @@ class AdvantageConfig:
 class TrainConfig:
     """One training run. Every step plays `tasks` x `group_size` episodes and makes one optimizer step."""
 
-    env: str
-    """Environment id, `package.module:Class`, or `path/to/file.py:Class`."""
+    env: str = ""
+    """Environment id, `package.module:Class`, or `path/to/file.py:Class`; left out, `Prompt-v0` plays the rows of
+    `data`."""
     env_kwargs: Mapping[str, object] = field(default_factory=dict)
     """Keywords of the environment's class, such as level=2."""
     algo: str = "grpo"
@@ -88,6 +91,10 @@ class TrainConfig:
     vllm: VllmConfig = field(default_factory=VllmConfig)
     parity: ParityConfig = field(default_factory=ParityConfig)
     practice: PracticeConfig = field(default_factory=PracticeConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    """Rows of files as tasks, in place of the environment's own."""
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    """Where the reward of an episode comes from, in place of the environment."""
     over_dispatch: int = 0
     """Tasks in flight beyond those of a step. Above 0, a step takes the groups that are complete first, and the
     others go on under the new weights (partial rollouts); which those are depends on the clock."""
@@ -102,6 +109,8 @@ class TrainConfig:
     """Ends training after this time, with a checkpoint; None goes by `steps` alone. A resumed run has it anew."""
 
     def __post_init__(self) -> None:
+        if not self.env:
+            object.__setattr__(self, "env", env_of_data(self.data))
         if not self.is_resolved:
             _ = self.resolved  # is checked
             return
@@ -123,7 +132,7 @@ class TrainConfig:
         """Whether nothing is left to the algo."""
         learner = self.learner
         left = (self.aggregation, self.advantage.name, self.advantage.settings, learner.loss, learner.loss_settings)
-        return None not in (*left, learner.critic.trunk)
+        return None not in (*left, learner.critic.trunk, self.practice.filter)
 
     @property
     def resolved(self) -> TrainConfig:
@@ -143,7 +152,8 @@ class TrainConfig:
             takes_values = needs_input(advantage.name or "", "values_BT")
             learner = replace(learner, critic=replace(learner.critic, trunk="own" if takes_values else "none"))
         aggregation = self.aggregation or preset.aggregation
-        return replace(self, advantage=advantage, learner=learner, aggregation=aggregation)
+        practice = replace(self.practice, filter=self.practice.filter or preset.filter)
+        return replace(self, advantage=advantage, learner=learner, aggregation=aggregation, practice=practice)
 
     @property
     def estimator(self) -> str:

@@ -15,9 +15,10 @@ from agentgym.engines.hf_checkpoint import load_decoder
 from agentgym.envs.resolve import make_env
 from agentgym.errors import ConfigError
 from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.run_tasks import open_tasks
 from agentgym.trainers.tasks import EnvChoice, env_choices
 from agentgym.trainers.tasks.mix import apportion
-from agentgym.types import JSON, Message
+from agentgym.types import JSON, Message, Task
 
 __all__ = ["PlanLine", "describe_plan"]
 
@@ -34,7 +35,11 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
     folder = embedded_folder() if config.model == "embedded" else Path(config.model)
     renderer, model = renderer_for(folder, config.family), load_decoder(folder)
     choices = env_choices(config.practice, config.env, cast(Mapping[str, JSON], config.env_kwargs))
-    prompt = max(_prompt_tokens(one.env, kwargs, config.seed, renderer) for one in choices for kwargs in one.variants)
+    if config.data.given:
+        tasks = open_tasks(config, renderer).train_tasks(1, range(config.tasks))
+    else:
+        tasks = [Task(one.env, config.seed, kwargs=kwargs) for one in choices for kwargs in one.variants]
+    prompt = max(_prompt_tokens(task, renderer) for task in tasks)
     shape = model.config
     window = min(config.limits.context_window or shape.context_window, shape.context_window)
     if prompt + 1 > window:
@@ -65,10 +70,10 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
     ]
 
 
-def _prompt_tokens(env_id: str, kwargs: Mapping[str, JSON], seed: int, renderer: Renderer) -> int:
-    """Tokens of an environment's first prompt."""
-    env = make_env(env_id, kwargs)
-    _, info = env.reset(seed=seed)
+def _prompt_tokens(task: Task, renderer: Renderer) -> int:
+    """Tokens of a task's first prompt."""
+    env = make_env(task.env_id, task.kwargs)
+    _, info = env.reset(seed=task.seed, options=dict(task.options) or None)
     system = (Message("system", env.system_prompt),) if env.system_prompt else ()
     prompt = renderer.render([*system, *info["messages"]], env.tool_specs)
     env.close()

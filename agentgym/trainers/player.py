@@ -10,6 +10,7 @@ from itertools import count
 
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.protocol import Engine
+from agentgym.rewards import Rewards
 from agentgym.rollout.episode import Episode
 from agentgym.rollout.limits import Limits
 from agentgym.rollout.loop import RolloutLoop
@@ -30,11 +31,14 @@ logger = logging.getLogger(__name__)
 class Player:
     """What plays the episodes of one run, with one engine and one chat format; `open` makes its parts."""
 
-    def __init__(self, config: TrainConfig, engine: Engine, renderer: Renderer, source: TaskSource) -> None:
+    def __init__(
+        self, config: TrainConfig, engine: Engine, renderer: Renderer, source: TaskSource, rewards: Rewards
+    ) -> None:
         self.config = config
         self.source = source
         self._engine = engine
         self._renderer = renderer
+        self._rewards = rewards
         self._told_lack = False
 
     async def open(self, stack: AsyncExitStack, on_served: Callable[[str], None], *, first_order: int) -> None:
@@ -42,7 +46,7 @@ class Player:
         do; `first_order` is the step whose tasks are dispatched first, where some are dispatched ahead."""
         config = self.config
         loop = self._make_loop(config.limits)
-        self._sampler = Sampler(loop, config=config.sampler)
+        self._sampler = Sampler(self._rewards.loop(loop), config=config.sampler)
         stack.callback(self._sampler.close)
         short = replace(config.limits, max_turns=min(config.parity.turns, config.limits.max_turns))
         self._probe_sampler = Sampler(self._make_loop(short))
@@ -52,7 +56,7 @@ class Player:
             served = ServedLoop(loop)
             server = await stack.enter_async_context(EpisodeServer(served, ServeConfig(port=config.serve)))
             on_served(server.url)
-            self._players = Sampler(served, config=config.sampler)
+            self._players = Sampler(self._rewards.loop(served), config=config.sampler)
             stack.callback(self._players.close)
         self._stream = GroupStream(
             self._players,
@@ -69,10 +73,16 @@ class Player:
 
         async def play(num_groups: int, before: Sequence[Group]) -> list[Group]:
             if config.over_dispatch:
-                return await self._stream.take(num_groups, before)
-            return await self._play(self._orders(step, range(len(before), len(before) + num_groups)), before)
+                played = await self._stream.take(num_groups, before)
+            else:
+                played = await self._play(self._orders(step, range(len(before), len(before) + num_groups)), before)
+            if not self._rewards.together:
+                return played
+            played = await self._rewards.score_groups(played)
+            self._players.check([one for group in played for one in group.trajectories])
+            return played
 
-        played = await fill_step(play, config.tasks, practice.filter, practice.max_refills)
+        played = await fill_step(play, config.tasks, practice.filter or "off", practice.max_refills)
         if len(played.kept) < config.tasks and not self._told_lack:
             self._told_lack = True
             logger.warning(
@@ -86,9 +96,10 @@ class Player:
         """One episode at temperature 0 of each group's task."""
         seed = self.config.seed
         episodes = [Episode(one.task, one.id, 0, seed, step, "greedy") for one in groups]
-        sampler = Sampler(self._make_loop(self.config.limits, greedy=True), config=self.config.sampler)
+        loop = self._rewards.loop(self._make_loop(self.config.limits, greedy=True))
+        sampler = Sampler(loop, config=self.config.sampler)
         try:
-            return await sampler.run(episodes)
+            return await self._scored(await sampler.run(episodes))
         finally:
             sampler.close()
 
@@ -105,7 +116,11 @@ class Player:
         await self._stream.close()
         tasks = self.source.eval_tasks(self.config.eval_episodes)
         episodes = [Episode(task, f"0/{n}", 0, self.config.seed, phase=phase) for n, task in enumerate(tasks)]
-        return await self._sampler.run(episodes, on_episode=on_episode)
+        return await self._scored(await self._sampler.run(episodes, on_episode=on_episode))
+
+    async def _scored(self, played: list[Trajectory]) -> list[Trajectory]:
+        """With the rewards of a function that scores episodes together; the others have theirs already."""
+        return await self._rewards.score(played) if self._rewards.together else played
 
     def _make_loop(self, limits: Limits, *, greedy: bool = False) -> RolloutLoop:
         """What plays the episodes, in training, evaluation and probe alike."""

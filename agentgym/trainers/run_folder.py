@@ -21,7 +21,7 @@ from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.metrics import StepMetrics
 from agentgym.types import JSON
 
-__all__ = ["Checkpoint", "RunFolder"]
+__all__ = ["Checkpoint", "RunFolder", "free_run_folder", "read_settings", "save_model"]
 
 SERVERS = ("sglang.", "vllm.")
 """Beginnings of settings that say where the engine's servers are: they may be elsewhere when a run is resumed."""
@@ -73,11 +73,7 @@ class RunFolder:
     @classmethod
     def reopen(cls, path: Path, config: TrainConfig) -> tuple[RunFolder, Checkpoint | None]:
         """A run to go on with and its newest checkpoint; refuses a configuration that differs in more than length."""
-        if not (path / "config.yaml").is_file():
-            raise RunFolderError(f"{str(path)!r} holds no run to resume: it has no config.yaml")
-        settings = yaml.safe_load((path / "config.yaml").read_text())
-        if not isinstance(settings, dict) or "algo" not in settings:
-            raise RunFolderError(f"{str(path)!r} holds no training run: its config.yaml is that of another command")
+        settings = read_settings(path)
         stored, given = _flat(settings), _flat(json.loads(json.dumps(asdict(config))))
         free = {"steps", "max_minutes", "checkpoint_every", "eval_episodes"}
         names = [*given, *(name for name in stored if name not in given)]
@@ -104,6 +100,14 @@ class RunFolder:
         lines = self.metrics_path.read_text().splitlines() if self.metrics_path.exists() else []
         return float(json.loads(lines[-1])["elapsed_s"]) if lines else 0.0
 
+    def metrics(self) -> list[dict[str, JSON]]:
+        """The lines of `metrics.jsonl`."""
+        return (
+            [json.loads(line) for line in self.metrics_path.read_text().splitlines()]
+            if self.metrics_path.exists()
+            else []
+        )
+
     def write_metrics(self, metrics: StepMetrics) -> None:
         """Appends one step's line."""
         with self.guarded(), open(self.metrics_path, "a") as file:
@@ -126,10 +130,7 @@ class RunFolder:
         with self.guarded():
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
-            save_decoder(model, part)
-            for pattern in TOKENIZER_FILES:
-                for file in tokenizer.glob(pattern):
-                    shutil.copyfile(file, part / file.name)
+            save_model(model, part, tokenizer)
             torch.save(dict(learner), part / "learner.pt")
             state = {"step": step, "policy_version": step, **({"tasks": tasks} if tasks else {})}
             (part / "state.json").write_text(json.dumps(state, default=dict) + "\n")
@@ -162,6 +163,33 @@ class RunFolder:
                 except ValueError:
                     break  # the torn last line of a killed run
             self.metrics_path.write_text("".join(line + "\n" for line in kept))
+
+
+def save_model(model: Decoder, folder: Path, tokenizer: Path) -> Path:
+    """Writes the model, with the tokenizer of the folder `tokenizer`, as `transformers` and agentgym load it."""
+    save_decoder(model, folder)
+    for pattern in TOKENIZER_FILES:
+        for file in tokenizer.glob(pattern):
+            shutil.copyfile(file, folder / file.name)
+    return folder
+
+
+def free_run_folder(config: TrainConfig) -> Path:
+    """A new folder under `runs/`, named after the environment, the algo and the seed."""
+    stem = config.env.rpartition(":")[2].rpartition("/")[2]
+    name = f"{stem}-{config.algo}-seed{config.seed}"
+    return next(path for n in range(1, 10_000) if not (path := Path("runs", f"{name}-{n}")).exists())
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The configuration of the run in a folder; raises RunFolderError where there is none."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise RunFolderError(f"{str(folder)!r} holds no run: it has no config.yaml")
+    settings = yaml.safe_load(path.read_text())
+    if not isinstance(settings, dict) or "algo" not in settings:
+        raise RunFolderError(f"{str(folder)!r} holds no training run: its config.yaml is that of another command")
+    return settings
 
 
 def _flat(settings: Mapping[str, Any], where: str = "") -> dict[str, Any]:

@@ -11,48 +11,38 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Protocol, cast
 
 from agentgym.chat_templates import renderer_for
 from agentgym.embedded import embedded_folder
 from agentgym.engines.hf import HfEngine
 from agentgym.engines.hf_checkpoint import load_decoder
 from agentgym.engines.protocol import WeightSync
-from agentgym.envs.resolve import resolve_env
+from agentgym.envs.text_env import TextEnv
+from agentgym.rewards import RewardFunction, open_rewards
+from agentgym.rollout.event_loop import run_async
 from agentgym.rollout.record import EpisodeWriter, read_episodes
 from agentgym.trainers.batch import build_batch
 from agentgym.trainers.collapse import signs_of_collapse
-from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.credits import GroupCredit, needs_input
 from agentgym.trainers.critic import CriticStats
 from agentgym.trainers.engine import open_engine, weights_for
 from agentgym.trainers.learner import Learner, StepStats
 from agentgym.trainers.metrics import EvalScore, RolloutSummary, StepMetrics, score
 from agentgym.trainers.mismatch import MismatchFound
+from agentgym.trainers.observer import Observer, Unobserved
 from agentgym.trainers.parity import ParityGate
 from agentgym.trainers.player import Player
-from agentgym.trainers.run_folder import Checkpoint, RunFolder
+from agentgym.trainers.run_folder import Checkpoint, RunFolder, free_run_folder, read_settings, save_model
+from agentgym.trainers.run_tasks import open_tasks
 from agentgym.trainers.step_credit import credit_step
-from agentgym.trainers.tasks import StepGroups, env_choices, make_source
+from agentgym.trainers.tasks import StepGroups
 from agentgym.trajectory import Group, Trajectory
 from agentgym.types import JSON
 
 __all__ = ["Observer", "TrainResult", "Trainer"]
 
 logger = logging.getLogger(__name__)
-
-
-class Observer(Protocol):
-    """Sees a run as it goes; the command line draws it."""
-
-    def on_phase(self, name: str, episodes: int) -> None:
-        """A stage of `episodes` episodes begins: `compile` (of none), `eval_before`, `train` or `eval_after`."""
-
-    def on_episode(self, trajectory: Trajectory) -> None:
-        """An episode of an evaluation is finished."""
-
-    def on_step(self, metrics: StepMetrics) -> None:
-        """An optimizer step is done and recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,19 +61,33 @@ class TrainResult:
 
 
 class Trainer:
-    """One run in one process. `run` plays and learns until the steps are done; a second call does nothing new."""
+    """One run in one process, from its configuration to its checkpoints: `Trainer(config).fit()`.
 
-    def __init__(self, config: TrainConfig, folder: Path, observer: Observer, *, resume: bool = False) -> None:
-        self.observer = observer
-        self.env_kwargs = cast(Mapping[str, JSON], config.env_kwargs)
-        for choice in env_choices(config.practice, config.env, self.env_kwargs):
-            resolve_env(choice.env, choice.kwargs)  # an unknown environment ends here, before anything is written
-        self.source = make_source(
-            config.practice, config.env, self.env_kwargs, run_seed=config.seed, tasks_per_step=config.tasks
-        )
+    `output` is the run's folder, by default a new one under `runs/`. `env`, an environment's class or name, and
+    `reward`, a function, stand in the place of the configuration's; a run with a reward function of a notebook is
+    resumed with the same function given again.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        output: str | Path | None = None,
+        observer: Observer | None = None,
+        *,
+        env: type[TextEnv] | str | None = None,
+        reward: RewardFunction | None = None,
+        resume: bool = False,
+    ) -> None:
+        if env is not None:
+            name = env if isinstance(env, str) else f"{env.__module__}:{env.__qualname__}"
+            config = replace(config, env=name)
+        self.observer = observer or Unobserved()
+        self.reward = reward
+        folder = free_run_folder(config) if output is None else Path(output)
         self.model_folder = embedded_folder() if config.model == "embedded" else Path(config.model)
         self.renderer = renderer_for(self.model_folder, config.family)
         self.config = config = replace(config.resolved, family=self.renderer.reply_format.name)
+        self.source = open_tasks(config, self.renderer)  # what does not exist ends here, before anything is written
         self.checkpoint: Checkpoint | None = None
         source = self.model_folder
         if resume:
@@ -99,9 +103,38 @@ class Trainer:
         self._history: list[StepMetrics] = []
         self._named: set[str] = set()
 
-    def run(self) -> TrainResult:
-        """Trains; Ctrl-C ends it after the current operation, with a checkpoint of the last whole step."""
-        return asyncio.run(self._run())
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        observer: Observer | None = None,
+        *,
+        reward: RewardFunction | None = None,
+        **changes: object,
+    ) -> Trainer:
+        """The run in a folder, to go on from its newest checkpoint: `Trainer.load("runs/x", steps=80).fit()`.
+
+        `changes` are settings that a resumed run may have otherwise: steps, max_minutes, checkpoint_every,
+        eval_episodes. Raises RunFolderError for a folder without a run, ConfigError for other changes.
+        """
+        settings = read_settings(Path(folder))
+        return cls(
+            config_from_mapping(TrainConfig, {**settings, **changes}), folder, observer, reward=reward, resume=True
+        )
+
+    @property
+    def metrics(self) -> list[dict[str, JSON]]:
+        """What `metrics.jsonl` says of each step so far, resumed ones included: `pandas.DataFrame(trainer.metrics)`."""
+        return self.folder.metrics()
+
+    def fit(self) -> TrainResult:
+        """Plays and learns until the steps are done; a second call does nothing new. Ctrl-C ends it after the current
+        operation, with a checkpoint of the last whole step."""
+        return run_async(self._run())
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes the model as it is now, with its tokenizer, as `transformers` and agentgym load it."""
+        return save_model(self.model, Path(folder), self.model_folder)
 
     async def _run(self) -> TrainResult:
         async with AsyncExitStack() as stack:
@@ -135,7 +168,8 @@ class Trainer:
         logs = self.folder.path / "servers"
         self.engine = await open_engine(config, self.model, self.model_folder, version=self.step, log_folder=logs)
         stack.push_async_callback(self.engine.close)
-        self.player = Player(config, self.engine, self.renderer, self.source)
+        rewards = await stack.enter_async_context(open_rewards(config.reward, self.reward))
+        self.player = Player(config, self.engine, self.renderer, self.source, rewards)
         await self.player.open(stack, self._on_served, first_order=self._first_order())
         self.learner = self._make_learner()
         stack.callback(self.learner.close)

@@ -1,6 +1,6 @@
 """What a run practises: where its tasks come from, which of them a step plays, and which groups it learns from."""
 
-from agentgym.trainers.tasks.choice import EnvChoice, env_choices, make_source
+from agentgym.trainers.tasks.choice import EnvChoice, env_choices, fixed_source, make_source
 from agentgym.trainers.tasks.curriculum import CURRICULA, CurriculumTasks
 from agentgym.trainers.tasks.filtering import StepGroups
 from agentgym.trainers.tasks.fixed import FixedTasks
@@ -24,5 +24,6 @@ __all__ = [
     "StepGroups",
     "TaskSource",
     "env_choices",
+    "fixed_source",
     "make_source",
 ]
