@@ -123,7 +123,7 @@ class TrainConfig:
         """Whether nothing is left to the algo."""
         learner = self.learner
         left = (self.aggregation, self.advantage.name, self.advantage.settings, learner.loss, learner.loss_settings)
-        return None not in (*left, learner.critic.trunk)
+        return None not in (*left, learner.critic.trunk, self.practice.filter)
 
     @property
     def resolved(self) -> TrainConfig:
@@ -143,7 +143,8 @@ class TrainConfig:
             takes_values = needs_input(advantage.name or "", "values_BT")
             learner = replace(learner, critic=replace(learner.critic, trunk="own" if takes_values else "none"))
         aggregation = self.aggregation or preset.aggregation
-        return replace(self, advantage=advantage, learner=learner, aggregation=aggregation)
+        practice = replace(self.practice, filter=self.practice.filter or preset.filter)
+        return replace(self, advantage=advantage, learner=learner, aggregation=aggregation, practice=practice)
 
     @property
     def estimator(self) -> str:

@@ -72,7 +72,7 @@ class Player:
                 return await self._stream.take(num_groups, before)
             return await self._play(self._orders(step, range(len(before), len(before) + num_groups)), before)
 
-        played = await fill_step(play, config.tasks, practice.filter, practice.max_refills)
+        played = await fill_step(play, config.tasks, practice.filter or "off", practice.max_refills)
         if len(played.kept) < config.tasks and not self._told_lack:
             self._told_lack = True
             logger.warning(

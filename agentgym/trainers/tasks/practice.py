@@ -98,9 +98,9 @@ class PracticeConfig:
     """Several environments with their weights, such as TextGame-v0=2 GuessNumber-v0=1 (`--mix` for short). In YAML, a
     weight may be a mapping of `weight`, `kwargs`, `levels` (its own curriculum.values, [] for none) and `env` (where
     the name is one of your own)."""
-    filter: Literal["off", "reward", "success"] = "off"
+    filter: Literal["off", "reward", "success"] | None = None
     """Which groups are left out and replaced by further ones: those whose rewards are all equal, or whose episodes all
-    succeeded or all failed (dynamic sampling of DAPO)."""
+    succeeded or all failed (dynamic sampling of DAPO); None is that of the algo."""
     max_refills: int = 8
     """Rounds of further groups in a step, with `filter`; after them it goes on with the groups that there are."""
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
