@@ -66,7 +66,8 @@ def _keywords(
     """A mapping is given as NAME=VALUE pairs; its names are keywords, unless its values are said to be weights."""
     if get_origin(info.type) is not Mapping:
         return None
-    read = _read_weights if float in get_args(get_args(info.type)[1]) else read_keywords
+    values = get_args(get_args(info.type)[1])
+    read = _read_weights if float in values and str not in values else read_keywords
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs="*",
         metavar="[NAME=VALUE ...]",

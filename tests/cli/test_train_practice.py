@@ -60,6 +60,14 @@ def test_without_any_of_it_a_dry_run_says_nothing_of_it(capsys: pytest.CaptureFi
     assert not any(word in shown for word in ("environments", "levels of", "replayed", "most episodes"))
 
 
+def test_dapo_leaves_out_groups_of_equal_rewards_unless_it_is_told_otherwise(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for given, wanted in ((["dapo"], "reward"), (["dapo", "--practice.filter", "off"], "off"), (["grpo"], "off")):
+        assert main(["train", "--env", "TextGame-v0", "--print-config", "--algo", *given]) == 0
+        assert yaml.safe_load(capsys.readouterr().out)["practice"]["filter"] == wanted
+
+
 @pytest.mark.parametrize(
     ("args", "told"),
     [
