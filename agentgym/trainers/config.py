@@ -19,6 +19,7 @@ from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.rollout.sampler import SamplerConfig
 from agentgym.rollout.serve_http import ServeConfig
 from agentgym.trainers.aggregation import AGGREGATIONS
+from agentgym.trainers.collapse import CollapseConfig
 from agentgym.trainers.credits import check_estimator, needs_groups, needs_input
 from agentgym.trainers.learner_config import LearnerConfig
 from agentgym.trainers.optimizer import OptimizerConfig
@@ -95,6 +96,7 @@ class TrainConfig:
     """Rows of files as tasks, in place of the environment's own."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     """Where the reward of an episode comes from, in place of the environment."""
+    collapse: CollapseConfig = field(default_factory=CollapseConfig)
     over_dispatch: int = 0
     """Tasks in flight beyond those of a step. Above 0, a step takes the groups that are complete first, and the
     others go on under the new weights (partial rollouts); which those are depends on the clock."""
@@ -274,5 +276,7 @@ def _checked(hint: object, value: object, name: str) -> object:
 def _told(kind: object) -> str:
     if get_origin(kind) is Literal:
         return " or ".join(repr(one) for one in get_args(kind))
+    if get_origin(kind) is tuple:
+        return "a list"
     words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", NoneType: "null"}
     return next((word for one, word in words.items() if one is kind), "a mapping of names to values")

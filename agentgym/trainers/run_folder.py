@@ -23,8 +23,8 @@ from agentgym.types import JSON
 
 __all__ = ["Checkpoint", "RunFolder", "free_run_folder", "read_settings", "save_model"]
 
-SERVERS = ("sglang.", "vllm.")
-"""Beginnings of settings that say where the engine's servers are: they may be elsewhere when a run is resumed."""
+FREE = ("sglang.", "vllm.", "collapse.")
+"""Beginnings of settings that may differ when a run is resumed: where its servers are, and what ends it."""
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "generation_config.json", "*.jinja")
 
 
@@ -78,7 +78,7 @@ class RunFolder:
         free = {"steps", "max_minutes", "checkpoint_every", "eval_episodes"}
         names = [*given, *(name for name in stored if name not in given)]
         changed = [name for name in names if name not in free and stored.get(name) != given.get(name)]
-        changed = [name for name in changed if not name.startswith(SERVERS)]
+        changed = [name for name in changed if not name.startswith(FREE)]
         if changed:
             told = "; ".join(f"{name}: {stored.get(name)!r} there, {given.get(name)!r} here" for name in changed)
             raise RunFolderError(f"the run in {str(path)!r} has other settings ({told}); resume with the same ones")
@@ -95,18 +95,10 @@ class RunFolder:
             with suppress(OSError):  # there are logs in it
                 self.path.rmdir()
 
-    def elapsed_s(self) -> float:
-        """Training time up to the last step that is recorded."""
+    def steps(self) -> list[dict[str, JSON]]:
+        """What is recorded of each step."""
         lines = self.metrics_path.read_text().splitlines() if self.metrics_path.exists() else []
-        return float(json.loads(lines[-1])["elapsed_s"]) if lines else 0.0
-
-    def metrics(self) -> list[dict[str, JSON]]:
-        """The lines of `metrics.jsonl`."""
-        return (
-            [json.loads(line) for line in self.metrics_path.read_text().splitlines()]
-            if self.metrics_path.exists()
-            else []
-        )
+        return [json.loads(line) for line in lines]
 
     def write_metrics(self, metrics: StepMetrics) -> None:
         """Appends one step's line."""

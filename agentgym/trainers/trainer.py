@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
+from typing import cast
 
 from agentgym.chat_templates import renderer_for
 from agentgym.embedded import embedded_folder
@@ -18,15 +19,16 @@ from agentgym.engines.hf import HfEngine
 from agentgym.engines.hf_checkpoint import load_decoder
 from agentgym.engines.protocol import WeightSync
 from agentgym.envs.text_env import TextEnv
+from agentgym.errors import TrainingHalted
 from agentgym.rewards import RewardFunction, open_rewards
 from agentgym.rollout.event_loop import run_async
 from agentgym.rollout.record import EpisodeWriter, read_episodes
 from agentgym.trainers.batch import build_batch
-from agentgym.trainers.collapse import signs_of_collapse
 from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.credits import GroupCredit, needs_input
 from agentgym.trainers.critic import CriticStats
 from agentgym.trainers.engine import open_engine, weights_for
+from agentgym.trainers.halt import HaltedStep, NotFinite, check_finite
 from agentgym.trainers.learner import Learner, StepStats
 from agentgym.trainers.metrics import EvalScore, RolloutSummary, StepMetrics, score
 from agentgym.trainers.mismatch import MismatchFound
@@ -37,6 +39,7 @@ from agentgym.trainers.run_folder import Checkpoint, RunFolder, free_run_folder,
 from agentgym.trainers.run_tasks import open_tasks
 from agentgym.trainers.step_credit import credit_step
 from agentgym.trainers.tasks import StepGroups
+from agentgym.trainers.watch import CollapseWatch
 from agentgym.trajectory import Group, Trajectory
 from agentgym.types import JSON
 
@@ -99,9 +102,9 @@ class Trainer:
         self.step = self.checkpoint.step if self.checkpoint else 0
         if self.checkpoint:
             self.source.load(self.checkpoint.tasks)
-        self.train_s = self.folder.elapsed_s() if resume else 0.0
-        self._history: list[StepMetrics] = []
-        self._named: set[str] = set()
+        recorded = self.folder.steps() if resume else []
+        self.train_s = float(cast(float, recorded[-1]["elapsed_s"])) if recorded else 0.0
+        self.watch = CollapseWatch(config.collapse, recorded)
 
     @classmethod
     def load(
@@ -125,7 +128,7 @@ class Trainer:
     @property
     def metrics(self) -> list[dict[str, JSON]]:
         """What `metrics.jsonl` says of each step so far, resumed ones included: `pandas.DataFrame(trainer.metrics)`."""
-        return self.folder.metrics()
+        return self.folder.steps()
 
     def fit(self) -> TrainResult:
         """Plays and learns until the steps are done; a second call does nothing new. Ctrl-C ends it after the current
@@ -206,7 +209,7 @@ class Trainer:
         config = self.config
         self.observer.on_phase("train", config.episodes_per_step)
         limit_s = self.train_s + config.max_minutes * 60 if config.max_minutes else float("inf")
-        while self.step < config.steps and self.train_s < limit_s:
+        while self.step < config.steps and self.train_s < limit_s and not self.watch.finished:
             await self._train_step()
             if self.step % config.checkpoint_every == 0:
                 self._save()
@@ -242,13 +245,12 @@ class Trainer:
             elapsed_s=self.train_s,
             practice={**step_groups.metrics(), **self.source.metrics()},
         )
+        metrics = self.watch.see(metrics)
         self.folder.write_metrics(metrics)
         self.observer.on_step(metrics)
-        self._history.append(metrics)
-        for sign in signs_of_collapse(self._history):
-            if sign not in self._named:
-                self._named.add(sign)
-                logger.warning("step %d: %s", self.step, sign)
+        if halt := self.watch.halt:
+            self._save()
+            raise halt
         await self.gate.check(self.step, self.step)
 
     async def _play_groups(self) -> StepGroups:
@@ -293,16 +295,37 @@ class Trainer:
         stats = critic = None
         await self.engine.pause()
         if batch.num_rows:
+            step = HaltedStep(step=self.step + 1, groups=groups, credits=advantages, batch=batch)
+            num_steps = self.learner.num_steps
             try:  # the event loop has nothing else to do meanwhile
                 if self.step >= config.learner.critic.warmup_steps:
                     stats = self.learner.update(batch, version=self.step, max_mismatch=self.gate.bound)
+                    check_finite(self.learner.logprobs(batch.select([0])))
                 critic = self.learner.update_critic(batch)
-            except MismatchFound as found:
-                await self.engine.resume()
-                await self.gate.refuse(found, self.step, batch)
+            except TrainingHalted as halted:
+                await self._keep(step, halted, is_whole=self.learner.num_steps == num_steps)
         sync = await self._publish(self.step + 1)
         await self.engine.resume()
         return stats, critic, sync
+
+    async def _keep(self, step: HaltedStep, halted: TrainingHalted, *, is_whole: bool) -> None:
+        """Keeps a step that was halted, and a checkpoint of the one before where the weights are still those; returns
+        where the run goes on without what is left of the step."""
+        told = f"{halted}. The step's episodes and its batch are in {step.save(self.folder.path)}"
+        if is_whole and self.step:
+            self._save()
+        if isinstance(halted, MismatchFound):
+            logger.warning("%s", told)
+            await self.engine.resume()
+            await self.gate.refuse(halted, self.step, step.batch)
+        if not is_whole:  # an optimizer step of this one was made, and may have destroyed the weights
+            try:
+                check_finite(self.learner.logprobs(step.batch.select([0])))
+            except NotFinite as lost:
+                raise NotFinite(f"{lost}. First seen as: {told}" if lost.args != halted.args else told) from halted
+        if "nan" in self.config.collapse.stop_on:
+            raise NotFinite(f"{told}. Without nan in collapse.stop_on, such a step is left out") from halted
+        self.watch.found("nan", f"{told}; the step is left out")
 
     async def _publish(self, version: int | None = None) -> WeightSync:
         """Sends the weights as they are to the engine; under their present number unless there is a new one."""
