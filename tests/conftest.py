@@ -267,6 +267,6 @@ def train() -> Callable[..., tuple[TrainResult, Watcher]]:
 
     def run(config: TrainConfig, folder: Path, *, resume: bool = False) -> tuple[TrainResult, Watcher]:
         watcher = Watcher()
-        return Trainer(config, folder, watcher, resume=resume).run(), watcher
+        return Trainer(config, folder, watcher, resume=resume).fit(), watcher
 
     return run

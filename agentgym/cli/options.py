@@ -7,14 +7,15 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import TypeVar, cast, get_origin
+from types import NoneType, UnionType
+from typing import TypeVar, Union, cast, get_args, get_origin
 
 import tyro
 
 from agentgym.errors import ConfigError, UnknownName, nearest
 from agentgym.types import JSON
 
-__all__ = ["env_as_argument", "env_as_option", "parse_options", "read_keywords"]
+__all__ = ["env_as_argument", "env_as_option", "mix_as_options", "parse_options", "read_keywords"]
 
 T = TypeVar("T")
 OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w.-]*")
@@ -62,22 +63,41 @@ REGISTRY = tyro.constructors.ConstructorRegistry()
 @REGISTRY.primitive_rule
 def _keywords(
     info: tyro.constructors.PrimitiveTypeInfo,
-) -> tyro.constructors.PrimitiveConstructorSpec[Mapping[str, JSON]] | None:
-    """A mapping is given as NAME=VALUE pairs."""
-    if get_origin(info.type) is not Mapping:
+) -> tyro.constructors.PrimitiveConstructorSpec[Mapping[str, JSON] | None] | None:
+    """A mapping, or a mapping or None, is given as NAME=VALUE pairs; its names are keywords, unless its values are said
+    to be weights."""
+    is_union = get_origin(info.type) in (Union, UnionType)
+    kinds = [kind for kind in get_args(info.type) if kind is not NoneType] if is_union else [info.type]
+    if [get_origin(kind) for kind in kinds] != [Mapping]:
         return None
+    values = get_args(get_args(kinds[0])[1])
+    read = _read_weights if float in values and str not in values else read_keywords
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs="*",
         metavar="[NAME=VALUE ...]",
-        instance_from_str=lambda pairs: read_keywords(pairs),
-        is_instance=lambda value: isinstance(value, Mapping),
-        str_from_instance=lambda value: [f"{key}={json.dumps(item)}" for key, item in value.items()],
+        instance_from_str=lambda pairs: read(pairs),
+        is_instance=lambda value: isinstance(value, Mapping) or (is_union and value is None),
+        str_from_instance=lambda value: [f"{key}={json.dumps(item)}" for key, item in (value or {}).items()],
     )
 
 
 def env_as_option(args: Sequence[str]) -> list[str]:
     """`eval ID --seed 1` read as `eval --env ID --seed 1`: whoever has just played an environment writes it so."""
     return ["--env", *args] if args and not args[0].startswith("-") else list(args)
+
+
+def mix_as_options(args: Sequence[str]) -> list[str]:
+    """`--mix A=2 B=1` read as `--env A --practice.mix A=2 B=1`: the first environment of a mix names the run."""
+    words = [f"--practice.mix{arg[5:]}" if arg.partition("=")[0] == "--mix" else arg for arg in args]
+    index = next((n for n, word in enumerate(words) if word.partition("=")[0] == "--practice.mix"), None)
+    if index is None or any(word.partition("=")[0] == "--env" for word in words):
+        return words
+    _, equals, first = words[index].partition("=")
+    first = first if equals else next(iter(words[index + 1 :]), "")
+    name, _, weight = first.partition("=")
+    entry = _value(weight)
+    env = entry.get("env", name) if isinstance(entry, Mapping) else name
+    return ["--env", str(env), *words] if name else words
 
 
 def env_as_argument(args: Sequence[str]) -> list[str]:
@@ -98,6 +118,17 @@ def read_keywords(pairs: Sequence[str]) -> dict[str, JSON]:
             raise ConfigError(f"NAME=VALUE was wanted, such as level=2, got {pair!r}")
         keywords[name] = _value(value)
     return keywords
+
+
+def _read_weights(pairs: Sequence[str]) -> dict[str, JSON]:
+    """`("TextGame-v0=2", "lock.py:Lock=1")` as weights by name."""
+    weights: dict[str, JSON] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name or name in weights:
+            raise ConfigError(f"different names with weights were wanted, such as TextGame-v0=2, got {pair!r}")
+        weights[name] = _value(value)
+    return weights
 
 
 def _value(text: str) -> JSON:

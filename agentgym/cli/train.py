@@ -15,7 +15,7 @@ import yaml
 
 from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.cli.environment import load_env
-from agentgym.cli.options import env_as_option, parse_options
+from agentgym.cli.options import env_as_option, mix_as_options, parse_options
 from agentgym.cli.terminal import fail, say, show_json, show_table
 from agentgym.cli.training_display import TrainingDisplay
 from agentgym.errors import AgentGymError, ConfigError
@@ -23,6 +23,9 @@ from agentgym.evaluation.intervals import success_interval
 from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.metrics import EvalScore
 from agentgym.trainers.plan import describe_plan
+from agentgym.trainers.run_folder import free_run_folder
+from agentgym.trainers.tasks import EnvChoice, env_choices
+from agentgym.trainers.tasks.mix import read_mix
 from agentgym.trainers.trainer import Trainer, TrainResult
 from agentgym.types import JSON
 from agentgym.viewer import TokenText, read_run, write_curve, write_report
@@ -53,9 +56,12 @@ class TrainOptions:
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym train ...`."""
-    options = parse_options(TrainOptions, env_as_option(args), prog="agentgym train", default=_defaults(args))
+    args = mix_as_options(env_as_option(args))
+    options = parse_options(TrainOptions, args, prog="agentgym train", default=_defaults(args))
     config = options.run
-    load_env(config.env, cast(Mapping[str, JSON], config.env_kwargs)).close()
+    for choice in _environments(config):
+        for kwargs in choice.variants:
+            load_env(choice.env, kwargs).close()
     for name, given in (("sglang", config.sglang), ("vllm", config.vllm)):
         if given != type(given)() and config.engine != name:
             logger.warning("settings of %s are given, and the engine is %s: add --engine %s", name, config.engine, name)
@@ -68,7 +74,7 @@ def main(args: Sequence[str]) -> int:
     with TrainingDisplay(config, folder) as display:
         trainer = Trainer(config, folder, display, resume=options.resume)
         try:
-            result = trainer.run()
+            result = trainer.fit()
         except AgentGymError as error:
             _say_what_is_left(folder, str(error))
             raise
@@ -90,8 +96,15 @@ def _defaults(args: Sequence[str]) -> TrainOptions | None:
         raise ConfigError(f"{str(path)!r} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(given, dict):
         raise ConfigError(f"{str(path)!r} holds no settings: it must be a mapping of names to values")
-    run = config_from_mapping(TrainConfig, {"env": "", **given})
-    return TrainOptions(run=run if "env" in given else replace(run, env=tyro.MISSING), config=path)
+    mixed = _mixed_envs(given.get("practice"))
+    run = config_from_mapping(TrainConfig, {"env": next(iter(mixed), ""), **given})
+    return TrainOptions(run=run if mixed or "env" in given else replace(run, env=tyro.MISSING), config=path)
+
+
+def _mixed_envs(practice: object) -> list[str]:
+    """The environments of a file's mix; none where what is there is no mix, which is told where settings are read."""
+    mix = practice.get("mix") if isinstance(practice, dict) else None
+    return [entry.env for entry in read_mix(mix).values()] if isinstance(mix, dict) else []
 
 
 def _output(options: TrainOptions, config: TrainConfig) -> Path:
@@ -99,10 +112,7 @@ def _output(options: TrainOptions, config: TrainConfig) -> Path:
         return options.output
     if options.resume:
         raise ConfigError("--resume goes on in a run's folder: name it with --output")
-    stem = config.env.rpartition(":")[2].rpartition("/")[2]
-    name = f"{stem}-{config.algo.rpartition(':')[2]}-seed{config.seed}"
-    number = next(n for n in range(1, 10_000) if not Path("runs", f"{name}-{n}").exists())
-    return Path("runs", f"{name}-{number}")
+    return free_run_folder(config)
 
 
 def _dry_run(config: TrainConfig, *, as_json: bool) -> int:
@@ -122,8 +132,8 @@ def _finish(config: TrainConfig, result: TrainResult, *, as_json: bool) -> int:
         write_curve(data.metrics, folder / "curve.png", data.evaluations)
         text = TokenText(ChatTokenizer.load(result.checkpoint).backend)
         files["report"] = str(write_report(folder, decode_token=text, special_ids=text.special_ids))
-    scored = [_score_row("before", result.before), _score_row("after", result.after)]
-    if rows := [row for row in scored if row]:
+    scored = [("before", result.before), ("after", result.after)]
+    if rows := [row for name, score in scored for row in _score_rows(name, score)]:
         show_table(["held-out", "success", "95% interval", "reward", "episodes"], rows)
     peak = f"peak memory {result.peak_memory_mb:,.0f} MB"
     say(f"{result.steps} steps in {result.train_s / 60:.1f} minutes of training, {peak}")
@@ -132,10 +142,8 @@ def _finish(config: TrainConfig, result: TrainResult, *, as_json: bool) -> int:
     if result.interrupted:
         fail(f"interrupted after step {result.steps}; the same command with --resume --output {folder} goes on")
     else:
-        say(
-            f"try next: agentgym view {folder}   agentgym verify {folder}   agentgym eval --env {config.env} "
-            f"{_keywords(config)}--policy {result.checkpoint}"
-        )
+        evals = _eval_commands(config, result.checkpoint)
+        say(f"try next: {'   '.join([f'agentgym view {folder}', f'agentgym verify {folder}', *evals])}")
     if as_json:
         show_json(_as_json(result, files))
     return 130 if result.interrupted else 0
@@ -151,15 +159,44 @@ def _say_what_is_left(folder: Path, error: str) -> None:
         )
 
 
-def _keywords(config: TrainConfig) -> str:
-    """The environment's keywords, as they are given on the command line."""
-    pairs = [shlex.quote(f"{name}={json.dumps(value, default=dict)}") for name, value in config.env_kwargs.items()]
+def _environments(config: TrainConfig) -> list[EnvChoice]:
+    return env_choices(config.practice, config.env, cast(Mapping[str, JSON], config.env_kwargs))
+
+
+def _eval_commands(config: TrainConfig, checkpoint: Path | None) -> list[str]:
+    """What evaluates the checkpoint as the run was evaluated, as far as an option can say it."""
+    reward = f"--reward.function {shlex.quote(config.reward.function)} " if config.reward.function else ""
+    if config.data.given:
+        held_out, train = shlex.join(config.data.eval_files), shlex.join(config.data.train_files)
+        data = f"--data.eval {held_out}" if held_out else f"--data.train {train}"
+        data += f" --data.eval-fraction {config.data.eval_fraction:g}" if config.data.eval_fraction else ""
+        env = "" if config.env == "Prompt-v0" else f"--env {config.env} "
+        return (
+            [f"agentgym eval {env}{data} {reward}--policy {checkpoint}"]
+            if held_out or config.data.eval_fraction
+            else []
+        )
+    return [
+        f"agentgym eval --env {choice.env} {_keywords(choice.kwargs)}{reward}--policy {checkpoint}"
+        for choice in _environments(config)
+    ]
+
+
+def _keywords(given: Mapping[str, JSON]) -> str:
+    """An environment's keywords, as they are given on the command line."""
+    pairs = [shlex.quote(f"{name}={json.dumps(value, default=dict)}") for name, value in given.items()]
     return f"--env-kwargs {' '.join(pairs)} " if pairs else ""
 
 
-def _score_row(name: str, score: EvalScore | None) -> list[str] | None:
+def _score_rows(name: str, score: EvalScore | None) -> list[list[str]]:
+    """The score's row, and one for each environment of a mix."""
     if score is None:
-        return None
+        return []
+    parts = [_score_row(f"{name} {env}", part) for env, part in score.by_env.items()]
+    return [_score_row(name, score), *parts]
+
+
+def _score_row(name: str, score: EvalScore) -> list[str]:
     num_won = round(score.success * score.episodes)
     won = [1.0] * num_won + [0.0] * (score.episodes - num_won)
     interval = success_interval(won, [str(index) for index in range(score.episodes)])
@@ -172,6 +209,11 @@ def _as_json(result: TrainResult, files: dict[str, str]) -> dict[str, JSON]:
         "steps": result.steps,
         "success_before": result.before.success if result.before else None,
         "success_after": result.after.success if result.after else None,
+        **{
+            f"success_{name}/{env}": part.success
+            for name, score in (("before", result.before), ("after", result.after))
+            for env, part in (score.by_env if score else {}).items()
+        },
         "train_s": round(result.train_s, 1),
         "peak_memory_mb": round(result.peak_memory_mb),
         "interrupted": result.interrupted,

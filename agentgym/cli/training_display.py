@@ -35,6 +35,7 @@ class TrainingDisplay:
 
     def __init__(self, config: TrainConfig, folder: Path) -> None:
         self._config, self._folder = config, folder
+        self._envs = " and ".join(config.practice.mix) or config.env
         self._columns = COLUMNS if config.engine == "hf" else (*COLUMNS, *SERVER_COLUMNS)
         self._rows: list[list[str]] = []
         self._phase, self._played, self._total, self._won = "", 0, 0, 0
@@ -56,7 +57,7 @@ class TrainingDisplay:
         self._phase, self._played, self._total, self._won = PHASES.get(name, name), 0, episodes, 0
         if not self._live:
             what = f"{self._config.steps} steps of {episodes}" if name == "train" else str(episodes)
-            say(f"{self._phase}: {what} episodes of {self._config.env}" if episodes else self._phase)
+            say(f"{self._phase}: {what} episodes of {self._envs}" if episodes else self._phase)
             if name == "train":
                 say("  ".join(self._columns))
         self._draw()
@@ -75,7 +76,7 @@ class TrainingDisplay:
         rollout, update = metrics.rollout, metrics.update
         numbers = [f"{update.loss:.4f}", f"{update.entropy:.3f}", f"{update.grad_norm:.2f}"] if update else ["-"] * 3
         row = [f"{metrics.step}/{self._config.steps}", f"{rollout.success:.3f}", f"{rollout.reward_mean:.3f}", *numbers]
-        row += [f"{rollout.dead_groups}/{self._config.tasks}", str(rollout.failed)]
+        row += [f"{rollout.dead_groups}/{rollout.groups}", str(rollout.failed)]
         row += [str(rollout.failed_calls)]
         sync = metrics.sync
         row += [f"{metrics.generate_s:.1f}", f"{metrics.update_s:.1f}"]
@@ -89,7 +90,7 @@ class TrainingDisplay:
     def _draw(self) -> None:
         if not self._live:
             return
-        title = f"{self._config.algo} on {self._config.env}, seed {self._config.seed}   {self._folder}"
+        title = f"{self._config.algo} on {self._envs}, seed {self._config.seed}   {self._folder}"
         table = Table(
             *self._columns, title=title, title_justify="left", caption=self._caption(), caption_justify="left"
         )

@@ -1,8 +1,8 @@
 """Tasks from files and Python generators: what is read, what is too long, what is held out, in which order it comes."""
 
-from agentgym.data.config import COLUMNS, DataConfig
+from agentgym.data.config import COLUMNS, DataConfig, env_of_data
 from agentgym.data.lengths import CountTokens
 from agentgym.data.loader import TaskLoader
 from agentgym.data.task_data import TaskData, open_data
 
-__all__ = ["COLUMNS", "CountTokens", "DataConfig", "TaskData", "TaskLoader", "open_data"]
+__all__ = ["COLUMNS", "CountTokens", "DataConfig", "TaskData", "TaskLoader", "env_of_data", "open_data"]

@@ -8,7 +8,7 @@ from typing import Literal
 
 from agentgym.errors import ConfigError, UnknownName, nearest
 
-__all__ = ["COLUMNS", "DataConfig"]
+__all__ = ["COLUMNS", "DataConfig", "env_of_data"]
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "prompt": ("prompt", "messages", "question"),
@@ -72,6 +72,11 @@ class DataConfig:
             raise ConfigError("eval_fraction holds tasks of train out, and train names none")
 
     @property
+    def given(self) -> bool:
+        """Whether any files are named."""
+        return bool(self.train or self.eval)
+
+    @property
     def train_files(self) -> tuple[str, ...]:
         """`train` as a tuple, however it was written."""
         return (self.train,) if isinstance(self.train, str) else tuple(self.train)
@@ -80,3 +85,13 @@ class DataConfig:
     def eval_files(self) -> tuple[str, ...]:
         """`eval` as a tuple, however it was written."""
         return (self.eval,) if isinstance(self.eval, str) else tuple(self.eval)
+
+
+def env_of_data(data: DataConfig) -> str:
+    """The environment of a run that names none; raises ConfigError where there is no data either."""
+    if not data.given:
+        raise ConfigError(
+            "missing --env: name an environment (`agentgym env list` shows them), or tasks from files with data.train"
+            " and data.eval, whose rows Prompt-v0 plays"
+        )
+    return "Prompt-v0"

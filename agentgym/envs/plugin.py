@@ -13,6 +13,7 @@ BUNDLED = {
     "GuessNumber-v0": "agentgym.envs.guess_number:GuessNumber",
     "WordLadder-v0": "agentgym.envs.word_ladder:WordLadder",
     "Prompt-v0": "agentgym.envs.prompt:Prompt",
+    "LongRoad-v0": "agentgym.envs.long_road:LongRoad",
 }
 """Environment id to where its class is; an id's version changes when its tasks or rewards do."""
 

@@ -3,42 +3,46 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
-import agentgym
 from agentgym.chat_templates.families import renderer_for
 from agentgym.chat_templates.protocol import Renderer
-from agentgym.engines.openai_config import ChatEndpointConfig, endpoint_url, is_url
+from agentgym.data import open_data
+from agentgym.engines.openai_config import is_url
 from agentgym.engines.protocol import Engine
 from agentgym.envs.policies import POLICIES
 from agentgym.envs.resolve import make_env
 from agentgym.envs.seeds import EVAL_SEED_START
 from agentgym.errors import ConfigError, RunFolderError, UnknownName, nearest
+from agentgym.evaluation.config import EvalConfig
 from agentgym.evaluation.endpoint import EndpointUse, endpoint_loop, endpoint_use, found_model
 from agentgym.evaluation.eval_folder import EvalFolder, free_folder, missing
 from agentgym.evaluation.model_folder import EMBEDDED, model_folder
 from agentgym.evaluation.policies import PolicyLoop, played_env
 from agentgym.evaluation.statistics import EvalSummary, summarize
+from agentgym.rewards import open_rewards
 from agentgym.rollout.episode import Episode
 from agentgym.rollout.episode_loop import EpisodeLoop
-from agentgym.rollout.history import CompactionConfig, History
 from agentgym.rollout.home import make_task_env
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.rollout.loop import RolloutLoop
 from agentgym.rollout.sampler import Sampler, SamplerConfig
 from agentgym.trajectory import Trajectory
-from agentgym.types import JSON, Task
+from agentgym.types import JSON, Message, Task
 
 __all__ = [
     "Driver",
     "EvalConfig",
     "EvalPlan",
     "EvalResult",
+    "config_tasks",
+    "count_prompt",
     "eval_episodes",
     "eval_tasks",
     "evaluate",
@@ -46,73 +50,13 @@ __all__ = [
     "run_evaluation",
 ]
 
+logger = logging.getLogger(__name__)
+
 Driver = Callable[[RolloutLoop], AbstractAsyncContextManager[RolloutLoop]]
 """Makes of a model's loop the one that plays instead, for as long as the evaluation runs."""
 HOST = re.compile(r"[\w.-]+:\d+(/|$)")
 POLICY_TURN_TOKENS = 1 << 16
 """A policy without a model says what it wants to say."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvalConfig:
-    """What is evaluated, on what. Equal settings give equal episodes, byte for byte, unless a chat endpoint plays."""
-
-    env: str
-    """An environment id, `package.module:Class` or `path/to/file.py:Class`."""
-    env_kwargs: Mapping[str, JSON] = field(default_factory=dict)
-    """Keywords of the environment's class."""
-    policy: str = EMBEDDED
-    """`embedded`, a model folder, the `http://HOST:PORT/v1` of a chat endpoint, or `oracle`, `cheat`, `random`:
-    policies that need no model."""
-    num_tasks: int = 50
-    """Held-out tasks: the first so many, whatever the seed."""
-    num_repeats: int = 1
-    """Episodes of each task."""
-    seed: int = 0
-    """Of the sampling; tasks do not depend on it."""
-    temperature: float = 1.0
-    """Of the sampling; 0 is greedy."""
-    max_turns: int = 200
-    """Replies in an episode; the environment's own limit is mostly lower."""
-    turn_tokens: int = 512
-    """Most ids in a reply of a model."""
-    tokenizer: str = EMBEDDED
-    """The model folder whose chat format records what a policy without a model says."""
-    family: str | None = None
-    """The chat format of the model, by a name of `agentgym tools families`; None goes by its chat template."""
-    history: History = "append"
-    """`append` keeps the conversation as it was sampled, old reasoning included: one row an episode. `rerender` shows
-    what the chat template makes of it (most drop old reasoning), with a row for each rewrite."""
-    compaction: CompactionConfig = field(default_factory=CompactionConfig)
-    concurrency: int = 64
-    """Episodes at once; plays no role for the result."""
-    device: str = "cpu"
-    """Where a model folder runs: `cpu`, `cuda`."""
-    endpoint: ChatEndpointConfig = field(default_factory=ChatEndpointConfig)
-    """How a chat endpoint is asked, where `policy` is one."""
-
-    def __post_init__(self) -> None:
-        for name in ("num_tasks", "num_repeats", "max_turns", "turn_tokens", "concurrency"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is at least 1, got {getattr(self, name)}")
-        SamplingConfig(temperature=self.temperature)
-        if self.compaction.at is not None and (self.policy in POLICIES or is_url(self.policy)):
-            raise ConfigError(f"{self.policy} is asked for no summary: leave compaction.at out, or evaluate a model")
-        if self.history != "append" and is_url(self.policy):
-            raise ConfigError("a chat endpoint renders the history itself, by its own template: leave history out")
-        if self.family is not None and is_url(self.policy):
-            raise ConfigError("a chat endpoint has its own chat format: leave family out")
-
-    def to_json(self) -> dict[str, JSON]:
-        """What decides the result, as `config.yaml` stores it; `concurrency` and `device` do not, nor does a key."""
-        names = "env env_kwargs policy num_tasks num_repeats seed temperature max_turns turn_tokens".split()
-        settings: dict[str, JSON] = {"kind": "eval", "agentgym": agentgym.__version__}
-        settings |= {name: getattr(self, name) for name in names}
-        if is_url(self.policy):
-            endpoint: dict[str, JSON] = {"model": self.endpoint.model, "text_marks": self.endpoint.text_marks}
-            return {**settings, "policy": endpoint_url(self.policy), "endpoint": endpoint}
-        settings["tokenizer"] = self.tokenizer if self.policy in POLICIES else self.policy
-        return {**settings, "family": self.family, "history": self.history, "compaction": asdict(self.compaction)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +112,7 @@ class EvalPlan:
     def __init__(self, config: EvalConfig, folder: EvalFolder) -> None:
         self.config = config
         self.folder = folder
-        tasks = eval_tasks(config.env, config.num_tasks, config.env_kwargs)
+        tasks = config_tasks(config)
         self.episodes = eval_episodes(tasks, config.num_repeats, run_seed=config.seed)
         self.to_play = missing(self.episodes, folder.kept)
 
@@ -196,6 +140,33 @@ class EvalPlan:
 def eval_tasks(env: str, num_tasks: int, env_kwargs: Mapping[str, JSON] | None = None) -> list[Task]:
     """The first `num_tasks` held-out tasks of an environment: always the same ones."""
     return [Task(env, EVAL_SEED_START + index, kwargs=dict(env_kwargs or {})) for index in range(num_tasks)]
+
+
+def config_tasks(config: EvalConfig) -> list[Task]:
+    """The held-out tasks of an evaluation: rows of its data where it names some, else the environment's own."""
+    if not config.data.given:
+        return eval_tasks(config.env, config.num_tasks, config.env_kwargs)
+    tokenizer = config.tokenizer if config.policy in POLICIES or is_url(config.policy) else config.policy
+    count = count_prompt(renderer_for(model_folder(tokenizer), config.family))
+    data = open_data(config.data, count, config.env)
+    for line in data.report:
+        logger.info("%s", line)
+    if not data.eval:
+        raise ConfigError(
+            "the data holds no tasks to evaluate on: name them with data.eval (--data.eval FILE), or hold some of"
+            " data.train out with data.eval_fraction"
+        )
+    return [with_keywords(task, config.env, config.env_kwargs) for task in data.eval[: config.num_tasks]]
+
+
+def with_keywords(task: Task, env: str, env_kwargs: Mapping[str, JSON]) -> Task:
+    """The task of a row with the keywords of the environment that they are for; one of another has none."""
+    return replace(task, kwargs=dict(env_kwargs)) if env_kwargs and task.env_id == env else task
+
+
+def count_prompt(renderer: Renderer) -> Callable[[Sequence[Message]], int]:
+    """Counts the ids of a prompt as the model is shown it."""
+    return lambda messages: len(renderer.render(messages, ()))
 
 
 def eval_episodes(
@@ -231,9 +202,17 @@ async def _play(
             if not isinstance(loop, RolloutLoop):
                 raise ConfigError(f"{config.policy} is a chat endpoint already: an agent can talk to it directly")
             loop = await stack.enter_async_context(driver(loop))
-        sampler = Sampler(loop, played_env(config.policy) if is_policy else make_task_env, settings)
+        rewards = await stack.enter_async_context(open_rewards(config.reward))
+        make = played_env(config.policy) if is_policy else make_task_env
+        sampler = Sampler(rewards.loop(loop), make, settings)
         stack.callback(sampler.close)
-        return await run_evaluation(sampler, episodes, on_episode)
+        if not rewards.together:
+            return await run_evaluation(sampler, episodes, on_episode)
+        scored = await rewards.score(await run_evaluation(sampler, episodes))
+        for trajectory in scored:
+            on_episode(trajectory)
+        sampler.check(scored)
+        return scored
 
 
 async def _loop(config: EvalConfig, num_episodes: int) -> EpisodeLoop:

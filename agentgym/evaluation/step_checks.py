@@ -26,6 +26,8 @@ class _Step:
     rewards: list[float] = field(default_factory=list)
     successes: list[bool] = field(default_factory=list)
     groups: dict[str, set[float]] = field(default_factory=dict)
+    credited: set[str] = field(default_factory=set)
+    """Groups that the step learned from."""
 
     def add(self, record: Record) -> None:
         spans = [span for row in record["rows"] for span in row["spans"]]
@@ -35,6 +37,8 @@ class _Step:
         if not Status(record["status"]).trainable:
             return
         rewards.add(record["reward"])
+        if record["advantages"] is not None:
+            self.credited.add(record["group"])
         self.rewards.append(record["reward"])
         self.successes.append(bool(record["success"]))
         self.num_truncated += record["status"] == Status.TRUNCATED
@@ -51,7 +55,8 @@ class _Step:
             "trained_tokens": self.num_trained_tokens,
             "success": sum(self.successes) / count,
             "reward_mean": math.fsum(self.rewards) / count,
-            "dead_groups": sum(len(rewards) < 2 for rewards in self.groups.values()),
+            "groups": len(self.groups),
+            "dead_groups": sum(len(rewards) < 2 or key not in self.credited for key, rewards in self.groups.items()),
         }
 
 

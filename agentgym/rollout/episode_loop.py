@@ -133,6 +133,8 @@ def env_error(error: EnvironmentFault, episode: Episode) -> Ending:
 def replay_info(episode: Episode) -> dict[str, JSON]:
     """What a person needs to see it happen again."""
     task = episode.task
+    if task.options:  # a command line cannot hold them
+        return {"replay": f"{task.env_id}: reset(seed={task.seed}, options=...) with the options of the task"}
     return {"replay": f"agentgym play {task.env_id} --seed {task.seed}"}
 
 

@@ -53,14 +53,21 @@ class _Batch:
     """The episodes of one call on their way to trajectories."""
 
     def __init__(
-        self, episodes: Sequence[Episode], num_groups: int | None, on_episode: Callable[[Trajectory], None] | None
+        self,
+        episodes: Sequence[Episode],
+        num_groups: int | None,
+        on_episode: Callable[[Trajectory], None] | None,
+        earlier: Sequence[Trajectory] = (),
     ) -> None:
         self.episodes = episodes
+        self.total = len(earlier) + len(episodes)
+        """Episodes of which a share may fail."""
         self.waiting = deque(range(len(episodes)))
         self.results: list[Trajectory | None] = [None] * len(episodes)
         self.workers: list[asyncio.Task[None]] = []
-        self.num_failed = 0
-        self.first_failure: Trajectory | None = None
+        failed = [one for one in earlier if one.status in FAILED]
+        self.num_failed = len(failed)
+        self.first_failure: Trajectory | None = next(iter(failed), None)
         self._missing = Counter(episode.group for episode in episodes)
         self._num_surplus = 0 if num_groups is None else len(self._missing) - num_groups
         self._on_episode = on_episode
@@ -145,12 +152,14 @@ class Sampler:
         *,
         on_episode: Callable[[Trajectory], None] | None = None,
         num_groups: int | None = None,
+        earlier: Sequence[Trajectory] = (),
     ) -> list[Trajectory]:
         """The trajectories of `episodes`, in their order; `on_episode` sees each as soon as it is finished.
 
-        With `num_groups`, episodes that are not needed for that many complete groups end as `cancelled`.
+        With `num_groups`, episodes that are not needed for that many complete groups end as `cancelled`. `earlier` are
+        those of the same step that were played before: the share that may fail is of both.
         """
-        batch = _Batch(episodes, num_groups, on_episode)
+        batch = _Batch(episodes, num_groups, on_episode, earlier)
         num_workers = min(self.config.concurrency, len(episodes))
         try:
             with young_garbage_only():
@@ -168,14 +177,15 @@ class Sampler:
         self._check_tools(trajectories)
         return trajectories
 
-    def check(self, trajectories: Sequence[Trajectory]) -> None:
+    def check(self, trajectories: Sequence[Trajectory], earlier: Sequence[Trajectory] = ()) -> None:
         """What `run` does with its episodes, for those that were played one by one: logs their failures and what else
-        a user should know; raises TrainingHalted when more than `max_failure_rate` of them failed."""
+        a user should know; raises TrainingHalted when more than `max_failure_rate` of them and of `earlier` failed."""
         self._show_failures(trajectories)
         self._check_calls(trajectories)
         self._check_tools(trajectories)
-        failed = [one for one in trajectories if one.status in FAILED]
-        self._check_rate(len(failed), len(trajectories), failed[:1])
+        everything = [*earlier, *trajectories]
+        failed = [one for one in everything if one.status in FAILED]
+        self._check_rate(len(failed), len(everything), failed[:1])
 
     def close(self) -> None:
         """Ends the environment threads."""
@@ -218,7 +228,7 @@ class Sampler:
 
     def _check_failures(self, batch: _Batch, trajectory: Trajectory) -> None:
         """Raises TrainingHalted when too many episodes failed, or too many threads hang."""
-        self._check_rate(batch.num_failed, len(batch.episodes), [batch.first_failure or trajectory])
+        self._check_rate(batch.num_failed, batch.total, [batch.first_failure or trajectory])
         num_leaked = self.home.num_leaked
         if num_leaked > self.config.max_leaked_threads:
             raise TrainingHalted(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from agentgym.errors import ConfigError
@@ -69,8 +69,9 @@ class GroupStream:
         """Episodes that were begun or wait, of groups that are not complete."""
         return sum(self._group_size - len(group.members) for group in self._open.values())
 
-    async def take(self, num_groups: int) -> list[Group]:
-        """The next `num_groups` complete groups; raises what the sampler raises when too many episodes fail."""
+    async def take(self, num_groups: int, earlier: Sequence[Group] = ()) -> list[Group]:
+        """The next `num_groups` complete groups; raises what the sampler raises when too many episodes fail, of these
+        groups and of those that the same step took `earlier`."""
         if num_groups > self._num_open:
             raise ConfigError(f"{num_groups} groups at once, and only {self._num_open} are open: open as many or more")
         self._fill()
@@ -80,7 +81,8 @@ class GroupStream:
             self._news.clear()
             await self._news.wait()
         groups = [self._complete.popleft() for _ in range(num_groups)]
-        self._sampler.check([one for group in groups for one in group.trajectories])
+        before = [one for group in earlier for one in group.trajectories]
+        self._sampler.check([one for group in groups for one in group.trajectories], before)
         self._fill()
         return groups
 

@@ -2,44 +2,266 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Literal, TypeAlias, get_args
 
-from agentgym.trainers.metrics import RolloutSummary, StepMetrics
+from agentgym.errors import ConfigError, nearest
+from agentgym.trainers.vitals import Vitals
 
-__all__ = ["signs_of_collapse"]
+__all__ = ["SIGNS", "CollapseConfig", "Sign", "SignName", "signs_of_collapse"]
 
-PATIENCE = 2
-"""Steps in a row that show a sign before it is named."""
+SignName: TypeAlias = Literal[
+    "nan",
+    "dead_groups",
+    "solved",
+    "no_format",
+    "format_lost",
+    "tools_lost",
+    "entropy_lost",
+    "entropy_exploded",
+    "repetition",
+    "clipped",
+    "gradient_exploded",
+    "kl_exploded",
+]
+SIGNS: tuple[SignName, ...] = get_args(SignName)
+"""Every sign by name; `docs/collapse.md` says what shows each."""
+
+FIRST, LATELY = 5, 20
+"""Steps that show what was usual: the first ones of a run, and the last ones before those that are judged."""
+MIN_BEFORE = 3
+"""Steps that a gradient norm is held against, at least."""
 
 
-def signs_of_collapse(history: Sequence[StepMetrics], tasks: int) -> list[str]:
-    """What the last steps have in common, one sentence each; [] for a healthy run. `tasks` is groups per step.
+@dataclass(frozen=True, kw_only=True)
+class CollapseConfig:
+    """When a run is said to collapse, and what ends it."""
 
-    Named are: every group dead without success, most calls unreadable or unrunnable (since the first step, or only
-    later), no calls where there were some, and an entropy that fell to nothing while the success did not rise.
+    stop_on: tuple[SignName, ...] = ("nan",)
+    """The signs that end training, with a checkpoint of the last whole step; the others are warned of. Without `nan`, a
+    step whose loss or gradient is not finite is left out, and training goes on. `solved` ends it as the last step
+    would."""
+    patience: int = 2
+    """Steps in a row that show a sign before it is named; `nan` is named at once."""
+    max_clip_fraction: float = 0.9
+    """The share of clipped tokens above which a step teaches next to nothing."""
+    max_grad_growth: float = 10.0
+    """The gradient norm, as a multiple of its median over the last 20 steps, above which it explodes."""
+    max_kl: float = 2.0
+    """Nats a token from the reference model, above which the policy runs away from it."""
+    max_repetition_rise: float = 0.3
+    """By how much `repeated_ngrams` or `repeated_replies`, which are shares, may rise while the success does not."""
+
+    def __post_init__(self) -> None:
+        for name in self.stop_on:
+            if name not in SIGNS:
+                raise ConfigError(
+                    f"collapse.stop_on names {name!r}{nearest(name, SIGNS) or '.'} Known: {', '.join(SIGNS)}"
+                )
+        if self.patience < 1:
+            raise ConfigError(f"collapse.patience must be at least 1, got {self.patience}")
+        bounds = {"max_clip_fraction": 0, "max_grad_growth": 1, "max_kl": 0, "max_repetition_rise": 0}
+        for setting, bound in bounds.items():
+            if not getattr(self, setting) > bound:
+                raise ConfigError(f"collapse.{setting} must be above {bound}, got {getattr(self, setting)}")
+
+
+@dataclass(frozen=True)
+class Sign:
+    """One sign of collapse."""
+
+    name: SignName
+    step: int
+    """The step that showed it first."""
+    text: str
+    """What was seen and what to do, one sentence."""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.text}"
+
+
+def signs_of_collapse(history: Sequence[Vitals], config: CollapseConfig) -> dict[SignName, str]:
+    """What the last steps have in common, one sentence by name; empty for a healthy run and for a short history.
+
+    What a step is held against is the run itself: its first steps, and the last ones before those that are judged.
     """
-    recent = history[-PATIENCE:]
-    if len(recent) < PATIENCE:
-        return []
-    rollouts = [step.rollout for step in recent]
-    signs = []
-    if all(one.dead_groups == tasks and one.success < 0.05 for one in rollouts):
-        signs.append("dead groups: no episode succeeds, so no group carries a signal and nothing can be learned")
-    if all(_no_format(one) for one in rollouts):
-        had_it = not _no_format(history[0].rollout)
-        signs.append(
-            "lost format: most tool calls cannot be read or run; lower the learning rate"
-            if had_it
-            else "no format: most tool calls cannot be read or run, from the first step on; unless it rises by itself,"
-            " begin with a model that `agentgym sft` taught this environment"
+    view = _View(history, config.patience)
+    if len(view.recent) < config.patience:
+        return {}
+    return {name: text for name, rule in _RULES.items() if (text := rule(view, config))}
+
+
+@dataclass(frozen=True)
+class _View:
+    """A history, parted into the steps that are judged and those before them."""
+
+    history: Sequence[Vitals]
+    patience: int
+
+    @property
+    def recent(self) -> Sequence[Vitals]:
+        return self.history[-self.patience :]
+
+    @property
+    def before(self) -> Sequence[Vitals]:
+        return self.history[: -self.patience]
+
+    def values(self, name: str) -> tuple[list[float], list[float]]:
+        """The numbers that are judged and those before them, of the steps that measured them; the first list is empty
+        when the newest step did not, or too few did."""
+        known = [value for one in self.history if (value := getattr(one, name)) is not None]
+        if getattr(self.history[-1], name) is None or len(known) < self.patience:
+            return [], known
+        return known[-self.patience :], known[: -self.patience]
+
+    @property
+    def improves(self) -> bool:
+        """Whether the last steps succeed more than the steps before them did."""
+        if not self.before:
+            return False
+        return fmean(one.success for one in self.recent) > _usual([one.success for one in self.before])[1] + 0.05
+
+
+def _usual(before: Sequence[float]) -> tuple[float, float]:
+    """The median of the first steps, and that of the last ones."""
+    return median(before[:FIRST]), median(before[-LATELY:])
+
+
+def _all_dead(view: _View) -> bool:
+    return all(0 < one.groups == one.dead_groups for one in view.recent)
+
+
+def _dead_groups(view: _View, config: CollapseConfig) -> str:
+    if all(one.success < 0.05 for one in view.recent) and _all_dead(view):
+        return (
+            "no episode succeeds, so no group carries a signal and nothing can be learned; begin with easier tasks, or"
+            " with a model that succeeds now and then"
         )
-    if all(one.tool_calls == 0 for one in rollouts) and any(step.rollout.tool_calls for step in history):
-        signs.append("lost tools: the model calls none any more")
-    entropies = [step.update.entropy for step in recent if step.update]
-    if len(entropies) == PATIENCE and max(entropies) < 1e-3 and max(one.success for one in rollouts) < 0.5:
-        signs.append("lost entropy: every reply is the same and most of them fail; add an entropy bonus or a KL term")
-    return signs
+    longer = _View(view.history, config.patience + 1)  # chance makes all groups dead more easily where some succeed
+    if len(longer.recent) > config.patience and _all_dead(longer) and not _solved(view, config):
+        return (
+            "within each group all episodes earn the same, so nothing can be learned; raise group_size or the"
+            " temperature, or mix in other tasks"
+        )
+    return ""
 
 
-def _no_format(rollout: RolloutSummary) -> bool:
-    return rollout.failed_calls > 0.5 * max(1, rollout.tool_calls)
+def _solved(view: _View, config: CollapseConfig) -> str:
+    if all(one.success > 0.95 for one in view.recent) and _all_dead(view):
+        return "every episode succeeds, so nothing is left to learn; give harder tasks, or end here (collapse.stop_on)"
+    return ""
+
+
+def _without_format(vitals: Vitals) -> bool:
+    return vitals.failed_calls > 0.5 * max(1, vitals.tool_calls)
+
+
+def _no_format(view: _View, config: CollapseConfig) -> str:
+    if all(map(_without_format, view.recent)) and _without_format(view.history[0]):
+        return (
+            "most tool calls cannot be read or run, from the first step on; unless it rises by itself, begin with a"
+            " model that `agentgym sft` taught this environment"
+        )
+    return ""
+
+
+def _format_lost(view: _View, config: CollapseConfig) -> str:
+    if all(map(_without_format, view.recent)) and not _without_format(view.history[0]):
+        return "most tool calls cannot be read or run any more; lower the learning rate"
+    return ""
+
+
+def _tools_lost(view: _View, config: CollapseConfig) -> str:
+    recent, before = view.values("tool_calls_per_turn")
+    if recent and before and max(recent) < 0.1 * max(_usual(before)):
+        return (
+            f"the model calls {max(recent):.2g} tools a turn where it called {max(_usual(before)):.2g}; see whether the"
+            " reward pays for calls, or lower the learning rate"
+        )
+    return ""
+
+
+def _entropy_lost(view: _View, config: CollapseConfig) -> str:
+    recent, before = view.values("entropy")
+    usual = max(_usual(before)) if before else 0.0
+    if recent and max(recent) < max(1e-3, 0.02 * usual) and max(one.success for one in view.recent) < 0.9:
+        return (
+            f"the entropy fell to {max(recent):.2g} nats a token, and not all episodes succeed: the same is said again"
+            " and again; add an entropy bonus or a KL term, or lower the learning rate"
+        )
+    return ""
+
+
+def _entropy_exploded(view: _View, config: CollapseConfig) -> str:
+    recent, before = view.values("entropy")
+    usual = min(_usual(before)) if before else 0.0
+    if recent and before and min(recent) > max(3 * usual, usual + 0.5) and not view.improves:
+        return (
+            f"the entropy rose from {usual:.2g} to {min(recent):.2g} nats a token, and the success did not: replies"
+            " dissolve into noise; lower the learning rate or the entropy bonus"
+        )
+    return ""
+
+
+def _repetition(view: _View, config: CollapseConfig) -> str:
+    told = {"repeated_ngrams": "a reply's own runs of 4 tokens", "repeated_replies": "an episode's own replies"}
+    for name, what in told.items():
+        recent, before = view.values(name)
+        rise = min(recent) - min(_usual(before)) if recent and before else 0.0
+        if rise > config.max_repetition_rise and not view.improves:
+            return (
+                f"{min(recent):.0%} of what is said repeats {what}, {rise:.0%} more than before, and the success did"
+                " not rise; lower the learning rate, add a KL term, or bound turns and tokens"
+            )
+    return ""
+
+
+def _clipped(view: _View, config: CollapseConfig) -> str:
+    recent, _ = view.values("clip_fraction")
+    if recent and min(recent) > config.max_clip_fraction:
+        return (
+            f"{min(recent):.0%} of the tokens are clipped, so next to nothing is learned; lower the learning rate, or"
+            " the age of what is trained on"
+        )
+    return ""
+
+
+def _gradient_exploded(view: _View, config: CollapseConfig) -> str:
+    recent, before = view.values("grad_norm")
+    if not recent or len(before) < MIN_BEFORE:
+        return ""
+    usual = _usual(before)[1]
+    if min(recent) > config.max_grad_growth * usual:
+        return (
+            f"the gradient norm is {min(recent):.3g}, where its median was {usual:.3g}; lower the learning rate, or"
+            " look for rewards out of scale"
+        )
+    return ""
+
+
+def _kl_exploded(view: _View, config: CollapseConfig) -> str:
+    recent, _ = view.values("kl")
+    if recent and min(recent) > config.max_kl:
+        return (
+            f"the policy is {min(recent):.3g} nats a token from the reference model; raise kl_coefficient, or lower the"
+            " learning rate"
+        )
+    return ""
+
+
+_RULES: Mapping[SignName, Callable[[_View, CollapseConfig], str]] = {
+    "dead_groups": _dead_groups,
+    "solved": _solved,
+    "no_format": _no_format,
+    "format_lost": _format_lost,
+    "tools_lost": _tools_lost,
+    "entropy_lost": _entropy_lost,
+    "entropy_exploded": _entropy_exploded,
+    "repetition": _repetition,
+    "clipped": _clipped,
+    "gradient_exploded": _gradient_exploded,
+    "kl_exploded": _kl_exploded,
+}
+"""`nan` has no rule: the update that finds it raises."""

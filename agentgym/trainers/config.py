@@ -8,21 +8,26 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from types import NoneType, UnionType
 from typing import Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from agentgym.data import DataConfig, env_of_data
 from agentgym.engines.hf import HfEngineConfig
 from agentgym.engines.sglang import SglangConfig
 from agentgym.engines.vllm import VllmConfig
 from agentgym.errors import ConfigError, nearest
+from agentgym.rewards import RewardConfig
 from agentgym.rollout.history import CompactionConfig, History
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.rollout.sampler import SamplerConfig
 from agentgym.rollout.serve_http import ServeConfig
 from agentgym.settings import is_bundled
 from agentgym.trainers.aggregation import AGGREGATIONS, check_aggregation
+from agentgym.trainers.collapse import CollapseConfig
 from agentgym.trainers.estimators import check_estimator, needs_groups, needs_input
 from agentgym.trainers.learner_config import LearnerConfig
 from agentgym.trainers.optimizer import OptimizerConfig
 from agentgym.trainers.parity import ParityConfig
 from agentgym.trainers.presets import preset_of
+from agentgym.trainers.tasks.mix import read_mix
+from agentgym.trainers.tasks.practice import PracticeConfig
 
 __all__ = ["AdvantageConfig", "TrainConfig", "config_from_mapping"]
 
@@ -43,8 +48,9 @@ class AdvantageConfig:
 class TrainConfig:
     """One training run. Every step plays `tasks` x `group_size` episodes and makes one optimizer step."""
 
-    env: str
-    """Environment id, `package.module:Class`, or `path/to/file.py:Class`."""
+    env: str = ""
+    """Environment id, `package.module:Class`, or `path/to/file.py:Class`; left out, `Prompt-v0` plays the rows of
+    `data`."""
     env_kwargs: Mapping[str, object] = field(default_factory=dict)
     """Keywords of the environment's class, such as level=2."""
     algo: str = "grpo"
@@ -88,6 +94,12 @@ class TrainConfig:
     sglang: SglangConfig = field(default_factory=SglangConfig)
     vllm: VllmConfig = field(default_factory=VllmConfig)
     parity: ParityConfig = field(default_factory=ParityConfig)
+    practice: PracticeConfig = field(default_factory=PracticeConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    """Rows of files as tasks, in place of the environment's own."""
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    """Where the reward of an episode comes from, in place of the environment."""
+    collapse: CollapseConfig = field(default_factory=CollapseConfig)
     over_dispatch: int = 0
     """Tasks in flight beyond those of a step. Above 0, a step takes the groups that are complete first, and the
     others go on under the new weights (partial rollouts); which those are depends on the clock."""
@@ -102,6 +114,8 @@ class TrainConfig:
     """Ends training after this time, with a checkpoint; None goes by `steps` alone. A resumed run has it anew."""
 
     def __post_init__(self) -> None:
+        if not self.env:
+            object.__setattr__(self, "env", env_of_data(self.data))
         if not self.is_resolved:
             _ = self.resolved  # is checked
             return
@@ -123,7 +137,7 @@ class TrainConfig:
         """Whether nothing is left to the algo."""
         learner = self.learner
         left = (self.aggregation, self.advantage.name, self.advantage.settings, learner.loss, learner.loss_settings)
-        return None not in (*left, learner.critic.trunk)
+        return None not in (*left, learner.critic.trunk, self.practice.filter)
 
     @property
     def resolved(self) -> TrainConfig:
@@ -143,7 +157,8 @@ class TrainConfig:
             takes_values = needs_input(advantage.name or "", "values_BT")
             learner = replace(learner, critic=replace(learner.critic, trunk="own" if takes_values else "none"))
         aggregation = self.aggregation or preset.aggregation
-        return replace(self, advantage=advantage, learner=learner, aggregation=aggregation)
+        practice = replace(self.practice, filter=self.practice.filter or preset.filter)
+        return replace(self, advantage=advantage, learner=learner, aggregation=aggregation, practice=practice)
 
     @property
     def estimator(self) -> str:
@@ -171,6 +186,7 @@ class TrainConfig:
                 " Use 2 or more (8 is usual), or allow_single to accept it"
             )
         self._check_aggregation(self.aggregation or "")
+        self._check_practice()
 
     def _check_aggregation(self, name: str) -> None:
         lacks_constant = name == "seq-mean-token-sum-norm" and self.norm_tokens is None
@@ -192,9 +208,27 @@ class TrainConfig:
                 " whole one; train with top_p 1 and top_k 0"
             )
 
+    def _check_practice(self) -> None:
+        if self.practice.mix:
+            names = [entry.env for entry in read_mix(self.practice.mix).values()]
+            if self.env not in names:
+                raise ConfigError(
+                    f"env {self.env!r} is not in the mix ({', '.join(names)}): leave --env out, or name one of them"
+                )
+            if self.env_kwargs:
+                raise ConfigError(
+                    "env_kwargs are those of one environment: in a mix each has its own, "
+                    f'such as {self.env}=\'{{"weight": 2, "kwargs": {{"level": 1}}}}\''
+                )
+        if self.practice.filter != "off" and self.group_size == 1:
+            raise ConfigError(
+                "practice.filter leaves out groups whose episodes are all alike, and a group of one always is: use a"
+                " group_size of 2 or more, or filter off"
+            )
+
     @property
     def episodes_per_step(self) -> int:
-        """Episodes behind one optimizer step."""
+        """Episodes behind one optimizer step, without those that replace others."""
         return self.tasks * self.group_size
 
 
@@ -250,5 +284,7 @@ def _checked(hint: object, value: object, name: str) -> object:
 def _told(kind: object) -> str:
     if get_origin(kind) is Literal:
         return " or ".join(repr(one) for one in get_args(kind))
+    if get_origin(kind) is tuple:
+        return "a list"
     words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", NoneType: "null"}
     return next((word for one, word in words.items() if one is kind), "a mapping of names to values")

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from agentgym.engines.hf_layout import PackedLayout
 from agentgym.engines.hf_model import Decoder
-from agentgym.errors import ConfigError, TrainingHalted
+from agentgym.errors import ConfigError
 from agentgym.trainers.batch import TrainingBatch
+from agentgym.trainers.halt import NotFinite
 from agentgym.trainers.losses.value import value_clip
 from agentgym.trainers.optimizer import OptimizerConfig, PolicyOptimizer
 from agentgym.trainers.parallel import GradientWorkers, MicroResult
@@ -132,7 +133,7 @@ class Critic:
     def update(self, batch: TrainingBatch) -> float:
         """One optimizer step toward the batch's returns, of a trunk of its own; gives the gradient's norm.
 
-        Raises TrainingHalted, with the weights untouched, when it is not finite.
+        Raises NotFinite, with the weights untouched, when it is not finite.
         """
         assert self.optimizer is not None
         parts = batch.to(self.head.bias.device).split(self._micro_batch_tokens)
@@ -142,7 +143,7 @@ class Critic:
         if not math.isfinite(norm):
             self.trunk.zero_grad(set_to_none=True)
             self.head.zero_grad(set_to_none=True)
-            raise TrainingHalted(
+            raise NotFinite(
                 f"the critic's loss ({loss}) or gradient norm ({norm}) is not finite; its weights are as before. Lower"
                 " critic.learning_rate, or look at the rewards of this step"
             )

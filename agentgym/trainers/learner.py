@@ -15,9 +15,9 @@ from torch import Tensor
 
 from agentgym.engines.hf_layout import PackedLayout
 from agentgym.engines.hf_model import Decoder
-from agentgym.errors import TrainingHalted
 from agentgym.trainers.batch import TrainingBatch
 from agentgym.trainers.critic import Critic, CriticStats
+from agentgym.trainers.halt import NotFinite
 from agentgym.trainers.kl import penalty_of
 from agentgym.trainers.learner_config import LearnerConfig
 from agentgym.trainers.losses import LOSSES, LossStats, PolicyLoss, is_elementwise
@@ -102,7 +102,7 @@ class Learner:
     def update(self, batch: TrainingBatch, *, version: int = 0, max_mismatch: float = math.inf) -> StepStats:
         """Goes over the batch: `epochs` x `minibatches` optimizer steps of the policy.
 
-        Raises TrainingHalted, with the weights as before the optimizer step, when that is not finite, and MismatchFound
+        Raises NotFinite, with the weights as before the optimizer step, when that is not finite, and MismatchFound
         when the engine's logprobs in replies that began with policy `version` are further than `max_mismatch` nats from
         ours before the first one. (What a reply goes on with over an update may be sampled over an old cache, see
         `ServingSettings.pause`.)
@@ -165,6 +165,12 @@ class Learner:
         if self.critic is not None:
             self.critic.load_state_dict(state["critic"])
 
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps so far, those of a critic with its own among them."""
+        further = None if self.critic is None else self.critic.optimizer
+        return self.optimizer.num_steps + (0 if further is None else further.num_steps)
+
     def _moved_toward_target(self, kl: float, batch: TrainingBatch) -> None:
         self.kl = self.kl.update(kl, len(batch.trajectory_N.unique()))
 
@@ -182,9 +188,9 @@ class Learner:
         norm = self._workers.run(self.optimizer.step) if math.isfinite(loss) else math.nan
         if not (math.isfinite(norm) and math.isfinite(loss)):
             self._forget_gradients()
-            raise TrainingHalted(
-                f"the loss ({loss}) or gradient norm ({norm}) is not finite; the weights are as before the step."
-                " Lower the learning rate, or look at the episodes of this step."
+            raise NotFinite(
+                f"the loss ({loss}) or gradient norm ({norm}) is not finite; the weights are as before the"
+                " optimizer step. Lower the learning rate, or look at the episodes of this step"
             )
         return total.result(batch.num_trained_tokens, norm, learning_rate, self.kl.coefficient)
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
 from agentgym.engines.protocol import WeightSync
+from agentgym.trainers.collapse import Sign
 from agentgym.trainers.credits import GroupCredit
 from agentgym.trainers.critic import CriticStats
+from agentgym.trainers.repetition import Repetition
 from agentgym.trainers.step_stats import StepStats
 from agentgym.trajectory import Group, Trajectory
-from agentgym.types import JSON
+from agentgym.types import JSON, Task
 
 __all__ = ["EvalScore", "RolloutSummary", "StepMetrics", "score"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSummary:
-    """The episodes of a step; rates and means are over those that have a reward."""
+    """The episodes of a step, of groups that it left out too; rates and means are over those that have a reward."""
 
     episodes: int
     failed: int
@@ -41,8 +43,22 @@ class RolloutSummary:
     """Calls whose arguments the tool's schema refuses."""
     tool_errors: int
     """Calls whose tool raised or went past its time-out."""
+    groups: int
     dead_groups: int
     """Groups without an advantage other than 0; they carry no signal."""
+    dead_group_share: float
+    """Of all groups."""
+    tool_calls_per_turn: float | None
+    """Calls, readable or not, over replies; None without a reply."""
+    sampled_entropy: float | None
+    """Minus the mean logprob of the trained tokens when they were sampled, in nats: an estimate of the policy's entropy
+    that steps without an update have too. None without a token."""
+    repeated_ngrams: float
+    """Within replies, see `Repetition`; so are the next two."""
+    repeated_replies: float
+    """Within episodes."""
+    identical_episodes: float
+    """Within groups."""
 
     @property
     def failed_calls(self) -> int:
@@ -58,6 +74,10 @@ class RolloutSummary:
         def total(name: str) -> int:
             return int(sum(one.metrics.get(name, 0) for one in played))
 
+        num_dead = sum(credit.dead for credit in advantages)
+        num_turns = sum(len(one.turns) for one in played)
+        num_trained = sum(one.num_trained_tokens for one in kept)
+        logprob = sum(float(row.logprobs[row.mask].sum(dtype="float64")) for one in kept for row in one.rows)
         return cls(
             episodes=len(played),
             failed=len(played) - len(kept),
@@ -66,14 +86,19 @@ class RolloutSummary:
             reward_mean=mean([one.reward or 0.0 for one in kept]),
             turns_mean=mean([len(one.turns) for one in kept]),
             tokens=sum(one.num_tokens for one in played),
-            trained_tokens=sum(one.num_trained_tokens for one in kept),
+            trained_tokens=num_trained,
             tool_calls=total("num_tool_calls"),
             malformed_calls=total("malformed_calls"),
             truncated_calls=total("truncated_calls"),
             unknown_tools=total("unknown_tools"),
             invalid_arguments=total("invalid_arguments"),
             tool_errors=total("tool_errors"),
-            dead_groups=sum(credit.dead for credit in advantages),
+            groups=len(groups),
+            dead_groups=num_dead,
+            dead_group_share=num_dead / max(1, len(groups)),
+            tool_calls_per_turn=total("num_tool_calls") / num_turns if num_turns else None,
+            sampled_entropy=max(0.0, -logprob) / num_trained if num_trained else None,
+            **asdict(Repetition.of(groups)),
         )
 
 
@@ -95,16 +120,26 @@ class StepMetrics:
     """Learning and the weight update together."""
     elapsed_s: float
     """Training time since the run began, evaluations not counted."""
+    practice: Mapping[str, float] = field(default_factory=dict)
+    """What mixes, curriculum, replay and filter say of the step, by name; `docs/sampling.md` lists them."""
+    signs: tuple[Sign, ...] = ()
+    """The signs of collapse that stand at this step."""
 
     def to_json(self) -> dict[str, JSON]:
-        """Flat, with the names that curves and viewers use."""
-        update = asdict(self.update) if self.update else {"loss": 0.0}
+        """Flat, with the names that curves and viewers use; `warnings` tells the signs that are new at this step."""
+        update: dict[str, JSON] = asdict(self.update) if self.update else {"loss": 0.0}
+        if self.update and not self.update.kl_coefficient:
+            update["kl"] = None  # without a reference model there is none, which is not the same as 0
         update |= asdict(self.critic) if self.critic else {}
         times = {"generate_s": self.generate_s, "update_s": self.update_s, "elapsed_s": self.elapsed_s}
         times |= {f"sync_{name}": getattr(self.sync, name) for name in ("gather_s", "transfer_s", "load_s")}
         rounded = {name: round(value, 4) for name, value in times.items()}
         sync = {"sync_version": self.sync.version, "sync_checksum": self.sync.checksum}
-        return {"step": self.step, **asdict(self.rollout), **update, **sync, **rounded}
+        told: dict[str, JSON] = {
+            "signs": [sign.name for sign in self.signs],
+            "warnings": [str(sign) for sign in self.signs if sign.step == self.step],
+        }
+        return {"step": self.step, **asdict(self.rollout), **update, **sync, **rounded, **self.practice, **told}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,10 +151,15 @@ class EvalScore:
     reward_mean: float
     episodes: int
     failed: int
+    by_env: Mapping[str, EvalScore] = field(default_factory=dict)
+    """Of a mix: the scores of its environments, by name."""
 
 
-def score(step: int, trajectories: Sequence[Trajectory]) -> EvalScore:
-    """Success and mean reward of the episodes that have one."""
+def score(step: int, trajectories: Sequence[Trajectory], label: Callable[[Task], str] | None = None) -> EvalScore:
+    """Success and mean reward of the episodes that have one; `label` names the part that a task is of, "" for none."""
+    parts: dict[str, list[Trajectory]] = {}
+    for one in trajectories:
+        parts.setdefault(label(one.task) if label else "", []).append(one)
     kept = [one for one in trajectories if one.status.trainable]
     return EvalScore(
         step=step,
@@ -127,6 +167,7 @@ def score(step: int, trajectories: Sequence[Trajectory]) -> EvalScore:
         reward_mean=mean([one.reward or 0.0 for one in kept]),
         episodes=len(kept),
         failed=len(trajectories) - len(kept),
+        by_env={name: score(step, own) for name, own in parts.items() if name},
     )
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
 from agentgym.chat_templates import renderer_for
+from agentgym.chat_templates.protocol import Renderer
 from agentgym.embedded import embedded_folder
 from agentgym.engines.hf_checkpoint import load_decoder
 from agentgym.envs.resolve import make_env
 from agentgym.errors import ConfigError
 from agentgym.trainers.config import TrainConfig
-from agentgym.types import JSON, Message
+from agentgym.trainers.run_tasks import open_tasks
+from agentgym.trainers.tasks import EnvChoice, env_choices
+from agentgym.trainers.tasks.mix import apportion
+from agentgym.types import JSON, Message, Task
 
 __all__ = ["PlanLine", "describe_plan"]
 
@@ -29,11 +34,12 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
     config = config.resolved
     folder = embedded_folder() if config.model == "embedded" else Path(config.model)
     renderer, model = renderer_for(folder, config.family), load_decoder(folder)
-    env = make_env(config.env, cast(Mapping[str, JSON], config.env_kwargs))
-    _, info = env.reset(seed=config.seed)
-    system = (Message("system", env.system_prompt),) if env.system_prompt else ()
-    prompt = len(renderer.render([*system, *info["messages"]], env.tool_specs))
-    env.close()
+    choices = env_choices(config.practice, config.env, cast(Mapping[str, JSON], config.env_kwargs))
+    if config.data.given:
+        tasks = open_tasks(config, renderer).train_tasks(1, range(config.tasks))
+    else:
+        tasks = [Task(one.env, config.seed, kwargs=kwargs) for one in choices for kwargs in one.variants]
+    prompt = max(_prompt_tokens(task, renderer) for task in tasks)
     shape = model.config
     window = min(config.limits.context_window or shape.context_window, shape.context_window)
     if prompt + 1 > window:
@@ -53,6 +59,7 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
         *_servers(config),
         ("tasks per step", config.tasks, "prompts; each is one group"),
         ("episodes per step", episodes, f"{config.tasks} tasks x group size {config.group_size}"),
+        *_practice(config, choices),
         ("optimizer steps", config.steps * learner.steps_per_batch, f"{learner.steps_per_batch} after each batch"),
         ("episodes in all", episodes * config.steps, f"and {2 * config.eval_episodes} held-out ones"),
         ("first prompt tokens", prompt, f"of a window of {window}"),
@@ -61,6 +68,41 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
         ("model parameters", parameters, f"{shape.family}, {shape.num_layers} layers of width {shape.width}"),
         ("memory MB", memory, "a rough bound: weights, optimizer, cache, activations, libraries"),
     ]
+
+
+def _prompt_tokens(task: Task, renderer: Renderer) -> int:
+    """Tokens of a task's first prompt."""
+    env = make_env(task.env_id, task.kwargs)
+    _, info = env.reset(seed=task.seed, options=dict(task.options) or None)
+    system = (Message("system", env.system_prompt),) if env.system_prompt else ()
+    prompt = renderer.render([*system, *info["messages"]], env.tool_specs)
+    env.close()
+    return len(prompt)
+
+
+def _practice(config: TrainConfig, choices: Sequence[EnvChoice]) -> list[PlanLine]:
+    """What a step's tasks are, where there is more to say than their number."""
+    practice, tasks = config.practice, config.tasks
+    lines: list[PlanLine] = []
+    if practice.mix:
+        shares = apportion([choice.weight for choice in choices], tasks)
+        told = ", ".join(f"{share} of {one.name}" for share, one in zip(shares, choices, strict=True))
+        lines.append(("environments", len(choices), f"in the first step {told}"))
+    for choice in choices:
+        curriculum, kwargs = choice.curriculum, json.dumps(dict(choice.kwargs))
+        if curriculum.method != "off":
+            values = ", ".join(map(str, curriculum.values))
+            what = f"{curriculum.by} = {values}, by {curriculum.method}; held-out tasks have the keywords {kwargs}"
+            lines.append((f"levels of {choice.name}", len(curriculum.values), what))
+    if practice.replay.share:
+        bounds = f"{practice.replay.min_success:g} to {practice.replay.max_success:g}"
+        what = f"at most, of a step: earlier ones whose groups had a success of {bounds}"
+        lines.append(("replayed tasks", int(tasks * practice.replay.share + 1e-9), what))
+    if practice.filter != "off":
+        most = config.episodes_per_step * (1 + practice.max_refills)
+        what = f"groups of equal {practice.filter} are replaced in up to {practice.max_refills} rounds"
+        lines.append(("most episodes per step", most, what))
+    return lines
 
 
 def _servers(config: TrainConfig) -> list[PlanLine]:

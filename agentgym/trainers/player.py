@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -9,6 +10,7 @@ from itertools import count
 
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.protocol import Engine
+from agentgym.rewards import Rewards
 from agentgym.rollout.episode import Episode
 from agentgym.rollout.limits import Limits
 from agentgym.rollout.loop import RolloutLoop
@@ -17,27 +19,34 @@ from agentgym.rollout.serve_http import EpisodeServer, ServeConfig
 from agentgym.rollout.served import ServedLoop
 from agentgym.rollout.stream import GroupStream, Order
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.tasks import TaskSource
+from agentgym.trainers.tasks.filtering import StepGroups, fill_step
+from agentgym.trainers.tasks.source import TaskSource
 from agentgym.trajectory import Group, Trajectory
 
 __all__ = ["Player"]
+
+logger = logging.getLogger(__name__)
 
 
 class Player:
     """What plays the episodes of one run, with one engine and one chat format; `open` makes its parts."""
 
-    def __init__(self, config: TrainConfig, engine: Engine, renderer: Renderer, source: TaskSource) -> None:
+    def __init__(
+        self, config: TrainConfig, engine: Engine, renderer: Renderer, source: TaskSource, rewards: Rewards
+    ) -> None:
         self.config = config
         self.source = source
         self._engine = engine
         self._renderer = renderer
+        self._rewards = rewards
+        self._told_lack = False
 
     async def open(self, stack: AsyncExitStack, on_served: Callable[[str], None], *, first_order: int) -> None:
         """Makes the samplers; the stack closes them. `on_served` is told the address at which agents play, where they
         do; `first_order` is the step whose tasks are dispatched first, where some are dispatched ahead."""
         config = self.config
         loop = self._make_loop(config.limits)
-        self._sampler = Sampler(loop, config=config.sampler)
+        self._sampler = Sampler(self._rewards.loop(loop), config=config.sampler)
         stack.callback(self._sampler.close)
         short = replace(config.limits, max_turns=min(config.parity.turns, config.limits.max_turns))
         self._probe_sampler = Sampler(self._make_loop(short))
@@ -47,7 +56,7 @@ class Player:
             served = ServedLoop(loop)
             server = await stack.enter_async_context(EpisodeServer(served, ServeConfig(port=config.serve)))
             on_served(server.url)
-            self._players = Sampler(served, config=config.sampler)
+            self._players = Sampler(self._rewards.loop(served), config=config.sampler)
             stack.callback(self._players.close)
         self._stream = GroupStream(
             self._players,
@@ -58,21 +67,39 @@ class Player:
         )
         stack.push_async_callback(self._stream.close)
 
-    async def groups(self, step: int) -> list[Group]:
-        """The groups that a step learns from."""
-        config = self.config
-        if config.over_dispatch:
-            return await self._stream.take(config.tasks)
-        tasks = [order.task for order in self._orders(step)]
-        return await self._players.sample(tasks, config.group_size, step=step, run_seed=config.seed)
+    async def groups(self, step: int) -> StepGroups:
+        """The groups of a step, and which of them it learns from."""
+        config, practice = self.config, self.config.practice
+
+        async def play(num_groups: int, before: Sequence[Group]) -> list[Group]:
+            if config.over_dispatch:
+                played = await self._stream.take(num_groups, before)
+            else:
+                played = await self._play(self._orders(step, range(len(before), len(before) + num_groups)), before)
+            if not self._rewards.together:
+                return played
+            played = await self._rewards.score_groups(played)
+            self._players.check([one for group in played for one in group.trajectories])
+            return played
+
+        played = await fill_step(play, config.tasks, practice.filter or "off", practice.max_refills)
+        if len(played.kept) < config.tasks and not self._told_lack:
+            self._told_lack = True
+            logger.warning(
+                "step %d: %d of %d groups have a signal after %d rounds of further ones, and it goes on with these"
+                " (said once; see filtered_groups in metrics.jsonl): give easier or harder tasks, or more max_refills",
+                *(step, len(played.kept), config.tasks, practice.max_refills),
+            )
+        return played
 
     async def greedy(self, groups: Sequence[Group], step: int) -> list[Trajectory]:
         """One episode at temperature 0 of each group's task."""
         seed = self.config.seed
         episodes = [Episode(one.task, one.id, 0, seed, step, "greedy") for one in groups]
-        sampler = Sampler(self._make_loop(self.config.limits, greedy=True), config=self.config.sampler)
+        loop = self._rewards.loop(self._make_loop(self.config.limits, greedy=True))
+        sampler = Sampler(loop, config=self.config.sampler)
         try:
-            return await sampler.run(episodes)
+            return await self._scored(await sampler.run(episodes))
         finally:
             sampler.close()
 
@@ -84,12 +111,16 @@ class Player:
         return await self._probe_sampler.run(episodes)
 
     async def evaluate(self, phase: str, on_episode: Callable[[Trajectory], None]) -> list[Trajectory]:
-        """The held-out tasks, played with the sampling of training: the same episodes, to the id, as `agentgym eval`
-        plays with this seed. What was dispatched ahead ends."""
+        """The held-out tasks, played with the sampling of training: of one environment, the same episodes, to the id,
+        as `agentgym eval` plays with this seed. What was dispatched ahead ends."""
         await self._stream.close()
         tasks = self.source.eval_tasks(self.config.eval_episodes)
         episodes = [Episode(task, f"0/{n}", 0, self.config.seed, phase=phase) for n, task in enumerate(tasks)]
-        return await self._sampler.run(episodes, on_episode=on_episode)
+        return await self._scored(await self._sampler.run(episodes, on_episode=on_episode))
+
+    async def _scored(self, played: list[Trajectory]) -> list[Trajectory]:
+        """With the rewards of a function that scores episodes together; the others have theirs already."""
+        return await self._rewards.score(played) if self._rewards.together else played
 
     def _make_loop(self, limits: Limits, *, greedy: bool = False) -> RolloutLoop:
         """What plays the episodes, in training, evaluation and probe alike."""
@@ -103,7 +134,17 @@ class Player:
             compaction=config.compaction,
         )
 
-    def _orders(self, step: int) -> Sequence[Order]:
-        """The tasks of a step, and what their groups are called."""
-        tasks = self.source.train_tasks(step, range(self.config.tasks))
-        return [Order(task, f"{step}/{index}", step) for index, task in enumerate(tasks)]
+    async def _play(self, orders: Sequence[Order], before: Sequence[Group]) -> list[Group]:
+        """A group for each order; `before` are groups of the same step."""
+        size, seed = self.config.group_size, self.config.seed
+        episodes = [Episode(one.task, one.key, member, seed, one.step) for one in orders for member in range(size)]
+        earlier = [one for group in before for one in group.trajectories]
+        played = await self._players.run(episodes, earlier=earlier)
+        members = [tuple(played[start : start + size]) for start in range(0, len(played), size)]
+        return [Group(order.key, order.task, own) for order, own in zip(orders, members, strict=True)]
+
+    def _orders(self, step: int, places: range | None = None) -> Sequence[Order]:
+        """The tasks of a step, or of some of its places, and what their groups are called."""
+        places = range(self.config.tasks) if places is None else places
+        tasks = self.source.train_tasks(step, places)
+        return [Order(task, f"{step}/{place}", step) for place, task in zip(places, tasks, strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from agentgym.errors import UnknownName, nearest
 from agentgym.loading import is_place
@@ -23,6 +24,8 @@ class Preset:
     loss: str = "ppo_clip"
     loss_settings: Mapping[str, object] = field(default_factory=dict)
     aggregation: str = "token-mean"
+    filter: Literal["off", "reward", "success"] = "off"
+    """Which groups are replaced by further ones, see `PracticeConfig`."""
 
     def told(self) -> dict[str, object]:
         """The settings by the names that they have on the command line; those that differ from the defaults."""
@@ -33,6 +36,8 @@ class Preset:
         settings |= {f"learner.loss-settings {name}": value for name, value in self.loss_settings.items()}
         if self.aggregation != "token-mean":
             settings["aggregation"] = self.aggregation
+        if self.filter != "off":
+            settings["practice.filter"] = self.filter
         return settings
 
 
@@ -53,6 +58,7 @@ PRESETS: Mapping[str, Preset] = {
         summary="DAPO (Yu et al. 2025): GRPO with a higher bound above, token by token, without dead groups.",
         advantage="grpo",
         loss_settings={"clip_high": 0.28},
+        filter="reward",
     ),
     "gspo": Preset(
         summary="GSPO (Zheng et al. 2025): GRPO's advantages, ratios of whole trajectories, each counted once.",

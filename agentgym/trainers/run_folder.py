@@ -19,11 +19,12 @@ from agentgym.engines.hf_model import Decoder
 from agentgym.errors import RunFolderError
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.metrics import StepMetrics
+from agentgym.types import JSON
 
-__all__ = ["Checkpoint", "RunFolder"]
+__all__ = ["Checkpoint", "RunFolder", "free_run_folder", "read_settings", "save_model"]
 
-SERVERS = ("sglang.", "vllm.")
-"""Beginnings of settings that say where the engine's servers are: they may be elsewhere when a run is resumed."""
+FREE = ("sglang.", "vllm.", "collapse.")
+"""Beginnings of settings that may differ when a run is resumed: where its servers are, and what ends it."""
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "generation_config.json", "*.jinja")
 
 
@@ -33,7 +34,10 @@ class Checkpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self.step = int(json.loads((path / "state.json").read_text())["step"])
+            state = json.loads((path / "state.json").read_text())
+            self.step = int(state["step"])
+            self.tasks: Mapping[str, JSON] = state.get("tasks", {})
+            """The state of the run's task source."""
         except (OSError, ValueError, KeyError) as error:
             raise RunFolderError(
                 f"{str(path)!r} is no whole checkpoint ({error}); delete it and resume again"
@@ -69,16 +73,12 @@ class RunFolder:
     @classmethod
     def reopen(cls, path: Path, config: TrainConfig) -> tuple[RunFolder, Checkpoint | None]:
         """A run to go on with and its newest checkpoint; refuses a configuration that differs in more than length."""
-        if not (path / "config.yaml").is_file():
-            raise RunFolderError(f"{str(path)!r} holds no run to resume: it has no config.yaml")
-        settings = yaml.safe_load((path / "config.yaml").read_text())
-        if not isinstance(settings, dict) or "algo" not in settings:
-            raise RunFolderError(f"{str(path)!r} holds no training run: its config.yaml is that of another command")
+        settings = read_settings(path)
         stored, given = _flat(settings), _flat(json.loads(json.dumps(asdict(config))))
         free = {"steps", "max_minutes", "checkpoint_every", "eval_episodes"}
         names = [*given, *(name for name in stored if name not in given)]
         changed = [name for name in names if name not in free and stored.get(name) != given.get(name)]
-        changed = [name for name in changed if not name.startswith(SERVERS)]
+        changed = [name for name in changed if not name.startswith(FREE)]
         if changed:
             told = "; ".join(f"{name}: {stored.get(name)!r} there, {given.get(name)!r} here" for name in changed)
             raise RunFolderError(f"the run in {str(path)!r} has other settings ({told}); resume with the same ones")
@@ -95,18 +95,26 @@ class RunFolder:
             with suppress(OSError):  # there are logs in it
                 self.path.rmdir()
 
-    def elapsed_s(self) -> float:
-        """Training time up to the last step that is recorded."""
+    def steps(self) -> list[dict[str, JSON]]:
+        """What is recorded of each step."""
         lines = self.metrics_path.read_text().splitlines() if self.metrics_path.exists() else []
-        return float(json.loads(lines[-1])["elapsed_s"]) if lines else 0.0
+        return [json.loads(line) for line in lines]
 
     def write_metrics(self, metrics: StepMetrics) -> None:
         """Appends one step's line."""
         with self.guarded(), open(self.metrics_path, "a") as file:
             file.write(json.dumps(metrics.to_json()) + "\n")
 
-    def save_checkpoint(self, step: int, model: Decoder, learner: Mapping[str, Any], tokenizer: Path) -> Path:
-        """Writes `checkpoints/step-NNNNNN` beside its final name and renames it when it is whole."""
+    def save_checkpoint(
+        self,
+        step: int,
+        model: Decoder,
+        learner: Mapping[str, Any],
+        tokenizer: Path,
+        tasks: Mapping[str, JSON] | None = None,
+    ) -> Path:
+        """Writes `checkpoints/step-NNNNNN` beside its final name and renames it when it is whole; `tasks` is the state
+        of the task source."""
         final = self.path / "checkpoints" / f"step-{step:06d}"
         if final.exists():
             return final
@@ -114,12 +122,10 @@ class RunFolder:
         with self.guarded():
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
-            save_decoder(model, part)
-            for pattern in TOKENIZER_FILES:
-                for file in tokenizer.glob(pattern):
-                    shutil.copyfile(file, part / file.name)
+            save_model(model, part, tokenizer)
             torch.save(dict(learner), part / "learner.pt")
-            (part / "state.json").write_text(json.dumps({"step": step, "policy_version": step}) + "\n")
+            state = {"step": step, "policy_version": step, **({"tasks": tasks} if tasks else {})}
+            (part / "state.json").write_text(json.dumps(state, default=dict) + "\n")
             os.replace(part, final)
         return final
 
@@ -149,6 +155,33 @@ class RunFolder:
                 except ValueError:
                     break  # the torn last line of a killed run
             self.metrics_path.write_text("".join(line + "\n" for line in kept))
+
+
+def save_model(model: Decoder, folder: Path, tokenizer: Path) -> Path:
+    """Writes the model, with the tokenizer of the folder `tokenizer`, as `transformers` and agentgym load it."""
+    save_decoder(model, folder)
+    for pattern in TOKENIZER_FILES:
+        for file in tokenizer.glob(pattern):
+            shutil.copyfile(file, folder / file.name)
+    return folder
+
+
+def free_run_folder(config: TrainConfig) -> Path:
+    """A new folder under `runs/`, named after the environment, the algo and the seed."""
+    stem = config.env.rpartition(":")[2].rpartition("/")[2]
+    name = f"{stem}-{config.algo.rpartition(':')[2]}-seed{config.seed}"
+    return next(path for n in range(1, 10_000) if not (path := Path("runs", f"{name}-{n}")).exists())
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The configuration of the run in a folder; raises RunFolderError where there is none."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise RunFolderError(f"{str(folder)!r} holds no run: it has no config.yaml")
+    settings = yaml.safe_load(path.read_text())
+    if not isinstance(settings, dict) or "algo" not in settings:
+        raise RunFolderError(f"{str(folder)!r} holds no training run: its config.yaml is that of another command")
+    return settings
 
 
 def _flat(settings: Mapping[str, Any], where: str = "") -> dict[str, Any]:

@@ -11,49 +11,42 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 from agentgym.chat_templates import renderer_for
 from agentgym.embedded import embedded_folder
 from agentgym.engines.hf import HfEngine
 from agentgym.engines.hf_checkpoint import load_decoder
 from agentgym.engines.protocol import WeightSync
-from agentgym.envs.resolve import resolve_env
+from agentgym.envs.text_env import TextEnv
+from agentgym.errors import TrainingHalted
+from agentgym.rewards import RewardFunction, open_rewards
+from agentgym.rollout.event_loop import run_async
 from agentgym.rollout.record import EpisodeWriter, read_episodes
 from agentgym.trainers.batch import build_batch
-from agentgym.trainers.collapse import signs_of_collapse
-from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.credits import GroupCredit
 from agentgym.trainers.critic import CriticStats
 from agentgym.trainers.engine import open_engine, weights_for
 from agentgym.trainers.estimators import needs_input
+from agentgym.trainers.halt import HaltedStep, NotFinite, check_finite
 from agentgym.trainers.learner import Learner, StepStats
 from agentgym.trainers.metrics import EvalScore, RolloutSummary, StepMetrics, score
 from agentgym.trainers.mismatch import MismatchFound
+from agentgym.trainers.observer import Observer, Unobserved
 from agentgym.trainers.parity import ParityGate
 from agentgym.trainers.player import Player
-from agentgym.trainers.run_folder import Checkpoint, RunFolder
+from agentgym.trainers.run_folder import Checkpoint, RunFolder, free_run_folder, read_settings, save_model
+from agentgym.trainers.run_tasks import open_tasks
 from agentgym.trainers.step_credit import credit_step
-from agentgym.trainers.tasks import EnvTasks
+from agentgym.trainers.tasks import StepGroups
+from agentgym.trainers.watch import CollapseWatch
 from agentgym.trajectory import Group, Trajectory
 from agentgym.types import JSON
 
 __all__ = ["Observer", "TrainResult", "Trainer"]
 
 logger = logging.getLogger(__name__)
-
-
-class Observer(Protocol):
-    """Sees a run as it goes; the command line draws it."""
-
-    def on_phase(self, name: str, episodes: int) -> None:
-        """A stage of `episodes` episodes begins: `compile` (of none), `eval_before`, `train` or `eval_after`."""
-
-    def on_episode(self, trajectory: Trajectory) -> None:
-        """An episode of an evaluation is finished."""
-
-    def on_step(self, metrics: StepMetrics) -> None:
-        """An optimizer step is done and recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,15 +65,33 @@ class TrainResult:
 
 
 class Trainer:
-    """One run in one process. `run` plays and learns until the steps are done; a second call does nothing new."""
+    """One run in one process, from its configuration to its checkpoints: `Trainer(config).fit()`.
 
-    def __init__(self, config: TrainConfig, folder: Path, observer: Observer, *, resume: bool = False) -> None:
-        self.observer = observer
-        self.env_kwargs = cast(Mapping[str, JSON], config.env_kwargs)
-        resolve_env(config.env, self.env_kwargs)  # an unknown environment ends here, before anything is written
+    `output` is the run's folder, by default a new one under `runs/`. `env`, an environment's class or name, and
+    `reward`, a function, stand in the place of the configuration's; a run with a reward function of a notebook is
+    resumed with the same function given again.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        output: str | Path | None = None,
+        observer: Observer | None = None,
+        *,
+        env: type[TextEnv] | str | None = None,
+        reward: RewardFunction | None = None,
+        resume: bool = False,
+    ) -> None:
+        if env is not None:
+            name = env if isinstance(env, str) else f"{env.__module__}:{env.__qualname__}"
+            config = replace(config, env=name)
+        self.observer = observer or Unobserved()
+        self.reward = reward
+        folder = free_run_folder(config) if output is None else Path(output)
         self.model_folder = embedded_folder() if config.model == "embedded" else Path(config.model)
         self.renderer = renderer_for(self.model_folder, config.family)
         self.config = config = replace(config.resolved, family=self.renderer.reply_format.name)
+        self.source = open_tasks(config, self.renderer)  # what does not exist ends here, before anything is written
         self.checkpoint: Checkpoint | None = None
         source = self.model_folder
         if resume:
@@ -90,13 +101,44 @@ class Trainer:
         if not resume:
             self.folder = RunFolder.create(folder, config)
         self.step = self.checkpoint.step if self.checkpoint else 0
-        self.train_s = self.folder.elapsed_s() if resume else 0.0
-        self._history: list[StepMetrics] = []
-        self._named: set[str] = set()
+        if self.checkpoint:
+            self.source.load(self.checkpoint.tasks)
+        recorded = self.folder.steps() if resume else []
+        self.train_s = float(cast(float, recorded[-1]["elapsed_s"])) if recorded else 0.0
+        self.watch = CollapseWatch(config.collapse, recorded)
 
-    def run(self) -> TrainResult:
-        """Trains; Ctrl-C ends it after the current operation, with a checkpoint of the last whole step."""
-        return asyncio.run(self._run())
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        observer: Observer | None = None,
+        *,
+        reward: RewardFunction | None = None,
+        **changes: object,
+    ) -> Trainer:
+        """The run in a folder, to go on from its newest checkpoint: `Trainer.load("runs/x", steps=80).fit()`.
+
+        `changes` are settings that a resumed run may have otherwise: steps, max_minutes, checkpoint_every,
+        eval_episodes. Raises RunFolderError for a folder without a run, ConfigError for other changes.
+        """
+        settings = read_settings(Path(folder))
+        return cls(
+            config_from_mapping(TrainConfig, {**settings, **changes}), folder, observer, reward=reward, resume=True
+        )
+
+    @property
+    def metrics(self) -> list[dict[str, JSON]]:
+        """What `metrics.jsonl` says of each step so far, resumed ones included: `pandas.DataFrame(trainer.metrics)`."""
+        return self.folder.steps()
+
+    def fit(self) -> TrainResult:
+        """Plays and learns until the steps are done; a second call does nothing new. Ctrl-C ends it after the current
+        operation, with a checkpoint of the last whole step."""
+        return run_async(self._run())
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes the model as it is now, with its tokenizer, as `transformers` and agentgym load it."""
+        return save_model(self.model, Path(folder), self.model_folder)
 
     async def _run(self) -> TrainResult:
         async with AsyncExitStack() as stack:
@@ -130,8 +172,8 @@ class Trainer:
         logs = self.folder.path / "servers"
         self.engine = await open_engine(config, self.model, self.model_folder, version=self.step, log_folder=logs)
         stack.push_async_callback(self.engine.close)
-        source = EnvTasks(config.env, config.seed, self.env_kwargs)
-        self.player = Player(config, self.engine, self.renderer, source)
+        rewards = await stack.enter_async_context(open_rewards(config.reward, self.reward))
+        self.player = Player(config, self.engine, self.renderer, self.source, rewards)
         await self.player.open(stack, self._on_served, first_order=self._first_order())
         self.learner = self._make_learner()
         stack.callback(self.learner.close)
@@ -168,7 +210,7 @@ class Trainer:
         config = self.config
         self.observer.on_phase("train", config.episodes_per_step)
         limit_s = self.train_s + config.max_minutes * 60 if config.max_minutes else float("inf")
-        while self.step < config.steps and self.train_s < limit_s:
+        while self.step < config.steps and self.train_s < limit_s and not self.watch.finished:
             await self._train_step()
             if self.step % config.checkpoint_every == 0:
                 self._save()
@@ -177,19 +219,22 @@ class Trainer:
     async def _train_step(self) -> None:
         started = time.perf_counter()
         groups = await self._play_groups()
-        greedy = await self._play_greedy(groups)
+        greedy = await self._play_greedy(groups.kept)
         await _uninterrupted(self._finish_step(groups, greedy, started, time.perf_counter()))
 
     async def _finish_step(
-        self, groups: Sequence[Group], greedy: Mapping[str, float], started: float, played: float
+        self, step_groups: StepGroups, greedy: Mapping[str, float], started: float, played: float
     ) -> None:
         """Learns from the groups and records the step; whoever interrupts waits until weights and files agree."""
-        advantages = credit_step(groups, self.config, self.learner, greedy)
-        stats, critic, sync = await self._learn(groups, advantages)
+        kept, groups = step_groups.kept, step_groups.groups
+        learned_from = credit_step(kept, self.config, self.learner, greedy)
+        stats, critic, sync = await self._learn(kept, learned_from)
+        advantages = _of_all(step_groups, learned_from)
         learned = time.perf_counter()
         self.step += 1
         self.train_s += learned - started
         self._record(groups, advantages)
+        self.source.finish(self.step, groups)
         metrics = StepMetrics(
             step=self.step,
             rollout=RolloutSummary.of(groups, advantages),
@@ -199,23 +244,23 @@ class Trainer:
             generate_s=played - started,
             update_s=learned - played,
             elapsed_s=self.train_s,
+            practice={**step_groups.metrics(), **self.source.metrics()},
         )
+        metrics = self.watch.see(metrics)
         self.folder.write_metrics(metrics)
         self.observer.on_step(metrics)
-        self._history.append(metrics)
-        for sign in signs_of_collapse(self._history, self.config.tasks):
-            if sign not in self._named:
-                self._named.add(sign)
-                logger.warning("step %d: %s", self.step, sign)
+        if halt := self.watch.halt:
+            self._save()
+            raise halt
         await self.gate.check(self.step, self.step)
 
-    async def _play_groups(self) -> list[Group]:
-        groups = await self.player.groups(self.step + 1)
+    async def _play_groups(self) -> StepGroups:
+        played = await self.player.groups(self.step + 1)
         staleness = self.step if self.config.over_dispatch else 0
         self.gate.check_versions(
-            [one for group in groups for one in group.trajectories], self.step, staleness=staleness
+            [one for group in played.groups for one in group.trajectories], self.step, staleness=staleness
         )
-        return groups
+        return played
 
     async def _play_greedy(self, groups: Sequence[Group]) -> dict[str, float]:
         """The rewards of greedy episodes of the groups' tasks, where the advantage is taken against them."""
@@ -251,16 +296,37 @@ class Trainer:
         stats = critic = None
         await self.engine.pause()
         if batch.num_rows:
+            step = HaltedStep(step=self.step + 1, groups=groups, credits=advantages, batch=batch)
+            num_steps = self.learner.num_steps
             try:  # the event loop has nothing else to do meanwhile
                 if self.step >= config.learner.critic.warmup_steps:
                     stats = self.learner.update(batch, version=self.step, max_mismatch=self.gate.bound)
+                    check_finite(self.learner.logprobs(batch.select([0])))
                 critic = self.learner.update_critic(batch)
-            except MismatchFound as found:
-                await self.engine.resume()
-                await self.gate.refuse(found, self.step, batch)
+            except TrainingHalted as halted:
+                await self._keep(step, halted, is_whole=self.learner.num_steps == num_steps)
         sync = await self._publish(self.step + 1)
         await self.engine.resume()
         return stats, critic, sync
+
+    async def _keep(self, step: HaltedStep, halted: TrainingHalted, *, is_whole: bool) -> None:
+        """Keeps a step that was halted, and a checkpoint of the one before where the weights are still those; returns
+        where the run goes on without what is left of the step."""
+        told = f"{halted}. The step's episodes and its batch are in {step.save(self.folder.path)}"
+        if is_whole and self.step:
+            self._save()
+        if isinstance(halted, MismatchFound):
+            logger.warning("%s", told)
+            await self.engine.resume()
+            await self.gate.refuse(halted, self.step, step.batch)
+        if not is_whole:  # an optimizer step of this one was made, and may have destroyed the weights
+            try:
+                check_finite(self.learner.logprobs(step.batch.select([0])))
+            except NotFinite as lost:
+                raise NotFinite(f"{lost}. First seen as: {told}" if lost.args != halted.args else told) from halted
+        if "nan" in self.config.collapse.stop_on:
+            raise NotFinite(f"{told}. Without nan in collapse.stop_on, such a step is left out") from halted
+        self.watch.found("nan", f"{told}; the step is left out")
 
     async def _publish(self, version: int | None = None) -> WeightSync:
         """Sends the weights as they are to the engine; under their present number unless there is a new one."""
@@ -280,17 +346,17 @@ class Trainer:
         self.observer.on_phase(phase, self.config.eval_episodes)
         trajectories = await self.player.evaluate(phase, self.observer.on_episode)
         self.writer.write(trajectories, phase=phase, step=self.step)
-        return score(self.step, trajectories)
+        return score(self.step, trajectories, self.source.label)
 
     def _recorded(self, phase: str) -> EvalScore | None:
         """The score of an evaluation that the run began with, before it was resumed."""
         records = takewhile(lambda record: record.phase == phase, read_episodes(self.folder.path))
         trajectories = [record.trajectory for record in records]
-        return score(0, trajectories) if trajectories else None
+        return score(0, trajectories, self.source.label) if trajectories else None
 
     def _save(self) -> Path:
         state = self.learner.state_dict()
-        return self.folder.save_checkpoint(self.step, self.model, state, self.model_folder)
+        return self.folder.save_checkpoint(self.step, self.model, state, self.model_folder, self.source.state())
 
     def _result(self, before: EvalScore | None, after: EvalScore | None, *, interrupted: bool = False) -> TrainResult:
         checkpoint = self._save() if self.step else None
@@ -304,6 +370,12 @@ class Trainer:
             peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             interrupted=interrupted,
         )
+
+
+def _of_all(played: StepGroups, credits: Sequence[GroupCredit]) -> list[GroupCredit]:
+    """The credit of each group that was played: of those that were left out, that no member is trained."""
+    known = {group.id: credit for group, credit in zip(played.kept, credits, strict=True)}
+    return [known.get(group.id, GroupCredit((None,) * len(group.trajectories))) for group in played.groups]
 
 
 async def _uninterrupted(work: Coroutine[object, object, None]) -> None:

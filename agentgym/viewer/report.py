@@ -27,7 +27,12 @@ CURVES = (
     ("entropy", "Entropy"),
     ("kl", "KL"),
     ("grad_norm", "Gradient norm"),
-    ("dead_groups", "Dead groups"),
+    ("clip_fraction", "Clip fraction"),
+    ("dead_group_share", "Dead-group share"),
+    ("repeated_ngrams", "Repeated n-grams, in a reply"),
+    ("repeated_replies", "Repeated replies, in an episode"),
+    ("identical_episodes", "Identical episodes, in a group"),
+    ("tool_calls_per_turn", "Tool calls / turn"),
     ("malformed_calls", "Malformed calls"),
     ("truncated_calls", "Truncated calls"),
     ("unknown_tools", "Unknown tools"),
@@ -70,6 +75,7 @@ def write_report(
     overview: dict[str, JSON] = {
         "run": run.resolve().name,
         "curves": _curves(data.metrics),
+        "signs": _signs(data.metrics),
         "evaluations": [
             {"phase": p.phase, "step": p.step, "success": p.success, "reward_mean": p.reward_mean, "n": p.num_episodes}
             for p in data.evaluations
@@ -190,6 +196,17 @@ def _curves(metrics: Sequence[JSONObject]) -> JSON:
         if any(value is not None for value in values):
             series.append({"key": key, "title": title, "values": values, "extra": key not in known})
     return {"steps": [record.get("step", position) for position, record in enumerate(kept)], "series": series}
+
+
+def _signs(metrics: Sequence[JSONObject]) -> list[JSON]:
+    """The signs of collapse that the run named: `{"text", "step", "last"}`, with the steps that showed them."""
+    last: dict[str, JSON] = {}
+    told: list[tuple[str, JSON]] = []
+    for record in metrics:
+        names, warnings, step = record.get("signs"), record.get("warnings"), record.get("step")
+        last.update({str(name): step for name in names} if isinstance(names, list) else {})
+        told += [(str(text), step) for text in warnings] if isinstance(warnings, list) else []
+    return [{"text": text, "step": step, "last": last.get(text.partition(":")[0], step)} for text, step in told]
 
 
 def _value(record: JSONObject, key: str) -> float | None:

@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from agentgym.envs.plugin import BUNDLED
+
 Command = Callable[..., Any]
 ORACLE = ("eval", "--env", "TextGame-v0", "--policy", "oracle")
 
@@ -100,7 +102,7 @@ def test_verify_finds_a_changed_token(agentgym: Command) -> None:
 
 def test_envs_and_tools_are_listed(agentgym: Command) -> None:
     envs = agentgym("env", "list", "--json")
-    assert [one["id"] for one in envs.json["envs"]] == ["TextGame-v0", "GuessNumber-v0", "WordLadder-v0", "Prompt-v0"]
+    assert [one["id"] for one in envs.json["envs"]] == list(BUNDLED)
     everything = agentgym("tools", "list", "--json").json["tools"]
     assert {"TextGame-v0", "GuessNumber-v0", "WordLadder-v0"} <= {one["env"] for one in everything}
     one = agentgym("tools", "list", "WordLadder-v0", "--json").json["tools"]

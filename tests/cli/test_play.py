@@ -11,7 +11,7 @@ Command = Callable[..., Any]
 
 
 def test_the_hints_win_every_bundled_game(agentgym: Command) -> None:
-    for env in ("TextGame-v0", "GuessNumber-v0", "WordLadder-v0", "Prompt-v0"):
+    for env in ("TextGame-v0", "GuessNumber-v0", "WordLadder-v0", "Prompt-v0", "LongRoad-v0"):
         typed = ""
         for _ in range(40):
             done = agentgym("play", env, "--seed", "4", typed=f"{typed}hint\n")

@@ -93,15 +93,17 @@ def test_what_an_interrupt_left_is_served_on(tmp_path: Path) -> None:
 def test_a_model_is_trained_on_what_an_agent_outside_has_played(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = "--steps 2 --tasks 2 --group-size 4 --eval-episodes 0 --hf.compile False".split()
+    small = "--steps 2 --tasks 3 --group-size 2 --eval-episodes 0 --hf.compile False --practice.filter reward".split()
     with Serving("train", *GAME, *small, "--serve", 0, "--output", tmp_path / "run", "--json") as serving:
-        assert "played 16 episodes" in run_agent(serving.url(), parallel=8)
+        played = run_agent(serving.url(), parallel=8)
         files = json.loads(serving.finish().splitlines()[-1])["files"]
         assert serving.process.returncode == 0, serving.said
     assert main(["verify", str(tmp_path / "run")]) == 0
     capsys.readouterr()
     steps = [json.loads(line) for line in Path(files["metrics"]).read_text().splitlines()]
     assert len(steps) == 2 and all(step["loss"] is not None for step in steps)
+    refilled = sum(step["refill_episodes"] for step in steps)
+    assert refilled > 0 and f"played {12 + refilled} episodes" in played
     trained, shipped = (Path(folder, "model.safetensors") for folder in (files["checkpoint"], embedded_folder()))
     assert trained.read_bytes() != shipped.read_bytes()
     assert main(["train", *GAME, *small, "--output", str(tmp_path / "own")]) == 0

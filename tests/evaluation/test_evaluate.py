@@ -21,7 +21,7 @@ from agentgym.rollout.loop import RolloutLoop
 from agentgym.rollout.sampler import Sampler
 from agentgym.trajectory import Status, Trajectory
 
-BUNDLED = ("TextGame-v0", "GuessNumber-v0", "WordLadder-v0", "Prompt-v0")
+BUNDLED = ("TextGame-v0", "GuessNumber-v0", "WordLadder-v0", "Prompt-v0", "LongRoad-v0")
 FLAKY = '''
 from pathlib import Path
 

@@ -255,6 +255,20 @@ def test_too_many_failures_stop_the_run_and_show_the_first(renderer: Renderer, r
     assert str(halted.value).endswith("RuntimeError: the door is stuck")
 
 
+def test_the_share_that_may_fail_is_of_the_episodes_played_earlier_too(renderer: Renderer, raw: Raw) -> None:
+    sampler = sampler_of(renderer, digits(raw), lambda task: Unlucky() if task.seed == 2 else Guess())
+    good, bad = ([Episode(task, str(task.seed), member) for member in (0, 1)] for task in tasks_of(3)[1:])
+
+    async def play(*, together: bool) -> list[Trajectory]:
+        earlier = await sampler.run(good)
+        return await sampler.run(bad, earlier=earlier if together else ())
+
+    assert [one.status for one in asyncio.run(play(together=True))] == [Status.ENV_ERROR] * 2
+    with pytest.raises(TrainingHalted, match="2 of 2 episodes failed"):
+        asyncio.run(play(together=False))
+    sampler.close()
+
+
 def test_too_many_leaked_threads_stop_the_run(renderer: Renderer, raw: Raw) -> None:
     with pytest.raises(TrainingHalted, match="calls hang in Guess-v0"):
         faulty(renderer, raw, 3, max_failure_rate=1.0, max_leaked_threads=2)

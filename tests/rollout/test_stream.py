@@ -126,3 +126,19 @@ def test_sizes_below_one_are_refused(renderer: Renderer) -> None:
     with pytest.raises(ConfigError, match="3 groups at once, and only 2 are open"):
         asyncio.run(GroupStream(sampler, orders(), group_size=1, num_open=2).take(3))
     sampler.close()
+
+
+def test_the_share_that_may_fail_is_of_all_groups_that_a_step_takes(renderer: Renderer) -> None:
+    async def play(*, together: bool) -> list[Group]:
+        sampler = sampler_of(renderer, {})
+        stream = GroupStream(sampler, orders(), group_size=3, num_open=13)
+        try:
+            first = await stream.take(13)
+            return [*first, *await stream.take(1, first if together else ())]
+        finally:
+            await stream.close()
+            sampler.close()
+
+    with pytest.raises(TrainingHalted, match="3 of 3 episodes failed"):
+        asyncio.run(play(together=False))
+    assert asyncio.run(play(together=True))[-1].task.seed == 13

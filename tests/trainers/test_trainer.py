@@ -162,20 +162,10 @@ def test_episodes_that_fail_leave_the_advantages_of_the_others_as_in_a_run_witho
 def test_a_learning_rate_that_destroys_the_model_halts_and_keeps_what_was_written(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
-    config = replace(small_run, steps=30, eval_episodes=0, optimizer=OptimizerConfig(learning_rate=1e39))
+    config = replace(small_run, steps=30, optimizer=OptimizerConfig(learning_rate=1e39))
     with pytest.raises(TrainingHalted, match="not finite"):
         train(config, tmp_path / "run")
-    assert (tmp_path / "run" / "metrics.jsonl").read_text().endswith("\n")
-
-
-def test_a_collapse_is_named_within_three_steps(
-    small_run: TrainConfig, train: Train, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = replace(small_run, steps=4, eval_episodes=0, optimizer=OptimizerConfig(learning_rate=10.0, warmup_steps=1))
-    train(config, tmp_path / "run")
-    named = [record.getMessage() for record in caplog.records if "step " in record.getMessage()]
-    assert any("dead groups" in message or "lost " in message for message in named)
-    assert min(int(message.split()[1].rstrip(":")) for message in named) <= 4
+    assert [record.phase for record in read_episodes(tmp_path / "run")] == ["eval_before"] * 4
 
 
 def test_mistakes_end_before_anything_is_written(small_run: TrainConfig, train: Train, tmp_path: Path) -> None:
@@ -220,6 +210,8 @@ def test_a_setting_with_a_typing_error_names_the_nearest_right_one() -> None:
         ({"env": "X", "learner": {"critic": {"trunk": "ours"}}}, "setting 'learner.critic.trunk' is 'none' or 'own'"),
         ({"env": "X", "max_minutes": "soon"}, "setting 'max_minutes' is a number or null, got 'soon'"),
         ({"env": "X", "optimizer": {"learning_rate": None}}, "setting 'optimizer.learning_rate' is a number, got None"),
+        ({"env": "X", "collapse": {"stop_on": "nan"}}, "setting 'collapse.stop_on' is a list, got 'nan'"),
+        ({"env": "X", "collapse": {"stop_on": ["nam"]}}, "collapse.stop_on names 'nam': did you mean 'nan'"),
         ({"env": "X", "allow_single": "no"}, "setting 'allow_single' is true or false, got 'no'"),
         ({"env": "X", "env_kwargs": [1]}, r"setting 'env_kwargs' is a mapping of names to values, got \[1\]"),
     ],

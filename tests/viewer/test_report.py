@@ -57,10 +57,10 @@ def test_the_table_and_the_curves_hold_the_run(make_run: MakeRun, vocabulary: An
     series = overview["curves"]["series"]
     curves = {each["key"]: each["values"] for each in series if not each["extra"]}
     assert [each["key"] for each in series if each["extra"]] == [
-        "clip_fraction", "episodes", "generate_s", "lr", "trained_tokens", "update_s",
+        "dead_groups", "episodes", "generate_s", "lr", "trained_tokens", "update_s",
     ]  # fmt: skip
     assert list(curves) == [
-        "success", "reward_mean", "loss", "entropy", "kl", "grad_norm", "dead_groups", "malformed_calls",
+        "success", "reward_mean", "loss", "entropy", "kl", "grad_norm", "clip_fraction", "malformed_calls",
         "tokens_per_s",
     ]  # fmt: skip
     assert curves["grad_norm"][3] is None, "a NaN is a gap in the curve"
@@ -82,6 +82,21 @@ def test_a_result_that_is_none_is_named(make_run: MakeRun, text: str) -> None:
     (run / "result.json").write_text(text, encoding="utf-8")
     with pytest.raises(RunFolderError, match=r"result\.json is no result of `agentgym eval`.*delete it"):
         write_report(run)
+
+
+def test_signs_of_collapse_are_told_with_the_steps_that_showed_them(make_run: MakeRun) -> None:
+    run = make_run()
+    path = run / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert blocks(write_report(run))["overview"]["signs"] == [], "lines without signs"
+    for line in lines:
+        line["signs"] = ["clipped"] * (4 <= line["step"] <= 7) + ["solved"] * (line["step"] == 9)
+        line["warnings"] = {4: ["clipped: 95% <b>of</b> it"], 9: ["solved: all"]}.get(line["step"], [])
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    assert blocks(write_report(run))["overview"]["signs"] == [
+        {"text": "clipped: 95% <b>of</b> it", "step": 4, "last": 7},
+        {"text": "solved: all", "step": 9, "last": 9},
+    ]
 
 
 def test_hostile_text_reaches_the_page_as_data_only(make_run: MakeRun, vocabulary: Any) -> None:

@@ -47,7 +47,9 @@ def gae(  # noqa: PLR0913  (three of the eight are keyword-only settings)
     `whiten`) is that of PPO's implementations. Shapes and errors: see `AdvantageEstimator`; values in the unit of the
     rewards, `groups_B` is not read.
 
-    Expectation: for gamma = lam = 1 without whitening the policy gradient, whatever the values (unbiased).
+    Expectation: for gamma = lam = 1 without whitening the policy gradient, whatever the values (unbiased); a
+    bootstrapped value counts as a reward. For lam < 1 an error e of the critic adds
+    `gamma (1 - lam) sum_k (gamma lam)^k e_{t+1+k}` to `A_t`: biased by that, and unbiased where the critic is right.
 
     Differences from the paper: the whitening. From verl: a reward at a token that is not trained, which it loses, is
     carried to the nearest trained one; a truncated episode bootstraps; one single token in the batch is whitened to

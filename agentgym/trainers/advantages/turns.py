@@ -156,7 +156,8 @@ def turn_gae(  # noqa: PLR0913  (three of the nine are keyword-only settings)
     Turn-Level Advantage Estimation with PPO), whose gamma 0.99 and lambda 0.9 these are. Shapes and errors: those of
     `turn_returns`; values in the unit of the rewards.
 
-    Expectation: for gamma = lam = 1 without whitening the policy gradient, whatever the values (unbiased).
+    Expectation: that of `gae`, with turns for tokens: unbiased for gamma = lam = 1 without whitening, and for lam < 1
+    biased by the critic's errors at later turns.
 
     Differences from the paper: the whitening over trained tokens, as in `gae`.
     """

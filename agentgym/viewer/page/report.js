@@ -78,6 +78,14 @@ function drawRepeats() {
       el('td', {}, at.num_short ? `tasks with fewer episodes: ${at.num_short}` : ''))));
   }
 }
+function drawSigns() {
+  const { signs } = state.data;
+  $('signs').hidden = !signs.length;
+  for (const { text, step, last } of signs) {
+    const when = last === step ? `step ${step}` : `steps ${step}–${last}`;
+    $('signs').append(el('li', {}, el('b', { class: 'bad' }, when), ` ${text}`));
+  }
+}
 
 // ---- curves ----------------------------------------------------------------------------------------------
 const W = 272, H = 132, LEFT = 42, RIGHT = 8, TOP = 8, BOTTOM = 20;
@@ -382,6 +390,7 @@ async function start() {
   state.episodes = state.data.episodes.map((row) => Object.fromEntries(COLUMNS.map((name, i) => [name, row[i]])));
   drawFacts();
   drawRepeats();
+  drawSigns();
   drawCharts();
   drawFilters();
   drawSwitch();

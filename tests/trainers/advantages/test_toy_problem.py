@@ -20,15 +20,21 @@ from agentgym.trainers.advantages import ADVANTAGES
 
 SIZE = 4
 SAMPLES = 100_000
-SEED = 27
-"""15 of the first 40 seeds have every coordinate of every estimator within two standard errors, as 4 degrees of freedom
-that nearly all estimators share let expect; this is one of them. A wrong factor lies far outside (see the last
-tests), and the sums over all groups do not depend on it."""
+SEED = 0
+"""Not chosen for its numbers. The standard error of a gradient is that of the whole vector, the root of the summed
+squares of its coordinates' errors: a correct estimator is within two of it for all but 0.3% of the seeds if its error
+spreads evenly over the logits' 4 degrees of freedom, and for all but 5% if it lies in one. Nearly all estimators share
+the sample's error, so that these chances do not add up. A wrong factor lies far outside (see the last tests), and the
+sums over all groups depend on no seed."""
 LOGITS = torch.tensor([[0.3, -0.4, 0.1], [-0.2, 0.5, 0.0]], dtype=torch.float64)
 FIRST = [0.5, 0.0, -0.5]
 SECOND = [[1.0, 0.0, 2.0], [0.0, 3.0, -1.0], [0.5, 1.5, 0.5]]
 SUCCESS = [[0.0, 0.0, 1.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
 VALUES = [0.4, [1.0, -0.3, 0.8]]
+"""A critic that is wrong everywhere."""
+BOOTSTRAP = [[0.0, 2.0, 0.0], [0.0, -1.0, 0.0], [0.0, 1.5, 0.0]]
+"""The value of what would have come, in the episodes that are truncated."""
+LAM = 0.4
 GREEDY = 0.7
 STEP_WEIGHT = 0.5
 
@@ -37,6 +43,7 @@ OUTCOMES = list(itertools.product(range(3), range(3)))
 
 Gradient = list[float]
 GroupRule = Callable[[Sequence[tuple[int, int]]], list[list[float]]]
+Critic = Callable[[tuple[int, int], int], float]
 
 
 def rewards(outcome: tuple[int, int]) -> tuple[float, float]:
@@ -87,6 +94,11 @@ def to_go(outcome: tuple[int, int], step: int) -> float:
 
 def value(outcome: tuple[int, int], step: int) -> float:
     return VALUES[0] if step == 0 else VALUES[1][outcome[0]]
+
+
+def true_value(outcome: tuple[int, int], step: int) -> float:
+    later = [sum(p * r for p, r in zip(PROBABILITY[1], SECOND[arm], strict=True)) for arm in range(3)]
+    return later[outcome[0]] if step else sum(PROBABILITY[0][arm] * (FIRST[arm] + later[arm]) for arm in range(3))
 
 
 def proxy(outcome: tuple[int, int], step: int) -> float:
@@ -173,14 +185,15 @@ class Episodes:
         lookup = torch.tensor([[number(one, step) for step in range(2)] for one in OUTCOMES], dtype=torch.float64)
         return lookup[self.arms_BT[:, 0] * 3 + self.arms_BT[:, 1]]
 
-    def gradients(self, name: str, inputs: Sequence[str], **settings: Any) -> Tensor:
+    def gradients(self, name: str, inputs: Sequence[str], critic: Critic | None = None, **settings: Any) -> Tensor:
         """The summed gradient as a mean over the members, by group."""
         rewards_BT = self.table(lambda one, step: rewards(one)[step])
         if name == "maxrl":
             rewards_BT = self.table(lambda one, step: step * SUCCESS[one[0]][one[1]])
         steps_BT = torch.arange(2).expand_as(rewards_BT)
         known = {
-            "values_BT": self.table(value),
+            "values_BT": self.table(value if critic is None else critic),
+            "bootstrap_B": self.table(lambda one, _: BOOTSTRAP[one[0]][one[1]])[:, 0],
             "turns_BT": steps_BT,
             "states_BT": steps_BT,
             "greedy_B": torch.full_like(rewards_BT[:, 0], GREEDY),
@@ -192,9 +205,11 @@ class Episodes:
         credit = ADVANTAGES[name](rewards_BT, mask_BT, self.groups_B, **further, **settings)
         return (credit.advantages_BT[:, :, None] * self.slopes_BTV).flatten(1).unflatten(0, (-1, SIZE)).mean(1)
 
-    def gradient(self, name: str, inputs: Sequence[str], **settings: Any) -> tuple[Tensor, Tensor]:
+    def gradient(
+        self, name: str, inputs: Sequence[str], critic: Critic | None = None, **settings: Any
+    ) -> tuple[Tensor, Tensor]:
         """Mean and standard error; groups are what is independent of each other."""
-        by_group = self.gradients(name, inputs, **settings)
+        by_group = self.gradients(name, inputs, critic, **settings)
         return by_group.mean(0), by_group.std(0) / math.sqrt(len(by_group))
 
 
@@ -243,9 +258,14 @@ MULTIPLES: list[tuple[str, list[str], dict[str, Any], float]] = [
 ]
 
 
-def within_two_standard_errors(estimate: tuple[Tensor, Tensor], exact: Tensor) -> bool:
+def standard_errors(estimate: tuple[Tensor, Tensor], exact: Tensor) -> float:
+    """How many standard errors of the vector lie between the two."""
     mean, error = estimate
-    return bool(((mean - exact).abs() <= 2 * error).all())
+    return float((mean - exact).norm() / error.norm())
+
+
+def within_two_standard_errors(estimate: tuple[Tensor, Tensor], exact: Tensor) -> bool:
+    return standard_errors(estimate, exact) <= 2
 
 
 @pytest.mark.parametrize(("name", "inputs", "settings", "factor"), MULTIPLES)
@@ -253,6 +273,32 @@ def test_the_mean_gradient_is_the_said_multiple_of_the_policy_gradient(
     name: str, inputs: list[str], settings: dict[str, Any], factor: float, sample: Episodes
 ) -> None:
     assert within_two_standard_errors(sample.gradient(name, inputs, **settings), factor * POLICY_GRADIENT)
+
+
+CRITICS = [("gae", ["values_BT", "bootstrap_B"]), ("turn_gae", ["values_BT", "turns_BT", "bootstrap_B"])]
+
+
+@pytest.mark.parametrize(("name", "inputs"), CRITICS)
+def test_what_a_truncated_episode_would_have_earned_counts_as_a_reward(
+    name: str, inputs: list[str], sample: Episodes, every_group: tuple[Episodes, Tensor]
+) -> None:
+    exact = expectation(lambda one: [total(one) + BOOTSTRAP[one[0]][one[1]]] * 2)
+    assert (exact - POLICY_GRADIENT).norm() > 0.1
+    assert within_two_standard_errors(sample.gradient(name, inputs, **PLAIN), exact)
+    torch.testing.assert_close(every_group[1] @ every_group[0].gradients(name, inputs, **PLAIN), exact)
+
+
+@pytest.mark.parametrize(("name", "inputs"), [(name, inputs[:-1]) for name, inputs in CRITICS])
+@pytest.mark.parametrize("critic", [value, true_value])
+def test_below_a_lambda_of_one_the_error_of_the_critic_is_the_bias(
+    name: str, inputs: list[str], critic: Critic, sample: Episodes, every_group: tuple[Episodes, Tensor]
+) -> None:
+    settings = PLAIN | {"lam": LAM}
+    bias = expectation(lambda one: [(1 - LAM) * (critic(one, 1) - true_value(one, 1)), 0.0])
+    assert (float(bias.norm()) > 0.1) is (critic is value)
+    assert within_two_standard_errors(sample.gradient(name, inputs, critic, **settings), POLICY_GRADIENT + bias)
+    mean = every_group[1] @ every_group[0].gradients(name, inputs, critic, **settings)
+    torch.testing.assert_close(mean, POLICY_GRADIENT + bias)
 
 
 def test_gpg_is_scaled_by_the_share_of_returns_that_are_not_zero(sample: Episodes) -> None:
@@ -331,12 +377,15 @@ def test_the_best_of_a_group_and_log_success_are_exact_over_all_groups(every_gro
 
 
 def test_two_standard_errors_tell_a_biased_estimator_from_an_unbiased_one(sample: Episodes) -> None:
-    mean, error = sample.gradient("grpo", [], **NO_STD)
-    assert ((mean - POLICY_GRADIENT).abs() / error).max() > 20
-    mean, error = sample.gradient("optimal_token_baseline", OTB_INPUTS)
-    assert ((mean - LESS * POLICY_GRADIENT).abs() / error).max() > 5
-    mean, error = sample.gradient("grpo_passk", [])
-    assert ((mean - best_of_group() / SIZE).abs() / error).max() > 5
+    assert standard_errors(sample.gradient("grpo", [], **NO_STD), POLICY_GRADIENT) > 10
+    assert standard_errors(sample.gradient("optimal_token_baseline", OTB_INPUTS), LESS * POLICY_GRADIENT) > 4
+    assert standard_errors(sample.gradient("grpo_passk", []), best_of_group() / SIZE) > 4
+
+
+def test_every_estimator_of_the_table_is_held_against_its_expectation() -> None:
+    ours = {name for name, estimator in ADVANTAGES.items() if estimator.__module__.startswith("agentgym.")}
+    in_tests_of_their_own = {"gpg", "grpo_passk", "maxrl", "gdpo"}
+    assert ours == {case[0] for case in (*MULTIPLES, *RULES, *CRITICS)} | in_tests_of_their_own
 
 
 def test_the_gradients_of_the_table_are_those_of_the_softmax() -> None:

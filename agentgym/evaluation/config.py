@@ -1,0 +1,97 @@
+"""What an evaluation is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence  # noqa: F401 - the command line resolves `JSON` in this module
+from dataclasses import asdict, dataclass, field
+
+import agentgym
+from agentgym.data import DataConfig, env_of_data
+from agentgym.engines.openai_config import ChatEndpointConfig, endpoint_url, is_url
+from agentgym.envs.policies import POLICIES
+from agentgym.errors import ConfigError
+from agentgym.evaluation.model_folder import EMBEDDED
+from agentgym.rewards import RewardConfig
+from agentgym.rollout.history import CompactionConfig, History
+from agentgym.rollout.limits import SamplingConfig
+from agentgym.types import JSON
+
+__all__ = ["EvalConfig"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalConfig:
+    """What is evaluated, on what. Equal settings give equal episodes, byte for byte, unless a chat endpoint plays."""
+
+    env: str = ""
+    """An environment id, `package.module:Class` or `path/to/file.py:Class`; left out, `Prompt-v0` plays the rows of
+    `data`."""
+    env_kwargs: Mapping[str, JSON] = field(default_factory=dict)
+    """Keywords of the environment's class."""
+    policy: str = EMBEDDED
+    """`embedded`, a model folder, the `http://HOST:PORT/v1` of a chat endpoint, or `oracle`, `cheat`, `random`:
+    policies that need no model."""
+    num_tasks: int = 50
+    """Held-out tasks: the first so many, whatever the seed."""
+    num_repeats: int = 1
+    """Episodes of each task."""
+    seed: int = 0
+    """Of the sampling; tasks do not depend on it."""
+    temperature: float = 1.0
+    """Of the sampling; 0 is greedy."""
+    max_turns: int = 200
+    """Replies in an episode; the environment's own limit is mostly lower."""
+    turn_tokens: int = 512
+    """Most ids in a reply of a model."""
+    tokenizer: str = EMBEDDED
+    """The model folder whose chat format records what a policy without a model says."""
+    family: str | None = None
+    """The chat format of the model, by a name of `agentgym tools families`; None goes by its chat template."""
+    history: History = "append"
+    """`append` keeps the conversation as it was sampled, old reasoning included: one row an episode. `rerender` shows
+    what the chat template makes of it (most drop old reasoning), with a row for each rewrite."""
+    compaction: CompactionConfig = field(default_factory=CompactionConfig)
+    concurrency: int = 64
+    """Episodes at once; plays no role for the result."""
+    device: str = "cpu"
+    """Where a model folder runs: `cpu`, `cuda`."""
+    endpoint: ChatEndpointConfig = field(default_factory=ChatEndpointConfig)
+    """How a chat endpoint is asked, where `policy` is one."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Rows of files as the held-out tasks, in place of the environment's own."""
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    """Where the reward of an episode comes from, in place of the environment."""
+
+    def __post_init__(self) -> None:
+        if not self.env:
+            object.__setattr__(self, "env", env_of_data(self.data))
+        for name in ("num_tasks", "num_repeats", "max_turns", "turn_tokens", "concurrency"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is at least 1, got {getattr(self, name)}")
+        SamplingConfig(temperature=self.temperature)
+        if self.compaction.at is not None and (self.policy in POLICIES or is_url(self.policy)):
+            raise ConfigError(f"{self.policy} is asked for no summary: leave compaction.at out, or evaluate a model")
+        if self.history != "append" and is_url(self.policy):
+            raise ConfigError("a chat endpoint renders the history itself, by its own template: leave history out")
+        if self.family is not None and is_url(self.policy):
+            raise ConfigError("a chat endpoint has its own chat format: leave family out")
+
+    def to_json(self) -> dict[str, JSON]:
+        """What decides the result, as `config.yaml` stores it; `concurrency` and `device` do not, nor does a key."""
+        names = "env env_kwargs policy num_tasks num_repeats seed temperature max_turns turn_tokens".split()
+        settings: dict[str, JSON] = {"kind": "eval", "agentgym": agentgym.__version__}
+        settings |= {name: getattr(self, name) for name in names}
+        for name, part, nothing in (("data", self.data, DataConfig()), ("reward", self.reward, RewardConfig())):
+            settings |= {} if part == nothing else {name: plain_settings(part)}
+        if is_url(self.policy):
+            endpoint: dict[str, JSON] = {"model": self.endpoint.model, "text_marks": self.endpoint.text_marks}
+            return {**settings, "policy": endpoint_url(self.policy), "endpoint": endpoint}
+        settings["tokenizer"] = self.tokenizer if self.policy in POLICIES else self.policy
+        return {**settings, "family": self.family, "history": self.history, "compaction": asdict(self.compaction)}
+
+
+def plain_settings(config: DataConfig | RewardConfig) -> dict[str, JSON]:
+    """The settings as YAML and JSON hold them."""
+    plain: dict[str, JSON] = json.loads(json.dumps(asdict(config), default=dict))
+    return plain

@@ -1,0 +1,22 @@
+"""Runs a coroutine to its end from plain code, also where an event loop runs already, as in a notebook."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+__all__ = ["run_async"]
+
+T = TypeVar("T")
+
+
+def run_async(work: Coroutine[object, object, T]) -> T:
+    """The coroutine's result. In a thread whose event loop runs, a loop in another thread runs it meanwhile."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1, "agentgym-loop") as aside:
+        return aside.submit(asyncio.run, work).result()

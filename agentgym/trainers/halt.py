@@ -1,0 +1,74 @@
+"""What is kept of a step that could not be taken: its episodes, its batch, and a way to look at both."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from agentgym.errors import RunFolderError, TrainingHalted
+from agentgym.rollout.record import EpisodeWriter
+from agentgym.trainers.aggregation import StepTotals
+from agentgym.trainers.batch import TrainingBatch
+from agentgym.trainers.credits import GroupCredit
+from agentgym.trajectory import Group
+
+__all__ = ["HaltedStep", "NotFinite", "check_finite", "load_batch"]
+
+BATCH = "batch.pt"
+
+
+class NotFinite(TrainingHalted):
+    """A loss, a gradient, or what the step made of the weights is not finite."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class HaltedStep:
+    """A step's episodes, what they were credited with, and the batch made of them."""
+
+    step: int
+    """The number that the step would have borne."""
+    groups: Sequence[Group]
+    credits: Sequence[GroupCredit]
+    batch: TrainingBatch
+
+    def save(self, run: Path) -> Path:
+        """Writes `halted/step-NNNNNN` in the run's folder and returns it.
+
+        `agentgym view` and `agentgym verify` read the folder as they read a run's; `load_batch` reads its `batch.pt`.
+        """
+        folder = run / "halted" / f"step-{self.step:06d}"
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            shutil.copyfile(run / "config.yaml", folder / "config.yaml")
+            tensors = {one.name: getattr(self.batch, one.name) for one in fields(self.batch)}
+            torch.save({**tensors, "totals": asdict(self.batch.totals)}, folder / BATCH)
+        except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
+            raise RunFolderError(f"cannot keep the halted step in {str(folder)!r}: {error}") from error
+        with EpisodeWriter(folder) as writer:
+            for group, credit in zip(self.groups, self.credits, strict=True):
+                rows = [None if one is None else [row.tolist() for row in one] for one in credit.members]
+                writer.write(group.trajectories, phase="train", step=self.step, advantages=rows)
+        return folder
+
+
+def load_batch(folder: Path) -> TrainingBatch:
+    """The batch of a halted step's folder, for another try at `Learner.update`; RunFolderError when there is none."""
+    try:
+        stored = torch.load(folder / BATCH, weights_only=True)
+    except OSError as error:
+        raise RunFolderError(f"{str(folder)!r} holds no halted step ({error}); they are under RUN/halted") from error
+    return TrainingBatch(**{**stored, "totals": StepTotals(**stored["totals"])})
+
+
+def check_finite(logp_M: Tensor) -> None:
+    """Raises NotFinite when a step left weights whose logprobs of its own tokens are no numbers."""
+    if not bool(logp_M.isfinite().all()):
+        raise NotFinite(
+            "the step made weights whose logprobs are not finite, so they are lost; lower the learning rate"
+        )

@@ -1,0 +1,29 @@
+"""What a run practises: where its tasks come from, which of them a step plays, and which groups it learns from."""
+
+from agentgym.trainers.tasks.choice import EnvChoice, env_choices, fixed_source, make_source
+from agentgym.trainers.tasks.curriculum import CURRICULA, CurriculumTasks
+from agentgym.trainers.tasks.filtering import StepGroups
+from agentgym.trainers.tasks.fixed import FixedTasks
+from agentgym.trainers.tasks.mix import MixedTasks, MixEntry
+from agentgym.trainers.tasks.practice import CurriculumConfig, PracticeConfig, ReplayConfig
+from agentgym.trainers.tasks.replay import ReplayedTasks
+from agentgym.trainers.tasks.source import EnvTasks, TaskSource
+
+__all__ = [
+    "CURRICULA",
+    "CurriculumConfig",
+    "CurriculumTasks",
+    "EnvChoice",
+    "EnvTasks",
+    "FixedTasks",
+    "MixEntry",
+    "MixedTasks",
+    "PracticeConfig",
+    "ReplayConfig",
+    "ReplayedTasks",
+    "StepGroups",
+    "TaskSource",
+    "env_choices",
+    "fixed_source",
+    "make_source",
+]

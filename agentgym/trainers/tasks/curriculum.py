@@ -1,0 +1,196 @@
+"""Tasks of several levels, whose shares follow the success of recent groups."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Protocol, cast
+
+from agentgym.rollout.seeds import derive
+from agentgym.trainers.tasks.filtering import success_rate
+from agentgym.trainers.tasks.practice import CurriculumConfig
+from agentgym.trainers.tasks.source import TaskSource
+from agentgym.trajectory import Group
+from agentgym.types import JSON, Task
+
+__all__ = ["CURRICULA", "Curriculum", "CurriculumTasks", "Learnability", "Thresholds"]
+
+
+class Curriculum(Protocol):
+    """How much of each level is trained, by what came of it."""
+
+    def shares(self) -> Sequence[float]:
+        """The share of each level in the next step, the easiest first; their sum is 1."""
+
+    def observe(self, successes: Sequence[Sequence[float]]) -> None:
+        """Takes a step's results: for each level, the success of each of its groups."""
+
+    def state(self) -> Mapping[str, JSON]:
+        """What `load` takes."""
+
+    def load(self, state: Mapping[str, JSON]) -> None:
+        """Goes on from a `state`."""
+
+
+class Thresholds:
+    """One level at a time, moved by thresholds on the success of its last groups.
+
+    Automatic domain randomization: OpenAI et al. (2019), Solving Rubik's Cube with a Robot Hand, arXiv:1910.07113,
+    algorithm 1. Results are collected in a buffer; once it is full, a mean of at least the high threshold makes the
+    task harder, one of at most the low threshold easier, and the buffer is emptied. Differences: the level is one value
+    and not a range that grows at both ends, and a buffer whose mean is in between slides on instead of being emptied.
+    """
+
+    def __init__(self, num_levels: int, config: CurriculumConfig) -> None:
+        self._num_levels, self._config = num_levels, config
+        self._level = 0
+        self._recent: deque[float] = deque(maxlen=config.window)
+
+    def shares(self) -> Sequence[float]:
+        """1 for the level at hand."""
+        return [float(level == self._level) for level in range(self._num_levels)]
+
+    def observe(self, successes: Sequence[Sequence[float]]) -> None:
+        """Groups of other levels, dispatched before the last move or replayed, do not count."""
+        self._recent.extend(successes[self._level])
+        if len(self._recent) < self._config.window:
+            return
+        mean = sum(self._recent) / len(self._recent)
+        move = int(mean >= self._config.raise_at) - int(mean <= self._config.lower_at)
+        wanted = min(max(self._level + move, 0), self._num_levels - 1)
+        if wanted != self._level:
+            self._level = wanted
+            self._recent.clear()
+
+    def state(self) -> Mapping[str, JSON]:
+        """The level and its last results."""
+        return {"level": self._level, "recent": list(self._recent)}
+
+    def load(self, state: Mapping[str, JSON]) -> None:
+        """Goes on from a `state`."""
+        self._level = cast(int, state["level"])
+        self._recent = deque(cast(Sequence[float], state["recent"]), maxlen=self._config.window)
+
+
+class Learnability:
+    """All levels at once, each by p(1 - p): the variance of its success, which is greatest at 0.5.
+
+    Sampling for learnability: Rutherford et al. (2024), No Regrets, arXiv:2408.15099, and for language
+    models Foster et al. (2025), Learning to Reason at the Frontier of Learnability, arXiv:2502.12272. Differences: it
+    weighs levels and not single tasks, and p is a running estimate instead of extra episodes: the mean over past
+    groups, whose weights fall by `keep` a step, and one success and one failure that were never seen (so a level that
+    was not played lately drifts back to p = 0.5 and is tried again). Every level gets `explore / levels` in any case.
+    """
+
+    def __init__(self, num_levels: int, config: CurriculumConfig) -> None:
+        self._config = config
+        self._counts = [0.0] * num_levels
+        self._wins = [0.0] * num_levels
+
+    def shares(self) -> Sequence[float]:
+        """`explore / levels + (1 - explore) p(1 - p) / sum`."""
+        rates = [(wins + 1) / (count + 2) for wins, count in zip(self._wins, self._counts, strict=True)]
+        scores = [rate * (1 - rate) for rate in rates]
+        explore, total = self._config.explore, sum(scores)
+        return [explore / len(scores) + (1 - explore) * score / total for score in scores]
+
+    def observe(self, successes: Sequence[Sequence[float]]) -> None:
+        """One count a group."""
+        keep = self._config.keep
+        self._counts = [keep * count + len(new) for count, new in zip(self._counts, successes, strict=True)]
+        self._wins = [keep * wins + sum(new) for wins, new in zip(self._wins, successes, strict=True)]
+
+    def state(self) -> Mapping[str, JSON]:
+        """Groups and successes by level."""
+        return {"counts": list(self._counts), "wins": list(self._wins)}
+
+    def load(self, state: Mapping[str, JSON]) -> None:
+        """Goes on from a `state`."""
+        self._counts = list(cast(Sequence[float], state["counts"]))
+        self._wins = list(cast(Sequence[float], state["wins"]))
+
+
+CURRICULA: Mapping[str, Callable[[int, CurriculumConfig], Curriculum]] = {
+    "steps": Thresholds,
+    "learnability": Learnability,
+}
+"""By the name of `CurriculumConfig.method`; each is made of the number of levels and the settings."""
+
+
+class CurriculumTasks:
+    """A `TaskSource` over sources of one level each; held-out tasks are those of `held_out`, whatever is trained on.
+
+    Which level a place gets is drawn by the curriculum's shares, from the seed, step and place alone.
+    """
+
+    def __init__(
+        self,
+        levels: Mapping[str, TaskSource],
+        held_out: TaskSource,
+        config: CurriculumConfig,
+        run_seed: int,
+    ) -> None:
+        self.levels, self.held_out = dict(levels), held_out
+        self.curriculum = CURRICULA[config.method](len(self.levels), config)
+        self._run_seed = run_seed
+        self._metrics: dict[str, float] = {}
+
+    def train_tasks(self, step: int, places: range) -> list[Task]:
+        """Each of the level that its place draws."""
+        sources, bounds = list(self.levels.values()), list(accumulate(self.curriculum.shares()))
+        tasks = []
+        for place in places:
+            drawn = derive(self._run_seed, "curriculum", step, place) / 2**63 * bounds[-1]
+            level = next((level for level, bound in enumerate(bounds) if drawn < bound), len(bounds) - 1)
+            tasks += sources[level].train_tasks(step, range(place, place + 1))
+        return tasks
+
+    def eval_tasks(self, num_tasks: int) -> list[Task]:
+        """Those of the environment as it is given."""
+        return self.held_out.eval_tasks(num_tasks)
+
+    def finish(self, step: int, groups: Sequence[Group]) -> None:
+        """Moves the shares by the success of the groups; failed episodes do not count."""
+        successes: list[list[float]] = []
+        played = 0
+        self._metrics = {}
+        for number, (name, source) in enumerate(self.levels.items()):
+            own = [group for group in groups if source.holds(group.task)]
+            source.finish(step, own)
+            successes.append([rate for group in own if (rate := success_rate(group)) is not None])
+            played += number * len(own)
+            if successes[-1]:
+                self._metrics[f"level_success_{name}"] = sum(successes[-1]) / len(successes[-1])
+        if groups:
+            self._metrics["level"] = 1 + played / len(groups)
+        self.curriculum.observe(successes)
+        shares = zip(self.levels, self.curriculum.shares(), strict=True)
+        self._metrics |= {f"level_share_{name}": round(share, 4) for name, share in shares}
+
+    def holds(self, task: Task) -> bool:
+        """Whether it is of one of the levels, or held out."""
+        return self.held_out.holds(task) or any(source.holds(task) for source in self.levels.values())
+
+    def label(self, task: Task) -> str:
+        """It has one part."""
+        return ""
+
+    def metrics(self) -> Mapping[str, float]:
+        """`level` (the mean of what was played, 1 is the easiest), `level_success_VALUE`, and `level_share_VALUE`, the
+        share in the step to come."""
+        return self._metrics
+
+    def state(self) -> Mapping[str, JSON]:
+        """That of the curriculum and of each level."""
+        return {
+            "curriculum": self.curriculum.state(),
+            "levels": {name: source.state() for name, source in self.levels.items()},
+        }
+
+    def load(self, state: Mapping[str, JSON]) -> None:
+        """Goes on from a `state`."""
+        self.curriculum.load(cast(Mapping[str, JSON], state["curriculum"]))
+        levels = cast(Mapping[str, Mapping[str, JSON]], state["levels"])
+        for name, source in self.levels.items():
+            source.load(levels[name])

@@ -1,0 +1,112 @@
+"""The settings of what a run practises: mixes, curriculum, replay, and groups that are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from agentgym.errors import ConfigError
+from agentgym.trainers.tasks.mix import read_mix
+
+__all__ = ["CurriculumConfig", "PracticeConfig", "ReplayConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurriculumConfig:
+    """Tasks of several levels, whose shares follow the success of recent groups."""
+
+    method: Literal["off", "steps", "learnability"] = "off"
+    """`steps` trains on one level, and moves up or down by the success of its last groups (thresholds, as in automatic
+    domain randomization); `learnability` trains on all, each by p(1 - p), p being its success."""
+    by: str = "level"
+    """The environment's keyword that sets the level."""
+    values: tuple[int | float | str, ...] = ()
+    """Its values, the easiest first."""
+    raise_at: float = 0.8
+    """Of `steps`: success of the last groups from which on the next level is trained."""
+    lower_at: float = 0.2
+    """Of `steps`: success up to which the level before is trained."""
+    window: int = 16
+    """Of `steps`: groups of a level before it is left."""
+    explore: float = 0.1
+    """Of `learnability`: the share of tasks that all levels get alike."""
+    keep: float = 0.9
+    """Of `learnability`: what remains of a group's weight in its level's success after one step."""
+
+    def __post_init__(self) -> None:
+        if self.method == "off":
+            if self.values:
+                raise ConfigError(
+                    "curriculum.values are given, and curriculum.method is off: add steps or learnability"
+                )
+            return
+        if len(set(self.values)) < max(2, len(self.values)):
+            raise ConfigError(
+                f"a curriculum takes two or more different curriculum.values of {self.by!r}, the easiest first, such as"
+                f" 1 2 3 4; got {' '.join(map(str, self.values)) or 'none'}"
+            )
+        if not 0.0 <= self.lower_at < self.raise_at <= 1.0:
+            raise ConfigError(
+                "a curriculum takes 0 <= lower_at < raise_at <= 1, which are rates of success; got"
+                f" {self.lower_at:g} and {self.raise_at:g}"
+            )
+        if self.window < 1:
+            raise ConfigError(f"curriculum.window is a number of groups of at least 1, got {self.window}")
+        if not 0.0 < self.explore <= 1.0:
+            raise ConfigError(f"curriculum.explore is a share in (0, 1], got {self.explore:g}: each level needs some")
+        if not 0.0 < self.keep < 1.0:
+            raise ConfigError(f"curriculum.keep is a share in (0, 1), got {self.keep:g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayConfig:
+    """Earlier tasks that are played again."""
+
+    share: float = 0.0
+    """Of a step's tasks, those that are earlier ones again, as long as some are remembered; 0 replays none."""
+    max_success: float = 0.5
+    """Tasks whose group had at most this success are remembered."""
+    min_success: float = 0.0
+    """And at least this one: 0.01 leaves out those that nobody solved."""
+    memory: int = 256
+    """Tasks that are remembered at most; the oldest is forgotten first."""
+    max_replays: int = 3
+    """How often a task is played again at most."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.share < 1.0:
+            raise ConfigError(
+                f"replay.share is a share in [0, 1), got {self.share:g}: new tasks have to come from somewhere"
+            )
+        if not 0.0 <= self.min_success <= self.max_success <= 1.0:
+            raise ConfigError(
+                "replay takes 0 <= min_success <= max_success <= 1, which are rates of success; got"
+                f" {self.min_success:g} and {self.max_success:g}"
+            )
+        if self.memory < 1 or self.max_replays < 1:
+            raise ConfigError(
+                f"replay.memory and replay.max_replays are at least 1, got {self.memory} and {self.max_replays}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PracticeConfig:
+    """Which tasks a step plays, and which of their groups it learns from."""
+
+    mix: Mapping[str, float | Mapping[str, object]] = field(default_factory=dict)
+    """Several environments with their weights, such as TextGame-v0=2 GuessNumber-v0=1 (`--mix` for short). In YAML, a
+    weight may be a mapping of `weight`, `kwargs`, `levels` (its own curriculum.values, [] for none) and `env` (where
+    the name is one of your own)."""
+    filter: Literal["off", "reward", "success"] | None = None
+    """Which groups are left out and replaced by further ones: those whose rewards are all equal, or whose episodes all
+    succeeded or all failed (dynamic sampling of DAPO). None is that of the algo, mostly off."""
+    max_refills: int = 8
+    """Rounds of further groups in a step, with `filter`; after them it goes on with the groups that there are."""
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+
+    def __post_init__(self) -> None:
+        read_mix(self.mix)
+        if self.max_refills < 1:
+            raise ConfigError(f"max_refills is at least 1, got {self.max_refills}; filter off plays no further groups")

@@ -1,0 +1,57 @@
+"""The numbers of a step by which its health is judged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agentgym.types import JSON
+
+__all__ = ["Vitals"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vitals:
+    """What one line of `metrics.jsonl` says; None for what the step did not measure."""
+
+    groups: int = 0
+    dead_groups: int = 0
+    success: float = 0.0
+    tool_calls: int = 0
+    failed_calls: int = 0
+    """Calls that reached no tool."""
+    tool_calls_per_turn: float | None = None
+    repeated_ngrams: float | None = None
+    repeated_replies: float | None = None
+    entropy: float | None = None
+    """Nats a token: of the update, or of what was sampled where there was no update."""
+    clip_fraction: float | None = None
+    grad_norm: float | None = None
+    kl: float | None = None
+    """To the reference model, nats a token."""
+
+    @classmethod
+    def of(cls, line: Mapping[str, JSON]) -> Vitals:
+        """The numbers of a line, by their flat names."""
+        failed = ("malformed_calls", "truncated_calls", "unknown_tools", "invalid_arguments")
+        entropy = _number(line, "entropy")
+        return cls(
+            groups=int(_number(line, "groups") or 0),
+            dead_groups=int(_number(line, "dead_groups") or 0),
+            success=_number(line, "success") or 0.0,
+            tool_calls=int(_number(line, "tool_calls") or 0),
+            failed_calls=int(sum(_number(line, name) or 0 for name in failed)),
+            tool_calls_per_turn=_number(line, "tool_calls_per_turn"),
+            repeated_ngrams=_number(line, "repeated_ngrams"),
+            repeated_replies=_number(line, "repeated_replies"),
+            entropy=_number(line, "sampled_entropy") if entropy is None else entropy,
+            clip_fraction=_number(line, "clip_fraction"),
+            grad_norm=_number(line, "grad_norm"),
+            kl=_number(line, "kl"),
+        )
+
+
+def _number(line: Mapping[str, JSON], name: str) -> float | None:
+    value = line.get(name)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

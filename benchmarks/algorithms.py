@@ -1,0 +1,381 @@
+"""Learning curves of the algorithms, from the embedded model, three seeds each: one picture and one table.
+
+Every run is a process of `agentgym train`, one after another. A run that is finished is not run again and one that was
+cut off goes on, so the same command may be given again, with more algorithms or seeds. What stands behind `--` goes to
+every run.
+
+    python benchmarks/algorithms.py [--algo grpo ppo ...] [--seeds 1 2 3] [--steps 40] [-- --tasks 8]
+
+With `--horizon`, the many-turn comparison: LongRoad-v0, where one early turn of 32 decides. Each algorithm gets the
+learning rate of `--rates` with which it learns in the fewest episodes on a seed of its own, then plays the seeds with
+it; a run ends when its training success over the last 128 episodes reaches the target.
+
+    python benchmarks/algorithms.py --horizon
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from agentgym.evaluation.statistics import success_interval
+from agentgym.viewer.run_data import read_run
+
+ALGORITHMS: Mapping[str, tuple[str, ...]] = {
+    "grpo": ("--algo", "grpo"),
+    "ppo": ("--algo", "ppo"),
+    "rloo": ("--algo", "rloo"),
+    "reinforce_plus_plus": ("--algo", "reinforce_plus_plus"),
+    "gspo": ("--algo", "grpo", "--learner.loss", "gspo"),
+    "cispo": ("--algo", "grpo", "--learner.loss", "cispo"),
+    "dapo": ("--algo", "dapo"),
+    "gigpo": ("--algo", "gigpo"),
+}
+"""Name to options of `agentgym train`."""
+HORIZON: Mapping[str, tuple[str, ...]] = {
+    "grpo": ("--algo", "grpo"),
+    "dr_grpo": ("--algo", "dr_grpo"),
+    "turn_group": ("--algo", "turn_group", "--advantage", "gamma=0"),
+}
+EPISODE_LEVEL, TURN_LEVEL = "grpo", "turn_group"
+HORIZON_OPTIONS = ("--tasks", "4", "--group-size", "4", "--eval-episodes", "0", "--checkpoint-every", "10")
+TUNING_SEED = 0
+WINDOW_EPISODES = 128
+"""Training success is that of the last so many episodes."""
+POLL_S = 1.0
+
+
+@dataclass(frozen=True)
+class Point:
+    """Training after one step."""
+
+    episodes: int
+    seconds: float
+    success: float
+    """Of the step's episodes."""
+    moving: float
+    """Of the last `WINDOW_EPISODES`; NaN before there are as many."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: what is trained, how, and where it is kept."""
+
+    label: str
+    seed: int
+    options: tuple[str, ...]
+    folder: Path
+    stop_at: float | None = None
+    """The moving success at which it is ended."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing is left to do; ends the program where the folder holds a run with other options."""
+        marker = self.folder / "benchmark.json"
+        if not marker.is_file():
+            return False
+        if json.loads(marker.read_text())["options"] != list(self.options):
+            sys.exit(f"{self.folder} holds a run with other options (benchmark.json): give another --output")
+        return True
+
+    @property
+    def points(self) -> list[Point]:
+        """The curve so far."""
+        path = self.folder / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.is_file() else []
+        points: list[Point] = []
+        past: list[tuple[int, float]] = []
+        for line in lines:
+            try:
+                step = json.loads(line)
+            except ValueError:  # the line that is being written
+                break
+            past.append((step["episodes"], step["success"]))
+            played = sum(number for number, _ in past)
+            points.append(Point(played, step["elapsed_s"], step["success"], _moving(past)))
+        return points
+
+    def reached(self, target: float) -> Point | None:
+        """Where the moving success first is at least `target`."""
+        return next((point for point in self.points if point.moving >= target), None)
+
+    def held_out(self) -> tuple[list[float], list[str]]:
+        """Successes of the evaluation after training, and the tasks they belong to."""
+        if not (self.folder / "episodes.jsonl").is_file():
+            return [], []
+        kept = [one for one in read_run(self.folder).episodes if one.phase == "eval_after" and one.reward is not None]
+        return [float(bool(one.success)) for one in kept], [one.group for one in kept]
+
+
+@dataclass
+class Result:
+    """The runs of one algorithm over the seeds."""
+
+    label: str
+    runs: list[Run] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    """What the runs that did not work said."""
+
+    def reached(self, target: float) -> list[Point]:
+        """Of the runs that got there."""
+        return [point for run in self.runs if (point := run.reached(target)) is not None]
+
+    def row(self, target: float) -> list[str]:
+        """The line of the table."""
+        points = self.reached(target)
+        successes, tasks = [], []
+        for run in self.runs:
+            more = run.held_out()
+            successes += more[0]
+            tasks += more[1]
+        interval = success_interval(successes, tasks)
+        held_out = f"{statistics.fmean(successes):.3f} {interval}" if successes else "-"
+        episodes = _spread([point.episodes for point in points])
+        count = f"{len(points)}/{len(self.runs) + len(self.failed)}"
+        return [self.label, count, episodes, _spread([point.seconds for point in points]), held_out]
+
+    def to_json(self, target: float) -> dict[str, object]:
+        """For `--json` and `results.json`."""
+        seeds = [
+            {"seed": run.seed, "folder": str(run.folder), "reached": asdict(point) if point else None}
+            for run in self.runs
+            for point in [run.reached(target)]
+        ]
+        return {"algorithm": self.label, "seeds": seeds, "failed": self.failed, "row": self.row(target)}
+
+
+def _moving(past: Sequence[tuple[int, float]]) -> float:
+    total, number = 0.0, 0
+    for episodes, success in reversed(past):
+        total, number = total + episodes * success, number + episodes
+        if number >= WINDOW_EPISODES:
+            return total / number
+    return math.nan
+
+
+def _spread(numbers: Sequence[float]) -> str:
+    """Mean, least and most."""
+    if not numbers:
+        return "-"
+    return f"{statistics.fmean(numbers):,.0f} ({min(numbers):,.0f} to {max(numbers):,.0f})"
+
+
+def play(run: Run) -> str:
+    """Trains until the run is finished; gives what went wrong, or nothing."""
+    if run.is_finished:
+        print(f"{run.folder}: finished before", flush=True)
+        return ""
+    run.folder.parent.mkdir(parents=True, exist_ok=True)
+    again = ["--resume"] if (run.folder / "config.yaml").is_file() else []
+    command = [sys.executable, "-m", "agentgym", "train", *run.options, "--output", str(run.folder), *again]
+    log = run.folder.with_suffix(".log")
+    began = time.monotonic()
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            stopped = _wait(process, run)
+        except BaseException:
+            process.send_signal(signal.SIGINT)  # it writes a checkpoint
+            process.wait()
+            raise
+    if process.returncode and not stopped:
+        lines = log.read_text().strip().splitlines() or ["it said nothing"]
+        print(f"{run.folder}: exit code {process.returncode}, see {log}", flush=True)
+        return lines[-1]
+    (run.folder / "benchmark.json").write_text(json.dumps({"options": list(run.options)}) + "\n")
+    last, spent_s = run.points[-1], time.monotonic() - began
+    success = last.success if math.isnan(last.moving) else last.moving
+    print(f"{run.folder}: success {success:.2f} after {last.episodes:,} episodes, {spent_s:.0f} s", flush=True)
+    return ""
+
+
+def _wait(process: subprocess.Popen[bytes], run: Run) -> bool:
+    """Waits for the end; whether the run was ended because it is where it should be."""
+    while process.poll() is None:
+        if run.stop_at is not None and run.reached(run.stop_at) is not None:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            return True
+        time.sleep(POLL_S)
+    return False
+
+
+def compare(arguments: argparse.Namespace, table: Mapping[str, tuple[str, ...]]) -> list[Result]:
+    """Every algorithm with every seed."""
+    results = []
+    for name in arguments.algo or list(table):
+        result = Result(name)
+        for seed in arguments.seeds:
+            options = (*common(arguments), *table[name], "--seed", str(seed), *arguments.rest)
+            _add(result, Run(name, seed, options, arguments.output / f"{name}-seed{seed}"))
+        results.append(result)
+    return results
+
+
+def compare_horizon(arguments: argparse.Namespace) -> list[Result]:
+    """Every algorithm with every seed, at the rate that is its best on the tuning seed."""
+    results = []
+    for name in arguments.algo or list(HORIZON):
+        best = _best_rate(arguments, name) if len(arguments.rates) > 1 else arguments.rates[0]
+        result = Result(f"{name} (rate {best:g})")
+        for seed in arguments.seeds:
+            _add(result, _horizon_run(arguments, name, best, seed))
+        results.append(result)
+    return results
+
+
+def _best_rate(arguments: argparse.Namespace, name: str) -> float:
+    tried = {rate: _horizon_run(arguments, name, rate, TUNING_SEED) for rate in arguments.rates}
+    for rate, run in tried.items():
+        if problem := play(run):
+            sys.exit(f"{name} at the rate {rate}: {problem}")
+    return min(tried, key=lambda rate: _quality(tried[rate], arguments.target))
+
+
+def _quality(run: Run, target: float) -> tuple[float, float]:
+    """Fewer episodes are better; of those that did not get there, the one that came nearest."""
+    point = run.reached(target)
+    nearest = max((point.moving for point in run.points if point.moving == point.moving), default=0.0)
+    return (point.episodes if point else math.inf), -nearest
+
+
+def _horizon_run(arguments: argparse.Namespace, name: str, rate: float, seed: int) -> Run:
+    own = ("--optimizer.learning-rate", f"{rate:g}", "--seed", str(seed))
+    options = (*common(arguments), *HORIZON_OPTIONS, *HORIZON[name], *own, *arguments.rest)
+    folder = arguments.output / f"{name}-rate{rate:g}-seed{seed}"
+    return Run(name, seed, options, folder, stop_at=arguments.target)
+
+
+def _add(result: Result, run: Run) -> None:
+    if problem := play(run):
+        result.failed.append(problem)
+    else:
+        result.runs.append(run)
+
+
+def common(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """The options of every run."""
+    capped = ("--max-minutes", f"{arguments.max_minutes:g}")
+    threads = ("--learner.threads", str(arguments.threads)) if arguments.threads else ()
+    return "--env", arguments.env, "--steps", str(arguments.steps), *capped, *threads
+
+
+def draw(results: Sequence[Result], target: float, path: Path) -> None:
+    """All curves: training success against episodes and against seconds, one thin line a seed."""
+    figure = Figure(figsize=(12, 4.6), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = zip(figure.subplots(1, 2, sharey=True), ("episodes", "seconds"), strict=True)
+    for axes, key in panels:
+        for number, result in enumerate(results):
+            label: str | None = result.label
+            for run in result.runs:
+                points = [point for point in run.points if point.moving == point.moving]
+                across = [getattr(point, key) for point in points]
+                axes.plot(across, [point.moving for point in points], color=f"C{number}", linewidth=1.4, label=label)
+                label = None
+        axes.axhline(target, color="grey", linewidth=0.8, linestyle="--")
+        axes.set_xlabel(f"{key} of training")
+        axes.set_ylim(-0.03, 1.03)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        if key == "episodes" and axes.get_legend_handles_labels()[0]:
+            axes.set_title(f"success of the last {WINDOW_EPISODES} episodes", loc="left", fontweight="bold")
+            axes.legend(frameon=False)
+    figure.savefig(path, metadata={"Software": None})
+
+
+def show(results: Sequence[Result], target: float) -> None:
+    """The table."""
+    head = ["algorithm", "seeds", f"episodes to {target:g}", f"seconds to {target:g}", "held-out success"]
+    rows = [head, *(result.row(target) for result in results)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for result in results:
+        for problem in result.failed:
+            print(f"{result.label}: {problem}")
+
+
+def ratio(results: Sequence[Result], target: float) -> float | None:
+    """Episodes that turn-level credit needs over those of episode-level credit, None where one is missing.
+
+    A run that did not get there counts with the episodes it played, which are fewer than it needs.
+    """
+    needed = {}
+    for result in results:
+        episodes = [(run.reached(target) or run.points[-1]).episodes for run in result.runs]
+        if result.label.startswith(TURN_LEVEL) and len(result.reached(target)) < len(result.runs):
+            return None
+        needed[result.label.partition(" ")[0]] = statistics.fmean(episodes) if episodes else math.nan
+    if {EPISODE_LEVEL, TURN_LEVEL} - set(needed):
+        return None
+    return needed[TURN_LEVEL] / needed[EPISODE_LEVEL]
+
+
+def parse(given: Sequence[str]) -> argparse.Namespace:
+    """The arguments; what stands behind `--` is `rest`."""
+    split = list(given).index("--") if "--" in given else len(given)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--horizon", action="store_true", help="compare credit on LongRoad-v0")
+    parser.add_argument("--algo", nargs="+", metavar="NAME", help=f"of {', '.join(ALGORITHMS)}; by default all")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--steps", type=int, help="optimizer steps of a run; 40, or 150 with --horizon")
+    parser.add_argument("--env", help="by default TextGame-v0, or LongRoad-v0 with --horizon")
+    parser.add_argument("--target", type=float, help="success to reach; 0.8, or 0.9 with --horizon")
+    parser.add_argument("--rates", nargs="+", type=float, default=[1e-4, 2e-4, 4e-4], help="with --horizon")
+    parser.add_argument("--max-minutes", type=float, default=60, help="of training, a run")
+    parser.add_argument("--threads", type=int, help="CPU threads of learning; by default one a core")
+    parser.add_argument("--output", type=Path, help="by default runs/algorithms or runs/horizon")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    arguments = parser.parse_args(list(given)[:split])
+    arguments.rest = tuple(list(given)[split + 1 :])
+    usual = (150, "LongRoad-v0", 0.9, Path("runs/horizon"))
+    if not arguments.horizon:
+        usual = (40, "TextGame-v0", 0.8, Path("runs/algorithms"))
+    for name, value in zip(("steps", "env", "target", "output"), usual, strict=True):
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
+    table = HORIZON if arguments.horizon else ALGORITHMS
+    if unknown := [name for name in arguments.algo or () if name not in table]:
+        parser.error(f"unknown algorithm {unknown[0]!r}; there are {', '.join(table)}")
+    return arguments
+
+
+def main() -> None:
+    """Plays what is missing, then prints the table and draws the picture."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, its children too
+    arguments = parse(sys.argv[1:])
+    results = compare_horizon(arguments) if arguments.horizon else compare(arguments, ALGORITHMS)
+    show(results, arguments.target)
+    shown: dict[str, object] = {"results": [result.to_json(arguments.target) for result in results]}
+    if arguments.horizon:
+        shown["ratio"] = ratio(results, arguments.target)
+        told = "not known" if shown["ratio"] is None else f"{shown['ratio']:.2f}"
+        print(f"{TURN_LEVEL} needs {told} of the episodes of {EPISODE_LEVEL}; wanted: at most 0.5")
+    picture = arguments.output / "curves.png"
+    draw(results, arguments.target, picture)
+    (arguments.output / "results.json").write_text(json.dumps(shown, indent=1) + "\n")
+    print(f"curves {picture}   numbers {arguments.output / 'results.json'}")
+    if arguments.json:
+        print(json.dumps(shown))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("interrupted: the same command goes on")
