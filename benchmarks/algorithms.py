@@ -39,8 +39,8 @@ ALGORITHMS: Mapping[str, tuple[str, ...]] = {
     "ppo": ("--algo", "ppo"),
     "rloo": ("--algo", "rloo"),
     "reinforce_plus_plus": ("--algo", "reinforce_plus_plus"),
-    "gspo": ("--algo", "grpo", "--learner.loss", "gspo"),
-    "cispo": ("--algo", "grpo", "--learner.loss", "cispo"),
+    "gspo": ("--algo", "gspo"),
+    "cispo": ("--algo", "cispo"),
     "dapo": ("--algo", "dapo"),
     "gigpo": ("--algo", "gigpo"),
 }
@@ -48,7 +48,7 @@ ALGORITHMS: Mapping[str, tuple[str, ...]] = {
 HORIZON: Mapping[str, tuple[str, ...]] = {
     "grpo": ("--algo", "grpo"),
     "dr_grpo": ("--algo", "dr_grpo"),
-    "turn_group": ("--algo", "turn_group", "--advantage", "gamma=0"),
+    "turn_group": ("--algo", "turn_group", "--advantage.settings", "gamma=0"),
 }
 EPISODE_LEVEL, TURN_LEVEL = "grpo", "turn_group"
 HORIZON_OPTIONS = ("--tasks", "4", "--group-size", "4", "--eval-episodes", "0", "--checkpoint-every", "10")

@@ -97,8 +97,9 @@ def _defaults(args: Sequence[str]) -> TrainOptions | None:
     if not isinstance(given, dict):
         raise ConfigError(f"{str(path)!r} holds no settings: it must be a mapping of names to values")
     mixed = _mixed_envs(given.get("practice"))
-    run = config_from_mapping(TrainConfig, {"env": next(iter(mixed), ""), **given})
-    return TrainOptions(run=run if mixed or "env" in given else replace(run, env=tyro.MISSING), config=path)
+    named = bool(mixed) or bool({"env", "data"} & given.keys())
+    run = config_from_mapping(TrainConfig, {"env": next(iter(mixed), "" if named else "?"), **given})
+    return TrainOptions(run=run if named else replace(run, env=tyro.MISSING), config=path)
 
 
 def _mixed_envs(practice: object) -> list[str]:

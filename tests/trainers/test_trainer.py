@@ -204,7 +204,7 @@ def test_a_setting_with_a_typing_error_names_the_nearest_right_one() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({}, "missing setting 'env'"),
+        ({}, "missing --env: name an environment"),
         ({"env": "X", "steps": "many"}, "setting 'steps' is a whole number, got 'many'"),
         ({"env": "X", "steps": True}, "setting 'steps' is a whole number, got True"),
         ({"env": "X", "learner": {"critic": {"trunk": "ours"}}}, "setting 'learner.critic.trunk' is 'none' or 'own'"),
