@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import time
 import traceback
 from abc import ABC, abstractmethod
@@ -163,4 +164,4 @@ def _is_scaffolding(path: str) -> bool:
         "settings.py",
         "registry.py",
     )
-    return inner.startswith(ours) or path.startswith("<frozen importlib")
+    return inner.startswith(ours) or path.startswith("<frozen importlib") or path == importlib.__file__

@@ -114,6 +114,8 @@ def test_a_module_that_does_not_load_shows_its_own_traceback_alone(agentgym: Com
         assert done.code == 1
         assert done.err.count("Traceback") == 1 and 'torn.py", line 2' in done.err
         assert done.err.splitlines()[-1].startswith("error: torn.py:Env cannot be ")
-    done = agentgym("train", "--env", "TextGame-v0", "--algo", "torn.py:mine")
-    assert done.code == 1 and done.err.count("Traceback") == 1 and "KeyError" not in done.err
-    assert 'torn.py", line 2' in done.err and "error: torn.py:mine cannot be loaded" in done.err
+    for place in ("torn.py", "torn"):
+        done = agentgym("train", "--env", "TextGame-v0", "--algo", f"{place}:mine")
+        assert done.code == 1 and done.err.count("Traceback") == 1 and "KeyError" not in done.err
+        assert done.err.splitlines()[1].endswith('torn.py", line 2, in <module>')
+        assert f"error: {place}:mine cannot be loaded" in done.err

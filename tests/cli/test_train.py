@@ -71,6 +71,26 @@ def test_print_config_gives_what_config_takes(tmp_path: Path, capsys: pytest.Cap
     assert again == file.read_text().replace("seed: 0", "seed: 7", 1)
 
 
+@pytest.mark.parametrize(
+    ("words", "settings", "loss_settings"),
+    [
+        (["--algo", "dapo"], {}, {"clip_high": 0.28}),
+        (["--algo", "dapo", "--learner.loss-settings", "clip_high=0.3"], {}, {"clip_high": 0.3}),
+        (["--algo", "dapo", "--learner.loss-settings"], {}, {}),
+        (["--algo", "gigpo", "--advantage.settings", "gamma=0.5"], {"gamma": 0.5}, {}),
+    ],
+)
+def test_settings_that_an_algo_may_set_are_options_too(
+    words: list[str],
+    settings: dict[str, float],
+    loss_settings: dict[str, float],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*SMALL, *words, "--print-config"]) == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert (config["advantage"]["settings"], config["learner"]["loss_settings"]) == (settings, loss_settings)
+
+
 @pytest.mark.parametrize("stored", ["true", "false"])
 def test_a_switch_of_a_file_can_be_turned_both_ways(
     stored: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -80,7 +80,7 @@ def poison() -> Iterator[dict[str, int]]:
     @traits()
     def poisoned(logp: Any, old_logp: Any, advantages: Any, mask: Any, *, sequences: Any = None) -> PolicyLoss:
         found = LOSSES["reinforce"](logp, old_logp, advantages, mask, sequences=sequences)
-        if not len(logp):  # asked for its settings
+        if len(logp) <= 4:  # tried on a few tokens, before anything is played
             return found
         told["seen"] += 1
         zero = (logp * 0).sum()
