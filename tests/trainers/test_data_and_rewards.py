@@ -81,7 +81,7 @@ def test_a_parquet_file_of_verl_trains_and_evaluates_as_it_is(
     assert not {one.task.key for one in trained} & {one.task.key for one in held_out}
     done = evaluate(
         EvalConfig(policy=str(result.checkpoint), data=config.data, reward=config.reward, num_tasks=4, turn_tokens=12),
-        tmp_path / "eval",
+        output=tmp_path / "eval",
     )
     assert [one.task.key for one in done.trajectories] == [one.task.key for one in held_out]
     assert done.config.env == "Prompt-v0"
@@ -89,7 +89,7 @@ def test_a_parquet_file_of_verl_trains_and_evaluates_as_it_is(
 
 def test_the_oracle_of_rows_is_right_by_the_scorer_too(tmp_path: Path) -> None:
     config = EvalConfig(policy="oracle", data=DataConfig(eval=str(GSM8K)), reward=RewardConfig(function="exact_match"))
-    done = evaluate(replace(config, num_tasks=20), tmp_path / "eval")
+    done = evaluate(replace(config, num_tasks=20), output=tmp_path / "eval")
     assert done.summary.success == 1.0 and done.summary.num_episodes == 20
 
 
