@@ -118,7 +118,7 @@ class Trainer:
         """The run in a folder, to go on from its newest checkpoint: `Trainer.load("runs/x", steps=80).fit()`.
 
         `changes` are settings that a resumed run may have otherwise: steps, max_minutes, checkpoint_every,
-        eval_episodes. Raises RunFolderError for a folder without a run, ConfigError for other changes.
+        eval_episodes, collapse. Raises RunFolderError for a folder without a run, ConfigError for other changes.
         """
         settings = read_settings(Path(folder))
         return cls(
