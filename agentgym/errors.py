@@ -16,6 +16,7 @@ __all__ = [
     "ToolSchemaError",
     "TrainingHalted",
     "UnknownName",
+    "UserCodeFault",
     "nearest",
 ]
 
@@ -61,6 +62,10 @@ class EnvironmentFault(AgentGymError, RuntimeError):
 
 def _environment_fault(message: str, env_id: str, seed: int | None) -> EnvironmentFault:
     return EnvironmentFault(message, env_id=env_id, seed=seed)
+
+
+class UserCodeFault(AgentGymError, RuntimeError):
+    """A function or a module of the user's raised; the cause is what it raised."""
 
 
 class EngineError(AgentGymError, RuntimeError):

@@ -1,18 +1,22 @@
-"""What a user names as `package.module:name` or `path/to/file.py:name`."""
+"""What a user names as `package.module:name` or `path/to/file.py:name`, and whose fault it is where that raises."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from agentgym.errors import ConfigError, UnknownName, nearest
+from agentgym.errors import AgentGymError, ConfigError, UnknownName, UserCodeFault, nearest
 
-__all__ = ["Wanted", "load_module", "load_named"]
+__all__ = ["Wanted", "blamed", "is_place", "load_module", "load_named"]
+
+MOST_SHOWN = 8
+"""Names of a module that a message lists."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +25,7 @@ class Wanted:
 
     noun: str
     """`environment`."""
-    example: str
+    example: str = "name"
     """A name such as a user would write: `Class`."""
     hint: str
     """Where the known ones are shown, a sentence."""
@@ -31,26 +35,54 @@ class Wanted:
     """Whether something in a module may be it: what a message names as the choice."""
 
 
+def is_place(name: str) -> bool:
+    """Whether a name says where something stands; `own.py`, which lacks the name behind the colon, is meant so too."""
+    return ":" in name or name.endswith(".py")
+
+
 def load_named(name: str, wanted: Wanted) -> object:
-    """The object that `name` names; raises UnknownName with the nearest one where there is none."""
+    """The object that `name` names.
+
+    Raises ConfigError for a place without a name, UnknownName with the nearest one where there is none, and
+    UserCodeFault where the module raises as it is loaded.
+    """
     place, _, attribute = name.rpartition(":")
+    if not place or not attribute:
+        raise ConfigError(
+            f"{name!r} names no {wanted.noun}: write 'path/to/file.py:{wanted.example}' or "
+            f"'package.module:{wanted.example}'"
+        )
     module = load_module(place, name, wanted)
-    found: object = getattr(module, attribute, None)
-    if found is None:
-        fitting = [key for key, value in vars(module).items() if wanted.fits(value)]
-        own = [key for key in fitting if getattr(getattr(module, key), "__module__", None) == module.__name__]
-        near = nearest(attribute, own) or (f"; it has {', '.join(own)}" if own else f"; it has no {wanted.noun}")
-        raise UnknownName(f"{place!r} has no {attribute!r}{near}. {wanted.hint}")
-    return found
+    if hasattr(module, attribute):
+        found: object = getattr(module, attribute)
+        return found
+    fitting = [key for key, value in vars(module).items() if wanted.fits(value)]
+    own = [key for key in fitting if getattr(getattr(module, key), "__module__", None) == module.__name__]
+    shown = ", ".join([*own[:MOST_SHOWN], *(["and more"] if len(own) > MOST_SHOWN else [])])
+    near = nearest(attribute, own) or (f"; it has {shown}." if own else "; it has none.")
+    raise UnknownName(f"{place!r} has no {wanted.noun} {attribute!r}{near} {wanted.hint}")
 
 
 def load_module(place: str, name: str, wanted: Wanted) -> ModuleType:
     """The module at `place`, a dotted name or the path of a `.py` file; `name` is what the user wrote.
 
-    A file is run once in a process. Raises UnknownName where there is no module; what the module itself raises, and
-    what it lacks, passes through.
+    A file is run once in a process. Raises UnknownName where there is no module, and UserCodeFault for what the module
+    itself raises, or lacks.
     """
-    return _from_file(Path(place), wanted) if place.endswith(".py") else _import(place, name, wanted)
+    with blamed(f"{name} cannot be loaded"):
+        return _from_file(Path(place), wanted) if place.endswith(".py") else _import(place, name, wanted)
+
+
+@contextmanager
+def blamed(what: str) -> Iterator[None]:
+    """Turns what a user's code raises within into a UserCodeFault that begins with `what`; our own errors stay."""
+    try:
+        yield
+    except AgentGymError:
+        raise
+    except Exception as error:  # the boundary around the user's functions
+        first_line = str(error).strip().partition("\n")[0]
+        raise UserCodeFault(f"{what}: {type(error).__name__}: {first_line}") from error
 
 
 def _import(place: str, name: str, wanted: Wanted) -> ModuleType:

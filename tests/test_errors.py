@@ -19,6 +19,7 @@ BUILTINS = {
     "ToolSchemaError": ValueError,
     "TrainingHalted": RuntimeError,
     "UnknownName": KeyError,
+    "UserCodeFault": RuntimeError,
 }
 
 

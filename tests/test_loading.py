@@ -1,4 +1,4 @@
-"""What a user names in code of their own is found, in a module or a file."""
+"""What a user names in code of their own is found, in a module or a file; what is not there or raises is theirs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.errors import UnknownName
-from agentgym.loading import Wanted, load_named
+from agentgym.errors import ConfigError, UnknownName, UserCodeFault
+from agentgym.loading import Wanted, blamed, is_place, load_module, load_named
 
-SCORE = Wanted(noun="scorer", example="function", hint="See `scorers`", new="write one")
+SCORE = Wanted(noun="scorer", example="function", hint="See `scorers`.", new="write one")
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +29,8 @@ def test_a_function_is_found_by_file_and_module() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("own_scores.py:exat", "'own_scores.py' has no 'exat': did you mean 'exact'?. See `scorers`"),
-        ("own_scores:f1", "'own_scores' has no 'f1'; it has exact. See `scorers`"),
+        ("own_scores.py:exat", "'own_scores.py' has no scorer 'exat': did you mean 'exact'? See `scorers`."),
+        ("own_scores:f1", "'own_scores' has no scorer 'f1'; it has exact. See `scorers`."),
         ("none.py:exact", "no file 'none.py'; write one"),
     ],
 )
@@ -40,9 +40,41 @@ def test_a_name_that_leads_nowhere_is_told_with_the_nearest(name: str, message: 
     assert str(caught.value) == message
 
 
-def test_a_module_that_is_not_there_is_told_and_one_that_lacks_a_library_says_so() -> None:
+def test_a_long_list_of_names_is_cut() -> None:
+    Path("many_scores.py").write_text("".join(f"def score_{number}(): ...\n" for number in range(20)))
+    with pytest.raises(UnknownName, match=r"it has score_0, .*score_7, and more\. See"):
+        load_named("many_scores.py:zzzz", SCORE)
+
+
+@pytest.mark.parametrize("name", ["own_scores.py", "own_scores.py:", ":exact"])
+def test_a_place_without_a_name_is_refused(name: str) -> None:
+    assert is_place(name) and not is_place("exact")
+    with pytest.raises(ConfigError, match=r"names no scorer: write 'path/to/file\.py:function'"):
+        load_named(name, SCORE)
+
+
+def test_a_module_that_is_not_there_is_told() -> None:
     with pytest.raises(UnknownName, match="no module 'no_scores' for the scorer 'no_scores:exact'; give 'path/to/file"):
         load_named("no_scores:exact", SCORE)
-    Path("torn_scores.py").write_text("import no_such_library\n")
-    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
-        load_named("torn_scores:exact", SCORE)
+
+
+@pytest.mark.parametrize("text", ["import no_such_library", "def broken(:", "1 / 0"])
+@pytest.mark.parametrize("place", ["torn_scores.py", "torn_scores"])
+def test_a_module_that_raises_is_the_users_fault_whenever_it_is_loaded(place: str, text: str) -> None:
+    Path("torn_scores.py").write_text(text)
+    for _ in range(2):
+        with pytest.raises(UserCodeFault, match=rf"{place}:exact cannot be loaded: \w+Error: ") as caught:
+            load_named(f"{place}:exact", SCORE)
+        with pytest.raises(UserCodeFault):
+            load_module(place, f"{place}:exact", SCORE)
+        assert isinstance(caught.value.__cause__, (ModuleNotFoundError, SyntaxError, ZeroDivisionError))
+
+
+def test_our_own_errors_and_an_interrupt_are_blamed_on_nobody() -> None:
+    for error in (ConfigError("a setting"), KeyboardInterrupt()):
+        with pytest.raises(type(error)) as caught, blamed("the part"):
+            raise error
+        assert caught.value is error
+    with pytest.raises(UserCodeFault, match="the part: KeyError: 'x'") as blame, blamed("the part"):
+        {}["x"]
+    assert isinstance(blame.value.__cause__, KeyError)

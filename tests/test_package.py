@@ -135,6 +135,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(distributions: Path) -> No
     assert {name.split("/")[0] for name in names} == wanted
     assert "agentgym/py.typed" in names
     assert names >= {f"agentgym/embedded/{name}" for name in EMBEDDED}
+    assert {"agentgym/cli/scaffolds/env.py.txt", "agentgym/cli/scaffolds/test_env.py.txt"} <= names
 
 
 @pytest.mark.slow

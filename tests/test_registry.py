@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from agentgym.errors import ConfigError, UnknownName
@@ -66,3 +68,34 @@ def test_register_decorates_and_gives_the_decorated_back() -> None:
         pass
 
     assert registry["thing"] is Thing
+
+
+def check_length(name: str, entry: object) -> None:
+    if len(str(entry)) > 9:
+        raise ConfigError(f"{name!r} is longer than 9 letters")
+
+
+def test_an_open_registry_finds_what_stands_in_a_file_and_does_not_list_it(tmp_path: Path) -> None:
+    path = tmp_path / "words.py"
+    path.write_text("short = 'brief'\nlong = 'everlasting'\n")
+    words = Registry[str]("word", check=check_length)
+    assert words[f"{path}:short"] == "brief"
+    assert list(words) == []
+    with pytest.raises(ConfigError, match="longer than 9 letters"):
+        words[f"{path}:long"]
+    with pytest.raises(UnknownName, match="has no word 'shart'"):
+        words[f"{path}:shart"]
+    with pytest.raises(ConfigError, match=r"'words\.py' names no word"):
+        words["words.py"]
+
+
+def test_what_the_check_refuses_is_not_registered() -> None:
+    words = Registry[str]("word", check=check_length)
+    with pytest.raises(ConfigError, match="longer than 9 letters"):
+        words.add("forever", "everlasting")
+    assert "forever" not in words
+
+
+def test_a_registry_without_a_check_takes_names_alone() -> None:
+    with pytest.raises(UnknownName, match=r"unknown colour 'words\.py:short'"):
+        colours()["words.py:short"]

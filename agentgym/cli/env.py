@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import Annotated
 
 import gymnasium
@@ -13,13 +13,12 @@ import tyro
 
 from agentgym.cli.environment import opened
 from agentgym.cli.groups import Subcommand, run_group
+from agentgym.cli.new import run_new
 from agentgym.cli.options import env_as_argument, parse_options
 from agentgym.cli.terminal import say, show_json, show_table
 from agentgym.envs.plugin import BUNDLED
 from agentgym.envs.resolve import make_env, resolve_env
-from agentgym.envs.scaffold import new_env
 from agentgym.envs.text_env import TextEnv
-from agentgym.errors import ConfigError
 from agentgym.rollout.threads import attempt
 from agentgym.testing.env import CHECKS, check_env
 from agentgym.types import JSON
@@ -47,24 +46,14 @@ class CheckOptions:
     """End with one line of JSON."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NewOptions:
-    """Writes a small environment and its test, to start from."""
-
-    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
-    """Such as number_lock."""
-    output: Path = Path(".")
-    """The folder to write into."""
-    json: bool = False
-    """End with one line of JSON."""
-
-
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym env ...`."""
     commands = {
         "list": Subcommand("show the environments, their keywords and their tools", _list),
         "check": Subcommand("play an environment and report what is wrong with it", _check),
-        "new": Subcommand("write a small environment and its test, to start from", _new),
+        "new": Subcommand(
+            "write a small environment and its test, to start from", partial(run_new, "env", prog="agentgym env new")
+        ),
     }
     return run_group("env", args, commands)
 
@@ -74,7 +63,7 @@ def _list(args: Sequence[str]) -> int:
     described = [_described(env_id) for env_id in playable_ids()]
     rows = [[str(one["id"]), str(one["keywords"]), str(one["summary"])] for one in described]
     show_table(["environment", "keywords", "what it is"], rows)
-    say("Play one: agentgym play ID --env-kwargs NAME=VALUE.  Write your own: agentgym env new NAME.")
+    say("Play one: agentgym play ID --env-kwargs NAME=VALUE.  Write your own: agentgym new env NAME.")
     if options.json:
         show_json({"envs": described})
     return 0
@@ -128,22 +117,3 @@ def _check(args: Sequence[str]) -> int:
         found: list[JSON] = [{"check": one.check, "severity": one.severity, "message": one.message} for one in findings]
         show_json({"ok": not num_errors, "env": options.env, "num_checks": len(CHECKS), "findings": found})
     return 1 if num_errors else 0
-
-
-def _new(args: Sequence[str]) -> int:
-    options = parse_options(NewOptions, args, prog="agentgym env new")
-    try:
-        path, test = new_env(options.name, options.output)
-    except OSError as error:
-        raise ConfigError(f"cannot write into {str(options.output)!r}: {error.strerror}") from error
-    name = next(
-        line.split()[1].partition("(")[0] for line in path.read_text().splitlines() if line.startswith("class ")
-    )
-    env = f"{path}:{name}"
-    say(f"wrote {path} and {test}")
-    say(f"next:  agentgym play {env}")
-    say(f"       agentgym env check {env}")
-    say(f"       pytest {test}")
-    if options.json:
-        show_json({"env": env, "files": [str(path), str(test)]})
-    return 0

@@ -34,8 +34,8 @@ def opened(outcome: Outcome[T], what: str) -> T:
     return value  # type: ignore[return-value]  # no error: it is the value
 
 
-def show_traceback(fault: EnvironmentFault) -> None:
-    """The traceback of what the environment raised, from its own code on, on standard error."""
+def show_traceback(fault: AgentGymError) -> None:
+    """The traceback of what the user's code raised, from there on, on standard error."""
     if fault.__cause__ is not None:
         sys.stdout.flush()
         print(user_traceback(fault.__cause__), file=sys.stderr, flush=True)

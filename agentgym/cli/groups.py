@@ -20,7 +20,8 @@ class Subcommand:
 
 def run_group(name: str, args: Sequence[str], commands: Mapping[str, Subcommand]) -> int:
     """Runs the group's command that `args` begins with; `--help` shows them all."""
-    lines = [f"  {key:<8} {command.summary}" for key, command in commands.items()]
+    width = max(map(len, commands))
+    lines = [f"  {key:<{width}} {command.summary}" for key, command in commands.items()]
     if args and args[0] in ("-h", "--help"):
         print("\n".join([f"usage: agentgym {name} COMMAND [OPTIONS]", "", "commands:", *lines]))
         return 0

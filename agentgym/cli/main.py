@@ -14,7 +14,15 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from agentgym.cli.terminal import fail, warnings_shown
-from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault, RunFolderError, UnknownName, nearest
+from agentgym.errors import (
+    AgentGymError,
+    ConfigError,
+    EnvironmentFault,
+    RunFolderError,
+    UnknownName,
+    UserCodeFault,
+    nearest,
+)
 
 __all__ = ["COMMANDS", "main"]
 
@@ -25,6 +33,7 @@ COMMANDS = {
     "serve": "let agents outside play episodes, over OpenAI's chat completions",
     "play": "play an environment yourself, in the terminal",
     "env": "list, check or begin environments",
+    "new": "write a small environment, tool, reward or algorithm of your own, with its test",
     "tools": "list tools; read replies and the calls in them",
     "algorithms": "list advantage estimators, losses and what else training takes by name",
     "view": "write a run's report: curves, episodes, every token",
@@ -48,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MISTAKES as error:
         fail(str(error))
         return 2
-    except EnvironmentFault as fault:
+    except (EnvironmentFault, UserCodeFault) as fault:
         import_module("agentgym.cli.environment").show_traceback(fault)  # whoever raised it has loaded it
         fail(str(fault))
         return 1

@@ -7,7 +7,8 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import TypeVar, cast, get_args, get_origin
+from types import NoneType, UnionType
+from typing import TypeVar, Union, cast, get_args, get_origin
 
 import tyro
 
@@ -62,18 +63,21 @@ REGISTRY = tyro.constructors.ConstructorRegistry()
 @REGISTRY.primitive_rule
 def _keywords(
     info: tyro.constructors.PrimitiveTypeInfo,
-) -> tyro.constructors.PrimitiveConstructorSpec[Mapping[str, JSON]] | None:
-    """A mapping is given as NAME=VALUE pairs; its names are keywords, unless its values are said to be weights."""
-    if get_origin(info.type) is not Mapping:
+) -> tyro.constructors.PrimitiveConstructorSpec[Mapping[str, JSON] | None] | None:
+    """A mapping, or a mapping or None, is given as NAME=VALUE pairs; its names are keywords, unless its values are said
+    to be weights."""
+    is_union = get_origin(info.type) in (Union, UnionType)
+    kinds = [kind for kind in get_args(info.type) if kind is not NoneType] if is_union else [info.type]
+    if [get_origin(kind) for kind in kinds] != [Mapping]:
         return None
-    values = get_args(get_args(info.type)[1])
+    values = get_args(get_args(kinds[0])[1])
     read = _read_weights if float in values and str not in values else read_keywords
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs="*",
         metavar="[NAME=VALUE ...]",
         instance_from_str=lambda pairs: read(pairs),
-        is_instance=lambda value: isinstance(value, Mapping),
-        str_from_instance=lambda value: [f"{key}={json.dumps(item)}" for key, item in value.items()],
+        is_instance=lambda value: isinstance(value, Mapping) or (is_union and value is None),
+        str_from_instance=lambda value: [f"{key}={json.dumps(item)}" for key, item in (value or {}).items()],
     )
 
 

@@ -24,6 +24,7 @@ def _run(module: str, args: Sequence[str]) -> int:
 
 COMMANDS = {
     "list": Subcommand("show tools, with their parameters", partial(_run, "tools_list")),
+    "call": Subcommand("run a tool once, and show what a model would be answered", partial(_run, "tools_call")),
     "parse": Subcommand("read replies from standard input as a model family writes them", partial(_run, "tools_parse")),
     "families": Subcommand("show the model families whose replies can be read", partial(_run, "tools_families")),
 }

@@ -1,4 +1,4 @@
-"""`agentgym tools list`: the tools of an environment, or all that are bundled or registered."""
+"""`agentgym tools list`: the tools of an environment, one tool, or all that are bundled or registered."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from agentgym.cli.options import env_as_argument, parse_options
 from agentgym.cli.terminal import say, show_json, show_table
 from agentgym.envs.plugin import BUNDLED
 from agentgym.tools.definition import TOOLS
+from agentgym.tools.resolve import find_tool
 from agentgym.types import JSON, ToolSpec
 
 __all__ = ["main", "tool_rows"]
@@ -23,7 +24,7 @@ class ListOptions:
     """Lists an environment's tools as a model sees them; without one, those of all bundled environments."""
 
     env: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[ENV]")] = None
-    """Environment id, package.module:Class or path/to/file.py:Class."""
+    """Environment id, package.module:Class or path/to/file.py:Class; or path/to/file.py:function, a tool."""
     env_kwargs: Mapping[str, JSON] = field(default_factory=dict)
     """Keywords of the environment's class, such as level=2."""
     json: bool = False
@@ -50,6 +51,8 @@ def main(args: Sequence[str]) -> int:
 
 
 def _tools_of(env_name: str, kwargs: Mapping[str, JSON]) -> tuple[ToolSpec, ...]:
+    if (tool := find_tool(env_name)) is not None:
+        return (tool.spec,)
     env = load_env(env_name, kwargs)
     try:
         env.reset(seed=0)  # tools that belong to an episode exist only within one

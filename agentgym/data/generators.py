@@ -15,7 +15,7 @@ __all__ = ["open_generator"]
 GENERATOR = Wanted(
     noun="generator of rows",
     example="function",
-    hint="It is a function that yields a dict or a Task for each row",
+    hint="It is a function that yields a dict or a Task for each row.",
     fits=lambda value: callable(value) and not isinstance(value, type),
 )
 

@@ -21,8 +21,8 @@ VERSIONED = re.compile(r"-v\d+$")
 WANTED = Wanted(
     noun="environment",
     example="Class",
-    hint="`agentgym env list` shows the installed environments",
-    new="`agentgym env new NAME` writes an environment to start from",
+    hint="`agentgym env list` shows the installed environments.",
+    new="`agentgym new env NAME` writes an environment to start from",
     fits=lambda value: isinstance(value, type) and issubclass(value, TextEnv),
 )
 

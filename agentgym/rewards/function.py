@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeAlias
 
 from agentgym.errors import ConfigError, nearest
-from agentgym.loading import Wanted, load_named
+from agentgym.loading import Wanted, is_place, load_named
 from agentgym.rewards.registry import REWARDS
 from agentgym.rewards.reply import ground_truth, whole_reply
 from agentgym.rewards.reward import InvalidReward
@@ -26,7 +26,9 @@ RewardFunction: TypeAlias = Callable[..., object]
 Sync or async; keyword-only parameters are settings. It gives what `read_reward` reads, or a sequence of those."""
 
 WANTED = Wanted(
-    noun="reward function", example="name", hint="A reward function takes (trajectory, task): docs/rewards.md has one"
+    noun="reward function",
+    hint="A reward function takes (trajectory, task): docs/rewards.md has one.",
+    new="`agentgym new reward NAME` writes a reward function to start from",
 )
 VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -100,8 +102,9 @@ class RewardCall:
 
 
 def find_reward(name: str) -> RewardFunction:
-    """The function of a name in REWARDS, `package.module:name` or `path/to/file.py:name`; raises UnknownName."""
-    if ":" not in name:
+    """The function of a name in REWARDS, `package.module:name` or `path/to/file.py:name`; raises UnknownName,
+    and UserCodeFault where the module raises as it is loaded."""
+    if not is_place(name):
         return REWARDS[name]
     found = load_named(name, WANTED)
     if not callable(found):

@@ -18,6 +18,7 @@ from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from agentgym.errors import UserCodeFault
 from agentgym.rewards.function import RewardCall, find_reward
 from agentgym.rewards.pool import LENGTH, PoolJob
 from agentgym.rewards.reward import RewardFailure, read_reward
@@ -36,7 +37,7 @@ def main() -> int:
     failure, call = attempt(lambda: RewardCall.of(find_reward(job.function), job.settings, name=job.function))
     if call is None:
         assert failure is not None
-        _write(answers, _told(failure))
+        _write(answers, _told((failure.__cause__ if isinstance(failure, UserCodeFault) else None) or failure))
         return 1
     _write(answers, {"together": call.together})
     while (trajectories := _read(questions)) is not None:

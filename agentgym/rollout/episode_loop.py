@@ -149,5 +149,18 @@ def user_traceback(error: BaseException) -> str:
 def _is_scaffolding(path: str) -> bool:
     """Whether a frame of this file only leads to the environment's own code."""
     inner = path.replace("\\", "/").rpartition("/agentgym/")[2]
-    ours = ("rollout/", "rewards/", "evaluation/", "cli/", "envs/text_env.py", "envs/resolve.py")
+    ours = (
+        "rollout/",
+        "rewards/",
+        "evaluation/",
+        "trainers/",
+        "data/",
+        "cli/",
+        "envs/text_env.py",
+        "envs/resolve.py",
+        "tools/resolve.py",
+        "loading.py",
+        "settings.py",
+        "registry.py",
+    )
     return inner.startswith(ours) or path.startswith("<frozen importlib")

@@ -5,6 +5,7 @@ if __name__ != "agentgym.tools":
 
 from agentgym.tools.commands import read_calls
 from agentgym.tools.definition import TOOLS, Tool, as_tool, register_tool, tool
+from agentgym.tools.resolve import resolve_tool
 from agentgym.tools.runner import ToolRunner
 from agentgym.tools.source import ToolSource
 from agentgym.tools.worker import Worker, run_sync
@@ -18,6 +19,7 @@ __all__ = [
     "as_tool",
     "read_calls",
     "register_tool",
+    "resolve_tool",
     "run_sync",
     "tool",
 ]

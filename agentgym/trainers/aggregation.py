@@ -8,6 +8,7 @@ Shapes: `B` row, `T` token of one row.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ from torch import Tensor
 
 from agentgym.errors import ConfigError, InvalidTrajectory
 from agentgym.registry import Registry
+from agentgym.settings import Contract, calling
 
-__all__ = ["AGGREGATIONS", "RowCounts", "StepTotals", "token_weights", "turn_weights"]
+__all__ = ["AGGREGATIONS", "RowCounts", "StepTotals", "check_aggregation", "token_weights", "turn_weights"]
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,13 @@ class RowCounts:
 Weights: TypeAlias = Sequence[Sequence[float]]
 Aggregation: TypeAlias = Callable[[RowCounts, StepTotals, int | None], Weights]
 
-AGGREGATIONS: Registry[Aggregation] = Registry("aggregation")
-"""Every aggregation by name: `(rows, totals, norm_tokens)` to the weight of a trained token, per row and turn."""
+AGGREGATIONS: Registry[Aggregation] = Registry(
+    "aggregation",
+    "`agentgym algorithms list` shows all.",
+    check=Contract("aggregation", ("rows", "totals", "norm_tokens")).check,
+)
+"""Every aggregation by name: `(rows, totals, norm_tokens)` to the weight of a trained token, per row and turn;
+`AGGREGATIONS.register(name)` adds one, and `path/to/file.py:name` is one of a file."""
 
 
 def turn_weights(
@@ -90,8 +97,9 @@ def turn_weights(
 
     `totals` are the denominators of the whole step when `rows` is only a part of it (one rank's share); whole
     trajectories are shared out, never some rows of one. `norm_tokens` is the constant of `seq-mean-token-sum-norm`.
-    Raises UnknownName for a mode that does not exist, ConfigError for a constant that is missing or below 1, and
-    InvalidTrajectory when the rows hold more than the totals.
+    Raises UnknownName for a mode that does not exist, ConfigError for a constant that is missing or below 1 and for a
+    mode that gives something else than a finite number for each turn, and InvalidTrajectory when the rows hold more
+    than the totals.
     """
     aggregation = AGGREGATIONS[mode]
     if norm_tokens is not None and norm_tokens < 1:
@@ -104,7 +112,31 @@ def turn_weights(
         or own.num_turns > step.num_turns
     ):
         raise InvalidTrajectory(f"the rows hold {own}, which is more than the whole step's {step}")
-    return tuple(tuple(weights) for weights in aggregation(rows, step, norm_tokens)) if rows.trajectory_B else ()
+    if not rows.trajectory_B:
+        return ()
+    with calling(f"the aggregation {mode!r}", aggregation):
+        weights_B = aggregation(rows, step, norm_tokens)
+    return _checked(mode, weights_B, [len(turns) for turns in rows.turn_tokens_B])
+
+
+def _checked(mode: str, weights_B: Weights, num_turns_B: list[int]) -> tuple[tuple[float, ...], ...]:
+    try:
+        found = tuple(tuple(float(weight) for weight in weights) for weights in weights_B)
+    except TypeError:
+        found = ()
+    if [len(weights) for weights in found] != num_turns_B or not all(
+        math.isfinite(one) for row in found for one in row
+    ):
+        raise ConfigError(
+            f"aggregation {mode!r} gives {weights_B}, and a finite weight for each turn of each row was wanted, "
+            f"{num_turns_B} of them"
+        )
+    return found
+
+
+def check_aggregation(mode: str, norm_tokens: int | None) -> None:
+    """Raises what `turn_weights` raises, on a step of two trajectories."""
+    turn_weights(mode, RowCounts((0, 0, 1), ((2, 1), (1,), (2,))), norm_tokens=norm_tokens)
 
 
 def token_weights(

@@ -11,8 +11,8 @@ from agentgym.trainers.advantages import ADVANTAGES
 from agentgym.trainers.aggregation import AGGREGATIONS
 from agentgym.trainers.corrections import CORRECTIONS
 from agentgym.trainers.kl import KL_PENALTIES
-from agentgym.trainers.learner_config import CORRECTION_INPUTS
 from agentgym.trainers.losses import LOSSES
+from agentgym.trainers.off_policy import CORRECTION_INPUTS
 from agentgym.trainers.presets import PRESETS
 
 __all__ = ["TABLES", "Algorithm", "Table", "algorithms_markdown", "all_algorithms"]
@@ -75,7 +75,8 @@ def algorithms_markdown() -> str:
         "# Algorithms",
         "",
         "Pure functions by name, read off their signatures and docstrings by `agentgym algorithms list --markdown`.",
-        "`agentgym.trainers` has the tables; `ADVANTAGES.register(name)` and its like add a function of yours.",
+        "`agentgym.trainers` has the tables; `ADVANTAGES.register(name)` and its like add a function of yours, and",
+        "every option takes one by its place too, `path/to/file.py:name` ([how](write_your_own.md)).",
     ]
     found = all_algorithms()
     lines += ["", "## Presets", "", "`train` takes them as `--algo NAME`; what is set beside it wins.", ""]

@@ -18,9 +18,10 @@ from agentgym.rollout.history import CompactionConfig, History
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.rollout.sampler import SamplerConfig
 from agentgym.rollout.serve_http import ServeConfig
-from agentgym.trainers.aggregation import AGGREGATIONS
+from agentgym.settings import is_bundled
+from agentgym.trainers.aggregation import AGGREGATIONS, check_aggregation
 from agentgym.trainers.collapse import CollapseConfig
-from agentgym.trainers.credits import check_estimator, needs_groups, needs_input
+from agentgym.trainers.estimators import check_estimator, needs_groups, needs_input
 from agentgym.trainers.learner_config import LearnerConfig
 from agentgym.trainers.optimizer import OptimizerConfig
 from agentgym.trainers.parity import ParityConfig
@@ -36,7 +37,8 @@ class AdvantageConfig:
     """What credits the sampled tokens."""
 
     name: str | None = None
-    """By its name in `ADVANTAGES`, such as grpo, gae or gigpo; None is that of the algo."""
+    """By its name in `ADVANTAGES`, such as grpo, gae or gigpo, or your own by its place, `path/to/file.py:name` or
+    `package.module:name`; None is that of the algo."""
     settings: Mapping[str, object] | None = None
     """The settings of the estimator, such as gamma=0.95; what is not named has its default. None are those of the
     algo."""
@@ -52,9 +54,9 @@ class TrainConfig:
     env_kwargs: Mapping[str, object] = field(default_factory=dict)
     """Keywords of the environment's class, such as level=2."""
     algo: str = "grpo"
-    """A preset (ppo, dapo, gspo, cispo...) or the name of an advantage estimator (grpo, rloo, gigpo...):
-    `agentgym algorithms list` shows all. It sets the advantage, loss and aggregation that are not named themselves;
-    config.yaml holds what came of it."""
+    """A preset (ppo, dapo, gspo, cispo...), the name of an advantage estimator (grpo, rloo, gigpo...), or the place of
+    one of yours: `agentgym algorithms list` shows all. It sets the advantage, loss and aggregation that are not named
+    themselves; config.yaml holds what came of it."""
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     model: str = "embedded"
     """`embedded`, or a folder with a model and its tokenizer."""
@@ -79,9 +81,10 @@ class TrainConfig:
     """Accepts a group size of 1, whose advantages are all 0."""
     aggregation: str | None = None
     """How token losses become one number, by its name in `AGGREGATIONS`, such as token-mean, seq-mean-token-mean or
-    turn-mean; None is that of the algo."""
+    turn-mean, or your own by its place; None is that of the algo."""
     norm_tokens: int | None = None
-    """The tokens that `seq-mean-token-sum-norm` divides by, such as the longest reply allowed."""
+    """The tokens that `seq-mean-token-sum-norm` divides by, such as the longest reply allowed; an aggregation of your
+    own may take it too."""
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     limits: Limits = field(default_factory=lambda: Limits(max_turns=64, turn_tokens=64))
@@ -165,7 +168,6 @@ class TrainConfig:
     def _check_algorithm(self) -> None:
         name, critic = self.estimator, self.learner.critic
         check_estimator(name, self.advantage.settings or {})
-        AGGREGATIONS[self.aggregation or ""]
         if needs_input(name, "values_BT") is not critic.exists:
             raise ConfigError(
                 f"the advantage {name} takes the values of a critic: learner.critic.trunk is own or shared"
@@ -183,13 +185,19 @@ class TrainConfig:
                 f"group_size 1 has no baseline: {name} would give every episode an advantage of 0."
                 " Use 2 or more (8 is usual), or allow_single to accept it"
             )
-        if (self.norm_tokens is None) is (self.aggregation == "seq-mean-token-sum-norm"):
+        self._check_aggregation(self.aggregation or "")
+        self._check_practice()
+
+    def _check_aggregation(self, name: str) -> None:
+        lacks_constant = name == "seq-mean-token-sum-norm" and self.norm_tokens is None
+        takes_constant = name == "seq-mean-token-sum-norm" or not is_bundled(AGGREGATIONS[name])
+        if lacks_constant or (self.norm_tokens is not None and not takes_constant):
             raise ConfigError(
                 "norm_tokens is the constant of the aggregation seq-mean-token-sum-norm: give both or neither"
             )
         if self.norm_tokens is not None and self.norm_tokens < 1:
             raise ConfigError(f"norm_tokens must be at least 1, got {self.norm_tokens}")
-        self._check_practice()
+        check_aggregation(name, self.norm_tokens)
 
     def _check_sampling(self) -> None:
         if self.sampling.temperature == 0:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from agentgym.errors import ConfigError, InvalidTrajectory
 from agentgym.registry import Registry
+from agentgym.settings import Contract
 from agentgym.trainers.kl import MAX_LOG_RATIO
 from agentgym.trainers.losses.policy_loss import check_shapes, require
 from agentgym.trainers.sequences import Sequences
@@ -46,8 +47,13 @@ class Correction:
 CorrectionFn: TypeAlias = Callable[..., Correction]
 """`(old_logp, sampled_logp, mask, *, sequences=None, <settings>) -> Correction`, see the module."""
 
-CORRECTIONS: Registry[CorrectionFn] = Registry("off-policy correction")
-"""Every correction by name; `CORRECTIONS.register(name)` adds one."""
+CORRECTIONS: Registry[CorrectionFn] = Registry(
+    "off-policy correction",
+    "`agentgym algorithms list` shows all.",
+    check=Contract("off-policy correction", ("old_logp", "sampled_logp", "mask"), keywords=("sequences",)).check,
+)
+"""Every correction by name; `CORRECTIONS.register(name)` adds one, and `path/to/file.py:name` is one of a file.
+"""
 
 Statistic: TypeAlias = Literal["mean", "sum", "max"]
 

@@ -5,7 +5,6 @@ Shapes: `B` trained episode, `T` its sampled tokens, padded to the longest.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -16,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentgym.errors import ConfigError, InvalidTrajectory
-from agentgym.settings import settings_of, with_settings
-from agentgym.trainers.advantages.registry import ADVANTAGES
+from agentgym.trainers.estimators import check_settings, estimate, needs_groups, needs_input
 from agentgym.trajectory import Group, Row, Trajectory
 
 __all__ = [
@@ -25,11 +23,8 @@ __all__ = [
     "Advantages",
     "CreditInputs",
     "GroupCredit",
-    "check_estimator",
     "credit_groups",
     "flat_credit",
-    "needs_groups",
-    "needs_input",
     "trained_episodes",
 ]
 
@@ -85,22 +80,6 @@ class CreditInputs:
     """By the group's id, the reward of a greedy episode of its task."""
 
 
-def check_estimator(name: str, settings: Mapping[str, object]) -> None:
-    """Raises UnknownName for an estimator that does not exist, and ConfigError for a setting that it does not have or
-    of another type."""
-    with_settings(name, ADVANTAGES[name], settings)
-
-
-def needs_groups(name: str) -> bool:
-    """Whether an estimator holds episodes against others of their group, so that a group of one has no baseline."""
-    return "allow_single" in settings_of(ADVANTAGES[name])
-
-
-def needs_input(name: str, tensor: str) -> bool:
-    """Whether an estimator takes a tensor, such as `values_BT`."""
-    return tensor in inspect.signature(ADVANTAGES[name]).parameters
-
-
 def trained_episodes(groups: Sequence[Group], name: str, greedy: Mapping[str, float] | None = None) -> list[Trajectory]:
     """The episodes that the estimator `name` credits: those with a reward. Where it holds them against a greedy episode
     of their task and that one failed, none of the task are: they would have no baseline."""
@@ -122,10 +101,10 @@ def credit_groups(
     A turn's reward stands at the last id of its reply. An episode without a reward is not trained and is in no
     statistics. A turn's state, for estimators that compare equal ones, is the text that the environment showed before
     it. Components of rewards are the metrics `reward/NAME` of an episode. Raises ConfigError for a group of one unless
-    `allow_single` and where `inputs` lack what the estimator takes, and what `check_estimator` raises.
+    `allow_single` and where `inputs` lack what the estimator takes, and what `check_settings` and `estimate` raise.
     """
     given, inputs = dict(settings or {}), inputs or CreditInputs()
-    check_estimator(name, given)
+    check_settings(name, given)
     for group in groups:
         if len(group.trajectories) == 1 and not allow_single and needs_groups(name):
             raise ConfigError(
@@ -137,10 +116,8 @@ def credit_groups(
         return [GroupCredit((None,) * len(group.trajectories)) for group in groups]
     numbers = {id(one): number for number, group in enumerate(groups) for one in group.trajectories}
     episodes = [_Episode.of(one, numbers[id(one)]) for one in trained]
-    if needs_input(name, "allow_single"):  # what is left of a larger group may be one episode
-        given["allow_single"] = True
     tensors = _tensors(episodes, inputs, name)
-    credit = ADVANTAGES[name](**tensors, **given)
+    credit = estimate(name, given, tensors)
     advantages = dict(zip(map(id, trained), _cut(credit.advantages_BT, episodes), strict=True))
     members = [tuple(advantages.get(id(one)) for one in group.trajectories) for group in groups]
     if inputs.values is None:
@@ -227,7 +204,7 @@ def _trained(group: Group) -> Iterator[Trajectory]:
 
 
 def _tensors(episodes: Sequence[_Episode], inputs: CreditInputs, name: str) -> dict[str, Tensor]:
-    """What the estimator `name` takes; raises ConfigError where the inputs lack some of it."""
+    """What the estimator `name` may take, as far as it is given."""
     rewards = [one.rewards for one in episodes]
     if inputs.penalties is not None:
         rewards = [one - penalty for one, penalty in zip(rewards, inputs.penalties, strict=True)]
@@ -250,11 +227,7 @@ def _tensors(episodes: Sequence[_Episode], inputs: CreditInputs, name: str) -> d
         tensors["greedy_B"] = torch.tensor(greedy, dtype=torch.float64)
     if needs_input(name, "components_BTK"):
         tensors["components_BTK"] = _components(episodes)
-    parameters = inspect.signature(ADVANTAGES[name]).parameters
-    needed = [one.name for one in parameters.values() if one.kind is not one.KEYWORD_ONLY and one.default is one.empty]
-    if lacking := [one for one in needed if one not in tensors]:
-        raise ConfigError(f"{name} takes {', '.join(lacking)}, which was not given with the episodes (CreditInputs)")
-    return {key: value for key, value in tensors.items() if key in parameters}
+    return tensors
 
 
 def _components(episodes: Sequence[_Episode]) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from agentgym.errors import ConfigError
 from agentgym.registry import Registry
+from agentgym.settings import Contract, calling
 
 __all__ = [
     "KL_PENALTIES",
@@ -36,12 +37,18 @@ __all__ = [
     "k3_st",
     "low_var",
     "low_var_st",
+    "penalty_of",
 ]
 
 KLPenalty: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
-KL_PENALTIES: Registry[KLPenalty] = Registry("KL penalty")
-"""Every penalty by name: `(logp, ref_logp) -> penalty`; `KL_PENALTIES.register(name)` adds one."""
+KL_PENALTIES: Registry[KLPenalty] = Registry(
+    "KL penalty",
+    "`agentgym algorithms list` shows all.",
+    check=Contract("KL penalty", ("logp", "ref_logp")).check,
+)
+"""Every penalty by name: `(logp, ref_logp) -> penalty`; `KL_PENALTIES.register(name)` adds one, and
+`path/to/file.py:name` is one of a file."""
 
 MAX_LOG_RATIO = 20.0
 """Nats: where a ratio is taken, its logarithm is clamped to this either way. e^20 is 4.9e8, whose square is finite."""
@@ -130,6 +137,25 @@ def _straight_through(value: KLPenalty, logp: Tensor, ref_logp: Tensor) -> Tenso
     return value(logp.detach(), ref_logp) + (slope - slope.detach())
 
 
+def penalty_of(name: str) -> KLPenalty:
+    """The penalty of that name; raises UnknownName, and ConfigError for one that gives something else than a number
+    for each token, as it is tried and whenever it is called."""
+    function = KL_PENALTIES[name]
+
+    def checked(logp: Tensor, ref_logp: Tensor) -> Tensor:
+        with calling(f"the KL penalty {name!r}", function):
+            penalty: object = function(logp, ref_logp)
+        if not isinstance(penalty, Tensor) or penalty.shape != logp.shape:
+            told = f"shape {tuple(penalty.shape)}" if isinstance(penalty, Tensor) else type(penalty).__name__
+            raise ConfigError(
+                f"KL penalty {name!r} gives {told}, and a number for each token, {tuple(logp.shape)}, was wanted"
+            )
+        return penalty
+
+    checked(torch.full((2,), -1.0), torch.full((2,), -2.0))
+    return checked
+
+
 class KLController(Protocol):
     """Sets the coefficient of a penalty from what was measured; it is a value, and `update` gives the next."""
 
@@ -202,8 +228,8 @@ class KLConfig:
     coefficient: float = 0.0
     """Weight of the penalty; 0 keeps no reference model."""
     penalty: str = "k3"
-    """By its name in `KL_PENALTIES`. In the loss: k2, k3 or k3_st (k1 has no gradient in expectation, so it regularizes
-    nothing there); in the reward: k1."""
+    """By its name in `KL_PENALTIES`, or your own by its place, `path/to/file.py:name` or `package.module:name`. In the
+    loss: k2, k3 or k3_st (k1 has no gradient in expectation, so it regularizes nothing there); in the reward: k1."""
     place: Literal["loss", "reward"] = "loss"
     """`loss` adds the penalty to each token's loss; `reward` takes it off each token's reward before advantages are
     computed, as PPO for language models began (Ziegler et al. 2019)."""
@@ -213,7 +239,7 @@ class KLConfig:
     """Episodes over which a divergence far from the target moves the coefficient by a fifth."""
 
     def __post_init__(self) -> None:
-        KL_PENALTIES[self.penalty]
+        penalty_of(self.penalty)
         if self.target is not None and not self.coefficient > 0:
             raise ConfigError(f"kl.target moves a coefficient above 0, got kl.coefficient={self.coefficient}")
         self.controller()

@@ -16,13 +16,13 @@ from torch import Tensor
 from agentgym.engines.hf_layout import PackedLayout
 from agentgym.engines.hf_model import Decoder
 from agentgym.trainers.batch import TrainingBatch
-from agentgym.trainers.corrections import CORRECTIONS, Correction, proximal_logp
 from agentgym.trainers.critic import Critic, CriticStats
 from agentgym.trainers.halt import NotFinite
-from agentgym.trainers.kl import KL_PENALTIES
+from agentgym.trainers.kl import penalty_of
 from agentgym.trainers.learner_config import LearnerConfig
 from agentgym.trainers.losses import LOSSES, LossStats, PolicyLoss, is_elementwise
 from agentgym.trainers.mismatch import MismatchFound, MismatchSums
+from agentgym.trainers.off_policy import corrected_batch
 from agentgym.trainers.optimizer import OptimizerConfig, PolicyOptimizer
 from agentgym.trainers.parallel import GradientWorkers, MicroResult
 from agentgym.trainers.step_stats import Report, StepStats
@@ -96,6 +96,7 @@ class Learner:
         self._fresh_from = 0
         self._kl_of_rewards = 0.0
         self._loss = config.policy_loss
+        self._kl_penalty = penalty_of(config.kl.penalty)
         self._elementwise = is_elementwise(LOSSES[config.loss_name])
 
     def update(self, batch: TrainingBatch, *, version: int = 0, max_mismatch: float = math.inf) -> StepStats:
@@ -134,7 +135,7 @@ class Learner:
         reward; moves the coefficient toward its target."""
         assert self.reference is not None
         reference_M = self._logprobs(self.reference, batch)
-        nats_M = KL_PENALTIES[self.config.kl.penalty](batch.old_logp_N.cpu()[batch.mask_N.cpu()], reference_M.cpu())
+        nats_M = self._kl_penalty(batch.old_logp_N.cpu()[batch.mask_N.cpu()], reference_M.cpu())
         weighted_M = self.kl.coefficient * nats_M
         self._kl_of_rewards = float(nats_M.mean()) if len(nats_M) else 0.0
         self._moved_toward_target(self._kl_of_rewards, batch)
@@ -197,31 +198,13 @@ class Learner:
         for parameter in self.optimizer.parameters:
             parameter.grad = None
 
-    @torch.no_grad()
     def _corrected(self, batch: TrainingBatch, version: int) -> TrainingBatch:
         """The batch with what the off-policy correction makes of it; itself without one."""
         name = self.config.correction
         if name is None:
             return batch
-        mask_N = batch.mask_N.cpu()
-        sampled_M, versions_M, trajectory_M = (
-            one.cpu()[mask_N] for one in (batch.sampled_logp_N, batch.policy_version_N, batch.trajectory_N)
-        )
         old_M = self._logprobs(self.model, batch).cpu()
-        all_M = torch.ones_like(old_M, dtype=torch.bool)
-        given = dict(self.config.correction_settings)
-        by_version = name == "proximal_by_version"
-        if by_version:
-            given |= {"versions": versions_M, "current": version}
-        correction: Correction = CORRECTIONS[name](old_M, sampled_M, all_M, sequences=trajectory_M, **given)
-        if by_version:
-            old_M = proximal_logp(old_M, sampled_M, all_M, versions=versions_M, current=version)
-
-        def placed(values_M: Tensor) -> Tensor:
-            return torch.zeros_like(batch.old_logp_N, device="cpu").masked_scatter(mask_N, values_M.float())
-
-        corrected = replace(batch, old_logp_N=placed(old_M.clamp(max=0)), correction_N=placed(correction.weights))
-        return corrected.to(batch.ids_N.device)
+        return corrected_batch(batch, old_M, version, name, self.config.correction_settings)
 
     @torch.no_grad()
     def logprobs(self, batch: TrainingBatch, temperature: float | None = None) -> Tensor:
@@ -291,7 +274,7 @@ class Learner:
         loss_M = policy.loss
         kl_M = torch.zeros_like(logp_M)
         if self.reference is not None and config.kl.place == "loss":
-            kl_M = KL_PENALTIES[config.kl.penalty](logp_M, self._logp(self.reference, part))
+            kl_M = self._kl_penalty(logp_M, self._logp(self.reference, part))
             loss_M = loss_M + self.kl.coefficient * kl_M
         if config.entropy_coefficient:
             loss_M = loss_M - config.entropy_coefficient * entropy_M

@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import torch
-
 from agentgym.errors import ConfigError
-from agentgym.settings import with_settings
-from agentgym.trainers.corrections import CORRECTIONS
 from agentgym.trainers.critic import CriticConfig
 from agentgym.trainers.kl import KLConfig
 from agentgym.trainers.losses import LOSSES, PolicyLossFn, is_silent_at_zero, loss_with
+from agentgym.trainers.off_policy import check_correction
 
-__all__ = ["CORRECTION_INPUTS", "LearnerConfig"]
-
-CORRECTION_INPUTS = ("sequences", "versions", "current")
-"""Keywords of a correction that are no settings: the learner gives them."""
+__all__ = ["LearnerConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +19,8 @@ class LearnerConfig:
     """What is minimized, how often, and in which portions."""
 
     loss: str | None = None
-    """Policy loss, by its name in `LOSSES`, such as `ppo_clip`, `gspo` or `cispo`; None is that of the algo, or
-    `ppo_clip`."""
+    """Policy loss, by its name in `LOSSES`, such as `ppo_clip`, `gspo` or `cispo`, or your own by its place,
+    `path/to/file.py:name` or `package.module:name`; None is that of the algo, or `ppo_clip`."""
     loss_settings: Mapping[str, object] | None = None
     """The settings of the loss by their names, such as clip_high=0.28; what is not named has its default. None are
     those of the algo."""
@@ -35,9 +29,10 @@ class LearnerConfig:
     minibatches: int = 1
     """Parts that a step's episodes are cut into, with an optimizer step on each."""
     correction: str | None = None
-    """Off-policy correction, by its name in `CORRECTIONS`, such as tis_token or icepop: the policy loss takes its ratio
-    against the weights before the step, recomputed, and is weighted by how far those are from what sampled. None takes
-    the logprobs of the sampling themselves for the ratio's denominator, which corrects them as far as the clip goes."""
+    """Off-policy correction, by its name in `CORRECTIONS`, such as tis_token or icepop, or your own by its place: the
+    policy loss takes its ratio against the weights before the step, recomputed, and is weighted by how far those are
+    from what sampled. None takes the logprobs of the sampling themselves for the ratio's denominator, which corrects
+    them as far as the clip goes."""
     correction_settings: Mapping[str, object] = field(default_factory=dict)
     """The settings of the correction, such as cap=2.0."""
     kl: KLConfig = field(default_factory=KLConfig)
@@ -56,7 +51,7 @@ class LearnerConfig:
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads is at least 1, got {self.threads}")
         if self.correction is not None:
-            _check_correction(self.correction, self.correction_settings)
+            check_correction(self.correction, self.correction_settings)
         elif self.correction_settings:
             raise ConfigError("correction_settings are those of a correction: name it with correction")
         _ = self.policy_loss  # raises where the loss or a setting cannot work
@@ -81,12 +76,3 @@ class LearnerConfig:
     def steps_per_batch(self) -> int:
         """Optimizer steps on the episodes of one step."""
         return self.epochs * self.minibatches
-
-
-def _check_correction(name: str, settings: Mapping[str, object]) -> None:
-    """Raises for a correction that does not exist, and for a setting that it does not have or that cannot work."""
-    bound = with_settings(name, CORRECTIONS[name], settings, CORRECTION_INPUTS)
-    nothing, nowhere = torch.zeros(0), torch.zeros(0, dtype=torch.bool)
-    none = torch.zeros(0, dtype=torch.int64)
-    further = {"versions": none, "current": 0} if name == "proximal_by_version" else {}
-    bound(nothing, nothing, nowhere, sequences=none, **further)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from agentgym.errors import UnknownName, nearest
+from agentgym.loading import is_place
 from agentgym.trainers.advantages import ADVANTAGES
 
 __all__ = ["PRESETS", "Preset", "preset_of"]
@@ -83,14 +84,14 @@ PRESETS: Mapping[str, Preset] = {
         aggregation="seq-mean-token-mean",
     ),
 }
-"""By name; the name of any advantage estimator is an algo too, with everything else as it is by default."""
+"""By name; the name or place of any advantage estimator is an algo too, with everything else as it is by default."""
 
 
 def preset_of(algo: str) -> Preset:
-    """What an algo stands for; raises UnknownName for one that does not exist."""
+    """What an algo stands for; raises UnknownName for one that does not exist. A place is looked up when it is used."""
     if algo in PRESETS:
         return PRESETS[algo]
-    if algo in ADVANTAGES:
+    if algo in ADVANTAGES or is_place(algo):
         return Preset(summary=f"The advantage estimator {algo}, with the clipped loss.", advantage=algo)
     known = sorted({*PRESETS, *ADVANTAGES})
     raise UnknownName(f"unknown algo {algo!r}{nearest(algo, known) or '.'} `agentgym algorithms list` shows all")

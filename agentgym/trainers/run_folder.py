@@ -169,7 +169,7 @@ def save_model(model: Decoder, folder: Path, tokenizer: Path) -> Path:
 def free_run_folder(config: TrainConfig) -> Path:
     """A new folder under `runs/`, named after the environment, the algo and the seed."""
     stem = config.env.rpartition(":")[2].rpartition("/")[2]
-    name = f"{stem}-{config.algo}-seed{config.seed}"
+    name = f"{stem}-{config.algo.rpartition(':')[2]}-seed{config.seed}"
     return next(path for n in range(1, 10_000) if not (path := Path("runs", f"{name}-{n}")).exists())
 
 

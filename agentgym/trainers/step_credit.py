@@ -11,7 +11,8 @@ from torch import Tensor
 
 from agentgym.trainers.batch import plain_batch
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.credits import CreditInputs, GroupCredit, credit_groups, needs_input, trained_episodes
+from agentgym.trainers.credits import CreditInputs, GroupCredit, credit_groups, trained_episodes
+from agentgym.trainers.estimators import needs_input
 from agentgym.trainers.learner import Learner
 from agentgym.trajectory import Group, Status, Trajectory
 

@@ -25,9 +25,10 @@ from agentgym.rollout.event_loop import run_async
 from agentgym.rollout.record import EpisodeWriter, read_episodes
 from agentgym.trainers.batch import build_batch
 from agentgym.trainers.config import TrainConfig, config_from_mapping
-from agentgym.trainers.credits import GroupCredit, needs_input
+from agentgym.trainers.credits import GroupCredit
 from agentgym.trainers.critic import CriticStats
 from agentgym.trainers.engine import open_engine, weights_for
+from agentgym.trainers.estimators import needs_input
 from agentgym.trainers.halt import HaltedStep, NotFinite, check_finite
 from agentgym.trainers.learner import Learner, StepStats
 from agentgym.trainers.metrics import EvalScore, RolloutSummary, StepMetrics, score

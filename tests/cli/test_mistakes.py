@@ -40,6 +40,17 @@ MISTAKES = {
     "play flaky.py:Flacky": "did you mean 'Flaky'?",
     "play nothing.py:Flaky": "no file 'nothing.py'",
     "env new 7up": "'7up' cannot name an environment",
+    "new": "agentgym new takes a command: env, tool, reward, algorithm",
+    "new algoritm x": "did you mean 'algorithm'?",
+    "new tool": "missing NAME",
+    "new algorithm mine --kind los": "invalid choice 'los'",
+    "tools call nothing": "unknown tool 'nothing'",
+    "tools call flaky.py:Flacky": "has no tool 'Flacky': did you mean 'Flaky'?",
+    "train --env TextGame-v0 --algo flaky.py:Flaky": "advantage estimator 'flaky.py:Flaky' takes",
+    "train --env TextGame-v0 --algo flaky.py": "'flaky.py' names no advantage estimator",
+    "train --env TextGame-v0 --learner.loss flaky.py:Flacky": "did you mean 'Flaky'?",
+    "train --env TextGame-v0 --learner.kl.penalty nothing.py:x": "no file 'nothing.py'",
+    "train --env TextGame-v0 --aggregation flaky:Flaky": "aggregation 'flaky:Flaky' takes",
     "tools list TextGme-v0": "did you mean 'TextGame-v0'?",
     "verify nowhere": "nowhere is no folder",
     "verify taken": "taken has no episodes.jsonl",
@@ -67,7 +78,9 @@ def test_no_command_shows_all_commands(agentgym: Command) -> None:
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-@pytest.mark.parametrize("command", ["", "eval", "play", "env", "env list", "env check", "env new", "tools", "view"])
+@pytest.mark.parametrize(
+    "command", ["", "eval", "play", "env", "env list", "env check", "env new", "new", "new tool", "tools", "view"]
+)
 def test_help_is_there_for_every_command(command: str, flag: str, agentgym: Command) -> None:
     done = agentgym(*command.split(), flag)
     assert done.code == 0 and done.err == ""
@@ -84,6 +97,16 @@ def test_an_environments_error_ends_with_what_replays_it(command: str, agentgym:
     assert "agentgym play flaky.py:" in last and "--seed" in last
 
 
+def test_a_users_algorithm_that_raises_shows_its_own_traceback_alone(agentgym: Command, tmp_path: Path) -> None:
+    text = "def never(rewards_BT, mask_BT):\n    raise ValueError('not today')\n"
+    (tmp_path / "torn.py").write_text(text, encoding="utf-8")
+    done = agentgym("train", "--env", "TextGame-v0", "--algo", "torn.py:never")
+    assert done.code == 1 and not (tmp_path / "runs").exists()
+    assert done.err.count("Traceback") == 1 and 'torn.py", line 2' in done.err and "agentgym/" not in done.err
+    last = "error: the advantage estimator 'torn.py:never' failed: ValueError: not today"
+    assert done.err.splitlines()[-1] == last
+
+
 def test_a_module_that_does_not_load_shows_its_own_traceback_alone(agentgym: Command, tmp_path: Path) -> None:
     (tmp_path / "torn.py").write_text("import json\njson.loads('{')\n", encoding="utf-8")
     for command in ("play torn.py:Env", "env check torn.py:Env", "tools list torn.py:Env"):
@@ -91,3 +114,6 @@ def test_a_module_that_does_not_load_shows_its_own_traceback_alone(agentgym: Com
         assert done.code == 1
         assert done.err.count("Traceback") == 1 and 'torn.py", line 2' in done.err
         assert done.err.splitlines()[-1].startswith("error: torn.py:Env cannot be ")
+    done = agentgym("train", "--env", "TextGame-v0", "--algo", "torn.py:mine")
+    assert done.code == 1 and done.err.count("Traceback") == 1 and "KeyError" not in done.err
+    assert 'torn.py", line 2' in done.err and "error: torn.py:mine cannot be loaded" in done.err

@@ -148,3 +148,18 @@ def test_rows_of_the_shared_corpora_go_through_as_they_are(agentgym: Command) ->
     done = agentgym("tools", "parse", "--family", "qwen3", typed=text)
     assert [row["tool_calls"] for row in parsed(done.out)] == [row["expected"] for row in rows]
     assert [row["malformed"] for row in parsed(done.out)] == [[]] * len(rows)
+
+
+def test_a_tool_of_a_file_is_listed_and_called(agentgym: Command, tmp_path: Path) -> None:
+    text = (
+        "from agentgym.tools import tool\n@tool\ndef times(word: str, number: int = 2) -> str:\n    'Repeats a word.'\n"
+        "    return ' '.join([word] * number)\n"
+    )
+    (tmp_path / "own.py").write_text(text, encoding="utf-8")
+    (listed,) = agentgym("tools", "list", "own.py:times", "--json").json["tools"]
+    assert listed["function"]["name"] == "times" and listed["function"]["parameters"]["required"] == ["word"]
+    called = agentgym("tools", "call", "own.py:times", "word=5 or so", "number=3", "--json")
+    assert called.code == 0 and called.json == {"tool": "times", "content": "5 or so 5 or so 5 or so", "error": None}
+    assert agentgym("tools", "call", "own.py:times", '{"word": "a", "number": 1}').out == "a\n"
+    wrong = agentgym("tools", "call", "own.py:times", "number=3")
+    assert wrong.code == 1 and "missing argument 'word'" in wrong.err

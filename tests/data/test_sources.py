@@ -195,7 +195,7 @@ def test_what_a_generator_raises_is_its_own_and_what_it_yields_is_checked(tmp_pa
         tasks_of(f"{place}:words")
     with pytest.raises(ConfigError, match="yields no rows"):
         tasks_of(f"{place}:nothing")
-    with pytest.raises(UnknownName, match="has no 'dict': did you mean 'dicts'"):
+    with pytest.raises(UnknownName, match="has no generator of rows 'dict': did you mean 'dicts'"):
         tasks_of(f"{place}:dict")
 
 

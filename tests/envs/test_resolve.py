@@ -12,7 +12,7 @@ import pytest
 
 from agentgym.envs import ToolEnv, make_env, resolve_env
 from agentgym.envs.plugin import BUNDLED, register_envs
-from agentgym.errors import ConfigError, UnknownName
+from agentgym.errors import ConfigError, UnknownName, UserCodeFault
 
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "examples" / "number_lock.py"
@@ -60,7 +60,9 @@ def test_a_module_that_lacks_an_import_says_so_itself(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text("import no_such_library\n", encoding="utf-8")
     for _ in range(2):
-        with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        with pytest.raises(
+            UserCodeFault, match="cannot be loaded: ModuleNotFoundError: No module named 'no_such_library'"
+        ):
             resolve_env(f"{path}:Env")
 
 

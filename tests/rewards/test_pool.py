@@ -164,7 +164,7 @@ asyncio.run(main())
     [
         ("{}:by_wrd", UnknownName, "did you mean 'by_word'"),
         ("{}.none.py:by_word", UnknownName, "no file"),
-        ("{}:REWARDS", UnknownName, "has no 'REWARDS'"),
+        ("{}:REWARDS", UnknownName, "has no reward function 'REWARDS'"),
         ("{}:Reward", ConfigError, "is a function"),
     ],
 )

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.errors import ConfigError, InvalidTrajectory, UnknownName
-from agentgym.trainers.credits import GroupCredit, check_estimator, credit_groups, flat_credit
+from agentgym.trainers.credits import GroupCredit, credit_groups, flat_credit
+from agentgym.trainers.estimators import check_estimator
 from agentgym.trajectory import Group, Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import Message, Task
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentgym.trainers.advantages.credit import Credit
+from agentgym.trainers.advantages.credit import Credit, Groups
 from agentgym.trainers.advantages.group_baselines import (
     dr_grpo,
     gdpo,
@@ -28,6 +28,7 @@ __all__ = [
     "ADVANTAGES",
     "AdvantageEstimator",
     "Credit",
+    "Groups",
     "dr_grpo",
     "gae",
     "gdpo",

@@ -16,7 +16,7 @@ from torch import Tensor
 from agentgym.errors import ConfigError, InvalidTrajectory
 from agentgym.trainers.sequences import Sequences
 
-__all__ = ["Credit", "Groups", "TrainedTokens", "episode_groups", "whiten"]
+__all__ = ["Credit", "Groups", "TrainedTokens", "check_rewards", "episode_groups", "whiten"]
 
 WHITEN_EPSILON = 1e-8
 
@@ -53,7 +53,7 @@ class TrainedTokens:
     @classmethod
     def of(cls, rewards_BT: Tensor, mask_BT: Tensor) -> TrainedTokens:
         """Raises InvalidTrajectory for what is not a finite float and a bool of the same two axes."""
-        _check_rewards(rewards_BT, mask_BT)
+        check_rewards(rewards_BT, mask_BT)
         count_B = mask_BT.sum(-1)
         longest = int(count_B.max()) if len(count_B) else 0
         place_BL = torch.argsort((~mask_BT).to(torch.uint8), dim=-1, stable=True)[:, :longest]
@@ -188,7 +188,8 @@ def whiten(numbers_N: Tensor) -> Tensor:
     return centred_N * (variance + WHITEN_EPSILON).rsqrt()
 
 
-def _check_rewards(rewards_BT: Tensor, mask_BT: Tensor) -> None:
+def check_rewards(rewards_BT: Tensor, mask_BT: Tensor) -> None:
+    """Raises InvalidTrajectory for what is not a finite float and a bool of the same two axes."""
     fits = rewards_BT.ndim == 2 and rewards_BT.shape == mask_BT.shape
     if not fits or not rewards_BT.is_floating_point() or mask_BT.dtype != torch.bool:
         raise InvalidTrajectory(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from agentgym.registry import Registry
+from agentgym.settings import Contract
 from agentgym.trainers.advantages.credit import Credit
 
 __all__ = ["ADVANTAGES", "AdvantageEstimator"]
@@ -39,5 +40,22 @@ finite where they count, and those with a baseline of the group raise ConfigErro
 and passes `allow_single`.)
 """
 
-ADVANTAGES: Registry[AdvantageEstimator] = Registry("advantage estimator")
-"""Every estimator by name; `ADVANTAGES.register(name)` adds one."""
+ESTIMATOR_INPUTS = (
+    "rewards_BT",
+    "mask_BT",
+    "groups_B",
+    "values_BT",
+    "bootstrap_B",
+    "turns_BT",
+    "states_BT",
+    "greedy_B",
+    "components_BTK",
+    "proxy_BT",
+)
+
+ADVANTAGES: Registry[AdvantageEstimator] = Registry(
+    "advantage estimator",
+    "`agentgym algorithms list` shows all, `agentgym new algorithm NAME` writes one to start from.",
+    check=Contract("advantage estimator", (), optional=ESTIMATOR_INPUTS).check,
+)
+"""Every estimator by name; `ADVANTAGES.register(name)` adds one, and `path/to/file.py:name` is one of a file."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from agentgym.errors import ConfigError, InvalidTrajectory
 from agentgym.registry import Registry
-from agentgym.settings import with_settings
+from agentgym.settings import Contract, calling, with_settings
 from agentgym.trainers.kl import MAX_LOG_RATIO, k3
 
 __all__ = [
@@ -106,8 +106,12 @@ class PolicyLoss:
 PolicyLossFn: TypeAlias = Callable[..., PolicyLoss]
 """`(logp, old_logp, advantages, mask, *, sequences=None, <settings>) -> PolicyLoss`, see the module."""
 
-LOSSES: Registry[PolicyLossFn] = Registry("policy loss")
-"""Every policy loss by name; `LOSSES.register(name)` adds one."""
+LOSSES: Registry[PolicyLossFn] = Registry(
+    "policy loss",
+    "`agentgym algorithms list` shows all, `agentgym new algorithm NAME --kind loss` writes one to start from.",
+    check=Contract("policy loss", ("logp", "old_logp", "advantages", "mask"), keywords=("sequences",)).check,
+)
+"""Every policy loss by name; `LOSSES.register(name)` adds one, and `path/to/file.py:name` is one of a file."""
 
 F = TypeVar("F", bound=PolicyLossFn)
 
@@ -138,15 +142,43 @@ def is_silent_at_zero(loss: PolicyLossFn) -> bool:
 
 
 def loss_with(name: str, settings: Mapping[str, object]) -> PolicyLossFn:
-    """The loss with its settings.
+    """The loss with its settings, tried on a few tokens; whatever it is, its inputs and what it gives are checked.
 
-    Raises UnknownName for a loss that does not exist, ConfigError for a setting that it does not have, of another type
-    than the setting's, or out of its bounds.
+    Raises UnknownName for a loss that does not exist, ConfigError for one that gives something else than its tokens'
+    losses, or for a setting that it does not have, of another type than the setting's, or out of its bounds.
     """
-    bound = with_settings(name, LOSSES[name], settings, ("sequences",))
-    nothing, nowhere = torch.zeros(0), torch.zeros(0, dtype=torch.bool)
-    bound(nothing, nothing, nothing, nowhere, sequences=torch.zeros(0, dtype=torch.int64))
-    return bound
+    function = LOSSES[name]
+    bound = with_settings(name, function, settings, ("sequences",))
+
+    def checked(
+        logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor, *, sequences: Tensor | None = None
+    ) -> PolicyLoss:
+        check_shapes(mask, logp=logp, old_logp=old_logp, advantages=advantages)
+        with calling(f"the policy loss {name!r}", function):
+            found = bound(logp, old_logp, advantages, mask, sequences=sequences)
+        _check_result(name, found, logp)
+        return found
+
+    with torch.enable_grad():
+        logp, gain = torch.full((4,), -1.0, requires_grad=True), torch.tensor([1.0, -1.0, 0.5, -0.5])
+        sequences = torch.tensor([0, 0, 1, 1])
+        found = checked(logp, logp.detach(), gain, torch.ones(4, dtype=torch.bool), sequences=sequences)
+    if not found.loss.requires_grad:
+        raise ConfigError(f"policy loss {name!r} gives a loss without gradient: it must follow from logp, undetached")
+    return checked
+
+
+def _check_result(name: str, found: object, logp: Tensor) -> None:
+    """Raises ConfigError for what is no PolicyLoss with one number for each token."""
+    if not isinstance(found, PolicyLoss):
+        raise ConfigError(
+            f"policy loss {name!r} gives a {type(found).__name__}, and PolicyLoss(loss, loss_stats(tokens)) was wanted"
+        )
+    if found.loss.shape != logp.shape:
+        raise ConfigError(
+            f"policy loss {name!r} gives a loss of shape {tuple(found.loss.shape)}, and one number for each token, "
+            f"{tuple(logp.shape)}, was wanted: an aggregation sums them"
+        )
 
 
 def require(holds: bool, setting: str, value: object, wanted: str) -> None:

@@ -1,0 +1,71 @@
+"""`agentgym new env|tool|reward|algorithm NAME`: a small working file, its test, and what to try next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from agentgym.cli.groups import Subcommand, run_group
+from agentgym.cli.options import parse_options
+from agentgym.cli.scaffold import write_scaffold
+from agentgym.cli.terminal import say, show_json
+
+__all__ = ["main", "run_new"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewOptions:
+    """Writes NAME.py and test_NAME.py, to start from, and says what to try next."""
+
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
+    """Such as number_lock."""
+    output: Path = Path(".")
+    """The folder to write into; nothing in it is overwritten."""
+    json: bool = False
+    """End with one line of JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewAlgorithmOptions(NewOptions):
+    """Writes NAME.py and test_NAME.py, an algorithm to start from, and says what to try next."""
+
+    kind: Literal["advantage", "loss"] = "advantage"
+    """`advantage` says how good each sampled token was (`--algo`), `loss` what is minimized (`--learner.loss`)."""
+
+
+def main(args: Sequence[str]) -> int:
+    """Runs `agentgym new ...`."""
+    return run_group("new", args, COMMANDS)
+
+
+def run_new(kind: str, args: Sequence[str], prog: str = "") -> int:
+    """Writes what `args` say and shows the commands to try it; `prog` is the command that was typed."""
+    prog = prog or f"agentgym new {kind}"
+    if kind == "algorithm":
+        algorithm = parse_options(NewAlgorithmOptions, args, prog=prog)
+        return _write(algorithm.kind, algorithm)
+    return _write(kind, parse_options(NewOptions, args, prog=prog))
+
+
+def _write(kind: str, options: NewOptions) -> int:
+    made = write_scaffold(kind, options.name, options.output)
+    say(f"wrote {made.path} and {made.test}")
+    for number, command in enumerate(made.commands):
+        say(f"{'' if number else 'next:':<7}{command}")
+    if options.json:
+        files = [str(made.path), str(made.test)]
+        show_json({kind: made.place, "files": [*files], "commands": [*made.commands]})
+    return 0
+
+
+COMMANDS = {
+    "env": Subcommand("an environment with a tool", partial(run_new, "env")),
+    "tool": Subcommand("a tool that any environment can be given", partial(run_new, "tool")),
+    "reward": Subcommand("a function from an episode to what it is worth", partial(run_new, "reward")),
+    "algorithm": Subcommand("an advantage estimator, or a policy loss (--kind loss)", partial(run_new, "algorithm")),
+}

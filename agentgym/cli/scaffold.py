@@ -1,0 +1,128 @@
+"""Writes a small working file, and its test, for a user to start from; the files stand as templates in `scaffolds/`."""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from agentgym.errors import ConfigError
+
+__all__ = ["KINDS", "Scaffold", "write_scaffold"]
+
+SHORT = "--steps 2 --tasks 4 --eval-episodes 0"
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What a template makes: its noun, and the commands that try it, with `{place}` and `{test}`."""
+
+    noun: str
+    commands: tuple[str, ...]
+    is_class: bool = False
+
+
+KINDS = {
+    "env": _Kind(
+        "an environment",
+        ("agentgym play {place}", "agentgym env check {place}", f"agentgym train --env {{place}} {SHORT}"),
+        is_class=True,
+    ),
+    "tool": _Kind(
+        "a tool",
+        ("agentgym tools list {place}", "agentgym tools call {place} text='A rose is a rose' word=rose"),
+    ),
+    "reward": _Kind("a reward", (f"agentgym train --env TextGame-v0 --reward.function {{place}} {SHORT}",)),
+    "advantage": _Kind(
+        "an algorithm",
+        (f"agentgym train --env TextGame-v0 --algo {{place}} --advantage.settings scale=2.0 {SHORT}",),
+    ),
+    "loss": _Kind(
+        "a loss",
+        (f"agentgym train --env TextGame-v0 --learner.loss {{place}} --learner.loss-settings cap=3.0 {SHORT}",),
+    ),
+}
+"""What can be written, by the name of its template."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaffold:
+    """What was written."""
+
+    path: Path
+    test: Path
+    place: str
+    """How commands name it: `path/to/file.py:name`."""
+    commands: tuple[str, ...]
+    """What to try next, as typed in a shell."""
+
+
+def write_scaffold(kind: str, name: str, folder: Path | str = ".") -> Scaffold:
+    """Writes `name.py` and `test_name.py` into `folder`; a name is `number_lock`, `number-lock` or `NumberLock`.
+
+    Raises ConfigError for a name that cannot be a module's and an identifier, or is one already, and for a file in the
+    way: nothing is ever overwritten.
+    """
+    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)
+    module, path_of = "_".join(words).lower(), Path(folder)
+    _check_name(name, module, kind)
+    thing = "".join(word.capitalize() for word in words) if KINDS[kind].is_class else module
+    path, test = path_of / f"{module}.py", path_of / f"test_{module}.py"
+    values = {"thing": thing, "file": path.name, "title": " ".join(words).lower().capitalize()}
+    texts = {path: _template(kind).substitute(values), test: _template(f"test_{kind}").substitute(values)}
+    if any(thing in _bound(text) for text in texts.values()):
+        raise ConfigError(f"{name!r} is a name that the file itself needs; take another, such as 'my_{module}'")
+    for each in texts:
+        if each.exists():
+            raise ConfigError(f"{str(each)!r} exists already; choose another name, or another folder by --output")
+    try:
+        path_of.mkdir(parents=True, exist_ok=True)
+        for each, text in texts.items():
+            with open(each, "x", encoding="utf-8") as file:
+                file.write(text)
+    except OSError as error:
+        raise ConfigError(f"cannot write into {str(path_of)!r}: {error.strerror}") from error
+    place = f"{path}:{thing}"
+    quoted = {"place": shlex.quote(place), "test": shlex.quote(str(test))}
+    commands = (*KINDS[kind].commands, "pytest {test}")
+    return Scaffold(path, test, place, tuple(one.format(**quoted) for one in commands))
+
+
+def _check_name(name: str, module: str, kind: str) -> None:
+    noun = KINDS[kind].noun
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
+        plain = re.sub(r"^[\d_]+", "", module) or f"my_{kind}"
+        near = plain if _is_free(plain) else f"my_{plain}"
+        raise ConfigError(f"{name!r} cannot name {noun}; use letters, digits and _, such as {near!r}")
+    if keyword.iskeyword(module) or keyword.issoftkeyword(module):
+        raise ConfigError(f"{name!r} cannot name {noun}: it is a word of Python's; take another, such as 'my_{module}'")
+    if not _is_free(module):
+        raise ConfigError(
+            f"{name!r} cannot name {noun}: the file {module}.py would stand in the way of the module {module!r}; take "
+            f"another, such as 'my_{module}'"
+        )
+
+
+def _is_free(module: str) -> bool:
+    """Whether no keyword and no module bears the name, but for files where the command is run."""
+    here = {"", str(Path.cwd())}
+    elsewhere = [place for place in sys.path if place not in here]
+    taken = keyword.iskeyword(module) or module in sys.stdlib_module_names or module in sys.modules
+    return not taken and PathFinder.find_spec(module, elsewhere) is None
+
+
+def _bound(text: str) -> set[str]:
+    """The names that a file imports."""
+    imports = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom | ast.Import))
+    return {alias.asname or alias.name for node in imports for alias in node.names}
+
+
+def _template(name: str) -> Template:
+    return Template(files("agentgym.cli").joinpath("scaffolds", f"{name}.py.txt").read_text(encoding="utf-8"))

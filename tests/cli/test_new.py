@@ -1,0 +1,136 @@
+"""`agentgym new`: what is written works as it is, and so does every command that is shown for it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentgym.cli.scaffold import KINDS, write_scaffold
+from agentgym.errors import ConfigError
+from agentgym.testing import check_env
+
+Command = Callable[..., Any]
+ROOT = Path(__file__).parents[2]
+NEW = {
+    "env": ("new", "env", "number-lock"),
+    "tool": ("new", "tool", "count_words"),
+    "reward": ("new", "reward", "SolvedFast"),
+    "advantage": ("new", "algorithm", "my_credit"),
+    "loss": ("new", "algorithm", "my_loss", "--kind", "loss"),
+}
+
+
+def python(*args: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, *map(str, args)]
+    return subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=280, check=False)
+
+
+def test_every_kind_is_tried_here() -> None:
+    assert set(NEW) == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", NEW)
+def test_the_written_test_passes_with_plain_pytest(kind: str, agentgym: Command, tmp_path: Path) -> None:
+    made = agentgym(*NEW[kind], "--output", "mine", "--json")
+    assert made.code == 0, made.err
+    path, test = made.json["files"]
+    assert Path(test).name == f"test_{Path(path).name}"
+    assert made.json["commands"][-1] == f"pytest {test}" and f"wrote {path} and {test}" in made.out
+    done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", test, cwd=tmp_path)
+    assert done.returncode == 0 and re.search(r"[2-9] passed", done.stdout), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("kind", NEW)
+def test_the_shown_commands_work_unmodified(kind: str, agentgym: Command) -> None:
+    made = agentgym(*NEW[kind], "--json")
+    shown = [line.removeprefix("next:").strip() for line in made.out.splitlines()[1:-1]]
+    assert shown == made.json["commands"] and len(shown) >= 2
+    for command in shown[:-1]:
+        done = agentgym(*shlex.split(command)[1:], typed="help\nquit\n")
+        assert done.code == 0, f"{command}: {done.err}"
+
+
+@pytest.mark.parametrize("kind", NEW)
+def test_the_files_are_short_and_as_ruff_writes_them(kind: str, agentgym: Command, tmp_path: Path) -> None:
+    path, test = (Path(name) for name in agentgym(*NEW[kind], "--output", "mine", "--json").json["files"])
+    assert len(path.read_text().splitlines()) < 40 and len(test.read_text().splitlines()) < 40
+    rules = ("check", "--isolated", "--no-cache", "--select", "E,F,I,UP,B,SIM,RUF", "mine")
+    for words in (rules, ("format", "--isolated", "--no-cache", "--diff", "mine")):
+        done = python("-m", "ruff", *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_files_are_typed(agentgym: Command, tmp_path: Path) -> None:
+    for words in NEW.values():
+        agentgym(*words, "--output", "mine")
+    files = sorted(str(path) for path in (tmp_path / "mine").glob("*.py"))
+    assert len(files) == 2 * len(NEW)
+    known = ("--config-file", ROOT / "pyproject.toml", "--strict", "--cache-dir", ROOT / ".mypy_cache")
+    done = python("-m", "mypy", *known, *files, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_place_with_a_space_is_quoted_in_the_shown_commands(agentgym: Command) -> None:
+    made = agentgym("new", "tool", "count", "--output", "my tools", "--json")
+    assert made.json["tool"] == "my tools/count.py:count"
+    assert agentgym(*shlex.split(made.json["commands"][0])[1:]).code == 0
+
+
+def test_env_new_is_new_env(agentgym: Command) -> None:
+    first = agentgym("new", "env", "lock", "--output", "a", "--json")
+    second = agentgym("env", "new", "lock", "--output", "b", "--json")
+    assert Path("a/lock.py").read_text() == Path("b/lock.py").read_text()
+    assert second.json["commands"] == [one.replace("a/", "b/") for one in first.json["commands"]]
+
+
+@pytest.mark.parametrize("name", ["number_lock", "number-lock", "NumberLock"])
+def test_a_new_environment_keeps_its_contract_however_its_name_is_spelled(name: str, tmp_path: Path) -> None:
+    made = write_scaffold("env", name, tmp_path / "new")
+    assert (made.path.name, made.test.name) == ("number_lock.py", "test_number_lock.py")
+    assert made.place == f"{made.path}:NumberLock"
+    assert check_env(made.place) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("", "cannot name a tool; use letters, digits and _, such as 'my_tool'"),
+        ("9lives", "such as 'lives'"),
+        ("a b", "such as 'a_b'"),
+        ("../x", "such as 'x'"),
+        ("!json!", "such as 'my_json'"),
+        ("class", "it is a word of Python's; take another, such as 'my_class'"),
+        ("match", "it is a word of Python's; take another, such as 'my_match'"),
+        ("json", r"json\.py would stand in the way of the module 'json'"),
+        ("Torch", r"torch\.py would stand in the way of the module 'torch'; take another, such as 'my_torch'"),
+        ("agentgym", "in the way of the module 'agentgym'"),
+        ("tool", "a name that the file itself needs; take another, such as 'my_tool'"),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused_with_one_that_can(name: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=told) as caught:
+        write_scaffold("tool", name, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    suggested = re.findall(r"such as '(\w+)'", str(caught.value)) or ["my_agentgym"]
+    assert write_scaffold("tool", suggested[0], tmp_path).path.exists()
+
+
+@pytest.mark.parametrize("taken", ["lock.py", "test_lock.py"])
+def test_nothing_is_overwritten(taken: str, agentgym: Command) -> None:
+    Path(taken).write_text("mine")
+    done = agentgym("new", "env", "lock")
+    assert done.code == 2 and f"'{taken}' exists already" in done.err
+    assert Path(taken).read_text() == "mine"
+    assert sorted(path.name for path in Path().glob("*lock.py")) == [taken]
+
+
+def test_a_folder_that_cannot_be_written_is_told(agentgym: Command) -> None:
+    done = agentgym("new", "env", "lock", "--output", "/proc/mine")
+    assert done.code == 2 and "cannot write into '/proc/mine'" in done.err
