@@ -13,7 +13,7 @@ import pytest
 from agentgym.cli.main import main
 from agentgym.data import DataConfig
 from agentgym.envs.text_game import TextGame
-from agentgym.errors import ConfigError, TrainingHalted
+from agentgym.errors import ConfigError, TrainingHalted, UnknownName
 from agentgym.evaluation import evaluate
 from agentgym.evaluation.config import EvalConfig
 from agentgym.rewards import Reward, RewardConfig
@@ -153,8 +153,11 @@ def test_a_class_and_a_function_in_python_stand_in_the_place_of_names(small_run:
     result = trainer.fit()
     assert trainer.config.env == "agentgym.envs.text_game:TextGame" and result.steps == 1
     assert all(one.reward == len(one.turns) for one in phase(tmp_path / "run", "train"))
-    (line,) = trainer.metrics
-    assert line["step"] == 1 and line == json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    with pytest.raises(UnknownName, match="<lambda>"):  # never goes on with another reward without a word
+        Trainer.load(tmp_path / "run", steps=2).fit()
+    assert Trainer.load(tmp_path / "run", steps=2, reward=trainer.reward).fit().steps == 2
+    (line, _) = trainer.metrics
+    assert line["step"] == 1 and line == json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
 
 
 def test_a_run_is_loaded_from_its_folder_and_goes_on(small_run: TrainConfig, tmp_path: Path) -> None:
