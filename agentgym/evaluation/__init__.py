@@ -9,6 +9,7 @@ from agentgym.evaluation.evaluate import (
     run_evaluation,
 )
 from agentgym.evaluation.intervals import Interval
+from agentgym.evaluation.model_engine import ModelEngine, create_engine, run_episode
 from agentgym.evaluation.pass_at_k import AtK, RepeatScores, best_at_k, pass_at_k, pass_hat_k
 from agentgym.evaluation.statistics import EvalSummary, summarize
 from agentgym.evaluation.verify import VerifyReport, verify_run
@@ -19,14 +20,17 @@ __all__ = [
     "EvalResult",
     "EvalSummary",
     "Interval",
+    "ModelEngine",
     "RepeatScores",
     "VerifyReport",
     "best_at_k",
+    "create_engine",
     "eval_episodes",
     "eval_tasks",
     "evaluate",
     "pass_at_k",
     "pass_hat_k",
+    "run_episode",
     "run_evaluation",
     "summarize",
     "verify_run",

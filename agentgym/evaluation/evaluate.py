@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from agentgym.chat_templates.families import renderer_for
 from agentgym.chat_templates.protocol import Renderer
@@ -19,6 +19,7 @@ from agentgym.engines.protocol import Engine
 from agentgym.envs.policies import POLICIES
 from agentgym.envs.resolve import make_env
 from agentgym.envs.seeds import EVAL_SEED_START
+from agentgym.envs.text_env import TextEnv
 from agentgym.errors import ConfigError, RunFolderError, UnknownName, nearest
 from agentgym.evaluation.config import EvalConfig
 from agentgym.evaluation.endpoint import EndpointUse, endpoint_loop, endpoint_use, found_model
@@ -29,6 +30,7 @@ from agentgym.evaluation.statistics import EvalSummary, summarize
 from agentgym.rewards import open_rewards
 from agentgym.rollout.episode import Episode
 from agentgym.rollout.episode_loop import EpisodeLoop
+from agentgym.rollout.event_loop import run_async
 from agentgym.rollout.home import make_task_env
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.rollout.loop import RolloutLoop
@@ -78,19 +80,29 @@ class EvalResult:
 
 
 def evaluate(
-    config: EvalConfig,
-    output: Path | None = None,
+    config: EvalConfig | str | type[TextEnv],
+    policy: str | None = None,
     *,
+    output: str | Path | None = None,
     resume: bool = False,
     on_episode: Callable[[Trajectory], None] | None = None,
+    **settings: Any,  # those of EvalConfig, which checks them
 ) -> EvalResult:
     """Plays the evaluation and writes its folder; `on_episode` sees each episode when it is finished.
+
+    Takes a configuration, or an environment (its id, path or class) and a policy, with further settings of
+    `EvalConfig`: `evaluate("TextGame-v0", "oracle", num_tasks=20)`.
 
     Without `output` the folder is a new one under `runs/`. With `resume` only episodes that are missing or failed are
     played. Raises ConfigError or UnknownName for what cannot be played, RunFolderError for a folder or model that is
     missing, taken or cannot be written, TrainingHalted when over half of the episodes fail.
     """
-    plan = open_evaluation(config, output, resume=resume)
+    if isinstance(config, EvalConfig):
+        config = replace(config, **settings) if policy is None else replace(config, policy=policy, **settings)
+    else:
+        env = config if isinstance(config, str) else f"{config.__module__}:{config.__qualname__}"
+        config = EvalConfig(env=env, policy=policy or EMBEDDED, **settings)
+    plan = open_evaluation(config, None if output is None else Path(output), resume=resume)
     return plan.run(on_episode)
 
 
@@ -127,7 +139,7 @@ class EvalPlan:
                 on_episode(trajectory)
 
         try:
-            played = asyncio.run(_play(self.config, self.to_play, keep, driver)) if self.to_play else []
+            played = run_async(_play(self.config, self.to_play, keep, driver)) if self.to_play else []
         finally:
             self.folder.close()
         found = {**self.folder.kept, **{(one.group, one.member): one for one in played}}
@@ -237,13 +249,14 @@ def policy_loop(config: EvalConfig) -> PolicyLoop:
 def _model_loop(config: EvalConfig, num_episodes: int) -> RolloutLoop:
     folder = model_folder(config.policy)
     renderer: Renderer = renderer_for(folder, config.family)
-    engine = _model_engine(folder, config.device, min(config.concurrency, num_episodes))
+    engine = model_engine(folder, config.device, min(config.concurrency, num_episodes))
     limits = Limits(max_turns=config.max_turns, turn_tokens=config.turn_tokens)
     sampling = SamplingConfig(temperature=config.temperature)
     return RolloutLoop(engine, renderer, limits, sampling, history=config.history, compaction=config.compaction)
 
 
-def _model_engine(folder: Path, device: str, num_slots: int) -> Engine:
+def model_engine(folder: Path, device: str, num_slots: int) -> Engine:
+    """The model of a folder in this process; raises ConfigError for a device that is not there."""
     from agentgym.engines.hf import HfEngine, HfEngineConfig  # here, and not above: only a model needs torch
     from agentgym.engines.hf_checkpoint import load_decoder
 

@@ -14,9 +14,15 @@ T = TypeVar("T")
 
 def run_async(work: Coroutine[object, object, T]) -> T:
     """The coroutine's result. In a thread whose event loop runs, a loop in another thread runs it meanwhile."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _is_inside_a_loop():
         return asyncio.run(work)
     with ThreadPoolExecutor(1, "agentgym-loop") as aside:
         return aside.submit(asyncio.run, work).result()
+
+
+def _is_inside_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -46,7 +46,7 @@ class AdvantageConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """One training run. Every step plays `tasks` x `group_size` episodes and makes one optimizer step."""
+    """One training run. Every step plays `tasks` x `group_size` episodes and learns from them."""
 
     env: str = ""
     """Environment id, `package.module:Class`, or `path/to/file.py:Class`; left out, `Prompt-v0` plays the rows of

@@ -68,8 +68,8 @@ class Trainer:
     """One run in one process, from its configuration to its checkpoints: `Trainer(config).fit()`.
 
     `output` is the run's folder, by default a new one under `runs/`. `env`, an environment's class or name, and
-    `reward`, a function, stand in the place of the configuration's; a run with a reward function of a notebook is
-    resumed with the same function given again.
+    `reward`, a function, stand in the place of the configuration's; both are noted by name in config.yaml, and a run
+    with a function that no name leads to is resumed with the function given again.
     """
 
     def __init__(
@@ -85,6 +85,8 @@ class Trainer:
         if env is not None:
             name = env if isinstance(env, str) else f"{env.__module__}:{env.__qualname__}"
             config = replace(config, env=name)
+        if reward is not None:
+            config = replace(config, reward=replace(config.reward, function=_name_of(reward)))
         self.observer = observer or Unobserved()
         self.reward = reward
         folder = free_run_folder(config) if output is None else Path(output)
@@ -119,7 +121,7 @@ class Trainer:
         """The run in a folder, to go on from its newest checkpoint: `Trainer.load("runs/x", steps=80).fit()`.
 
         `changes` are settings that a resumed run may have otherwise: steps, max_minutes, checkpoint_every,
-        eval_episodes. Raises RunFolderError for a folder without a run, ConfigError for other changes.
+        eval_episodes, collapse. Raises RunFolderError for a folder without a run, ConfigError for other changes.
         """
         settings = read_settings(Path(folder))
         return cls(
@@ -172,7 +174,8 @@ class Trainer:
         logs = self.folder.path / "servers"
         self.engine = await open_engine(config, self.model, self.model_folder, version=self.step, log_folder=logs)
         stack.push_async_callback(self.engine.close)
-        rewards = await stack.enter_async_context(open_rewards(config.reward, self.reward))
+        named = config.reward if self.reward is None else replace(config.reward, function=None)
+        rewards = await stack.enter_async_context(open_rewards(named, self.reward))
         self.player = Player(config, self.engine, self.renderer, self.source, rewards)
         await self.player.open(stack, self._on_served, first_order=self._first_order())
         self.learner = self._make_learner()
@@ -370,6 +373,11 @@ class Trainer:
             peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             interrupted=interrupted,
         )
+
+
+def _name_of(function: RewardFunction) -> str:
+    """`module:name`, by which the function is found again where that can be."""
+    return f"{getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', type(function).__qualname__)}"
 
 
 def _of_all(played: StepGroups, credits: Sequence[GroupCredit]) -> list[GroupCredit]:

@@ -26,7 +26,7 @@ def play(url: str, folder: Path, endpoint: ChatEndpointConfig | None = None) -> 
     config = EvalConfig(
         env="TextGame-v0", policy=url, num_tasks=NUM_TASKS, concurrency=8, endpoint=endpoint or ChatEndpointConfig()
     )
-    return evaluate(config, folder)
+    return evaluate(config, output=folder)
 
 
 @pytest.mark.parametrize("name", SERVERS)

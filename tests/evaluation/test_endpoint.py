@@ -48,7 +48,7 @@ def echo(tmp_path: Path) -> str:
 def play(url: str, env: str, folder: Path, *, resume: bool = False, **settings: Any) -> EvalResult:
     endpoint = ChatEndpointConfig(**{"max_retries": 0, **settings.pop("endpoint", {})})
     config = EvalConfig(env=env, policy=url, endpoint=endpoint, **{"num_tasks": 4, "turn_tokens": 16, **settings})
-    return evaluate(config, folder, resume=resume)
+    return evaluate(config, output=folder, resume=resume)
 
 
 def test_it_plays_reports_and_says_what_it_took(chat_endpoint: Start, echo: str, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_verify_and_the_report_say_that_no_ids_are_there(chat_endpoint: Start, e
 
 
 def test_rows_that_are_taken_away_are_missed(chat_endpoint: Start, tmp_path: Path) -> None:
-    evaluate(EvalConfig(env="GuessNumber-v0", policy="oracle", num_tasks=2), tmp_path / "run")
+    evaluate(EvalConfig(env="GuessNumber-v0", policy="oracle", num_tasks=2), output=tmp_path / "run")
     path = tmp_path / "run" / "episodes.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines[1]["rows"] = []

@@ -235,7 +235,7 @@ def test_a_policy_plays_without_torch_and_without_a_trainer(arena: Arena) -> Non
     code = (
         "import sys\nfrom pathlib import Path\nfrom agentgym.evaluation import EvalConfig, evaluate\n"
         f"config = EvalConfig(env='TextGame-v0', policy='oracle', num_tasks=1, tokenizer={str(arena.tokenizer)!r})\n"
-        f"evaluate(config, Path({str(arena.folder / 'run')!r}))\n"
+        f"evaluate(config, output={str(arena.folder / 'run')!r})\n"
         "print(*(name for name in sys.modules if name == 'torch' or name.startswith('agentgym.trainers')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

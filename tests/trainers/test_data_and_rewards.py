@@ -13,7 +13,7 @@ import pytest
 from agentgym.cli.main import main
 from agentgym.data import DataConfig
 from agentgym.envs.text_game import TextGame
-from agentgym.errors import ConfigError, TrainingHalted
+from agentgym.errors import ConfigError, TrainingHalted, UnknownName
 from agentgym.evaluation import evaluate
 from agentgym.evaluation.config import EvalConfig
 from agentgym.rewards import Reward, RewardConfig
@@ -81,7 +81,7 @@ def test_a_parquet_file_of_verl_trains_and_evaluates_as_it_is(
     assert not {one.task.key for one in trained} & {one.task.key for one in held_out}
     done = evaluate(
         EvalConfig(policy=str(result.checkpoint), data=config.data, reward=config.reward, num_tasks=4, turn_tokens=12),
-        tmp_path / "eval",
+        output=tmp_path / "eval",
     )
     assert [one.task.key for one in done.trajectories] == [one.task.key for one in held_out]
     assert done.config.env == "Prompt-v0"
@@ -89,7 +89,7 @@ def test_a_parquet_file_of_verl_trains_and_evaluates_as_it_is(
 
 def test_the_oracle_of_rows_is_right_by_the_scorer_too(tmp_path: Path) -> None:
     config = EvalConfig(policy="oracle", data=DataConfig(eval=str(GSM8K)), reward=RewardConfig(function="exact_match"))
-    done = evaluate(replace(config, num_tasks=20), tmp_path / "eval")
+    done = evaluate(replace(config, num_tasks=20), output=tmp_path / "eval")
     assert done.summary.success == 1.0 and done.summary.num_episodes == 20
 
 
@@ -153,8 +153,11 @@ def test_a_class_and_a_function_in_python_stand_in_the_place_of_names(small_run:
     result = trainer.fit()
     assert trainer.config.env == "agentgym.envs.text_game:TextGame" and result.steps == 1
     assert all(one.reward == len(one.turns) for one in phase(tmp_path / "run", "train"))
-    (line,) = trainer.metrics
-    assert line["step"] == 1 and line == json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    with pytest.raises(UnknownName, match="<lambda>"):  # never goes on with another reward without a word
+        Trainer.load(tmp_path / "run", steps=2).fit()
+    assert Trainer.load(tmp_path / "run", steps=2, reward=trainer.reward).fit().steps == 2
+    (line, _) = trainer.metrics
+    assert line["step"] == 1 and line == json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
 
 
 def test_a_run_is_loaded_from_its_folder_and_goes_on(small_run: TrainConfig, tmp_path: Path) -> None:
