@@ -72,13 +72,13 @@ def test_what_is_left_out_is_said_with_its_reason(renderer: TemplateRenderer, tm
     assert len(found.rows) == 1
     malformed, too_long = found.report
     assert malformed.startswith("2 of 3 conversations are learned; left out: 1 malformed, the first: ")
-    assert "a.jsonl, row 2: messages[1] is an empty reply" in malformed
+    assert "a.jsonl, line 2: messages[1] is an empty reply" in malformed
     assert too_long.startswith("1 of 2 rows are learned; left out: 1 longer than the context window of 200")
 
 
 def test_a_malformed_row_stops_with_its_number(renderer: TemplateRenderer, tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", TALK, {"messages": [{"role": "user", "content": "Hi."}]})
-    with pytest.raises(ConfigError, match=r"a\.jsonl, row 2: messages holds no reply.*--skip-malformed"):
+    with pytest.raises(ConfigError, match=r"a\.jsonl, line 2: messages holds no reply.*--skip-malformed"):
         of(renderer, path)
 
 
