@@ -27,6 +27,9 @@ from agentgym.trainers.parallel import GradientWorkers, MicroResult
 
 __all__ = ["Critic", "CriticConfig", "CriticStats", "ValueHead"]
 
+RATE = 5
+"""A critic's learning rate over the policy's."""
+
 # Shape suffixes: N packed tokens, M trained targets, E model width, R rows.
 
 
@@ -39,12 +42,17 @@ class CriticConfig:
     costs next to nothing, and pulls at the policy's weights. None is `own` where the advantage takes values, else
     `none`."""
     learning_rate: float | None = None
-    """Of a trunk of its own and its head; None takes the policy's, and its other optimizer settings hold for both."""
+    """Of a trunk of its own and its head; None takes five times the policy's: one that lags credits the past.
+    The policy's other optimizer settings hold for both."""
     coefficient: float = 0.1
     """Weight of the value loss beside the policy's, where the trunk is shared."""
     clip: float | None = 0.5
     """How far a value may move from what it was before the error is no longer reduced by it, in units of reward; None
     for no bound."""
+    bootstrap: bool = True
+    """Whether an episode that a limit cut (`truncated`) is credited with the critic's value of what might follow.
+    Without, it ends there with what it had earned: right where the limit is part of the task, as a number of turns to
+    win a game in mostly is; with it, a policy that wanders up to the limit loses nothing but time."""
     warmup_steps: int = 0
     """Steps at the beginning in which the critic learns and the policy does not; for a trunk of its own."""
 
@@ -116,7 +124,7 @@ class Critic:
         self.trunk = policy if config.trunk == "shared" else copy.deepcopy(policy)
         self.optimizer: PolicyOptimizer | None = None
         if config.trunk == "own":
-            rate = config.learning_rate or optimizer.learning_rate
+            rate = config.learning_rate or RATE * optimizer.learning_rate
             settings = replace(optimizer, learning_rate=rate)
             self.optimizer = PolicyOptimizer(self.trunk, settings, total_steps, self.head.parameters())
         self._micro_batch_tokens = micro_batch_tokens

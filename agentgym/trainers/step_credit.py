@@ -46,6 +46,8 @@ def _inputs(trained: Sequence[Trajectory], name: str, learner: Learner, greedy: 
     if learner.critic is not None:
         values_M, end_R = learner.critic.read(batch)
         values, bootstrap = _by_episode(values_M, trained), _after(end_R, trained)
+        if not learner.config.critic.bootstrap:
+            bootstrap = [0.0] * len(trained)
     return CreditInputs(penalties=penalties, values=values, bootstrap=bootstrap, proxy=proxy, greedy=greedy)
 
 
