@@ -21,7 +21,7 @@ from agentgym.rollout.serve_http import ServeConfig
 from agentgym.settings import is_bundled
 from agentgym.trainers.aggregation import AGGREGATIONS, check_aggregation
 from agentgym.trainers.collapse import CollapseConfig
-from agentgym.trainers.estimators import check_estimator, needs_groups, needs_input
+from agentgym.trainers.estimators import check_estimator, check_penalized, needs_groups, needs_input
 from agentgym.trainers.learner_config import LearnerConfig
 from agentgym.trainers.optimizer import OptimizerConfig
 from agentgym.trainers.parity import ParityConfig
@@ -168,6 +168,7 @@ class TrainConfig:
     def _check_algorithm(self) -> None:
         name, critic = self.estimator, self.learner.critic
         check_estimator(name, self.advantage.settings or {})
+        self._check_kl(name)
         if needs_input(name, "values_BT") is not critic.exists:
             raise ConfigError(
                 f"the advantage {name} takes the values of a critic: learner.critic.trunk is own or shared"
@@ -187,6 +188,16 @@ class TrainConfig:
             )
         self._check_aggregation(self.aggregation or "")
         self._check_practice()
+
+    def _check_kl(self, name: str) -> None:
+        kl = self.learner.kl
+        if kl.coefficient and kl.place == "reward":
+            check_penalized(name, self.advantage.settings or {})
+        if kl.target is not None and kl.horizon * 5 <= self.episodes_per_step:
+            raise ConfigError(
+                f"kl.horizon is {kl.horizon} episodes, and a step of {self.episodes_per_step} would take the KL"
+                f" coefficient to 0 or below: use more than {self.episodes_per_step // 5} (10000 is usual)"
+            )
 
     def _check_aggregation(self, name: str) -> None:
         lacks_constant = name == "seq-mean-token-sum-norm" and self.norm_tokens is None

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from agentgym.errors import AgentGymError, ConfigError, TrainingHalted
+from agentgym.errors import AgentGymError, ConfigError, InvalidTrajectory, TrainingHalted
 from agentgym.settings import calling, settings_of, with_settings
 from agentgym.trainers.advantages.credit import Credit, check_rewards
 from agentgym.trainers.advantages.registry import ADVANTAGES, ESTIMATOR_INPUTS
 
-__all__ = ["check_estimator", "check_settings", "estimate", "needs_groups", "needs_input"]
+__all__ = ["check_estimator", "check_penalized", "check_settings", "estimate", "needs_groups", "needs_input"]
 
 MOST_COMPONENTS = 16
 """Components of a reward that a trial goes up to: how many there are is known when an episode was played."""
@@ -25,17 +25,36 @@ MOST_COMPONENTS = 16
 def check_estimator(name: str, settings: Mapping[str, object]) -> None:
     """Raises UnknownName for an estimator that does not exist, ConfigError for a setting that it does not have, of
     another type or out of its bounds, and for one whose result is no Credit: it is tried on a step of two groups."""
+    _ = _tried(name, settings)
+
+
+def check_penalized(name: str, settings: Mapping[str, object]) -> None:
+    """Raises ConfigError for an estimator that a penalty in the rewards does not reach, or that refuses rewards which a
+    penalty has made negative: it is tried on a step of two groups, with and without one."""
+    remedy = "leave learner.kl.place at loss, or take another advantage"
+    plain, credit = _tried(name, settings)
+    rewards_BT = plain["rewards_BT"]
+    penalty_BT = 0.01 * torch.arange(rewards_BT.numel()).reshape(rewards_BT.shape).double()
+    penalized = plain | {"rewards_BT": torch.where(plain["mask_BT"], rewards_BT - penalty_BT, rewards_BT)}
+    try:
+        found = estimate(name, settings, penalized)
+    except InvalidTrajectory as error:
+        raise ConfigError(f"{name} cannot credit rewards that a KL penalty is taken off ({error}): {remedy}") from error
+    if torch.equal(found.advantages_BT, credit.advantages_BT):
+        raise ConfigError(f"{name} gives the same advantages whatever KL penalty is taken off the rewards: {remedy}")
+
+
+def _tried(name: str, settings: Mapping[str, object]) -> tuple[dict[str, Tensor], Credit]:
+    """A step that the estimator can credit, and what it makes of it."""
     check_settings(name, settings)
-    if not needs_input(name, "components_BTK"):
-        estimate(name, settings, _trial(1))
-        return
+    most = MOST_COMPONENTS if needs_input(name, "components_BTK") else 1
     refusals: list[AgentGymError] = []
-    for num_components in range(1, MOST_COMPONENTS + 1):
+    for num_components in range(1, most + 1):
+        step = _trial(num_components)
         try:
-            estimate(name, settings, _trial(num_components))
-            return
+            return step, estimate(name, settings, step)
         except AgentGymError as error:
-            refusals.append(error)  # it may be made for another number of them
+            refusals.append(error)  # it may be made for another number of components
     raise refusals[-1]
 
 
@@ -59,7 +78,7 @@ def estimate(name: str, settings: Mapping[str, object], tensors: Mapping[str, Te
     """The credit of each token, 0 where nothing is trained, from those of the tensors that the estimator takes.
 
     Raises ConfigError where they lack one, or where it gives no Credit of one number for each token; TrainingHalted for
-    a number that is not finite; UserCodeFault where an estimator of the user's raises.
+    a number that is not finite in float32; UserCodeFault where an estimator of the user's raises.
     """
     function, mask_BT = ADVANTAGES[name], tensors["mask_BT"]
     parameters = inspect.signature(function).parameters
@@ -93,10 +112,12 @@ def _checked(name: str, what: str, numbers_BT: object, mask_BT: Tensor) -> Tenso
             f"{tuple(mask_BT.shape)}, was wanted"
         )
     kept_BT = torch.where(mask_BT, numbers_BT.detach(), 0.0)
-    if not bool(kept_BT.isfinite().all()):
-        wrong = float(kept_BT[~kept_BT.isfinite()][0])
+    fits_BT = kept_BT.to(torch.float32).isfinite()  # what a batch holds
+    if not bool(fits_BT.all()):
+        wrong = float(kept_BT[~fits_BT][0])
         raise TrainingHalted(
-            f"advantage estimator {name!r} gives {what} of {wrong} at a trained token, which cannot be trained on"
+            f"advantage estimator {name!r} gives {what} of {wrong:g} at a trained token, which cannot be trained on:"
+            " look at the rewards of this step"
         )
     return kept_BT
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agentgym.errors import ConfigError
+from agentgym.settings import is_bundled
+from agentgym.trainers.corrections import CORRECTIONS
 from agentgym.trainers.critic import CriticConfig
 from agentgym.trainers.kl import KLConfig
 from agentgym.trainers.losses import LOSSES, PolicyLossFn, is_silent_at_zero, loss_with
@@ -70,7 +72,15 @@ class LearnerConfig:
     def needs_all_rows(self) -> bool:
         """Whether rows with an advantage of 0 are learned from too."""
         regularized = self.kl.coefficient != 0 or self.entropy_coefficient != 0
-        return regularized or self.critic.exists or not is_silent_at_zero(LOSSES[self.loss_name])
+        silent = is_silent_at_zero(LOSSES[self.loss_name]) and not self._corrects_by_mean
+        return regularized or self.critic.exists or not silent
+
+    @property
+    def _corrects_by_mean(self) -> bool:
+        """Whether the weights of rows hang on each other: by their mean, or by what a correction of a user does."""
+        if self.correction is None:
+            return False
+        return bool(self.correction_settings.get("normalize")) or not is_bundled(CORRECTIONS[self.correction])
 
     @property
     def steps_per_batch(self) -> int:

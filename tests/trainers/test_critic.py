@@ -109,6 +109,75 @@ def test_the_gradient_is_that_of_half_the_squared_error(tiny: Tiny, fresh_batch:
         assert critic.update(batch) == pytest.approx(norm, rel=1e-4)
 
 
+def moved(critic: Critic, name: str, place: int, by: float) -> None:
+    """One weight of the critic, moved."""
+    own = {"trunk": critic.trunk.embed, "weight": critic.head.weight_E, "bias": critic.head.bias}[name]
+    with torch.no_grad():
+        own.view(-1)[place] += by
+
+
+@pytest.mark.parametrize(("name", "place"), [("weight", 3), ("bias", 0), ("trunk", 32 * 7 + 5)])
+def test_the_gradient_under_a_bound_is_the_slope_of_the_clipped_error(
+    name: str, place: int, tiny: Tiny, fresh_batch: Fresh
+) -> None:
+    model = tiny()
+    batch = with_returns(fresh_batch(model))
+    config = LearnerConfig(critic=CriticConfig(trunk="own", clip=0.2), threads=1, micro_batch_tokens=30)
+    learner = Learner(model, config, STEP, total_steps=10)
+    critic = learner.critic
+    assert critic is not None and critic.optimizer is not None
+    shaken(critic)
+    near_M = critic.read(batch)[0] + torch.linspace(-0.5, 0.5, int(batch.mask_N.sum()))
+    batch = replace(batch, old_value_N=torch.zeros_like(batch.return_N).masked_scatter(batch.mask_N, near_M))
+
+    def error() -> float:
+        value_M, old_M, return_M = critic.read(batch)[0].double(), near_M.double(), batch.return_N[batch.mask_N]
+        held_M = old_M + (value_M - old_M).clamp(-0.2, 0.2)
+        loss_M = 0.5 * torch.maximum((value_M - return_M) ** 2, (held_M - return_M) ** 2)
+        return float((batch.weight_N[batch.mask_N].double() * loss_M).sum())
+
+    step = 1e-3
+    moved(critic, name, place, step)
+    above = error()
+    moved(critic, name, place, -2 * step)
+    slope = (above - error()) / (2 * step)
+    moved(critic, name, place, step)
+    loss = torch.zeros(())
+    for part in batch.split(30):
+        layout = PackedLayout(part.seqlens, ids_N=part.ids_N, wanted_N=part.mask_N)
+        loss = loss + critic.loss(critic.trunk.hidden(part.ids_N, layout), part)
+    loss.backward()
+    owner = {"trunk": critic.trunk.embed, "weight": critic.head.weight_E, "bias": critic.head.bias}[name]
+    assert owner.grad is not None and abs(slope) > 1e-3
+    assert float(owner.grad.view(-1)[place]) == pytest.approx(slope, rel=0.02, abs=1e-4)
+    learner.close()
+
+
+def test_a_shared_trunk_has_the_gradient_of_the_policy_and_so_much_of_the_critics(
+    tiny: Tiny, fresh_batch: Fresh
+) -> None:
+    norms = []
+    for coefficient in (0.1, 0.7):
+        model = tiny()
+        batch = with_returns(fresh_batch(model))
+        critic = CriticConfig(trunk="shared", clip=None, coefficient=coefficient)
+        learner = Learner(model, LearnerConfig(critic=critic, threads=1, minibatches=1), STEP, total_steps=10)
+        assert learner.critic is not None
+        shaken(learner.critic)
+        hidden_NE = model.hidden(batch.ids_N, PackedLayout(batch.seqlens))
+        logp_N = model.logits(hidden_NE).log_softmax(-1).gather(1, batch.target_N[:, None])[:, 0]
+        policy = -(batch.weight_N * batch.advantage_N * logp_N).sum()  # fresh samples: the ratio is 1
+        values_N = hidden_NE @ learner.critic.head.weight_E + learner.critic.head.bias
+        value = 0.5 * (batch.weight_N * (values_N - batch.return_N).square()).sum()
+        parameters = learner.optimizer.parameters
+        gradient = torch.autograd.grad(policy + coefficient * value, parameters, allow_unused=True)
+        wanted = math.sqrt(sum(float(one.square().sum()) for one in gradient if one is not None))
+        norms.append(learner.update(batch).grad_norm)
+        assert norms[-1] == pytest.approx(wanted, rel=1e-4)
+        learner.close()
+    assert norms[1] > 1.1 * norms[0]
+
+
 @pytest.mark.parametrize("trunk", ["own", "shared"])
 def test_a_critic_learns_the_returns_that_it_is_shown(trunk: str, tiny: Tiny, fresh_batch: Fresh) -> None:
     model = tiny()

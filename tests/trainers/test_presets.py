@@ -12,6 +12,7 @@ from agentgym.settings import with_settings
 from agentgym.trainers import ADVANTAGES, AGGREGATIONS, LOSSES
 from agentgym.trainers.config import AdvantageConfig, TrainConfig, config_from_mapping
 from agentgym.trainers.critic import CriticConfig
+from agentgym.trainers.kl import KLConfig
 from agentgym.trainers.learner_config import LearnerConfig
 from agentgym.trainers.losses import loss_with
 from agentgym.trainers.presets import PRESETS
@@ -83,3 +84,29 @@ def test_critics_that_cannot_work_are_refused(settings: dict[str, object], told:
 def test_an_unknown_algo_names_the_nearest() -> None:
     with pytest.raises(UnknownName, match="did you mean 'ppo'"):
         TrainConfig(env="X", algo="ppoo")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("gdpo", "gdpo gives the same advantages whatever KL penalty is taken off the rewards"),
+        ("maxrl", "maxrl cannot credit rewards that a KL penalty is taken off"),
+    ],
+)
+def test_a_penalty_in_the_reward_is_refused_where_it_would_be_lost_or_could_not_be_credited(
+    name: str, told: str
+) -> None:
+    kl = KLConfig(coefficient=0.1, penalty="k1", place="reward")
+    with pytest.raises(ConfigError, match=told):
+        TrainConfig(env="X", algo=name, learner=LearnerConfig(kl=kl))
+    assert TrainConfig(env="X", algo=name, learner=LearnerConfig(kl=replace(kl, place="loss"))).estimator == name
+
+
+def test_a_horizon_shorter_than_a_step_can_bear_is_refused_before_anything_is_played() -> None:
+    kl = KLConfig(coefficient=0.1, target=0.1, horizon=2)
+    with pytest.raises(ConfigError, match=r"kl\.horizon is 2 episodes, and a step of 10 would take the KL coefficient"):
+        TrainConfig(env="X", tasks=5, group_size=2, learner=LearnerConfig(kl=kl))
+    assert TrainConfig(env="X", tasks=4, group_size=2, learner=LearnerConfig(kl=kl)).learner.kl is kl
+    assert kl.controller().update(0.0, 8).coefficient > 0
+    with pytest.raises(ConfigError, match="needs a horizon above 2"):
+        kl.controller().update(0.0, 10)

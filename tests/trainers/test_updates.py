@@ -116,6 +116,27 @@ def test_every_correction_leaves_samples_of_the_same_weights_as_they_are(
     corrected.close()
 
 
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("name", ["tis_token", "tis_sequence", "mis_token", "mis_sequence", "icepop"])
+def test_leaving_out_rows_without_a_gradient_changes_no_weight(
+    name: str, normalize: bool, tiny: Tiny, fresh_batch: Fresh
+) -> None:
+    norms = []
+    for may_drop in (False, True):
+        model = tiny()
+        learner = learner_of(model, correction=name, correction_settings={"normalize": normalize})
+        batch = fresh_batch(model)
+        batch = replace(batch, advantage_N=batch.advantage_N * (batch.row_N > 3))
+        nats_N = ((batch.target_N * 31 + batch.position_N * 7) % 17).float() / 17 - 0.5
+        sampled_N = torch.where(batch.mask_N, (batch.sampled_logp_N - nats_N).clamp(max=0), 0.0)
+        elsewhere = replace(batch, sampled_logp_N=sampled_N, old_logp_N=sampled_N)
+        drops = may_drop and not learner.config.needs_all_rows
+        norms.append(learner.update(elsewhere.select(range(4, 12)) if drops else elsewhere).grad_norm)
+        learner.close()
+        assert learner.config.needs_all_rows is normalize
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+
+
 def test_corrections_that_cannot_work_are_refused() -> None:
     with pytest.raises(UnknownName, match="did you mean 'icepop'"):
         LearnerConfig(correction="icepob")
