@@ -14,7 +14,7 @@ from agentgym.errors import InvalidTrajectory, RenderError
 from agentgym.rollout.answer import plain_answers
 from agentgym.rollout.menus import Menus, menu_digest
 from agentgym.rollout.record import message_from_json, trajectory_from_json
-from agentgym.rollout.seal import mask_runs, row_digest
+from agentgym.rollout.seal import credit_digest, mask_runs, row_digest
 from agentgym.trajectory import Status
 from agentgym.types import JSON, Message, ToolResult, ToolSpec
 
@@ -352,6 +352,9 @@ def _check_outcome(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
 
 def _check_advantages(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
     rows = record["advantages"]
+    sealed = record.get("credit") == credit_digest([turn["reward"] for turn in record["turns"]], rows)
+    said = "a turn's reward or an advantage is not the one that was written"
+    ledger.check("credit", None if sealed else Place(line, problem=said))
     if rows is None:
         ledger.check("advantages", None)
         return

@@ -25,20 +25,19 @@ class _Step:
     num_trained_tokens: int = 0
     rewards: list[float] = field(default_factory=list)
     successes: list[bool] = field(default_factory=list)
-    groups: dict[str, set[float]] = field(default_factory=dict)
-    credited: set[str] = field(default_factory=set)
-    """Groups that the step learned from."""
+    groups: set[str] = field(default_factory=set)
+    live: set[str] = field(default_factory=set)
+    """Groups in which a token has an advantage other than 0."""
 
     def add(self, record: Record) -> None:
         spans = [span for row in record["rows"] for span in row["spans"]]
         self.num_episodes += 1
         self.num_tokens += sum(len(span["ids"]) for span in spans)
-        rewards = self.groups.setdefault(record["group"], set())
+        self.groups.add(record["group"])
         if not Status(record["status"]).trainable:
             return
-        rewards.add(record["reward"])
-        if record["advantages"] is not None:
-            self.credited.add(record["group"])
+        if any(value for row in record["advantages"] or () for value in row):
+            self.live.add(record["group"])
         self.rewards.append(record["reward"])
         self.successes.append(bool(record["success"]))
         self.num_truncated += record["status"] == Status.TRUNCATED
@@ -56,7 +55,7 @@ class _Step:
             "success": sum(self.successes) / count,
             "reward_mean": math.fsum(self.rewards) / count,
             "groups": len(self.groups),
-            "dead_groups": sum(len(rewards) < 2 or key not in self.credited for key, rewards in self.groups.items()),
+            "dead_groups": len(self.groups - self.live),
         }
 
 

@@ -50,6 +50,7 @@ PROPERTIES = (
     Property("trajectory", "the line reads back as a trajectory, whose invariants hold", "episodes"),
     Property("reward", "the reward is the sum over the turns, and null exactly when the episode failed", "episodes"),
     Property("advantages", "one finite advantage per sampled id, none other than 0 for a failed episode", "episodes"),
+    Property("credit", "the stored digest is that of the turns' rewards and the advantages", "episodes"),
     Property("groups", "a group has one task, and each of its members once", "groups"),
     Property("metrics", "counts and means of metrics.jsonl follow from the episodes of their step", "steps"),
 )

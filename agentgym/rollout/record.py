@@ -17,7 +17,7 @@ from typing import Any
 from agentgym.errors import RunFolderError
 from agentgym.rollout import menus as tool_menus
 from agentgym.rollout.menus import Menus, menu_digest, menu_lines, read_menus
-from agentgym.rollout.seal import mask_runs, row_digest
+from agentgym.rollout.seal import credit_digest, mask_runs, row_digest
 from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import JSON, AnyCall, MalformedCall, Message, Task, ToolCall, ToolResult
 
@@ -70,6 +70,7 @@ def trajectory_to_json(
         "rows": [_row_to_json(row) for row in trajectory.rows],
         "turns": [_turn_to_json(turn) for turn in trajectory.turns],
         "advantages": advantages,
+        "credit": credit_digest([turn.reward for turn in trajectory.turns], advantages),
     }
 
 

@@ -1,7 +1,8 @@
-"""What a stored row says twice: its mask as runs and a digest of its numbers, so that later damage is found."""
+"""What a stored episode says twice: masks as runs and digests of its numbers, so that later damage is found."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from itertools import groupby
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["is_trained", "mask_runs", "row_digest"]
+__all__ = ["credit_digest", "is_trained", "mask_runs", "row_digest"]
 
 _SOURCES = ("prompt", "policy", "env")
 
@@ -43,4 +44,25 @@ def row_digest(spans: Sequence[Mapping[str, Any]]) -> str:
     digest = blake2b(digest_size=16)
     for values, kind in ((ids, "<i8"), (sources, "u1"), (logprobs, "<f8"), (versions, "<i8")):
         digest.update(np.asarray(values, kind).tobytes())
+    return digest.hexdigest()
+
+
+def credit_digest(rewards: Sequence[float | None], advantages: Sequence[Sequence[float]] | None) -> str:
+    """A 16-byte BLAKE2b digest, in hex, of what the turns of an episode were rewarded and its ids credited with.
+
+    Hashed in this order, little-endian: the number of turns (int64), every turn's reward (float64, NaN for none), the
+    number of rows with advantages (int64, -1 where there are none at all), and for each its length (int64) and its
+    advantages (float64).
+    """
+    digest = blake2b(digest_size=16)
+
+    def add(values: Sequence[float | None], kind: str) -> None:
+        digest.update(np.asarray([math.nan if one is None else one for one in values], kind).tobytes())
+
+    add([len(rewards)], "<i8")
+    add(rewards, "<f8")
+    add([-1 if advantages is None else len(advantages)], "<i8")
+    for row in advantages or ():
+        add([len(row)], "<i8")
+        add(row, "<f8")
     return digest.hexdigest()

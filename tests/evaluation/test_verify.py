@@ -34,6 +34,7 @@ from agentgym.rollout.loop import RolloutLoop
 from agentgym.rollout.menus import menu_digest, menu_lines
 from agentgym.rollout.record import EpisodeWriter
 from agentgym.rollout.sampler import Sampler, SamplerConfig
+from agentgym.rollout.seal import credit_digest
 from agentgym.types import Message, Task, ToolCall, ToolSpec
 
 MARKS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -288,6 +289,23 @@ def drop_advantage(line: dict[str, Any]) -> None:
     line["advantages"][0].pop()
 
 
+def change_advantage(line: dict[str, Any]) -> None:
+    line["advantages"][0][-1] += 1e-6
+
+
+def move_advantage(line: dict[str, Any]) -> None:
+    line["advantages"][0].append(line["advantages"][0].pop(0) + 0.25)
+
+
+def move_reward(line: dict[str, Any]) -> None:
+    line["turns"][0]["reward"] += 0.5
+    line["turns"][-1]["reward"] -= 0.5
+
+
+def train_on_nothing(line: dict[str, Any]) -> None:
+    line["advantages"] = None
+
+
 def swap_answers(line: dict[str, Any]) -> None:
     line["turns"][0]["tool_results"][0]["call_id"] = "call_9"
 
@@ -335,6 +353,10 @@ DAMAGES: list[Damage] = [
     (lose_error, "status", None, None),
     (wrong_reason, "trajectory", None, None),
     (drop_advantage, "advantages", None, None),
+    (change_advantage, "credit", None, None),
+    (move_advantage, "credit", None, None),
+    (move_reward, "credit", None, None),
+    (train_on_nothing, "credit", None, None),
     (swap_answers, "tool_answers", 0, None),
     (other_tools, "tools", None, None),
     (change_told, "prompt", None, None),
@@ -417,6 +439,22 @@ def test_the_numbers_of_a_step_follow_from_its_episodes(tmp_path: Path, lines: L
     verdict = verify_run(run).verdicts[-1]
     assert (verdict.num_checked, verdict.num_failed) == (3, 2)
     assert str(verdict.first).startswith("line 2: of metrics.jsonl: failed of step 0 is 0, its episodes give ")
+
+
+def test_a_group_is_dead_where_nothing_was_credited_whatever_the_rewards(tmp_path: Path, lines: Lines) -> None:
+    """A critic, a greedy episode or the components of a reward may credit a group whose rewards are equal."""
+    first = [copy.deepcopy(line) for line in lines if line["step"] == 0]
+    quiet = first[0]["group"]
+    for line in first:
+        if line["group"] == quiet and line["advantages"] is not None:
+            line["advantages"] = [[0.0] * len(row) for row in line["advantages"]]
+        line["credit"] = credit_digest([turn["reward"] for turn in line["turns"]], line["advantages"])
+    run = stored(tmp_path, first)
+    live = {line["group"] for line in first if line["status"] != "env_error"} - {quiet}
+    num_dead = len({line["group"] for line in first}) - len(live)
+    for said in (num_dead, num_dead - 1):
+        (run / "metrics.jsonl").write_text(json.dumps({"step": 0, "dead_groups": said}) + "\n", encoding="utf-8")
+        assert verify_run(run).ok is (said == num_dead)
 
 
 @pytest.mark.parametrize("rerender", [False, True])

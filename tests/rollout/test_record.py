@@ -121,7 +121,7 @@ def test_a_line_has_the_documented_keys() -> None:
     line = trajectory_to_json(failed(), phase="eval_after", step=2)
     assert list(line) == [
         "phase", "step", "group", "member", "task", "status", "stop_reason", "reward", "success", "metrics", "error",
-        "info", "rows", "turns", "advantages",
+        "info", "rows", "turns", "advantages", "credit",
     ]  # fmt: skip
     assert line["reward"] is None
     assert line["success"] is None

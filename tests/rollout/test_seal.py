@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from hashlib import blake2b
 from typing import Any
 
 import pytest
 
-from agentgym.rollout.seal import mask_runs, row_digest
+from agentgym.rollout.seal import credit_digest, mask_runs, row_digest
 
 SPANS: list[dict[str, Any]] = [
     {"source": "prompt", "ids": [1, 2]},
@@ -41,3 +42,24 @@ def test_the_digest_differs_when_one_number_does(key: str, index: int) -> None:
 
 def test_the_digest_differs_when_a_source_does() -> None:
     assert row_digest([*SPANS[:2], {"source": "prompt", "ids": [6]}, *SPANS[3:]]) != row_digest(SPANS)
+
+
+def test_the_digest_of_credit_hashes_the_published_bytes() -> None:
+    numbers = struct.pack("<q2d", 2, 0.5, math.nan) + struct.pack("<qq2dqd", 2, 2, 0.25, -1.0, 1, 3.0)
+    assert credit_digest([0.5, None], [[0.25, -1.0], [3.0]]) == blake2b(numbers, digest_size=16).hexdigest()
+    nothing = struct.pack("<qq", 0, -1)
+    assert credit_digest([], None) == blake2b(nothing, digest_size=16).hexdigest()
+
+
+def test_the_digest_of_credit_differs_when_a_number_or_its_place_does() -> None:
+    credits: list[tuple[list[float | None], list[list[float]] | None]] = [
+        ([0.0, 1.0], [[0.5, 0.25], [0.0]]),
+        ([1.0, 0.0], [[0.5, 0.25], [0.0]]),
+        ([None, 1.0], [[0.5, 0.25], [0.0]]),
+        ([0.0, 1.0], [[0.25, 0.5], [0.0]]),
+        ([0.0, 1.0], [[0.5], [0.25, 0.0]]),
+        ([0.0, 1.0], [[0.5, 0.25, 0.0]]),
+        ([0.0, 1.0], []),
+        ([0.0, 1.0], None),
+    ]
+    assert len({credit_digest(*one) for one in credits}) == len(credits)
