@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from agentgym.cli.main import main
+from agentgym.registry import Registry
+from agentgym.settings import is_bundled
 from agentgym.trainers import ADVANTAGES, AGGREGATIONS, CORRECTIONS, KL_PENALTIES, LOSSES
 from agentgym.trainers.algorithms import algorithms_markdown, all_algorithms
 from agentgym.trainers.presets import PRESETS
@@ -74,3 +78,29 @@ def test_the_tables_cost_nothing_until_they_are_asked_for() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
     with pytest.raises(ImportError, match="cannot import name 'LOSES'"):
         exec("from agentgym.trainers import LOSES")
+
+
+@pytest.mark.parametrize(
+    ("section", "names"),
+    [
+        ("Presets", PRESETS),
+        ("Advantages", ADVANTAGES),
+        ("Losses", LOSSES),
+        ("KL penalties", KL_PENALTIES),
+        ("Aggregations", AGGREGATIONS),
+        ("Corrections", CORRECTIONS),
+    ],
+)
+def test_the_table_beside_verl_has_a_line_for_every_name_and_no_other(section: str, names: Iterable[str]) -> None:
+    page = PAGE.with_name("verl.md")
+    if not page.exists():
+        pytest.skip("the pages of the documentation are not beside the package")
+    sections = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", page.read_text(encoding="utf-8"), re.M | re.S))
+    lines = [line.strip("|").split("|") for line in sections[section].splitlines() if line.startswith("| `")]
+    assert [ours.strip(" `") for ours, _, _ in lines] == [name for name in names if is_ours(names, name)]
+    assert all(verls.strip() and (told.strip() or verls.strip() == "none") for _, verls, told in lines)
+
+
+def is_ours(names: Iterable[str], name: str) -> bool:
+    """Whether a preset, or a function of ours and not one that a test has registered."""
+    return not isinstance(names, Registry) or is_bundled(names[name])
