@@ -94,7 +94,8 @@ class Learner:
         further = () if self._shared is None else self._shared.head.parameters()
         self.optimizer = PolicyOptimizer(model, optimizer, num_steps, further)
         self._fresh_from = 0
-        self._kl_of_rewards = 0.0
+        self._of_rewards = (0.0, self.kl.coefficient)
+        """The divergence that the rewards were penalized for, and the coefficient then."""
         self._loss = config.policy_loss
         self._kl_penalty = penalty_of(config.kl.penalty)
         self._elementwise = is_elementwise(LOSSES[config.loss_name])
@@ -115,7 +116,8 @@ class Learner:
                 steps.append(self._step(part, math.inf if steps else max_mismatch))
         stats = StepStats.mean(steps)
         if self.config.kl.place == "reward":
-            return replace(stats, kl=self._kl_of_rewards)
+            kl, coefficient = self._of_rewards
+            return replace(stats, kl=kl, kl_coefficient=coefficient)
         self._moved_toward_target(stats.kl, batch)
         return stats
 
@@ -137,8 +139,9 @@ class Learner:
         reference_M = self._logprobs(self.reference, batch)
         nats_M = self._kl_penalty(batch.old_logp_N.cpu()[batch.mask_N.cpu()], reference_M.cpu())
         weighted_M = self.kl.coefficient * nats_M
-        self._kl_of_rewards = float(nats_M.mean()) if len(nats_M) else 0.0
-        self._moved_toward_target(self._kl_of_rewards, batch)
+        kl = float(nats_M.mean()) if len(nats_M) else 0.0
+        self._of_rewards = (kl, self.kl.coefficient)
+        self._moved_toward_target(kl, batch)
         return weighted_M
 
     @torch.no_grad()

@@ -116,6 +116,22 @@ def test_every_correction_leaves_samples_of_the_same_weights_as_they_are(
     corrected.close()
 
 
+def test_a_penalty_in_the_rewards_is_reported_with_the_coefficient_that_it_was_taken_with(
+    tiny: Tiny, fresh_batch: Fresh
+) -> None:
+    model = tiny()
+    batch = fresh_batch(model)
+    kl = KLConfig(coefficient=0.1, penalty="k1", place="reward", target=1e-6, horizon=100)
+    settings = LearnerConfig(threads=1, kl=kl)
+    learner = Learner(model, settings, STEP, total_steps=10, reference=tiny(seed=1))
+    for before in (0.1, 0.1 * (1 + 0.2 * 12 / 100)):
+        nats_M = learner.penalties(batch) / before
+        stats = learner.update(batch)
+        assert stats.kl_coefficient == pytest.approx(before) and stats.kl == pytest.approx(float(nats_M.mean()))
+        assert learner.kl.coefficient == pytest.approx(before * (1 + 0.2 * 12 / 100)), "of the next step"
+    learner.close()
+
+
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("name", ["tis_token", "tis_sequence", "mis_token", "mis_sequence", "icepop"])
 def test_leaving_out_rows_without_a_gradient_changes_no_weight(
