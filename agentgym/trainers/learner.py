@@ -94,8 +94,7 @@ class Learner:
         further = () if self._shared is None else self._shared.head.parameters()
         self.optimizer = PolicyOptimizer(model, optimizer, num_steps, further)
         self._fresh_from = 0
-        self._of_rewards = (0.0, self.kl.coefficient)
-        """The divergence that the rewards were penalized for, and the coefficient then."""
+        self._kl_of_rewards = 0.0
         self._loss = config.policy_loss
         self._kl_penalty = penalty_of(config.kl.penalty)
         self._elementwise = is_elementwise(LOSSES[config.loss_name])
@@ -116,9 +115,8 @@ class Learner:
                 steps.append(self._step(part, math.inf if steps else max_mismatch))
         stats = StepStats.mean(steps)
         if self.config.kl.place == "reward":
-            kl, coefficient = self._of_rewards
-            return replace(stats, kl=kl, kl_coefficient=coefficient)
-        self._moved_toward_target(stats.kl, batch)
+            stats = replace(stats, kl=self._kl_of_rewards)
+        self.kl = self.kl.update(stats.kl, len(batch.trajectory_N.unique()))
         return stats
 
     def update_critic(self, batch: TrainingBatch) -> CriticStats | None:
@@ -134,14 +132,12 @@ class Learner:
 
     def penalties(self, batch: TrainingBatch) -> Tensor:
         """What the KL penalty takes off the reward of each trained target, `[M]` in units of reward, for `kl.place`
-        reward; moves the coefficient toward its target."""
+        reward; the `update` that follows moves the coefficient toward its target."""
         assert self.reference is not None
         reference_M = self._logprobs(self.reference, batch)
         nats_M = self._kl_penalty(batch.old_logp_N.cpu()[batch.mask_N.cpu()], reference_M.cpu())
         weighted_M = self.kl.coefficient * nats_M
-        kl = float(nats_M.mean()) if len(nats_M) else 0.0
-        self._of_rewards = (kl, self.kl.coefficient)
-        self._moved_toward_target(kl, batch)
+        self._kl_of_rewards = float(nats_M.mean()) if len(nats_M) else 0.0
         return weighted_M
 
     @torch.no_grad()
@@ -173,9 +169,6 @@ class Learner:
         """Optimizer steps so far, those of a critic with its own among them."""
         further = None if self.critic is None else self.critic.optimizer
         return self.optimizer.num_steps + (0 if further is None else further.num_steps)
-
-    def _moved_toward_target(self, kl: float, batch: TrainingBatch) -> None:
-        self.kl = self.kl.update(kl, len(batch.trajectory_N.unique()))
 
     def _step(self, batch: TrainingBatch, max_mismatch: float) -> StepStats:
         """One optimizer step."""

@@ -230,7 +230,7 @@ class Trainer:
     ) -> None:
         """Learns from the groups and records the step; whoever interrupts waits until weights and files agree."""
         kept, groups = step_groups.kept, step_groups.groups
-        learned_from = credit_step(kept, self.config, self.learner, greedy)
+        learned_from = await self._credit(kept, greedy)
         stats, critic, sync = await self._learn(kept, learned_from)
         advantages = _of_all(step_groups, learned_from)
         learned = time.perf_counter()
@@ -256,6 +256,17 @@ class Trainer:
             self._save()
             raise halt
         await self.gate.check(self.step, self.step)
+
+    async def _credit(self, groups: Sequence[Group], greedy: Mapping[str, float]) -> list[GroupCredit]:
+        """What the groups earned; nothing where that is no number and the run goes on without the step."""
+        try:
+            return credit_step(groups, self.config, self.learner, greedy)
+        except TrainingHalted as halted:
+            nothing = [GroupCredit((None,) * len(group.trajectories)) for group in groups]
+            batch = build_batch(groups, nothing, aggregation="token-mean")
+            step = HaltedStep(step=self.step + 1, groups=groups, credits=nothing, batch=batch)
+            await self._keep(step, halted, is_whole=True)
+            return nothing
 
     async def _play_groups(self) -> StepGroups:
         played = await self.player.groups(self.step + 1)

@@ -43,6 +43,12 @@ class Priceless(Worthless):
     paid = 1.0
 
 
+class Overpaid(Worthless):
+    """Pays more than float32 holds."""
+
+    paid = 1e39
+
+
 class Silent(TextGame):
     """Pays for each reply without a call."""
 
@@ -217,6 +223,20 @@ def test_without_nan_among_the_signs_that_stop_the_step_is_left_out(
     assert any(step.update for step in after)
     assert all("nan" not in [sign.name for sign in step.signs] for step in after)
     assert (tmp_path / "run" / "halted" / "step-000001" / "batch.pt").is_file()
+
+
+def test_a_return_that_no_float_holds_stops_with_the_episodes_saved_or_leaves_the_step_out(
+    quick: TrainConfig, train: Train, tmp_path: Path
+) -> None:
+    config = replace(quick, env=f"{HERE}:Overpaid", steps=2, algo="turn_returns")
+    with pytest.raises(NotFinite, match=r"'turn_returns' gives advantages of 1e\+39 .*halted.step-000001"):
+        train(config, tmp_path / "run")
+    kept = list(read_episodes(tmp_path / "run" / "halted" / "step-000001"))
+    assert len(kept) == 8 and {one.trajectory.turns[-1].reward for one in kept} == {1e39}
+    assert all(one.advantages is None for one in kept)
+    _, watcher = train(replace(config, collapse=CollapseConfig(stop_on=())), tmp_path / "left_out")
+    assert [step.update for step in watcher.steps] == [None, None]
+    assert [sign.name for sign in watcher.steps[0].signs] == ["nan"]
 
 
 @pytest.mark.parametrize(("rate", "epochs"), [(1e39, 1), (1e18, 1), (1e18, 2)])

@@ -127,6 +127,7 @@ def test_a_penalty_in_the_rewards_is_reported_with_the_coefficient_that_it_was_t
     for before in (0.1, 0.1 * (1 + 0.2 * 12 / 100)):
         nats_M = learner.penalties(batch) / before
         stats = learner.update(batch)
+        assert learner.penalties(batch).shape == nats_M.shape, "asking once more changes nothing"
         assert stats.kl_coefficient == pytest.approx(before) and stats.kl == pytest.approx(float(nats_M.mean()))
         assert learner.kl.coefficient == pytest.approx(before * (1 + 0.2 * 12 / 100)), "of the next step"
     learner.close()
