@@ -24,6 +24,7 @@ __all__ = [
     "CreditInputs",
     "GroupCredit",
     "credit_groups",
+    "credit_of_all",
     "flat_credit",
     "trained_episodes",
 ]
@@ -132,6 +133,14 @@ def credit_groups(
         )
         for one, group in zip(members, groups, strict=True)
     ]
+
+
+def credit_of_all(
+    played: Sequence[Group], learned_from: Sequence[Group], credits: Sequence[GroupCredit]
+) -> list[GroupCredit]:
+    """The credit of each group that was played: of those that were not learned from, that no member is trained."""
+    known = {group.id: credit for group, credit in zip(learned_from, credits, strict=True)}
+    return [known.get(group.id, GroupCredit((None,) * len(group.trajectories))) for group in played]
 
 
 def flat_credit(group: Group, advantages: Sequence[float | None]) -> GroupCredit:

@@ -13,8 +13,8 @@ from torch import Tensor
 from agentgym.errors import RunFolderError, TrainingHalted
 from agentgym.rollout.record import EpisodeWriter
 from agentgym.trainers.aggregation import StepTotals
-from agentgym.trainers.batch import TrainingBatch
-from agentgym.trainers.credits import GroupCredit
+from agentgym.trainers.batch import TrainingBatch, build_batch
+from agentgym.trainers.credits import GroupCredit, credit_of_all
 from agentgym.trajectory import Group
 
 __all__ = ["HaltedStep", "NotFinite", "check_finite", "load_batch"]
@@ -35,6 +35,14 @@ class HaltedStep:
     groups: Sequence[Group]
     credits: Sequence[GroupCredit]
     batch: TrainingBatch
+
+    @classmethod
+    def without_credit(cls, step: int, groups: Sequence[Group]) -> HaltedStep:
+        """A step that halted before its episodes were credited: nothing of them is trained, and the batch is empty."""
+        nothing = credit_of_all(groups, (), ())
+        return cls(
+            step=step, groups=groups, credits=nothing, batch=build_batch(groups, nothing, aggregation="token-mean")
+        )
 
     def save(self, run: Path) -> Path:
         """Writes `halted/step-NNNNNN` in the run's folder and returns it.

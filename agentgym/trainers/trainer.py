@@ -25,7 +25,7 @@ from agentgym.rollout.event_loop import run_async
 from agentgym.rollout.record import EpisodeWriter, read_episodes
 from agentgym.trainers.batch import build_batch
 from agentgym.trainers.config import TrainConfig, config_from_mapping
-from agentgym.trainers.credits import GroupCredit
+from agentgym.trainers.credits import GroupCredit, credit_of_all
 from agentgym.trainers.critic import CriticStats
 from agentgym.trainers.engine import open_engine, weights_for
 from agentgym.trainers.estimators import needs_input
@@ -232,7 +232,7 @@ class Trainer:
         kept, groups = step_groups.kept, step_groups.groups
         learned_from = await self._credit(kept, greedy)
         stats, critic, sync = await self._learn(kept, learned_from)
-        advantages = _of_all(step_groups, learned_from)
+        advantages = credit_of_all(groups, kept, learned_from)
         learned = time.perf_counter()
         self.step += 1
         self.train_s += learned - started
@@ -262,11 +262,9 @@ class Trainer:
         try:
             return credit_step(groups, self.config, self.learner, greedy)
         except TrainingHalted as halted:
-            nothing = [GroupCredit((None,) * len(group.trajectories)) for group in groups]
-            batch = build_batch(groups, nothing, aggregation="token-mean")
-            step = HaltedStep(step=self.step + 1, groups=groups, credits=nothing, batch=batch)
+            step = HaltedStep.without_credit(self.step + 1, groups)
             await self._keep(step, halted, is_whole=True)
-            return nothing
+            return list(step.credits)
 
     async def _play_groups(self) -> StepGroups:
         played = await self.player.groups(self.step + 1)
@@ -389,12 +387,6 @@ class Trainer:
 def _name_of(function: RewardFunction) -> str:
     """`module:name`, by which the function is found again where that can be."""
     return f"{getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', type(function).__qualname__)}"
-
-
-def _of_all(played: StepGroups, credits: Sequence[GroupCredit]) -> list[GroupCredit]:
-    """The credit of each group that was played: of those that were left out, that no member is trained."""
-    known = {group.id: credit for group, credit in zip(played.kept, credits, strict=True)}
-    return [known.get(group.id, GroupCredit((None,) * len(group.trajectories))) for group in played.groups]
 
 
 async def _uninterrupted(work: Coroutine[object, object, None]) -> None:
