@@ -25,19 +25,18 @@ class _Step:
     num_trained_tokens: int = 0
     rewards: list[float] = field(default_factory=list)
     successes: list[bool] = field(default_factory=list)
-    groups: dict[str, set[float]] = field(default_factory=dict)
+    groups: set[str] = field(default_factory=set)
     credited: set[str] = field(default_factory=set)
-    """Groups that the step learned from."""
+    """Groups with an advantage other than 0."""
 
     def add(self, record: Record) -> None:
         spans = [span for row in record["rows"] for span in row["spans"]]
         self.num_episodes += 1
         self.num_tokens += sum(len(span["ids"]) for span in spans)
-        rewards = self.groups.setdefault(record["group"], set())
+        self.groups.add(record["group"])
         if not Status(record["status"]).trainable:
             return
-        rewards.add(record["reward"])
-        if record["advantages"] is not None:
+        if any(any(row) for row in record["advantages"] or ()):
             self.credited.add(record["group"])
         self.rewards.append(record["reward"])
         self.successes.append(bool(record["success"]))
@@ -56,7 +55,7 @@ class _Step:
             "success": sum(self.successes) / count,
             "reward_mean": math.fsum(self.rewards) / count,
             "groups": len(self.groups),
-            "dead_groups": sum(len(rewards) < 2 or key not in self.credited for key, rewards in self.groups.items()),
+            "dead_groups": len(self.groups - self.credited),
         }
 
 

@@ -346,7 +346,7 @@ class Trainer:
         """Plays the held-out tasks with the sampling of training; None where none are asked for."""
         if not self.config.eval_episodes:
             return None
-        self.observer.on_phase(phase, self.config.eval_episodes)
+        self.observer.on_phase(phase, len(self.source.eval_tasks(self.config.eval_episodes)))
         trajectories = await self.player.evaluate(phase, self.observer.on_episode)
         self.writer.write(trajectories, phase=phase, step=self.step)
         return score(self.step, trajectories, self.source.label)

@@ -19,7 +19,7 @@ MISTAKES = {
     "eval --polcy oracle": "unknown option '--polcy': did you mean '--policy'?",
     "eval": "missing --env",
     "eval --temperatur 1 --env TextGame-v0": "did you mean '--temperature'?",
-    "eval --env TextGame-v0 --reward mine.py:mine": "'--reward': settings of reward have names of their own, such as '--rew",
+    "eval --env TextGame-v0 --reward mine.py:mine": "'--reward': settings of reward have names of their own, such as",
     "eval --data rows.parquet": "'--data': settings of data have names of their own, such as '--data.train'",
     "new envirnment lock": "unknown command 'agentgym new envirnment': it has env, tool, reward, algorithm",
     "new foo": "unknown command 'agentgym new foo': it has env, tool, reward, algorithm",

@@ -419,6 +419,21 @@ def test_the_numbers_of_a_step_follow_from_its_episodes(tmp_path: Path, lines: L
     assert str(verdict.first).startswith("line 2: of metrics.jsonl: failed of step 0 is 0, its episodes give ")
 
 
+def test_a_group_is_dead_by_its_advantages_not_by_its_rewards(tmp_path: Path, lines: Lines) -> None:
+    """A critic gives advantages where all rewards are equal, and a baseline may take all of them away."""
+    first = copy.deepcopy([line for line in lines if line["step"] == 0])
+    groups = sorted({line["group"] for line in first})
+    for line in first:
+        if line["group"] == groups[0]:
+            line["advantages"] = line["advantages"] and [[0.0] * len(row) for row in line["advantages"]]
+    alive = {line["group"] for line in first if line["group"] != groups[0] and line["advantages"]}
+    run = stored(tmp_path, first)
+    for stated in (len(groups) - len(alive), len(groups) - len(alive) - 1):
+        told = {"step": 0, "groups": len(groups), "dead_groups": stated}
+        (run / "metrics.jsonl").write_text(json.dumps(told) + "\n", encoding="utf-8")
+        assert verify_run(run).ok is (stated == len(groups) - len(alive))
+
+
 @pytest.mark.parametrize("rerender", [False, True])
 @pytest.mark.parametrize("cut", [False, True])
 def test_cut_replies_and_rewritten_histories_verify_too(
