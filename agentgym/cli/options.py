@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache, partial
 from types import NoneType, UnionType
-from typing import TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import docstring_parser
 import tyro
@@ -70,7 +70,7 @@ REGISTRY = tyro.constructors.ConstructorRegistry()
 def _settings(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructConstructorSpec | None:
     """A dataclass of settings, whose help is as wide as the terminal: tyro's own keeps the line breaks of indented
     docstrings."""
-    if not (isinstance(info.type, type) and is_dataclass(info.type)):
+    if not is_dataclass(info.type):
         return None
     hints = get_type_hints(info.type, include_extras=True)
     specs = [
@@ -85,13 +85,13 @@ def _settings(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.Struc
     return tyro.constructors.StructConstructorSpec(instantiate=info.type, fields=tuple(specs))
 
 
-def _told(settings: type[object], name: str) -> str | None:
+def _told(settings: type[Any], name: str) -> str | None:
     """What stands under the field `name`, in one line."""
     return _docs(settings).get(name)
 
 
 @cache
-def _docs(settings: type[object]) -> dict[str, str]:
+def _docs(settings: type[Any]) -> dict[str, str]:
     params = docstring_parser.parse_from_object(settings).params
     return {param.arg_name: " ".join(param.description.split()) for param in params if param.description}
 

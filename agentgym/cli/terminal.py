@@ -81,7 +81,8 @@ def warnings_shown() -> Iterator[None]:
     logger, data = logging.getLogger("agentgym"), logging.getLogger("agentgym.data")
     logger.addHandler(handler)
     propagates, logger.propagate = logger.propagate, False
-    level, _ = data.level, data.setLevel(logging.INFO)
+    level = data.level
+    data.setLevel(logging.INFO)
     try:
         yield
     finally:
