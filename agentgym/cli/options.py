@@ -6,11 +6,11 @@ import contextlib
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache, partial
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import docstring_parser
 import tyro
@@ -72,26 +72,26 @@ def _settings(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.Struc
     docstrings."""
     if not is_dataclass(info.type):
         return None
+    docs = cache(partial(_docs, info.type))  # read where help is shown, and nowhere else
     hints = get_type_hints(info.type, include_extras=True)
     specs = [
         tyro.constructors.StructFieldSpec(
             name=one.name,
             type=hints[one.name],
             default=_default(one, info.default),
-            helptext=partial(_told, info.type, one.name),
+            helptext=partial(_told, docs, one.name),
         )
         for one in fields(info.type)
     ]
     return tyro.constructors.StructConstructorSpec(instantiate=info.type, fields=tuple(specs))
 
 
-def _told(settings: type[Any], name: str) -> str | None:
+def _told(docs: Callable[[], dict[str, str]], name: str) -> str | None:
     """What stands under the field `name`, in one line."""
-    return _docs(settings).get(name)
+    return docs().get(name)
 
 
-@cache
-def _docs(settings: type[Any]) -> dict[str, str]:
+def _docs(settings: type[object]) -> dict[str, str]:
     params = docstring_parser.parse_from_object(settings).params
     return {param.arg_name: " ".join(param.description.split()) for param in params if param.description}
 
