@@ -92,7 +92,8 @@ def _told(docs: Callable[[], dict[str, str]], name: str) -> str | None:
 
 
 def _docs(settings: type[object]) -> dict[str, str]:
-    params = docstring_parser.parse_from_object(settings).params
+    bases = [base for base in reversed(settings.__mro__) if is_dataclass(base)]
+    params = [param for base in bases for param in docstring_parser.parse_from_object(base).params]
     return {param.arg_name: " ".join(param.description.split()) for param in params if param.description}
 
 
