@@ -82,5 +82,6 @@ class RunFolderError(AgentGymError, OSError):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`": did you mean 'x'?"` for the nearest known name, or an empty string when none is near."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f": did you mean {matches[0]!r}?" if matches else ""
+    folded = {one.casefold(): one for one in known}
+    matches = difflib.get_close_matches(name.casefold(), folded, n=1)
+    return f": did you mean {folded[matches[0]]!r}?" if matches else ""

@@ -28,7 +28,7 @@ __all__ = ["COMMANDS", "main"]
 
 COMMANDS = {
     "train": "train a model on an environment",
-    "sft": "train a model on the oracle's episodes",
+    "sft": "train a model on demonstrations, conversations or recorded episodes",
     "eval": "play held-out episodes with a model or a policy, and count successes",
     "serve": "let agents outside play episodes, over OpenAI's chat completions",
     "play": "play an environment yourself, in the terminal",

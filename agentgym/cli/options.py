@@ -6,10 +6,13 @@ import contextlib
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache, partial
 from types import NoneType, UnionType
-from typing import TypeVar, Union, cast, get_args, get_origin
+from typing import TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+import docstring_parser
 import tyro
 
 from agentgym.errors import ConfigError, UnknownName, nearest
@@ -51,6 +54,9 @@ def parse_options(options: type[T], args: Sequence[str], *, prog: str, default: 
             raise
         _refuse_unknown(options, args, prog)
         raise ConfigError(f"{_one_line(printed.getvalue())}; `{prog} --help` shows all options") from None
+    except ConfigError:
+        _refuse_unknown(options, args, prog)  # a name that is not read is why a setting is not what was wanted
+        raise
     if unknown:
         _refuse_unknown(options, args, prog)
         raise ConfigError(f"unexpected argument {unknown[0]!r}; `{prog} --help` shows what it takes")
@@ -58,6 +64,46 @@ def parse_options(options: type[T], args: Sequence[str], *, prog: str, default: 
 
 
 REGISTRY = tyro.constructors.ConstructorRegistry()
+
+
+@REGISTRY.struct_rule
+def _settings(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructConstructorSpec | None:
+    """A dataclass of settings, whose help is as wide as the terminal: tyro's own keeps the line breaks of indented
+    docstrings."""
+    if not is_dataclass(info.type):
+        return None
+    docs = cache(partial(_docs, info.type))  # read where help is shown, and nowhere else
+    hints = get_type_hints(info.type, include_extras=True)
+    specs = [
+        tyro.constructors.StructFieldSpec(
+            name=one.name,
+            type=hints[one.name],
+            default=_default(one, info.default),
+            helptext=partial(_told, docs, one.name),
+        )
+        for one in fields(info.type)
+    ]
+    return tyro.constructors.StructConstructorSpec(instantiate=info.type, fields=tuple(specs))
+
+
+def _told(docs: Callable[[], dict[str, str]], name: str) -> str | None:
+    """What stands under the field `name`, in one line."""
+    return docs().get(name)
+
+
+def _docs(settings: type[object]) -> dict[str, str]:
+    bases = [base for base in reversed(settings.__mro__) if is_dataclass(base)]
+    params = [param for base in bases for param in docstring_parser.parse_from_object(base).params]
+    return {param.arg_name: " ".join(param.description.split()) for param in params if param.description}
+
+
+def _default(setting: Field[object], given: object) -> object:
+    """What a setting is when it is not named: that of the settings that were given, or its own."""
+    if is_dataclass(given):
+        return getattr(given, setting.name)
+    if setting.default is not MISSING:
+        return setting.default
+    return tyro.MISSING if setting.default_factory is MISSING else setting.default_factory()
 
 
 @REGISTRY.primitive_rule
@@ -145,15 +191,40 @@ def _refuse_unknown(options: type[object], args: Sequence[str], prog: str) -> No
     for arg in args:
         name = arg.partition("=")[0]
         if OPTION.fullmatch(name) and name.replace("_", "-") not in known:
-            near = nearest(name, sorted(one for one in known if one.startswith("--"))) or "."
-            raise UnknownName(f"unknown option {name!r}{near} `{prog} --help` shows all options")
+            near = _near_option(name.replace("_", "-"), [one for one in known if one.startswith("--")])
+            raise UnknownName(f"unknown option {name!r}{near or '.'} `{prog} --help` shows all options")
 
 
-def _known_options(options: type[object], prog: str) -> set[str]:
+def _near_option(name: str, known: Sequence[str]) -> str:
+    """What `name` was meant for: a part's setting (`--reward`, `--epochs`), a short form (`--lr`), or a slip."""
+    if inner := [one for one in known if one.startswith(f"{name}.")]:
+        return f": settings of {name[2:]} have names of their own, such as {inner[0]!r}."
+    part, dot, last = name[2:].rpartition(".")
+    same = [one for one in known if one.startswith(f"--{part}{dot}")]
+    ends = [one for one in same if _last(one).startswith(last) or _initials(one) == last]
+    if ends:
+        return f": did you mean {min(ends, key=lambda one: (one.count('.'), _last(one) != last))!r}?"
+    if not dot or not same:
+        return nearest(name, [one for one in known if dot or "." not in one])
+    begun = f"--{part}."
+    return nearest(last, [one.removeprefix(begun) for one in same]).replace("mean '", f"mean '{begun}")
+
+
+def _last(option: str) -> str:
+    return option[2:].rpartition(".")[2]
+
+
+def _initials(option: str) -> str:
+    """`lr` of `--optimizer.learning-rate`."""
+    return "".join(word[0] for word in _last(option).split("-") if word)
+
+
+def _known_options(options: type[object], prog: str) -> list[str]:
+    """The options of `prog`, in the order in which its help shows them."""
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
         tyro.cli(options, args=["--help"], prog=prog, registry=REGISTRY)
-    return {name.replace("_", "-") for name in OPTION.findall(shown.getvalue())}
+    return list(dict.fromkeys(name.replace("_", "-") for name in OPTION.findall(shown.getvalue())))
 
 
 def _one_line(box: str) -> str:

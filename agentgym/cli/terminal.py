@@ -75,22 +75,27 @@ class _PlainProgress:
 
 @contextlib.contextmanager
 def warnings_shown() -> Iterator[None]:
-    """Shows the package's warnings as `warning: ...` on standard error, for as long as a command runs."""
+    """Shows the package's warnings as `warning: ...` on standard error, and what was read of files of data as
+    `data: ...`, for as long as a command runs."""
     handler = _Warnings()
-    logger = logging.getLogger("agentgym")
+    logger, data = logging.getLogger("agentgym"), logging.getLogger("agentgym.data")
     logger.addHandler(handler)
     propagates, logger.propagate = logger.propagate, False
+    level = data.level
+    data.setLevel(logging.INFO)
     try:
         yield
     finally:
         logger.removeHandler(handler)
         logger.propagate = propagates
+        data.setLevel(level)
 
 
 class _Warnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Writes the record as it is: a bar that is on the screen moves below it."""
-        print(f"{record.levelname.lower()}: {record.getMessage()}", file=sys.stderr, flush=True)
+        kind = "data" if record.levelno == logging.INFO else record.levelname.lower()
+        print(f"{kind}: {record.getMessage()}", file=sys.stderr, flush=True)
 
 
 class _Console(Console):

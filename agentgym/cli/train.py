@@ -18,7 +18,7 @@ from agentgym.cli.environment import load_env
 from agentgym.cli.options import env_as_option, mix_as_options, parse_options
 from agentgym.cli.terminal import fail, say, show_json, show_table
 from agentgym.cli.training_display import TrainingDisplay
-from agentgym.errors import AgentGymError, ConfigError
+from agentgym.errors import AgentGymError, ConfigError, RunFolderError
 from agentgym.evaluation.intervals import success_interval
 from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.metrics import EvalScore
@@ -45,7 +45,7 @@ class TrainOptions:
     output: Path | None = None
     """The folder of the run; by default a new one under runs/."""
     resume: bool = False
-    """Go on in --output from its newest checkpoint."""
+    """Go on in --output from its newest checkpoint; without --env and --data, with the run's own settings."""
     print_config: bool = False
     """Show every setting, as YAML that --config takes, and stop."""
     dry_run: bool = False
@@ -82,12 +82,15 @@ def main(args: Sequence[str]) -> int:
 
 
 def _defaults(args: Sequence[str]) -> TrainOptions | None:
-    """The settings of the file after `--config`, if there is one."""
-    names = [index for index, arg in enumerate(args) if arg.partition("=")[0] == "--config"]
-    if not names:
+    """The settings of the file after `--config`, or of the run to go on with where no tasks are named."""
+    path, folder = _path_after("--config", args), _path_after("--output", args)
+    names_tasks = any(arg.startswith(("--env", "--data.")) for arg in args)
+    if path is None and folder is not None and "--resume" in args and not names_tasks:
+        path = folder / "config.yaml"
+        if not path.is_file():
+            raise RunFolderError(f"{str(folder)!r} holds no run to go on with: it has no config.yaml")
+    if path is None:
         return None
-    _, equals, value = args[names[-1]].partition("=")
-    path = Path(value if equals else next(iter(args[names[-1] + 1 :]), ""))
     if not path.is_file():
         raise ConfigError(f"no configuration file {str(path)!r}; `agentgym train --env ID --print-config` shows one")
     try:
@@ -100,6 +103,15 @@ def _defaults(args: Sequence[str]) -> TrainOptions | None:
     named = bool(mixed) or bool({"env", "data"} & given.keys())
     run = config_from_mapping(TrainConfig, {"env": next(iter(mixed), "" if named else "?"), **given})
     return TrainOptions(run=run if named else replace(run, env=tyro.MISSING), config=path)
+
+
+def _path_after(option: str, args: Sequence[str]) -> Path | None:
+    """The path that an option is given, the last time that it is."""
+    places = [index for index, arg in enumerate(args) if arg.partition("=")[0] == option]
+    if not places:
+        return None
+    _, equals, value = args[places[-1]].partition("=")
+    return Path(value if equals else next(iter(args[places[-1] + 1 :]), ""))
 
 
 def _mixed_envs(practice: object) -> list[str]:

@@ -91,7 +91,7 @@ def env_of_data(data: DataConfig) -> str:
     """The environment of a run that names none; raises ConfigError where there is no data either."""
     if not data.given:
         raise ConfigError(
-            "missing --env: name an environment (`agentgym env list` shows them), or tasks from files with data.train"
-            " and data.eval, whose rows Prompt-v0 plays"
+            "missing --env: name an environment (`agentgym env list` shows them), or files with tasks, which"
+            " Prompt-v0 plays: data.train to train on, data.eval to evaluate on (--data.train FILE --data.eval FILE)"
         )
     return "Prompt-v0"

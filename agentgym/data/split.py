@@ -43,7 +43,8 @@ def keep_apart(
         named = [row.where for row in sides["eval"] if row.prompt in shared][:NUM_NAMED]
         raise ConfigError(
             f"train and eval share {len(shared)} prompts, such as that of {'; '.join(named)}: what is trained on cannot"
-            " be evaluated on. overlap=drop-train or drop-eval drops them from one side"
+            " be evaluated on. data.overlap drop-train or drop-eval (--data.overlap drop-train) drops them"
+            " from one side"
         )
     side = "train" if overlap == "drop-train" else "eval"
     before = len(sides[side])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from agentgym.data.config import DataConfig
@@ -13,6 +14,8 @@ from agentgym.errors import ConfigError
 from agentgym.types import Task
 
 __all__ = ["TaskData", "open_data"]
+
+logger = logging.getLogger("agentgym.data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +31,11 @@ class TaskData:
     def env_ids(self) -> tuple[str, ...]:
         """The environments that play the tasks."""
         return tuple(sorted({task.env_id for task in (*self.train, *self.eval)}))
+
+    def log_report(self) -> None:
+        """Logs the report as information of `agentgym.data`, which every command shows."""
+        for line in self.report:
+            logger.info("%s", line)
 
 
 def open_data(config: DataConfig, count_tokens: CountTokens | None = None, env_id: str | None = None) -> TaskData:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -52,8 +51,6 @@ __all__ = [
     "run_evaluation",
 ]
 
-logger = logging.getLogger(__name__)
-
 Driver = Callable[[RolloutLoop], AbstractAsyncContextManager[RolloutLoop]]
 """Makes of a model's loop the one that plays instead, for as long as the evaluation runs."""
 HOST = re.compile(r"[\w.-]+:\d+(/|$)")
@@ -65,10 +62,10 @@ POLICY_TURN_TOKENS = 1 << 16
 class EvalResult:
     """What came of an evaluation, and where its episodes are."""
 
-    config: EvalConfig
+    config: EvalConfig = field(repr=False)
     summary: EvalSummary
     output: Path
-    trajectories: tuple[Trajectory, ...]
+    trajectories: tuple[Trajectory, ...] = field(repr=False)
     """Task by task, repeat by repeat."""
     use: EndpointUse | None = None
     """What it took of the chat endpoint, where one played."""
@@ -161,13 +158,12 @@ def config_tasks(config: EvalConfig) -> list[Task]:
     tokenizer = config.tokenizer if config.policy in POLICIES or is_url(config.policy) else config.policy
     count = count_prompt(renderer_for(model_folder(tokenizer), config.family))
     data = open_data(config.data, count, config.env)
-    for line in data.report:
-        logger.info("%s", line)
     if not data.eval:
         raise ConfigError(
             "the data holds no tasks to evaluate on: name them with data.eval (--data.eval FILE), or hold some of"
             " data.train out with data.eval_fraction"
         )
+    data.log_report()
     return [with_keywords(task, config.env, config.env_kwargs) for task in data.eval[: config.num_tasks]]
 
 

@@ -53,6 +53,11 @@ class TrainConfig:
     `data`."""
     env_kwargs: Mapping[str, object] = field(default_factory=dict)
     """Keywords of the environment's class, such as level=2."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Rows of files as tasks, in place of the environment's own."""
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    """Where the reward of an episode comes from, in place of the environment."""
+    practice: PracticeConfig = field(default_factory=PracticeConfig)
     algo: str = "grpo"
     """A preset (ppo, dapo, gspo, cispo...), the name of an advantage estimator (grpo, rloo, gigpo...), or the place of
     one of yours: `agentgym algorithms list` shows all. It sets the advantage, loss and aggregation that are not named
@@ -66,7 +71,6 @@ class TrainConfig:
     history: History = "append"
     """`append` keeps the conversation as it was sampled, old reasoning included: one row an episode. `rerender` shows
     what the chat template makes of it (most drop old reasoning), with a row for each rewrite."""
-    compaction: CompactionConfig = field(default_factory=CompactionConfig)
     engine: Literal["hf", "sglang", "vllm"] = "hf"
     """What samples: `hf` is the trained model itself, in process; `sglang` and `vllm` are servers, see theirs below."""
     seed: int = 0
@@ -90,16 +94,12 @@ class TrainConfig:
     limits: Limits = field(default_factory=lambda: Limits(max_turns=64, turn_tokens=64))
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     sampler: SamplerConfig = field(default_factory=lambda: SamplerConfig(concurrency=128))
+    compaction: CompactionConfig = field(default_factory=CompactionConfig)
+    collapse: CollapseConfig = field(default_factory=CollapseConfig)
     hf: HfEngineConfig = field(default_factory=lambda: HfEngineConfig(compile=None))
     sglang: SglangConfig = field(default_factory=SglangConfig)
     vllm: VllmConfig = field(default_factory=VllmConfig)
     parity: ParityConfig = field(default_factory=ParityConfig)
-    practice: PracticeConfig = field(default_factory=PracticeConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    """Rows of files as tasks, in place of the environment's own."""
-    reward: RewardConfig = field(default_factory=RewardConfig)
-    """Where the reward of an episode comes from, in place of the environment."""
-    collapse: CollapseConfig = field(default_factory=CollapseConfig)
     over_dispatch: int = 0
     """Tasks in flight beyond those of a step. Above 0, a step takes the groups that are complete first, and the
     others go on under the new weights (partial rollouts); which those are depends on the clock."""

@@ -35,8 +35,10 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
     folder = embedded_folder() if config.model == "embedded" else Path(config.model)
     renderer, model = renderer_for(folder, config.family), load_decoder(folder)
     choices = env_choices(config.practice, config.env, cast(Mapping[str, JSON], config.env_kwargs))
+    held_out = config.eval_episodes
     if config.data.given:
-        tasks = open_tasks(config, renderer).train_tasks(1, range(config.tasks))
+        source = open_tasks(config, renderer)
+        tasks, held_out = source.train_tasks(1, range(config.tasks)), len(source.eval_tasks(held_out))
     else:
         tasks = [Task(one.env, config.seed, kwargs=kwargs) for one in choices for kwargs in one.variants]
     prompt = max(_prompt_tokens(task, renderer) for task in tasks)
@@ -61,7 +63,7 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
         ("episodes per step", episodes, f"{config.tasks} tasks x group size {config.group_size}"),
         *_practice(config, choices),
         ("optimizer steps", config.steps * learner.steps_per_batch, f"{learner.steps_per_batch} after each batch"),
-        ("episodes in all", episodes * config.steps, f"and {2 * config.eval_episodes} held-out ones"),
+        ("episodes in all", episodes * config.steps, f"and {2 * held_out} held-out ones"),
         ("first prompt tokens", prompt, f"of a window of {window}"),
         ("most tokens per step", episodes * window, "if every episode filled the window"),
         ("micro-batch tokens", config.learner.micro_batch_tokens, "of one forward and backward pass"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
@@ -16,8 +15,6 @@ from agentgym.trainers.tasks import TaskSource, env_choices, fixed_source, make_
 from agentgym.types import JSON, Message, Task
 
 __all__ = ["open_tasks"]
-
-logger = logging.getLogger(__name__)
 
 
 def open_tasks(config: TrainConfig, renderer: Renderer) -> TaskSource:
@@ -35,8 +32,6 @@ def _of_data(config: TrainConfig, renderer: Renderer, env_kwargs: Mapping[str, J
         return len(renderer.render(messages, ()))
 
     data = open_data(config.data, count, config.env)
-    for line in data.report:
-        logger.info("%s", line)
     if not data.train:
         raise ConfigError("the data holds no tasks to train on: name them with data.train (--data.train FILE)")
     if config.eval_episodes and not data.eval:
@@ -44,6 +39,7 @@ def _of_data(config: TrainConfig, renderer: Renderer, env_kwargs: Mapping[str, J
             "the data holds no tasks to evaluate on: name them with data.eval (--data.eval FILE), hold some out with"
             " data.eval_fraction (--data.eval-fraction 0.1), or set eval_episodes to 0"
         )
+    data.log_report()
     for env in data.env_ids:
         resolve_env(env, env_kwargs if env == config.env else {})
 

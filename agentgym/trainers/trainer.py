@@ -19,7 +19,7 @@ from agentgym.engines.hf import HfEngine
 from agentgym.engines.hf_checkpoint import load_decoder
 from agentgym.engines.protocol import WeightSync
 from agentgym.envs.text_env import TextEnv
-from agentgym.errors import TrainingHalted
+from agentgym.errors import ConfigError, TrainingHalted
 from agentgym.rewards import RewardFunction, open_rewards
 from agentgym.rollout.event_loop import run_async
 from agentgym.rollout.record import EpisodeWriter, read_episodes
@@ -68,8 +68,8 @@ class Trainer:
     """One run in one process, from its configuration to its checkpoints: `Trainer(config).fit()`.
 
     `output` is the run's folder, by default a new one under `runs/`. `env`, an environment's class or name, and
-    `reward`, a function, stand in the place of the configuration's; both are noted by name in config.yaml, and a run
-    with a function that no name leads to is resumed with the function given again.
+    `reward`, a function or its name, stand in the place of the configuration's; both are noted by name in config.yaml,
+    and a run with a function that no name leads to is resumed with the function given again.
     """
 
     def __init__(
@@ -79,16 +79,19 @@ class Trainer:
         observer: Observer | None = None,
         *,
         env: type[TextEnv] | str | None = None,
-        reward: RewardFunction | None = None,
+        reward: RewardFunction | str | None = None,
         resume: bool = False,
     ) -> None:
+        if not isinstance(config, TrainConfig):
+            raise ConfigError(f"a run begins with a TrainConfig(env=...), got {config!r}")
         if env is not None:
             name = env if isinstance(env, str) else f"{env.__module__}:{env.__qualname__}"
             config = replace(config, env=name)
         if reward is not None:
-            config = replace(config, reward=replace(config.reward, function=_name_of(reward)))
+            name = reward if isinstance(reward, str) else _name_of(reward)
+            config = replace(config, reward=replace(config.reward, function=name))
         self.observer = observer or Unobserved()
-        self.reward = reward
+        self.reward = None if isinstance(reward, str) else reward
         folder = free_run_folder(config) if output is None else Path(output)
         self.model_folder = embedded_folder() if config.model == "embedded" else Path(config.model)
         self.renderer = renderer_for(self.model_folder, config.family)
@@ -115,7 +118,7 @@ class Trainer:
         folder: str | Path,
         observer: Observer | None = None,
         *,
-        reward: RewardFunction | None = None,
+        reward: RewardFunction | str | None = None,
         **changes: object,
     ) -> Trainer:
         """The run in a folder, to go on from its newest checkpoint: `Trainer.load("runs/x", steps=80).fit()`.
@@ -355,7 +358,7 @@ class Trainer:
         """Plays the held-out tasks with the sampling of training; None where none are asked for."""
         if not self.config.eval_episodes:
             return None
-        self.observer.on_phase(phase, self.config.eval_episodes)
+        self.observer.on_phase(phase, len(self.source.eval_tasks(self.config.eval_episodes)))
         trajectories = await self.player.evaluate(phase, self.observer.on_episode)
         self.writer.write(trajectories, phase=phase, step=self.step)
         return score(self.step, trajectories, self.source.label)

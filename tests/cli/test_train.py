@@ -56,6 +56,10 @@ def test_the_history_and_the_chat_format_are_settings_that_the_run_names(
     assert main(["verify", str(run)]) == 0
     assert main([*given, "--resume"]) == 2
     assert "compaction.at: 0.5 there, None here" in capsys.readouterr().err
+    assert main(["train", "--resume", "--output", str(run), "--steps", "2"]) == 0
+    assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1, 2]
+    assert main(["train", "--resume", "--output", str(tmp_path / "other")]) == 2
+    assert "holds no run to go on with" in capsys.readouterr().err
     assert main([*SMALL, "--family", "hermse", "--output", str(tmp_path / "other")]) == 2
     assert "hermes" in capsys.readouterr().err and not (tmp_path / "other").exists()
     assert main([*SMALL, "--serve", "0", "--compaction.at", "0.5"]) == 2

@@ -91,7 +91,7 @@ def test_a_small_file_has_a_prompt_on_each_side(jsonl: Write) -> None:
 def test_prompts_on_both_sides_are_refused_or_dropped_from_one(jsonl: Write) -> None:
     train = jsonl({"prompt": "one"}, {"prompt": "Two"}, {"prompt": "two "}, {"prompt": "three"}, name="train.jsonl")
     held_out = jsonl({"prompt": "two"}, {"prompt": "four"}, name="eval.jsonl")
-    with pytest.raises(ConfigError, match=r"share 1 prompts, such as that of .*eval\.jsonl, line 1: .*overlap=drop"):
+    with pytest.raises(ConfigError, match=r"share 1 prompts, such as that of .*eval\.jsonl, line 1: .*overlap drop"):
         open_data(DataConfig(train=train, eval=held_out))
     data = open_data(DataConfig(train=train, eval=held_out, overlap="drop-train"))
     assert (prompts(data.train), prompts(data.eval)) == (["one", "three"], ["two", "four"])

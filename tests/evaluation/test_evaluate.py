@@ -57,7 +57,7 @@ class Arena:
         return EvalConfig(**merged)  # type: ignore[arg-type]
 
     def play(self, name: str = "run", *, resume: bool = False, **settings: object) -> EvalResult:
-        return evaluate(self.config(**settings), self.folder / name, resume=resume)
+        return evaluate(self.config(**settings), output=self.folder / name, resume=resume)
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_a_killed_evaluation_goes_on_where_it_was_and_ends_the_same(arena: Arena
     (killed / "result.json").unlink()
 
     replayed: list[Trajectory] = []
-    evaluate(arena.config(**settings), killed, resume=True, on_episode=replayed.append)
+    evaluate(arena.config(**settings), output=killed, resume=True, on_episode=replayed.append)
     assert len(replayed) == 6
     assert (killed / "episodes.jsonl").read_bytes() == wanted
     assert json.loads((killed / "result.json").read_text())["num_episodes"] == 8
@@ -155,7 +155,7 @@ def test_resuming_plays_failed_episodes_again_and_nothing_else(arena: Arena, fla
 
     (arena.folder / "broken").unlink()
     replayed: list[Trajectory] = []
-    again = evaluate(arena.config(**settings), result.output, resume=True, on_episode=replayed.append)
+    again = evaluate(arena.config(**settings), output=result.output, resume=True, on_episode=replayed.append)
     assert {one.task.seed for one in replayed} == {one.task.seed for one in failed}
     assert again.summary.num_failed == 0 and again.summary.success == 1.0
     assert len((result.output / "episodes.jsonl").read_bytes().splitlines()) == 6

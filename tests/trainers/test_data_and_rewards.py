@@ -160,6 +160,25 @@ def test_a_class_and_a_function_in_python_stand_in_the_place_of_names(small_run:
     assert line["step"] == 1 and line == json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
 
 
+def test_a_reward_in_python_may_be_a_name_and_what_is_no_configuration_is_refused(
+    small_run: TrainConfig, tmp_path: Path
+) -> None:
+    trainer = Trainer(small_run, tmp_path / "run", reward=f"{HERE}:by_length")
+    assert trainer.reward is None and trainer.config.reward == RewardConfig(function=f"{HERE}:by_length")
+    with pytest.raises(ConfigError, match=r"begins with a TrainConfig.*got 'TextGame-v0'"):
+        Trainer("TextGame-v0", tmp_path / "other")  # type: ignore[arg-type]
+    assert not (tmp_path / "other").exists()
+
+
+def test_lengths_and_held_out_rows_are_told_before_anything_is_played(capsys: pytest.CaptureFixture[str]) -> None:
+    file, options = str(GSM8K), ["--data.eval-fraction", "0.2", "--data.max-prompt-tokens", "200", "--dry-run"]
+    assert main(["train", "--data.train", file, *options]) == 0
+    shown = capsys.readouterr()
+    assert "data: eval_fraction 0.2: 17 tasks train, 3 evaluate" in shown.err
+    assert "data: train: dropped 6 of 17 rows whose prompt is longer than 200 tokens" in shown.err
+    assert "and 6 held-out ones" in shown.out
+
+
 def test_a_run_is_loaded_from_its_folder_and_goes_on(small_run: TrainConfig, tmp_path: Path) -> None:
     Trainer(replace(small_run, steps=1), tmp_path / "run").fit()
     again = Trainer.load(tmp_path / "run", steps=2)
