@@ -8,7 +8,7 @@ import resource
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import cast
@@ -40,6 +40,7 @@ from agentgym.trainers.run_folder import Checkpoint, RunFolder, free_run_folder,
 from agentgym.trainers.run_tasks import open_tasks
 from agentgym.trainers.step_credit import credit_step
 from agentgym.trainers.tasks import StepGroups
+from agentgym.trainers.train_result import TrainResult
 from agentgym.trainers.watch import CollapseWatch
 from agentgym.trajectory import Group, Trajectory
 from agentgym.types import JSON
@@ -47,21 +48,6 @@ from agentgym.types import JSON
 __all__ = ["Observer", "TrainResult", "Trainer"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainResult:
-    """What a finished or interrupted run has to show."""
-
-    folder: Path
-    checkpoint: Path | None
-    steps: int
-    before: EvalScore | None
-    after: EvalScore | None
-    train_s: float
-    """Seconds of playing and learning since the run began, evaluations not counted."""
-    peak_memory_mb: float
-    interrupted: bool = False
 
 
 class Trainer:
