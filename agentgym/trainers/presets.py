@@ -46,7 +46,7 @@ PRESETS: Mapping[str, Preset] = {
         summary="PPO with a critic (Schulman et al. 2017): generalized advantage estimation and the clipped loss. With"
         " gamma 1 an episode that its limit ends costs nothing, for the critic says that it would still be won.",
         advantage="gae",
-        advantage_settings={"gamma": 0.997, "lam": 0.95},
+        advantage_settings={"gamma": 0.997},
     ),
     "turn_ppo": Preset(
         summary="PPO whose steps are turns (Li et al. 2025, Turn-PPO): the critic's values between the replies.",
