@@ -245,8 +245,8 @@ def _kl_exploded(view: _View, config: CollapseConfig) -> str:
     recent, _ = view.values("kl")
     if recent and min(recent) > config.max_kl:
         return (
-            f"the policy is {min(recent):.3g} nats a token from the reference model; raise learner.kl.coefficient, or lower the"
-            " learning rate"
+            f"the policy is {min(recent):.3g} nats a token from the reference model; raise learner.kl.coefficient, or"
+            " lower the learning rate"
         )
     return ""
 
