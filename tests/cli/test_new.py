@@ -47,6 +47,7 @@ def test_the_written_test_passes_with_plain_pytest(kind: str, agentgym: Command,
     assert done.returncode == 0 and re.search(r"[2-9] passed", done.stdout), done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", NEW)
 def test_the_shown_commands_work_unmodified(kind: str, agentgym: Command) -> None:
     made = agentgym(*NEW[kind], "--json")

@@ -15,6 +15,7 @@ SMALL = "--steps 1 --tasks 3 --group-size 2 --limits.max-turns 4 --hf.compile Fa
 CURRICULUM = ["--practice.curriculum.method", "steps", "--practice.curriculum.values", "1", "2"]
 
 
+@pytest.mark.slow
 def test_a_mix_is_trained_and_told_for_each_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     given = ["train", "--mix", "TextGame-v0=2", "GuessNumber-v0=1", *SMALL, "--eval-episodes", "3"]

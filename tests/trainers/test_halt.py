@@ -136,6 +136,7 @@ def test_an_entropy_that_is_driven_to_nothing_is_named(quick: TrainConfig, train
     assert gone < first(watcher.steps)["entropy_lost"] <= gone + 2
 
 
+@pytest.mark.slow
 def test_a_reward_that_punishes_calls_ends_in_no_calls_and_says_so(
     quick: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
@@ -197,6 +198,7 @@ def test_a_halted_step_is_viewed_and_verified_like_a_run(
     assert (kept / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_a_run_that_halted_is_resumed_from_the_last_whole_step_as_if_it_had_gone_on(
     quick: TrainConfig, train: Train, tmp_path: Path, poison: dict[str, int]
 ) -> None:

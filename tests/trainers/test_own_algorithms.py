@@ -103,6 +103,7 @@ def own_run(own: Path, small_run: TrainConfig) -> TrainConfig:
     return replace(small_run, algo=f"{own}:centred", aggregation=f"{own}:by_token", learner=learner)
 
 
+@pytest.mark.slow
 def test_a_run_with_a_users_functions_is_the_run_with_the_bundled_ones_that_they_call(
     own: Path, small_run: TrainConfig, train: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -128,6 +129,7 @@ def test_a_runs_file_names_the_places_and_is_resumed_from(
     assert result.steps == 2 and len(run_of(tmp_path / "run")) == 2
 
 
+@pytest.mark.slow
 def test_an_estimator_of_a_users_that_takes_values_gets_a_critic(
     own: Path, small_run: TrainConfig, train: Callable[..., Any], tmp_path: Path
 ) -> None:
