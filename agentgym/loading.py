@@ -13,7 +13,7 @@ from types import ModuleType
 
 from agentgym.errors import AgentGymError, ConfigError, UnknownName, UserCodeFault, nearest
 
-__all__ = ["Wanted", "blamed", "is_place", "load_module", "load_named"]
+__all__ = ["Wanted", "blamed", "is_place", "load_module", "load_named", "place_of"]
 
 MOST_SHOWN = 8
 """Names of a module that a message lists."""
@@ -71,6 +71,13 @@ def load_module(place: str, name: str, wanted: Wanted) -> ModuleType:
     """
     with blamed(f"{name} cannot be loaded"):
         return _from_file(Path(place), wanted) if place.endswith(".py") else _import(place, name, wanted)
+
+
+def place_of(thing: object) -> str:
+    """`module:name`, by which a class or function is found again where that can be; a text is one already."""
+    if isinstance(thing, str):
+        return thing
+    return f"{getattr(thing, '__module__', '?')}:{getattr(thing, '__qualname__', type(thing).__qualname__)}"
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from agentgym.evaluation.eval_folder import EvalFolder, free_folder, missing
 from agentgym.evaluation.model_folder import EMBEDDED, model_folder
 from agentgym.evaluation.policies import PolicyLoop, played_env
 from agentgym.evaluation.statistics import EvalSummary, summarize
+from agentgym.loading import place_of
 from agentgym.rewards import open_rewards
 from agentgym.rollout.episode import Episode
 from agentgym.rollout.episode_loop import EpisodeLoop
@@ -97,8 +98,7 @@ def evaluate(
     if isinstance(config, EvalConfig):
         config = replace(config, **settings) if policy is None else replace(config, policy=policy, **settings)
     else:
-        env = config if isinstance(config, str) else f"{config.__module__}:{config.__qualname__}"
-        config = EvalConfig(env=env, policy=policy or EMBEDDED, **settings)
+        config = EvalConfig(env=place_of(config), policy=policy or EMBEDDED, **settings)
     plan = open_evaluation(config, None if output is None else Path(output), resume=resume)
     return plan.run(on_episode)
 

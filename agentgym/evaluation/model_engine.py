@@ -22,6 +22,7 @@ from agentgym.evaluation.config import EvalConfig
 from agentgym.evaluation.evaluate import model_engine, policy_loop
 from agentgym.evaluation.model_folder import EMBEDDED, model_folder
 from agentgym.evaluation.policies import played_env
+from agentgym.loading import place_of
 from agentgym.rollout.episode import Episode
 from agentgym.rollout.episode_loop import EpisodeLoop
 from agentgym.rollout.event_loop import run_async
@@ -143,8 +144,7 @@ def run_episode(
     An environment that fails gives a trajectory that says so (`status`, `error`). Raises ConfigError or UnknownName for
     an environment or player that does not exist.
     """
-    name = env if isinstance(env, str) else f"{env.__module__}:{env.__qualname__}"
-    task = Task(name, seed, kwargs=env_kwargs or {})
+    task = Task(place_of(env), seed, kwargs=env_kwargs or {})
     make_task_env(task).close()  # what does not exist is an error here, and not a failed episode
     play = _Play(
         task=task,

@@ -20,6 +20,7 @@ from agentgym.engines.hf_checkpoint import load_decoder
 from agentgym.engines.protocol import WeightSync
 from agentgym.envs.text_env import TextEnv
 from agentgym.errors import ConfigError, TrainingHalted
+from agentgym.loading import place_of
 from agentgym.rewards import RewardFunction, open_rewards
 from agentgym.rollout.event_loop import run_async
 from agentgym.rollout.record import EpisodeWriter, read_episodes
@@ -71,11 +72,9 @@ class Trainer:
         if not isinstance(config, TrainConfig):
             raise ConfigError(f"a run begins with a TrainConfig(env=...), got {config!r}")
         if env is not None:
-            name = env if isinstance(env, str) else f"{env.__module__}:{env.__qualname__}"
-            config = replace(config, env=name)
+            config = replace(config, env=place_of(env))
         if reward is not None:
-            name = reward if isinstance(reward, str) else _name_of(reward)
-            config = replace(config, reward=replace(config.reward, function=name))
+            config = replace(config, reward=replace(config.reward, function=place_of(reward)))
         self.observer = observer or Unobserved()
         self.reward = None if isinstance(reward, str) else reward
         folder = free_run_folder(config) if output is None else Path(output)
@@ -371,11 +370,6 @@ class Trainer:
             peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             interrupted=interrupted,
         )
-
-
-def _name_of(function: RewardFunction) -> str:
-    """`module:name`, by which the function is found again where that can be."""
-    return f"{getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', type(function).__qualname__)}"
 
 
 async def _uninterrupted(work: Coroutine[object, object, None]) -> None:
