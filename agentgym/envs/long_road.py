@@ -19,6 +19,9 @@ FEWEST_TURNS = 8
 KEY_TURNS = (2, 5)
 """The first and the last turn at which the keys may lie there."""
 NUM_KEYS = 4
+STUMBLE = 0.1
+"""What a reply that reaches no tool costs: without it nothing pays for a readable reply at a turn that decides
+nothing, and a policy that is paid turn by turn forgets how to call."""
 
 
 class LongRoad(ToolEnv):
@@ -91,16 +94,21 @@ class LongRoad(ToolEnv):
 
     def on_message(self, text: str) -> str:
         """A reply without a call is a turn like any other."""
+        self.reward -= STUMBLE
         return self._move_on()
 
     def step(self, action: str) -> StepResult:
         """A reply that reached no tool is a turn as well: its error is in the record, and the road goes on."""
         observation, reward, terminated, truncated, info = super().step(action)
-        if "history" not in info and self.turns < self.length:
-            view = self.view(self.turns + 1)
-            info["history"] = (Message("user", view),)
-            observation = f"{observation}\n{view}"
-        return observation, reward, terminated, truncated, info
+        if "history" in info or terminated:
+            return observation, reward, terminated, truncated, info
+        if self.turns < self.length:
+            news = self.view(self.turns + 1)
+            info["history"] = (Message("user", news),)
+        else:
+            news, terminated = self._arrive(), True
+            info["metrics"]["success"] = float(self.is_right)
+        return f"{observation}\n{news}", self.reward - STUMBLE, terminated, truncated, info
 
     @property
     def is_right(self) -> bool:
@@ -133,11 +141,15 @@ class LongRoad(ToolEnv):
 
     def _move_on(self) -> str:
         if self.turns >= self.length:
-            self.end(success=self.is_right, reward=self.found + float(self.is_right and self.delayed))
-            return f"The {self.chest} chest opens." if self.is_right else f"The {self.chest} chest stays locked."
+            return self._arrive()
         view = self.view(self.turns + 1)
         self.retell([Message("user", view)])
         return view
+
+    def _arrive(self) -> str:
+        """Ends the road: the chest, and what luck gave or took."""
+        self.end(success=self.is_right, reward=self.found + float(self.is_right and self.delayed))
+        return f"The {self.chest} chest opens." if self.is_right else f"The {self.chest} chest stays locked."
 
 
 class _Oracle:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -16,6 +17,7 @@ SignName: TypeAlias = Literal[
     "nan",
     "dead_groups",
     "solved",
+    "success_lost",
     "no_format",
     "format_lost",
     "tools_lost",
@@ -154,6 +156,19 @@ def _solved(view: _View, config: CollapseConfig) -> str:
     return ""
 
 
+def _success_lost(view: _View, config: CollapseConfig) -> str:
+    before = [one.success for one in view.before]
+    best = max((median(before[end - FIRST : end]) for end in range(FIRST, len(before) + 1)), default=0.0)
+    now = max(one.success for one in view.recent)
+    groups = max(1, sum(one.groups for one in view.recent))
+    if now < 0.5 * best and best - now > 4 * 0.5 / math.sqrt(groups):  # a group's success deviates by 0.5 at most
+        return (
+            f"the success fell from {best:.0%} to {now:.0%}; unless the tasks became harder, lower the learning rate,"
+            " or go on from an earlier checkpoint"
+        )
+    return ""
+
+
 def _without_format(vitals: Vitals) -> bool:
     return vitals.failed_calls > 0.5 * max(1, vitals.tool_calls)
 
@@ -254,6 +269,7 @@ def _kl_exploded(view: _View, config: CollapseConfig) -> str:
 _RULES: Mapping[SignName, Callable[[_View, CollapseConfig], str]] = {
     "dead_groups": _dead_groups,
     "solved": _solved,
+    "success_lost": _success_lost,
     "no_format": _no_format,
     "format_lost": _format_lost,
     "tools_lost": _tools_lost,

@@ -58,7 +58,8 @@ def test_the_oracle_scores_one_and_the_cheat_zero(settings: dict[str, JSON]) -> 
     for kind, score in (("oracle", 1.0), ("cheat", 0.0)):
         for seed in SEEDS:
             steps = play(env, kind, seed)
-            assert sum(step[1] for step in steps) == score
+            paid = sum(step[1] for step in steps)
+            assert paid == 1 if kind == "oracle" else -3.2 <= paid <= 0  # the cheat stumbles
             assert steps[-1][4]["metrics"]["success"] == score
             assert len(steps) - 1 == settings.get("length", 32)
 
@@ -127,6 +128,23 @@ def test_each_turn_is_told_anew_whatever_the_reply_was() -> None:
         assert message.role == "user" and message.content.startswith(first.partition("\n")[0])
         assert observation.endswith(message.content)
     assert env.turns == 5
+
+
+def test_a_reply_that_reaches_no_tool_stumbles_and_loses_nothing_else() -> None:
+    broken = Action.from_message(Message("assistant", "", tool_calls=(MalformedCall("call_0", "{", "not JSON"),)))
+    stumbles = (broken, calls(("fly", {})), calls(("take", {})), Action("hello"))
+    for stumble in stumbles:
+        env = make_env("LongRoad-v0", {"luck": 0.0})
+        observation = env.reset(seed=4)[0]
+        for _ in range(env.max_turns or 0):
+            here = "Here: " in observation
+            chest = re.findall(r"\((\w+) chest\)", observation)[0] if here else ""
+            observation, reward, terminated, truncated, info = env.step(
+                calls(("take", {"item": f"{chest} key"})) if here else stumble
+            )
+            assert reward == (1.0 if here else pytest.approx(-0.1))
+        assert terminated and not truncated
+        assert info["metrics"]["success"] == 1.0 and "opens" in observation
 
 
 @pytest.mark.parametrize(("settings", "told"), [({"length": 7}, "at least 8 turns, got 7"), ({"luck": -1}, "got -1")])

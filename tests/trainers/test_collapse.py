@@ -68,7 +68,16 @@ def test_a_scripted_collapse_is_named_within_three_steps_and_for_what_it_is(name
 
 
 def test_every_sign_has_its_scripted_collapse_or_its_own_test() -> None:
-    assert {*COLLAPSES, "nan", "no_format"} == set(SIGNS)
+    assert {*COLLAPSES, "nan", "no_format", "success_lost"} == set(SIGNS)
+
+
+@pytest.mark.parametrize(("groups", "step"), [(8, 10), (1, None)])
+def test_a_fall_of_success_alone_is_named_where_chance_does_not_explain_it(groups: int, step: int | None) -> None:
+    usual = replace(HEALTHY, success=0.9, groups=groups, dead_groups=0)
+    history = [usual] * 8 + [replace(usual, success=0.3)] * 3
+    assert first_signs(history) == ({"success_lost": step} if step else {})
+    assert not first_signs([*[usual] * 8, replace(usual, success=0.3), *[usual] * 3])
+    assert not first_signs([replace(usual, success=0.3)] * 4)
 
 
 @pytest.mark.parametrize(("success", "name"), [(0.0, "dead_groups"), (1.0, "solved"), (0.5, "dead_groups")])
@@ -105,7 +114,6 @@ def test_one_bad_step_is_no_collapse(name: SignName) -> None:
     assert not first_signs([HEALTHY] * 6 + [bad] + [HEALTHY] * 3)
 
 
-shares = st.floats(0.0, 1.0)
 ups = st.floats(0.7, 1.4)
 healthy_steps = st.builds(
     lambda noise, dead, success, replies: replace(
@@ -120,7 +128,7 @@ healthy_steps = st.builds(
     ),
     noise=ups,
     dead=st.integers(0, 7),
-    success=shares,
+    success=st.floats(0.3, 0.7),
     replies=st.floats(0.1, 0.39),
 )
 
