@@ -235,6 +235,13 @@ class Trajectory:
         if any(turn.reward is None or not math.isfinite(turn.reward) for turn in self.turns):
             raise InvalidTrajectory(f"a {self.status} trajectory has a finite reward on every turn")
 
+    def __repr__(self) -> str:
+        """One line: the tokens themselves are in `rows`."""
+        earned = f"reward {self.reward:g}" if self.reward is not None else f"no reward ({self.error})"
+        who = f"{self.group}/{self.member} of {self.task.env_id} (seed {self.task.seed})"
+        size = f"{len(self.turns)} turns, {len(self.rows)} rows, {self.num_tokens} tokens"
+        return f"<Trajectory {who}: {self.status}, {earned}, {size}, {self.num_trained_tokens} trained>"
+
     @property
     def has_ids(self) -> bool:
         """Whether the exact ids of the replies are held, as training needs them."""

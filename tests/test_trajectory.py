@@ -284,3 +284,10 @@ def test_a_group_refuses_strangers() -> None:
 def test_a_group_refuses_a_member_twice() -> None:
     with pytest.raises(InvalidTrajectory, match="holds a member twice"):
         Group("g0", TASK, (trajectory(), trajectory()))
+
+
+def test_a_trajectory_is_shown_on_one_line() -> None:
+    shown = "<Trajectory g0/0 of TextGame-v0 (seed 7): completed, reward 1, 1 turns, 1 rows, 6 tokens, 2 trained>"
+    assert repr(trajectory()) == shown
+    failed = trajectory((), Status.ENV_ERROR)
+    assert "env_error, no reward (it failed), 0 turns" in repr(failed)

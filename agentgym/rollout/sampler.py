@@ -18,7 +18,7 @@ from agentgym.rollout.threads import EnvThreads
 from agentgym.trajectory import Group, Status, StopReason, Trajectory
 from agentgym.types import Task, ToolResult
 
-__all__ = ["Sampler", "SamplerConfig"]
+__all__ = ["Sampler", "SamplerConfig", "TooManyFailures"]
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +95,13 @@ class _Batch:
                 worker.cancel(SURPLUS)
 
 
+class TooManyFailures(TrainingHalted):
+    """More episodes failed than `max_failure_rate` allows."""
+
+    played: tuple[Trajectory, ...] = ()
+    """Those that had ended by then, failed or not."""
+
+
 class Sampler:
     """Plays tasks in groups; the order of what it returns never depends on what finishes first.
 
@@ -169,10 +176,14 @@ class Sampler:
         finally:
             await _finish(batch.workers)
             self._show_failures(batch.results)
-        for worker in batch.workers:
-            if not worker.cancelled():
-                worker.result()
         trajectories = [trajectory for trajectory in batch.results if trajectory is not None]
+        try:
+            for worker in batch.workers:
+                if not worker.cancelled():
+                    worker.result()
+        except TooManyFailures as halted:
+            halted.played = (*earlier, *trajectories)
+            raise
         self._check_calls(trajectories)
         self._check_tools(trajectories)
         return trajectories
@@ -185,7 +196,11 @@ class Sampler:
         self._check_tools(trajectories)
         everything = [*earlier, *trajectories]
         failed = [one for one in everything if one.status in FAILED]
-        self._check_rate(len(failed), len(everything), failed[:1])
+        try:
+            self._check_rate(len(failed), len(everything), failed[:1])
+        except TooManyFailures as halted:
+            halted.played = tuple(everything)
+            raise
 
     def close(self) -> None:
         """Ends the environment threads."""
@@ -238,7 +253,7 @@ class Sampler:
 
     def _check_rate(self, num_failed: int, total: int, first: Sequence[Trajectory]) -> None:
         if num_failed > self.config.max_failure_rate * total:
-            raise TrainingHalted(
+            raise TooManyFailures(
                 f"{num_failed} of {total} episodes failed, more than max_failure_rate="
                 f"{self.config.max_failure_rate:g} allows. The first: {failure_text(first[0])}"
             )
@@ -274,7 +289,7 @@ class Sampler:
         """Warns, once a tool, when all of its calls failed: the model is told and goes on, a user would not know."""
         results: dict[str, list[ToolResult]] = {}
         for result in (result for one in trajectories for turn in one.turns for result in turn.tool_results):
-            if result.error in (None, "tool_error", "timeout"):
+            if result.name and result.error in (None, "tool_error", "timeout"):  # a call beyond the limit may have none
                 results.setdefault(result.name, []).append(result)
         for name, made in results.items():
             if name not in self._warned_tools and all(result.error for result in made):

@@ -33,6 +33,8 @@ SIGNS: tuple[SignName, ...] = get_args(SignName)
 
 FIRST, LATELY = 5, 20
 """Steps that show what was usual: the first ones of a run, and the last ones before those that are judged."""
+RARE_CALLS = 0.1
+"""Tool calls a turn, below which their format says nothing."""
 MIN_BEFORE = 3
 """Steps that a gradient norm is held against, at least."""
 
@@ -170,6 +172,8 @@ def _success_lost(view: _View, config: CollapseConfig) -> str:
 
 
 def _without_format(vitals: Vitals) -> bool:
+    if vitals.tool_calls_per_turn is not None and vitals.tool_calls_per_turn < RARE_CALLS:
+        return False  # an environment without tools, where a model calls one now and then
     return vitals.failed_calls > 0.5 * max(1, vitals.tool_calls)
 
 

@@ -15,9 +15,9 @@ from agentgym.rollout.record import EpisodeWriter
 from agentgym.trainers.aggregation import StepTotals
 from agentgym.trainers.batch import TrainingBatch, build_batch
 from agentgym.trainers.credits import GroupCredit, credit_of_all
-from agentgym.trajectory import Group
+from agentgym.trajectory import Group, Trajectory
 
-__all__ = ["HaltedStep", "NotFinite", "check_finite", "load_batch"]
+__all__ = ["HaltedStep", "NotFinite", "check_finite", "keep_episodes", "load_batch"]
 
 BATCH = "batch.pt"
 
@@ -49,11 +49,8 @@ class HaltedStep:
 
         `agentgym view` and `agentgym verify` read the folder as they read a run's; `load_batch` reads its `batch.pt`.
         """
-        folder = run / "halted" / f"step-{self.step:06d}"
+        folder = _make_folder(run, self.step)
         try:
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            shutil.copyfile(run / "config.yaml", folder / "config.yaml")
             tensors = {one.name: getattr(self.batch, one.name) for one in fields(self.batch)}
             torch.save({**tensors, "totals": asdict(self.batch.totals)}, folder / BATCH)
         except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
@@ -63,6 +60,26 @@ class HaltedStep:
                 rows = [None if one is None else [row.tolist() for row in one] for one in credit.members]
                 writer.write(group.trajectories, phase="train", step=self.step, advantages=rows)
         return folder
+
+
+def keep_episodes(run: Path, step: int, played: Sequence[Trajectory]) -> Path:
+    """Writes the episodes of a step that never came to be learned from, to the folder that `HaltedStep.save` names."""
+    folder = _make_folder(run, step)
+    with EpisodeWriter(folder) as writer:
+        writer.write(played, phase="train", step=step)
+    return folder
+
+
+def _make_folder(run: Path, step: int) -> Path:
+    """`halted/step-NNNNNN` with nothing in it but the run's settings."""
+    folder = run / "halted" / f"step-{step:06d}"
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        shutil.copyfile(run / "config.yaml", folder / "config.yaml")
+    except OSError as error:
+        raise RunFolderError(f"cannot keep the halted step in {str(folder)!r}: {error}") from error
+    return folder
 
 
 def load_batch(folder: Path) -> TrainingBatch:

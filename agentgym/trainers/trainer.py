@@ -24,13 +24,14 @@ from agentgym.loading import place_of
 from agentgym.rewards import RewardFunction, open_rewards
 from agentgym.rollout.event_loop import run_async
 from agentgym.rollout.record import EpisodeWriter, read_episodes
+from agentgym.rollout.sampler import TooManyFailures
 from agentgym.trainers.batch import build_batch
 from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.credits import GroupCredit, credit_of_all
 from agentgym.trainers.critic import CriticStats
 from agentgym.trainers.engine import open_engine, weights_for
 from agentgym.trainers.estimators import needs_input
-from agentgym.trainers.halt import HaltedStep, NotFinite, check_finite
+from agentgym.trainers.halt import HaltedStep, NotFinite, check_finite, keep_episodes
 from agentgym.trainers.learner import Learner, StepStats
 from agentgym.trainers.metrics import EvalScore, RolloutSummary, StepMetrics, score
 from agentgym.trainers.mismatch import MismatchFound
@@ -255,7 +256,12 @@ class Trainer:
             return list(step.credits)
 
     async def _play_groups(self) -> StepGroups:
-        played = await self.player.groups(self.step + 1)
+        try:
+            played = await self.player.groups(self.step + 1)
+        except TooManyFailures as halted:
+            kept = keep_episodes(self.folder.path, self.step + 1, halted.played)
+            logger.warning("what was played of step %d is in %s", self.step + 1, kept)
+            raise
         staleness = self.step if self.config.over_dispatch else 0
         self.gate.check_versions(
             [one for group in played.groups for one in group.trajectories], self.step, staleness=staleness

@@ -95,6 +95,11 @@ def test_a_format_that_never_was_is_not_called_lost() -> None:
     assert "learning rate" in signs_of_collapse([HEALTHY, broken, broken], CONFIG)["format_lost"]
 
 
+def test_a_few_calls_where_there_is_nothing_to_call_are_no_lost_format() -> None:
+    toolless = replace(HEALTHY, tool_calls=2, failed_calls=2, tool_calls_per_turn=0.03)
+    assert not first_signs([toolless] * 4)
+
+
 def test_replies_that_an_agent_repeats_over_and_over_are_named() -> None:
     rising = [replace(HEALTHY, repeated_replies=0.2 + 0.3 * step) for step in range(1, 4)]
     (text,) = signs_of_collapse([HEALTHY] * 4 + rising, CONFIG).values()

@@ -17,6 +17,7 @@ from agentgym.envs.text_game import TextGame
 from agentgym.errors import RunFolderError, TrainingHalted
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.rollout.record import read_episodes
+from agentgym.rollout.sampler import SamplerConfig
 from agentgym.trainers.collapse import CollapseConfig
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.halt import NotFinite, load_batch
@@ -24,6 +25,7 @@ from agentgym.trainers.learner import Learner, LearnerConfig
 from agentgym.trainers.losses import LOSSES, PolicyLoss, traits
 from agentgym.trainers.metrics import StepMetrics
 from agentgym.trainers.optimizer import OptimizerConfig
+from agentgym.viewer.run_data import read_run
 
 HERE = "tests.trainers.test_halt"
 Train = Callable[..., Any]
@@ -47,6 +49,22 @@ class Overpaid(Worthless):
     """Pays more than float32 holds."""
 
     paid = 1e39
+
+
+class Fragile(TextGame):
+    """Breaks at its fourth turn, seven of eight of them."""
+
+    made = 0
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        Fragile.made += 1
+        self.number = Fragile.made
+
+    def step(self, action: str) -> Any:
+        if self.turns == 4 and self.number % 8:  # the check of the engine plays three turns
+            raise RuntimeError("a wheel came off")
+        return super().step(action)
 
 
 class Silent(TextGame):
@@ -277,6 +295,21 @@ def test_a_solved_run_ends_as_after_its_last_step(quick: TrainConfig, train: Tra
     result, _ = train(config, tmp_path / "run")
     assert result.steps == 2 and result.after is not None and result.after.success == 1.0
     assert result.checkpoint is not None and not result.interrupted
+
+
+@pytest.mark.parametrize("over_dispatch", [0, 2])
+def test_what_was_played_is_kept_when_too_many_episodes_fail(
+    quick: TrainConfig, train: Train, tmp_path: Path, over_dispatch: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(TrainingHalted, match="a wheel came off"):
+        strict = SamplerConfig(max_failure_rate=0.05)
+        train(replace(quick, env=f"{HERE}:Fragile", over_dispatch=over_dispatch, sampler=strict), tmp_path / "run")
+    (folder,) = (tmp_path / "run" / "halted").iterdir()
+    step = int(folder.name.removeprefix("step-"))
+    assert f"what was played of step {step} is in {folder}" in caplog.text
+    kept = [record.trajectory for record in read_episodes(folder)]
+    assert any(one.error and "a wheel came off" in one.error for one in kept)
+    assert [record.step for record in read_run(folder).episodes] == [step] * len(kept)
 
 
 def test_a_folder_without_a_halted_step_is_named(tmp_path: Path) -> None:
