@@ -181,7 +181,7 @@ def play(run: Run) -> str:
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     again = ["--resume"] if (run.folder / "config.yaml").is_file() else []
     command = [sys.executable, "-m", "agentgym", "train", *run.options, "--output", str(run.folder), *again]
-    log = run.folder.with_suffix(".log")
+    log = run.folder.parent / f"{run.folder.name}.log"  # the name may hold a rate, and so a dot
     began = time.monotonic()
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
