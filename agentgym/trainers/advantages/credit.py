@@ -193,7 +193,7 @@ def check_rewards(rewards_BT: Tensor, mask_BT: Tensor) -> None:
     fits = rewards_BT.ndim == 2 and rewards_BT.shape == mask_BT.shape
     if not fits or not rewards_BT.is_floating_point() or mask_BT.dtype != torch.bool:
         raise InvalidTrajectory(
-            "rewards are float and the mask is bool, both by episode and token, "
+            "rewards are float and the mask is bool (`mask.bool()` of 0 and 1), both by episode and token; "
             f"got {_described(rewards_BT)} and {_described(mask_BT)}"
         )
     if not bool(rewards_BT.isfinite().all()):

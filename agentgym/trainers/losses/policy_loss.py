@@ -192,7 +192,7 @@ def check_shapes(mask: Tensor, **tensors: Tensor) -> None:
     shapes = [tuple(one.shape) for one in (*tensors.values(), mask)]
     if len(set(shapes)) > 1 or mask.dtype != torch.bool:
         raise InvalidTrajectory(
-            f"{', '.join(tensors)} and mask have one shape, and the mask is bool; got "
+            f"{', '.join(tensors)} and mask have one shape, and the mask is bool (`mask.bool()` of 0 and 1); got "
             f"{', '.join(map(str, shapes))} and {mask.dtype}"
         )
 

@@ -276,7 +276,7 @@ def test_rewards_that_are_not_finite_are_refused(name: str, wrong: float, make_b
 @pytest.mark.parametrize("name", NAMES)
 def test_tensors_that_do_not_fit_are_refused_by_name(name: str, make_batch: Any) -> None:
     batch = batch_for(name, 0, make_batch)
-    with pytest.raises(InvalidTrajectory, match=r"mask is bool, .* got float64 of shape \(9, 11\) and int64"):
+    with pytest.raises(InvalidTrajectory, match=r"mask is bool .*got float64 of shape \(9, 11\) and int64"):
         replace(batch, mask_BT=batch.mask_BT.to(torch.int64)).estimate(name)
     with pytest.raises(InvalidTrajectory, match="rewards are float"):
         replace(batch, rewards_BT=batch.rewards_BT[:, 1:]).estimate(name)
