@@ -46,9 +46,8 @@ ALGORITHMS: Mapping[str, tuple[str, ...]] = {
 }
 """Name to options of `agentgym train`."""
 HORIZON: Mapping[str, tuple[str, ...]] = {
-    "grpo": ("--algo", "grpo"),
-    "dr_grpo": ("--algo", "dr_grpo"),
     "turn_group": ("--algo", "turn_group", "--advantage.settings", "gamma=0"),
+    "grpo": ("--algo", "grpo"),
 }
 EPISODE_LEVEL, TURN_LEVEL = "grpo", "turn_group"
 HORIZON_OPTIONS = ("--tasks", "4", "--group-size", "4", "--eval-episodes", "0", "--checkpoint-every", "10")
@@ -332,7 +331,7 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--horizon", action="store_true", help="compare credit on LongRoad-v0")
     parser.add_argument("--algo", nargs="+", metavar="NAME", help=f"of {', '.join(ALGORITHMS)}; by default all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, help="optimizer steps of a run; 40, or 150 with --horizon")
+    parser.add_argument("--steps", type=int, help="optimizer steps of a run; 40, or 80 with --horizon")
     parser.add_argument("--env", help="by default TextGame-v0, or LongRoad-v0 with --horizon")
     parser.add_argument("--target", type=float, help="success to reach; 0.8, or 0.9 with --horizon")
     parser.add_argument("--rates", nargs="+", type=float, default=[1e-4, 2e-4, 4e-4], help="with --horizon")
@@ -342,7 +341,7 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     arguments = parser.parse_args(list(given)[:split])
     arguments.rest = tuple(list(given)[split + 1 :])
-    usual = (150, "LongRoad-v0", 0.9, Path("runs/horizon"))
+    usual = (80, "LongRoad-v0", 0.9, Path("runs/horizon"))
     if not arguments.horizon:
         usual = (40, "TextGame-v0", 0.8, Path("runs/algorithms"))
     for name, value in zip(("steps", "env", "target", "output"), usual, strict=True):

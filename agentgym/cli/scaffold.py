@@ -18,6 +18,7 @@ from agentgym.errors import ConfigError
 __all__ = ["KINDS", "Scaffold", "write_scaffold"]
 
 SHORT = "--steps 2 --tasks 4 --eval-episodes 0"
+HALF_A_MINUTE = "--steps 25 --tasks 8 --eval-episodes 100"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class _Kind:
 KINDS = {
     "env": _Kind(
         "an environment",
-        ("agentgym play {place}", "agentgym env check {place}", f"agentgym train --env {{place}} {SHORT}"),
+        ("agentgym play {place}", "agentgym env check {place}", f"agentgym train --env {{place}} {HALF_A_MINUTE}"),
         is_class=True,
     ),
     "tool": _Kind(
