@@ -28,8 +28,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from agentgym.evaluation.statistics import success_interval
 from agentgym.viewer.run_data import read_run
@@ -273,27 +275,39 @@ def common(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 
 def draw(results: Sequence[Result], target: float, path: Path) -> None:
-    """All curves: training success against episodes and against seconds, one thin line a seed."""
-    figure = Figure(figsize=(12, 4.6), dpi=130, layout="constrained")
+    """Training success against episodes and against seconds: a thin line for each seed, a thick one for their mean."""
+    figure = Figure(figsize=(12, 4.6), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     panels = zip(figure.subplots(1, 2, sharey=True), ("episodes", "seconds"), strict=True)
     for axes, key in panels:
+        ends = []
         for number, result in enumerate(results):
-            label: str | None = result.label
+            curves = [curve for run in result.runs if len(curve := _curve(run, key)[0])]
             for run in result.runs:
-                points = [point for point in run.points if point.moving == point.moving]
-                across = [getattr(point, key) for point in points]
-                axes.plot(across, [point.moving for point in points], color=f"C{number}", linewidth=1.4, label=label)
-                label = None
+                across, moving = _curve(run, key)
+                axes.plot(across, moving, color=f"C{number}", linewidth=0.8, alpha=0.3)
+                ends += list(across[-1:])
+            if curves:
+                across = np.linspace(max(one[0] for one in curves), min(one[-1] for one in curves), 200)
+                mean = np.mean([np.interp(across, *_curve(run, key)) for run in result.runs], axis=0)
+                axes.plot(across, mean, color=f"C{number}", linewidth=1.8, label=result.label)
         axes.axhline(target, color="grey", linewidth=0.8, linestyle="--")
         axes.set_xlabel(f"{key} of training")
         axes.set_ylim(-0.03, 1.03)
+        if ends:  # a run that is far longer than the others is shown as far as they go
+            axes.set_xlim(0, min(max(ends), 1.4 * statistics.median(ends)))
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
         if key == "episodes" and axes.get_legend_handles_labels()[0]:
             axes.set_title(f"success of the last {WINDOW_EPISODES} episodes", loc="left", fontweight="bold")
             axes.legend(frameon=False)
     figure.savefig(path, metadata={"Software": None})
+
+
+def _curve(run: Run, key: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Episodes or seconds, and the moving success there."""
+    points = [point for point in run.points if point.moving == point.moving]
+    return np.array([getattr(point, key) for point in points]), np.array([point.moving for point in points])
 
 
 def show(results: Sequence[Result], target: float) -> None:
