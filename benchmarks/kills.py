@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -33,9 +32,10 @@ from agentgym.envs.text_game import TextGame
 class Luck(TextGame):
     """The text game with a world that the process's own random generators draw."""
 
-    def reset(self, *, seed=None, options=None):
+    def start(self, options):
         world = random.randrange(100) + 100 * int(np.random.randint(100)) + 10_000 * int(torch.randint(100, ()))
-        return super().reset(seed=world, options=options)
+        self.np_random = np.random.default_rng(world)
+        return super().start(options)
 '''
 
 
@@ -62,7 +62,7 @@ def main() -> int:
         folder = options.folder or Path(removed)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "luck.py").write_text(ENV)
-        steps = (options.kills + 2) * options.every
+        steps = (3 * options.kills + 3) * options.every  # each may see two or three
         begun = time.perf_counter()
         subprocess.run(command(folder, "whole", steps, options), check=True, stdout=subprocess.DEVNULL)
         step_s = step_seconds(folder / "whole")
@@ -86,7 +86,7 @@ def main() -> int:
 def command(folder: Path, name: str, steps: int, options: argparse.Namespace) -> list[str]:
     run = folder / name
     resume = ["--resume"] if (run / "config.yaml").exists() else []
-    settings = f"--tasks 2 --group-size 2 --eval-episodes 2 --limits.max-turns 4 --seed {options.seed} --steps {steps}"
+    settings = f"--tasks 2 --group-size 2 --eval-episodes 0 --limits.max-turns 4 --seed {options.seed} --steps {steps}"
     checkpoints = f"--checkpoint.every {options.every} --hf.compile False"
     env = ["--env", f"{folder / 'luck.py'}:Luck", "--env-kwargs", "level=1"]
     return [sys.executable, "-m", "agentgym", "train", *env, *settings.split(), *checkpoints.split(),
@@ -105,7 +105,7 @@ def killed(folder: Path, steps: int, options: argparse.Namespace, delay_s: float
             time.sleep(0.001)
         if process.poll() is not None:
             return None
-        process.send_signal(signal.SIGKILL)
+        process.kill()
     names = os.listdir(run / "checkpoints") if (run / "checkpoints").exists() else []
     return Kill(
         after_step=num_steps(run),

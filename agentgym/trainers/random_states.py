@@ -14,7 +14,14 @@ import torch
 
 from agentgym.types import JSON
 
-__all__ = ["random_states", "set_random_states"]
+__all__ = ["random_states", "seed_random", "set_random_states"]
+
+
+def seed_random(seed: int) -> None:
+    """Has them begin as the seed says."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
 
 
 def random_states() -> dict[str, JSON]:

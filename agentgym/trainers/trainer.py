@@ -39,7 +39,7 @@ from agentgym.trainers.mismatch import MismatchFound
 from agentgym.trainers.observer import Observer, Unobserved
 from agentgym.trainers.parity import ParityGate
 from agentgym.trainers.player import Player
-from agentgym.trainers.random_states import random_states, set_random_states
+from agentgym.trainers.random_states import random_states, seed_random, set_random_states
 from agentgym.trainers.run_folder import RunFolder, free_run_folder, read_settings, save_model
 from agentgym.trainers.run_tasks import open_tasks
 from agentgym.trainers.step_credit import credit_step
@@ -137,6 +137,8 @@ class Trainer:
     async def _run(self) -> TrainResult:
         async with AsyncExitStack() as stack:
             stack.callback(self.folder.checkpoints.close)
+            if not self.step:
+                seed_random(self.config.seed)
             await self._begin(stack)
             self.writer = stack.enter_context(EpisodeWriter(self.folder.path))
             self.writer.rewind(self.step if self.checkpoint else -1)

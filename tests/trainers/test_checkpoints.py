@@ -30,7 +30,7 @@ from agentgym.trainers.kl import KLConfig
 from agentgym.trainers.learner import Learner
 from agentgym.trainers.learner_config import LearnerConfig
 from agentgym.trainers.optimizer import OptimizerConfig
-from agentgym.trainers.random_states import random_states, set_random_states
+from agentgym.trainers.random_states import random_states, seed_random, set_random_states
 from agentgym.trainers.sharded_state import copied_to_cpu, load_state, save_state
 
 Tiny = Callable[..., Decoder]
@@ -364,4 +364,8 @@ def test_random_numbers_go_on_where_they_stood() -> None:
     assert drawn() != first
     set_random_states(states)
     assert drawn() == first
+    seed_random(3)
+    seeded = drawn()
+    seed_random(3)
+    assert drawn() == seeded != first
     set_random_states(before)
