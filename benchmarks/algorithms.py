@@ -52,7 +52,7 @@ HORIZON: Mapping[str, tuple[str, ...]] = {
     "grpo": ("--algo", "grpo"),
 }
 EPISODE_LEVEL, TURN_LEVEL = "grpo", "turn_group"
-HORIZON_OPTIONS = ("--tasks", "4", "--group-size", "4", "--eval-episodes", "0", "--checkpoint-every", "10")
+HORIZON_OPTIONS = ("--tasks", "4", "--group-size", "4", "--eval-episodes", "0", "--checkpoint.every", "10")
 TUNING_SEED = 0
 WINDOW_EPISODES = 128
 """Training success is that of the last so many episodes."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -15,7 +17,10 @@ from torch import Tensor
 from agentgym.engines.hf_model import Decoder, DecoderConfig, DecoderLayer
 from agentgym.errors import RunFolderError
 
-__all__ = ["hf_named_views", "load_decoder", "save_decoder"]
+__all__ = ["hf_named_views", "is_read", "load_decoder", "model_tensors", "reading", "save_decoder", "write_model"]
+
+LOCKED = "config.json"
+"""The file of a model folder that bears the lock of whoever reads it."""
 
 
 def hf_named_views(model: Decoder) -> Iterator[tuple[str, Tensor]]:
@@ -55,6 +60,34 @@ def load_decoder(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.f
     shards = sorted(path.glob("*.safetensors"))
     if not shards:
         raise RunFolderError(f"model folder {str(path)!r} holds no .safetensors file; save the model in that format")
+    with reading(path):
+        return _load(path, shards, dtype)
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """While it lasts, no run deletes the model folder, should it be one of its checkpoints."""
+    with open(folder / LOCKED, "rb") as file:
+        with suppress(
+            OSError
+        ):  # a file system without locks: there a run cannot tell, and keeps what it may not delete
+            fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+def is_read(folder: Path) -> bool:
+    """Whether somebody, in this process or another, is `reading` it; true where the file system cannot tell."""
+    try:
+        with open(folder / LOCKED, "rb+") as file:  # for writing: a network file system locks nothing else
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def _load(path: Path, shards: Sequence[Path], dtype: torch.dtype) -> Decoder:
     model = Decoder(DecoderConfig.from_hf(json.loads((path / "config.json").read_text()))).to(dtype)
     tensors: dict[str, Tensor] = {}
     for shard in shards:
@@ -77,14 +110,25 @@ def load_decoder(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.f
     return model
 
 
-def save_decoder(model: Decoder, folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> None:
-    """Writes `config.json` and `model.safetensors`; `transformers`' `from_pretrained` reads the folder."""
+def model_tensors(model: Decoder, *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """A copy of every parameter under its published name, on the CPU: what the model becomes later does not show."""
+    return {
+        name: view.detach().to("cpu", dtype or view.dtype, copy=True, memory_format=torch.contiguous_format)
+        for name, view in hf_named_views(model)
+    }
+
+
+def write_model(config: DecoderConfig, tensors: Mapping[str, Tensor], folder: str | os.PathLike[str]) -> None:
+    """Writes `config.json`, with the dtype of the tensors, and `model.safetensors`; `transformers`' `from_pretrained`
+    reads the folder."""
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    config = model.config.to_hf()
-    if dtype is not None:
-        config["torch_dtype"] = str(dtype).removeprefix("torch.")
-    (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    views = hf_named_views(model)
-    tensors = {name: view.detach().to(dtype or view.dtype).contiguous().clone() for name, view in views}
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    dtype = next(iter(tensors.values())).dtype
+    settings = config.to_hf() | {"torch_dtype": str(dtype).removeprefix("torch.")}
+    (path / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    save_file(dict(tensors), path / "model.safetensors", metadata={"format": "pt"})
+
+
+def save_decoder(model: Decoder, folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> None:
+    """Writes the model as `write_model` does, in its own dtype or another one."""
+    write_model(model.config, model_tensors(model, dtype=dtype), folder)

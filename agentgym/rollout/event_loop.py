@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["run_async"]
+__all__ = ["run_async", "uninterrupted"]
 
 T = TypeVar("T")
 
@@ -26,3 +26,13 @@ def _is_inside_a_loop() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+async def uninterrupted(work: Coroutine[object, object, None]) -> None:
+    """Finishes `work` even when the waiting task is cancelled, and passes the cancellation on afterwards."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise

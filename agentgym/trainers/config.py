@@ -20,6 +20,7 @@ from agentgym.rollout.sampler import SamplerConfig
 from agentgym.rollout.serve_http import ServeConfig
 from agentgym.settings import is_bundled
 from agentgym.trainers.aggregation import AGGREGATIONS, check_aggregation
+from agentgym.trainers.checkpoint_config import CheckpointConfig
 from agentgym.trainers.collapse import CollapseConfig
 from agentgym.trainers.estimators import check_estimator, check_penalized, needs_groups, needs_input
 from agentgym.trainers.learner_config import LearnerConfig
@@ -96,6 +97,7 @@ class TrainConfig:
     sampler: SamplerConfig = field(default_factory=lambda: SamplerConfig(concurrency=128))
     compaction: CompactionConfig = field(default_factory=CompactionConfig)
     collapse: CollapseConfig = field(default_factory=CollapseConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     hf: HfEngineConfig = field(default_factory=lambda: HfEngineConfig(compile=None))
     sglang: SglangConfig = field(default_factory=SglangConfig)
     vllm: VllmConfig = field(default_factory=VllmConfig)
@@ -108,8 +110,6 @@ class TrainConfig:
     chat completions; None plays them here. Evaluations are played here either way."""
     eval_episodes: int = 200
     """Held-out tasks played before and after training; 0 plays none."""
-    checkpoint_every: int = 20
-    """Steps between checkpoints; the last step always makes one."""
     max_minutes: float | None = None
     """Ends training after this time, with a checkpoint; None goes by `steps` alone. A resumed run has it anew."""
 
@@ -120,7 +120,7 @@ class TrainConfig:
             _ = self.resolved  # is checked
             return
         self._check_algorithm()
-        for name in ("steps", "tasks", "group_size", "checkpoint_every"):
+        for name in ("steps", "tasks", "group_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("eval_episodes", "over_dispatch"):

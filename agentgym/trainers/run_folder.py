@@ -3,65 +3,44 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from agentgym.engines.hf_checkpoint import save_decoder
 from agentgym.engines.hf_model import Decoder
 from agentgym.errors import RunFolderError
+from agentgym.trainers.checkpoint import Checkpoint, copy_tokenizer, guarded, replace_file
+from agentgym.trainers.checkpoint_config import CheckpointConfig
+from agentgym.trainers.checkpoints import Checkpoints
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.metrics import StepMetrics
 from agentgym.types import JSON
 
-__all__ = ["Checkpoint", "RunFolder", "free_run_folder", "read_settings", "save_model"]
+__all__ = ["RunFolder", "free_run_folder", "read_settings", "save_model"]
 
-FREE = ("sglang.", "vllm.", "collapse.")
-"""Beginnings of settings that may differ when a run is resumed: where its servers are, and what ends it."""
-TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "generation_config.json", "*.jinja")
-
-
-class Checkpoint:
-    """A folder that `transformers` and agentgym load as a model, with the trainer's state beside it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            state = json.loads((path / "state.json").read_text())
-            self.step = int(state["step"])
-            self.tasks: Mapping[str, JSON] = state.get("tasks", {})
-            """The state of the run's task source."""
-        except (OSError, ValueError, KeyError) as error:
-            raise RunFolderError(
-                f"{str(path)!r} is no whole checkpoint ({error}); delete it and resume again"
-            ) from error
-
-    def learner_state(self) -> Mapping[str, Any]:
-        """The state that `Learner.load_state_dict` takes."""
-        state: Mapping[str, Any] = torch.load(self.path / "learner.pt", weights_only=True)
-        return state
+FREE = ("sglang.", "vllm.", "collapse.", "checkpoint.")
+"""Beginnings of settings that may differ when a run is resumed: where its servers are, what ends it, what is kept."""
 
 
 class RunFolder:
     """Writes a run's files; whatever was written before an error or a kill stays readable."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, checkpoint: CheckpointConfig) -> None:
         self.path = path
         self.metrics_path = path / "metrics.jsonl"
+        self.checkpoints = Checkpoints(path, checkpoint)
 
     @classmethod
     def create(cls, path: Path, config: TrainConfig) -> RunFolder:
         """A new run; refuses a folder that holds one already."""
         if (path / "config.yaml").exists():
             raise RunFolderError(f"{str(path)!r} already holds a run; go on with --resume, or give another --output")
-        folder = cls(path)
+        folder = cls(path, config.checkpoint)
         settings = yaml.safe_dump(json.loads(json.dumps(asdict(config))), sort_keys=False)
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -75,16 +54,15 @@ class RunFolder:
         """A run to go on with and its newest checkpoint; refuses a configuration that differs in more than length."""
         settings = read_settings(path)
         stored, given = _flat(settings), _flat(json.loads(json.dumps(asdict(config))))
-        free = {"steps", "max_minutes", "checkpoint_every", "eval_episodes"}
+        free = {"steps", "max_minutes", "eval_episodes"}
         names = [*given, *(name for name in stored if name not in given)]
         changed = [name for name in names if name not in free and stored.get(name) != given.get(name)]
         changed = [name for name in changed if not name.startswith(FREE)]
         if changed:
             told = "; ".join(f"{name}: {stored.get(name)!r} there, {given.get(name)!r} here" for name in changed)
             raise RunFolderError(f"the run in {str(path)!r} has other settings ({told}); resume with the same ones")
-        folder = cls(path)
-        checkpoints = sorted((path / "checkpoints").glob("step-*"))
-        newest = Checkpoint(checkpoints[-1]) if checkpoints else None
+        folder = cls(path, config.checkpoint)
+        newest = folder.checkpoints.resume()
         folder._forget_after(newest.step if newest else 0)
         return folder, newest
 
@@ -102,51 +80,14 @@ class RunFolder:
 
     def write_metrics(self, metrics: StepMetrics) -> None:
         """Appends one step's line."""
-        with self.guarded(), open(self.metrics_path, "a") as file:
+        with guarded(self.path), open(self.metrics_path, "a") as file:
             file.write(json.dumps(metrics.to_json()) + "\n")
-
-    def save_checkpoint(
-        self,
-        step: int,
-        model: Decoder,
-        learner: Mapping[str, Any],
-        tokenizer: Path,
-        tasks: Mapping[str, JSON] | None = None,
-    ) -> Path:
-        """Writes `checkpoints/step-NNNNNN` beside its final name and renames it when it is whole; `tasks` is the state
-        of the task source."""
-        final = self.path / "checkpoints" / f"step-{step:06d}"
-        if final.exists():
-            return final
-        part = final.with_name(f".{final.name}.part")
-        with self.guarded():
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir(parents=True)
-            save_model(model, part, tokenizer)
-            torch.save(dict(learner), part / "learner.pt")
-            state = {"step": step, "policy_version": step, **({"tasks": tasks} if tasks else {})}
-            (part / "state.json").write_text(json.dumps(state, default=dict) + "\n")
-            os.replace(part, final)
-        return final
-
-    @contextmanager
-    def guarded(self) -> Iterator[None]:
-        """Turns a failure to write (a full disk, a missing right) into a RunFolderError that names the folder."""
-        try:
-            yield
-        except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
-            if isinstance(error, RunFolderError):
-                raise
-            raise RunFolderError(
-                f"cannot write to {str(self.path)!r}: {error}. What was written before is whole; make room and go on"
-                " with --resume"
-            ) from error
 
     def _forget_after(self, step: int) -> None:
         """Drops the metrics of steps that the newest checkpoint does not hold; they will be played again."""
         if not self.metrics_path.exists():
             return
-        with self.guarded():
+        with guarded(self.path):
             kept = []
             for line in self.metrics_path.read_text().splitlines():
                 try:
@@ -154,15 +95,13 @@ class RunFolder:
                         kept.append(line)
                 except ValueError:
                     break  # the torn last line of a killed run
-            self.metrics_path.write_text("".join(line + "\n" for line in kept))
+            replace_file(self.metrics_path, "".join(line + "\n" for line in kept))
 
 
 def save_model(model: Decoder, folder: Path, tokenizer: Path) -> Path:
     """Writes the model, with the tokenizer of the folder `tokenizer`, as `transformers` and agentgym load it."""
     save_decoder(model, folder)
-    for pattern in TOKENIZER_FILES:
-        for file in tokenizer.glob(pattern):
-            shutil.copyfile(file, folder / file.name)
+    copy_tokenizer(tokenizer, folder)
     return folder
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,7 +14,7 @@ from safetensors import SafetensorError
 from agentgym.engines.hf_checkpoint import save_decoder
 from agentgym.engines.hf_model import Decoder
 from agentgym.errors import RunFolderError
-from agentgym.trainers.run_folder import TOKENIZER_FILES
+from agentgym.trainers.checkpoint import copy_tokenizer
 from agentgym.trainers.sft import ImitationStep
 from agentgym.types import JSON
 
@@ -43,9 +42,7 @@ class SftFolder:
     def save_model(self, model: Decoder, source: Path) -> None:
         """Writes the model, with the tokenizer's files of the folder `source`."""
         with self._written():
-            for pattern in TOKENIZER_FILES:
-                for file in source.glob(pattern):
-                    shutil.copyfile(file, self.path / file.name)
+            copy_tokenizer(source, self.path)
             save_decoder(model, self.path)
 
     @contextmanager

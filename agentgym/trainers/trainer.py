@@ -6,7 +6,7 @@ import asyncio
 import logging
 import resource
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import takewhile
@@ -22,10 +22,11 @@ from agentgym.envs.text_env import TextEnv
 from agentgym.errors import ConfigError, TrainingHalted
 from agentgym.loading import place_of
 from agentgym.rewards import RewardFunction, open_rewards
-from agentgym.rollout.event_loop import run_async
+from agentgym.rollout.event_loop import run_async, uninterrupted
 from agentgym.rollout.record import EpisodeWriter, read_episodes
 from agentgym.rollout.sampler import TooManyFailures
 from agentgym.trainers.batch import build_batch
+from agentgym.trainers.checkpoint import Checkpoint, Snapshot
 from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.credits import GroupCredit, credit_of_all
 from agentgym.trainers.critic import CriticStats
@@ -38,7 +39,8 @@ from agentgym.trainers.mismatch import MismatchFound
 from agentgym.trainers.observer import Observer, Unobserved
 from agentgym.trainers.parity import ParityGate
 from agentgym.trainers.player import Player
-from agentgym.trainers.run_folder import Checkpoint, RunFolder, free_run_folder, read_settings, save_model
+from agentgym.trainers.random_states import random_states, seed_random, set_random_states
+from agentgym.trainers.run_folder import RunFolder, free_run_folder, read_settings, save_model
 from agentgym.trainers.run_tasks import open_tasks
 from agentgym.trainers.step_credit import credit_step
 from agentgym.trainers.tasks import StepGroups
@@ -97,6 +99,7 @@ class Trainer:
         recorded = self.folder.steps() if resume else []
         self.train_s = float(cast(float, recorded[-1]["elapsed_s"])) if recorded else 0.0
         self.watch = CollapseWatch(config.collapse, recorded)
+        self.random = random_states()
 
     @classmethod
     def load(
@@ -109,8 +112,8 @@ class Trainer:
     ) -> Trainer:
         """The run in a folder, to go on from its newest checkpoint: `Trainer.load("runs/x", steps=80).fit()`.
 
-        `changes` are settings that a resumed run may have otherwise: steps, max_minutes, checkpoint_every,
-        eval_episodes, collapse. Raises RunFolderError for a folder without a run, ConfigError for other changes.
+        `changes` are settings that a resumed run may have otherwise: steps, max_minutes, eval_episodes,
+        collapse, checkpoint. Raises RunFolderError for a folder without a run, ConfigError for other changes.
         """
         settings = read_settings(Path(folder))
         return cls(
@@ -133,6 +136,9 @@ class Trainer:
 
     async def _run(self) -> TrainResult:
         async with AsyncExitStack() as stack:
+            stack.callback(self.folder.checkpoints.close)
+            if not self.step:
+                seed_random(self.config.seed)
             await self._begin(stack)
             self.writer = stack.enter_context(EpisodeWriter(self.folder.path))
             self.writer.rewind(self.step if self.checkpoint else -1)
@@ -201,10 +207,15 @@ class Trainer:
     async def _train(self) -> None:
         config = self.config
         self.observer.on_phase("train", config.episodes_per_step)
+        checkpoints = self.folder.checkpoints
+        if self.checkpoint and self.checkpoint.step == self.step:
+            set_random_states(self.checkpoint.random)
         limit_s = self.train_s + config.max_minutes * 60 if config.max_minutes else float("inf")
         while self.step < config.steps and self.train_s < limit_s and not self.watch.finished:
+            checkpoints.check()
             await self._train_step()
-            if self.step % config.checkpoint_every == 0:
+            if self.step % config.checkpoint.every == 0:
+                await checkpoints.ready()
                 self._save()
         self._save()
 
@@ -212,7 +223,7 @@ class Trainer:
         started = time.perf_counter()
         groups = await self._play_groups()
         greedy = await self._play_greedy(groups.kept)
-        await _uninterrupted(self._finish_step(groups, greedy, started, time.perf_counter()))
+        await uninterrupted(self._finish_step(groups, greedy, started, time.perf_counter()))
 
     async def _finish_step(
         self, step_groups: StepGroups, greedy: Mapping[str, float], started: float, played: float
@@ -242,9 +253,11 @@ class Trainer:
         self.folder.write_metrics(metrics)
         self.observer.on_step(metrics)
         if halt := self.watch.halt:
+            self.random = random_states()
             self._save()
             raise halt
         await self.gate.check(self.step, self.step)
+        self.random = random_states()
 
     async def _credit(self, groups: Sequence[Group], greedy: Mapping[str, float]) -> list[GroupCredit]:
         """What the groups earned; nothing where that is no number and the run goes on without the step."""
@@ -361,11 +374,18 @@ class Trainer:
         return score(0, trajectories, self.source.label) if trajectories else None
 
     def _save(self) -> Path:
-        state = self.learner.state_dict()
-        return self.folder.save_checkpoint(self.step, self.model, state, self.model_folder, self.source.state())
+        """Begins to write the checkpoint of the last whole step, where there is none."""
+        checkpoints = self.folder.checkpoints
+        if checkpoints.holds(self.step):
+            return checkpoints.path_of(self.step)
+        states = {"tasks": self.source.state(), "random": self.random}
+        learner = self.learner.state_dict()
+        snapshot = Snapshot.of(self.step, self.model, learner, tokenizer=self.model_folder, **states)
+        return checkpoints.save(snapshot, self.folder.steps())
 
     def _result(self, before: EvalScore | None, after: EvalScore | None, *, interrupted: bool = False) -> TrainResult:
         checkpoint = self._save() if self.step else None
+        self.folder.checkpoints.wait()
         return TrainResult(
             folder=self.folder.path,
             checkpoint=checkpoint,
@@ -376,13 +396,3 @@ class Trainer:
             peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             interrupted=interrupted,
         )
-
-
-async def _uninterrupted(work: Coroutine[object, object, None]) -> None:
-    """Finishes `work` even when the waiting task is cancelled, and passes the cancellation on afterwards."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await task
-        raise

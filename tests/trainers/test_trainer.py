@@ -19,6 +19,7 @@ from agentgym.errors import ConfigError, RunFolderError, TrainingHalted, Unknown
 from agentgym.rollout.record import read_episodes
 from agentgym.rollout.sampler import SamplerConfig
 from agentgym.trainers.aggregation import AGGREGATIONS
+from agentgym.trainers.checkpoint_config import CheckpointConfig
 from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.kl import KLConfig
 from agentgym.trainers.learner import LearnerConfig
@@ -98,9 +99,11 @@ def test_another_seed_gives_other_episodes(small_run: TrainConfig, train: Train,
 
 
 def test_a_resumed_run_equals_one_that_was_never_stopped(small_run: TrainConfig, train: Train, tmp_path: Path) -> None:
-    whole, watcher = train(replace(small_run, steps=4, checkpoint_every=2), tmp_path / "whole")
-    train(replace(small_run, steps=2, checkpoint_every=2), tmp_path / "parts")
-    resumed, second = train(replace(small_run, steps=4, checkpoint_every=2), tmp_path / "parts", resume=True)
+    whole, watcher = train(replace(small_run, steps=4, checkpoint=CheckpointConfig(every=2)), tmp_path / "whole")
+    train(replace(small_run, steps=2, checkpoint=CheckpointConfig(every=2)), tmp_path / "parts")
+    resumed, second = train(
+        replace(small_run, steps=4, checkpoint=CheckpointConfig(every=2)), tmp_path / "parts", resume=True
+    )
     assert losses(watcher.steps)[2:] == losses(second.steps)
     assert whole.checkpoint is not None and resumed.checkpoint is not None
     episodes = [(tmp_path / name / "episodes.jsonl").read_bytes() for name in ("whole", "parts")]
@@ -129,9 +132,9 @@ def test_a_resumed_run_keeps_the_reference_that_training_began_with(
     config = replace(
         small_run, learner=LearnerConfig(kl=KLConfig(coefficient=0.1)), optimizer=OptimizerConfig(learning_rate=1e-3)
     )
-    _, watcher = train(replace(config, steps=3, checkpoint_every=2), tmp_path / "whole")
-    train(replace(config, steps=2, checkpoint_every=2), tmp_path / "parts")
-    _, resumed = train(replace(config, steps=3, checkpoint_every=2), tmp_path / "parts", resume=True)
+    _, watcher = train(replace(config, steps=3, checkpoint=CheckpointConfig(every=2)), tmp_path / "whole")
+    train(replace(config, steps=2, checkpoint=CheckpointConfig(every=2)), tmp_path / "parts")
+    _, resumed = train(replace(config, steps=3, checkpoint=CheckpointConfig(every=2)), tmp_path / "parts", resume=True)
     assert losses(watcher.steps)[2:] == losses(resumed.steps)
     update = resumed.steps[0].update
     assert update is not None and update.kl > 1e-4

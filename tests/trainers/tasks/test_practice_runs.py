@@ -18,6 +18,7 @@ from agentgym.envs.text_game import TextGame
 from agentgym.evaluation.verify import verify_run
 from agentgym.rollout.record import EpisodeRecord, read_episodes
 from agentgym.rollout.sampler import SamplerConfig
+from agentgym.trainers.checkpoint_config import CheckpointConfig
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.tasks import CurriculumConfig, PracticeConfig, ReplayConfig
 
@@ -140,7 +141,14 @@ def test_a_run_with_everything_on_resumes_bitwise(small_run: TrainConfig, train:
         replay=ReplayConfig(share=0.34),
     )
     config = replace(
-        small_run, env_kwargs={}, practice=practice, tasks=4, group_size=2, steps=4, checkpoint_every=2, eval_episodes=3
+        small_run,
+        env_kwargs={},
+        practice=practice,
+        tasks=4,
+        group_size=2,
+        steps=4,
+        checkpoint=CheckpointConfig(every=2),
+        eval_episodes=3,
     )
     config = replace(config, limits=replace(config.limits, max_turns=5))
     whole, watcher = train(config, tmp_path / "whole")

@@ -1,0 +1,47 @@
+"""`agentgym export`: writes a checkpoint's model as a plain model folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from agentgym.cli.options import parse_options
+from agentgym.cli.terminal import say, show_json
+from agentgym.trainers.export import DType, export_model, find_checkpoint
+
+__all__ = ["main"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Writes the model of a run or checkpoint, without the trainer's state, as a folder that transformers, SGLang and
+    vLLM load."""
+
+    source: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """The run's folder, or one of its checkpoints."""
+    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
+    """The folder to write; it must not exist, or be empty."""
+    step: int | None = None
+    """The step whose checkpoint is written; by default the newest."""
+    best: bool = False
+    """Write the best checkpoint by `checkpoint.keep_best`."""
+    dtype: DType = "float32"
+    """The type of the weights in the files; training keeps them in float32."""
+    json: bool = False
+    """End with one line of JSON."""
+
+
+def main(args: Sequence[str]) -> int:
+    """Runs `agentgym export ...`."""
+    options = parse_options(ExportOptions, args, prog="agentgym export")
+    checkpoint = find_checkpoint(options.source, step=options.step, best=options.best)
+    written = export_model(checkpoint, options.folder, dtype=options.dtype)
+    say(f"model of step {written.step} ({written.dtype}): {options.folder}")
+    say(f"try next: agentgym eval --env ID --policy {options.folder}")
+    if options.json:
+        show_json({"folder": str(written.folder), "checkpoint": str(written.checkpoint), "step": written.step})
+    return 0

@@ -1,0 +1,106 @@
+"""A checkpoint's model as a plain model folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from agentgym.engines.hf_checkpoint import load_decoder, reading, save_decoder
+from agentgym.errors import ConfigError, RunFolderError
+from agentgym.trainers.checkpoint import Checkpoint, checkpoint_folders, copy_tokenizer, newest_whole, step_of
+from agentgym.trainers.checkpoints import BEST
+from agentgym.trainers.manifest import MANIFEST
+
+__all__ = ["DType", "Exported", "export_model", "find_checkpoint"]
+
+DType = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What was written where."""
+
+    folder: Path
+    checkpoint: Path
+    step: int
+    dtype: DType
+
+
+def find_checkpoint(source: Path, *, step: int | None = None, best: bool = False) -> Checkpoint:
+    """The checkpoint that a folder is, or of a run's folder the newest whole one, the best, or that of a step.
+
+    Raises RunFolderError for a folder that is neither, ConfigError for a choice that there is not.
+    """
+    if not source.is_dir():
+        raise RunFolderError(f"there is no folder {str(source)!r}: give a run's folder or one of its checkpoints")
+    if source.name == "checkpoints" and (source.parent / "config.yaml").is_file():
+        source = source.parent
+    if step_folder := _as_checkpoint(source):
+        if step is not None or best:
+            raise ConfigError(f"{str(source)!r} is a checkpoint already: name the run's folder to choose another one")
+        return Checkpoint(step_folder)
+    folders = checkpoint_folders(source)
+    if not folders:
+        raise RunFolderError(f"{str(source)!r} {_what_it_is(source)}: give a run's folder or one of its checkpoints")
+    if step is not None and best:
+        raise ConfigError("step and best name two checkpoints: give one of them")
+    if step is not None:
+        found = [folder for folder in folders if step_of(folder) == step]
+        if not found:
+            told = ", ".join(str(step_of(folder)) for folder in folders)
+            raise ConfigError(f"the run in {str(source)!r} has no checkpoint of step {step}; there are those of {told}")
+        return Checkpoint(found[0])
+    if best:
+        try:
+            return Checkpoint(source / "checkpoints" / (source / "checkpoints" / BEST).read_text().strip())
+        except FileNotFoundError:
+            raise ConfigError(
+                f"the run in {str(source)!r} names no best checkpoint (checkpoint.keep_best): leave best out, or name"
+                " a step"
+            ) from None
+    newest = newest_whole(source)
+    assert newest is not None
+    return newest
+
+
+def export_model(checkpoint: Checkpoint, folder: Path, *, dtype: DType = "float32") -> Exported:
+    """Writes the model and its tokenizer, without the trainer's state, as `transformers`, SGLang and vLLM load them.
+
+    Raises RunFolderError where the folder holds something or cannot be written; it appears when it is whole.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunFolderError(f"{str(folder)!r} is taken already: name a new folder, or remove it")
+    folder = folder.resolve()
+    part = folder.with_name(f".{folder.name}.part")
+    try:
+        with reading(checkpoint.path):
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            save_decoder(load_decoder(checkpoint.path), part, dtype=getattr(torch, dtype))
+            copy_tokenizer(checkpoint.path, part)
+            os.replace(part, folder)
+    except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
+        shutil.rmtree(part, ignore_errors=True)
+        if isinstance(error, RunFolderError):
+            raise
+        raise RunFolderError(f"cannot write the model to {str(folder)!r}: {error}") from error
+    return Exported(folder=folder, checkpoint=checkpoint.path, step=checkpoint.step, dtype=dtype)
+
+
+def _as_checkpoint(source: Path) -> Path | None:
+    """The folder itself where its name or what is in it says that it is a checkpoint, be it torn."""
+    is_one = source.resolve().parent.name == "checkpoints" or (source / MANIFEST).is_file()
+    return source if is_one else None
+
+
+def _what_it_is(source: Path) -> str:
+    if (source / "config.json").is_file():
+        return "is a model folder already"
+    if (source / "config.yaml").is_file():
+        return "is a run without a checkpoint"
+    return "holds no run"

@@ -1,0 +1,75 @@
+"""What makes a folder of files whole: a manifest that names each with its size and digest, written last."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from agentgym.types import JSON
+
+__all__ = ["MANIFEST", "sync", "what_is_torn", "write_manifest"]
+
+MANIFEST = "manifest.json"
+
+
+def write_manifest(folder: Path, about: Mapping[str, JSON]) -> None:
+    """Writes `manifest.json` over everything in the folder, when all of it is on the disk; `about` stands in it too.
+
+    Example: {"step": 20, "files": {"config.json": {"bytes": 812, "sha256": "9f86d0..."}, ...}}
+    """
+    files: dict[str, JSON] = {}
+    for path in _files(folder):
+        sync(path)
+        files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
+    for inner in [path for path in folder.rglob("*") if path.is_dir()]:
+        sync(inner)
+    (folder / MANIFEST).write_text(json.dumps({**about, "files": files}, indent=1, default=dict) + "\n")
+    sync(folder / MANIFEST)
+    sync(folder)
+
+
+def what_is_torn(folder: Path) -> str | None:
+    """What keeps the folder from being what its manifest says, by the name of the file; None where it is whole."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        wanted = {str(name): (int(one["bytes"]), str(one["sha256"])) for name, one in manifest["files"].items()}
+    except FileNotFoundError:
+        return f"it has no {MANIFEST}, which is written last"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{MANIFEST} is torn ({type(error).__name__}: {error})"
+    for name, (size, digest) in wanted.items():
+        try:
+            found = (folder / name).stat().st_size
+            if found != size:
+                return f"{name} has {found:,} bytes, and {MANIFEST} says {size:,}"
+            if _digest(folder / name) != digest:
+                return f"{name} holds other bytes than {MANIFEST} says: it is damaged, or of another checkpoint"
+        except FileNotFoundError:
+            return f"{name} is missing"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror or error})"
+    return None
+
+
+def sync(path: Path) -> None:
+    """Has a file, or the names in a folder, on the disk; nothing where it does not exist."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,152 @@
+"""A run that is killed again and again, at random moments, against one that is not: `python benchmarks/kills.py`.
+
+Both train the same small run with every checkpoint kept. The killed one gets SIGKILL at seeded random moments, of a
+step or of a checkpoint in writing, and is resumed each time; in the end its episodes, its metrics (but for times), its
+weights and its optimizer state are held against the other's, bit for bit. The environment draws from the process's own
+random numbers too. Exit code 1 where anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ENV = '''
+import random
+
+import numpy as np
+import torch
+
+from agentgym.envs.text_game import TextGame
+
+
+class Luck(TextGame):
+    """The text game with a world that the process's own random generators draw."""
+
+    def start(self, options):
+        world = random.randrange(100) + 100 * int(np.random.randint(100)) + 10_000 * int(torch.randint(100, ()))
+        self.np_random = np.random.default_rng(world)
+        return super().start(options)
+'''
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kill:
+    """Where a run was killed."""
+
+    after_step: int
+    """The last step on record."""
+    in_writing: bool
+    """Whether a checkpoint was half-written."""
+    checkpoint: int
+    """The newest checkpoint."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=20, help="how often the run is killed")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments, and of the run")
+    parser.add_argument("--every", type=int, default=1, help="steps between checkpoints")
+    parser.add_argument("--folder", type=Path, help="where the runs stay; by default they are removed")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as removed:
+        folder = options.folder or Path(removed)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "luck.py").write_text(ENV)
+        steps = (3 * options.kills + 3) * options.every  # each may see two or three
+        begun = time.perf_counter()
+        subprocess.run(command(folder, "whole", steps, options), check=True, stdout=subprocess.DEVNULL)
+        step_s = step_seconds(folder / "whole")
+        print(f"{steps} steps undisturbed: {time.perf_counter() - begun:.0f} s, {step_s:.2f} s a step", flush=True)
+        moments = random.Random(options.seed)
+        for number in range(1, options.kills + 1):
+            kill = killed(folder, steps, options, moments.uniform(0, 2 * step_s))
+            if kill is None:
+                print(f"kill {number}: the run was done before")
+                break
+            writing = ", a checkpoint half-written" if kill.in_writing else ""
+            print(f"kill {number}: after step {kill.after_step}, checkpoint {kill.checkpoint}{writing}", flush=True)
+        subprocess.run(command(folder, "killed", steps, options), check=True, stdout=subprocess.DEVNULL)
+        differing = differences(folder / "whole", folder / "killed")
+    print(
+        "differs: " + ", ".join(differing) if differing else "episodes, metrics, weights and optimizer: bitwise equal"
+    )
+    return 1 if differing else 0
+
+
+def command(folder: Path, name: str, steps: int, options: argparse.Namespace) -> list[str]:
+    run = folder / name
+    resume = ["--resume"] if (run / "config.yaml").exists() else []
+    settings = f"--tasks 2 --group-size 2 --eval-episodes 0 --limits.max-turns 6 --seed {options.seed} --steps {steps}"
+    checkpoints = f"--checkpoint.every {options.every} --hf.compile False"
+    env = ["--env", f"{folder / 'luck.py'}:Luck", "--env-kwargs", "level=1"]
+    return [sys.executable, "-m", "agentgym", "train", *env, *settings.split(), *checkpoints.split(),
+            "--output", str(run), *resume]  # fmt: skip
+
+
+def killed(folder: Path, steps: int, options: argparse.Namespace, delay_s: float) -> Kill | None:
+    """Goes on with the run until it has a new step and `delay_s` have passed, and kills it; None where it was done."""
+    run = folder / "killed"
+    before = num_steps(run)
+    with subprocess.Popen(command(folder, "killed", steps, options), stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None and num_steps(run) <= before:
+            time.sleep(0.005)
+        deadline = time.monotonic() + delay_s
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.001)
+        if process.poll() is not None:
+            return None
+        process.kill()
+    names = os.listdir(run / "checkpoints") if (run / "checkpoints").exists() else []
+    return Kill(
+        after_step=num_steps(run),
+        in_writing=any(name.endswith(".part") for name in names),
+        checkpoint=max([int(name[5:]) for name in names if name.startswith("step-")], default=0),
+    )
+
+
+def num_steps(run: Path) -> int:
+    path = run / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def step_seconds(run: Path) -> float:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return float(lines[-1]["elapsed_s"]) / len(lines)
+
+
+def differences(whole: Path, other: Path) -> list[str]:
+    """What of two runs is not the same, to the bit."""
+    found = []
+    if (whole / "episodes.jsonl").read_bytes() != (other / "episodes.jsonl").read_bytes():
+        found.append("episodes.jsonl")
+    if untimed(whole) != untimed(other):
+        found.append("metrics.jsonl")
+    names = sorted(path.name for path in (whole / "checkpoints").glob("step-*"))
+    if names != sorted(path.name for path in (other / "checkpoints").glob("step-*")):
+        found.append("the checkpoints there are")
+    for name in names:
+        one, two = whole / "checkpoints" / name, other / "checkpoints" / name
+        for file in ("model.safetensors", "state.json", "learner/structure.json", "learner/__0_0.distcp"):
+            if one.exists() and two.exists() and (one / file).read_bytes() != (two / file).read_bytes():
+                found.append(f"{name}/{file}")
+    return found
+
+
+def untimed(run: Path) -> list[Mapping[str, object]]:
+    """The lines of metrics.jsonl without what depends on the clock."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not name.endswith("_s")} for line in lines]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

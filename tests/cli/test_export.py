@@ -1,0 +1,44 @@
+"""`agentgym export` from the command line, on a run that was trained there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentgym.cli.main import main
+
+SMALL = "train --env TextGame-v0 --env-kwargs level=1 --tasks 2 --group-size 3 --eval-episodes 0 --hf.compile False"
+
+
+def test_a_run_keeps_what_it_is_told_to_and_exports_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, out = str(tmp_path / "run"), str(tmp_path / "out")
+    settings = "--steps 3 --checkpoint.every 1 --checkpoint.keep 1 --checkpoint.keep-best reward_mean"
+    assert main([*SMALL.split(), *settings.split(), "--limits.max-turns", "4", "--output", run]) == 0
+    stay = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    best = (tmp_path / "run" / "checkpoints" / "best").read_text().strip()
+    assert stay == {"best", best, "step-000003"}
+    capsys.readouterr()
+    assert main(["export", run, out, "--best", "--dtype", "bfloat16", "--json"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert json.loads(shown[-1])["checkpoint"].endswith(best)
+    assert shown[0] == f"model of step {int(best[5:])} (bfloat16): {out}" and f"--policy {out}" in shown[1]
+    files = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert {path.name for path in Path(out).iterdir()} == files
+
+    def refused(*args: str) -> str:
+        assert main(["export", *args]) == 2
+        said = capsys.readouterr().err.strip()
+        assert said.startswith("error: ") and "\n" not in said
+        return said
+
+    assert "is taken already" in refused(run, out)
+    assert "is a model folder already" in refused(out, str(tmp_path / "new"))
+    assert "there is no folder" in refused(str(tmp_path / "runs"), str(tmp_path / "new"))
+    assert "there are those of" in refused(run, str(tmp_path / "new"), "--step", "9")
+    assert "bfloat16" in refused(run, str(tmp_path / "new"), "--dtype", "int8")
+    assert "DIR" in refused(run)
+    assert not (tmp_path / "new").exists()
+    assert main(["train", "--resume", "--output", run, "--steps", "4", "--checkpoint.keep", "0"]) == 0
+    assert (tmp_path / "run" / "checkpoints" / "step-000004").is_dir()
