@@ -1,4 +1,4 @@
-"""Runs a coroutine to its end from plain code, also where an event loop runs already, as in a notebook."""
+"""Runs a coroutine to its end: from plain code, also where an event loop runs already, or whoever interrupts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["run_async"]
+__all__ = ["run_async", "uninterrupted"]
 
 T = TypeVar("T")
 
@@ -18,6 +18,16 @@ def run_async(work: Coroutine[object, object, T]) -> T:
         return asyncio.run(work)
     with ThreadPoolExecutor(1, "agentgym-loop") as aside:
         return aside.submit(asyncio.run, work).result()
+
+
+async def uninterrupted(work: Coroutine[object, object, None]) -> None:
+    """Finishes `work` even when the waiting task is cancelled, and passes the cancellation on afterwards."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise
 
 
 def _is_inside_a_loop() -> bool:
