@@ -18,7 +18,14 @@ import tyro
 from agentgym.errors import ConfigError, UnknownName, nearest
 from agentgym.types import JSON
 
-__all__ = ["env_as_argument", "env_as_option", "mix_as_options", "parse_options", "read_keywords"]
+__all__ = [
+    "env_as_argument",
+    "env_as_option",
+    "mix_as_options",
+    "parse_options",
+    "profile_as_options",
+    "read_keywords",
+]
 
 T = TypeVar("T")
 OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w.-]*")
@@ -144,6 +151,20 @@ def mix_as_options(args: Sequence[str]) -> list[str]:
     entry = _value(weight)
     env = entry.get("env", name) if isinstance(entry, Mapping) else name
     return ["--env", str(env), *words] if name else words
+
+
+def profile_as_options(args: Sequence[str]) -> list[str]:
+    """`--profile` read as `--profile.steps 2` (the first step warms up), `--profile 5 6` as `--profile.steps 5 6`."""
+    words: list[str] = []
+    for arg, following in zip(args, [*args[1:], ""], strict=True):
+        name, equals, value = arg.partition("=")
+        if name != "--profile":
+            words.append(arg)
+        elif equals:
+            words += ["--profile.steps", value]
+        else:
+            words += ["--profile.steps", *([] if following[:1].isdigit() else ["2"])]
+    return words
 
 
 def env_as_argument(args: Sequence[str]) -> list[str]:

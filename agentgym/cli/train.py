@@ -15,7 +15,7 @@ import yaml
 
 from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.cli.environment import load_env
-from agentgym.cli.options import env_as_option, mix_as_options, parse_options
+from agentgym.cli.options import env_as_option, mix_as_options, parse_options, profile_as_options
 from agentgym.cli.terminal import fail, say, show_json, show_table
 from agentgym.cli.training_display import TrainingDisplay
 from agentgym.errors import AgentGymError, ConfigError, RunFolderError
@@ -56,7 +56,7 @@ class TrainOptions:
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym train ...`."""
-    args = mix_as_options(env_as_option(args))
+    args = profile_as_options(mix_as_options(env_as_option(args)))
     options = parse_options(TrainOptions, args, prog="agentgym train", default=_defaults(args))
     config = options.run
     for choice in _environments(config):
@@ -145,6 +145,8 @@ def _finish(config: TrainConfig, result: TrainResult, *, as_json: bool) -> int:
         write_curve(data.metrics, folder / "curve.png", data.evaluations)
         text = TokenText(ChatTokenizer.load(result.checkpoint).backend)
         files["report"] = str(write_report(folder, decode_token=text, special_ids=text.special_ids))
+    if any((folder / "profile").glob("step-*")):
+        files["profile"] = str(folder / "profile")
     scored = [("before", result.before), ("after", result.after)]
     if rows := [row for name, score in scored for row in _score_rows(name, score)]:
         show_table(["held-out", "success", "95% interval", "reward", "episodes"], rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -13,6 +14,7 @@ from rich.table import Table
 from agentgym.cli.terminal import say
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.metrics import StepMetrics
+from agentgym.trainers.speed.step_speed import StepSpeed
 from agentgym.trajectory import Trajectory
 
 __all__ = ["TrainingDisplay"]
@@ -21,6 +23,9 @@ COLUMNS = ("step", "success", "reward", "loss", "entropy", "grad", "dead", "fail
 SERVER_COLUMNS = ("sync s", "mismatch")
 """With an engine that is a server: seconds of the weight update (part of `learn s`), and the largest difference of its
 logprobs from ours, in nats."""
+SPEED_COLUMNS = ("sampled/s", "trained/s", "mfu", "bubble")
+"""Tokens a second, model flops utilization of learning, and the share of the step in which
+neither engine nor learner worked. On a terminal they are shown where it is wide enough."""
 SHOWN_STEPS = 12
 PHASES = {
     "compile": "compiling the engine's step (10 seconds the first time, 4 later)",
@@ -37,7 +42,7 @@ class TrainingDisplay:
         self._config, self._folder = config, folder
         self._envs = " and ".join(config.practice.mix) or config.env
         self._columns = COLUMNS if config.engine == "hf" else (*COLUMNS, *SERVER_COLUMNS)
-        self._rows: list[list[str]] = []
+        self._rows: list[dict[str, str]] = []
         self._phase, self._played, self._total, self._won = "", 0, 0, 0
         self._live: Live | None = None
         if sys.stdout.isatty():
@@ -59,7 +64,7 @@ class TrainingDisplay:
             what = f"{self._config.steps} steps of {episodes}" if name == "train" else str(episodes)
             say(f"{self._phase}: {what} episodes of {self._envs}" if episodes else self._phase)
             if name == "train":
-                say("  ".join(self._columns))
+                say("  ".join([*self._columns, *SPEED_COLUMNS]))
         self._draw()
 
     def on_episode(self, trajectory: Trajectory) -> None:
@@ -73,33 +78,61 @@ class TrainingDisplay:
 
     def on_step(self, metrics: StepMetrics) -> None:
         """A step is recorded."""
-        rollout, update = metrics.rollout, metrics.update
-        numbers = [f"{update.loss:.4f}", f"{update.entropy:.3f}", f"{update.grad_norm:.2f}"] if update else ["-"] * 3
-        row = [f"{metrics.step}/{self._config.steps}", f"{rollout.success:.3f}", f"{rollout.reward_mean:.3f}", *numbers]
-        row += [f"{rollout.dead_groups}/{rollout.groups}", str(rollout.failed)]
-        row += [str(rollout.failed_calls)]
-        sync = metrics.sync
-        row += [f"{metrics.generate_s:.1f}", f"{metrics.update_s:.1f}"]
-        row += [f"{sync.gather_s + sync.transfer_s + sync.load_s:.1f}", f"{update.mismatch_max:.0e}" if update else "-"]
+        rollout, update, sync = metrics.rollout, metrics.update, metrics.sync
+        row = {
+            "step": f"{metrics.step}/{self._config.steps}",
+            "success": f"{rollout.success:.3f}",
+            "reward": f"{rollout.reward_mean:.3f}",
+            "loss": f"{update.loss:.4f}" if update else "-",
+            "entropy": f"{update.entropy:.3f}" if update else "-",
+            "grad": f"{update.grad_norm:.2f}" if update else "-",
+            "dead": f"{rollout.dead_groups}/{rollout.groups}",
+            "failed": str(rollout.failed),
+            "calls lost": str(rollout.failed_calls),
+            "play s": f"{metrics.generate_s:.1f}",
+            "learn s": f"{metrics.update_s:.1f}",
+            "sync s": f"{sync.gather_s + sync.transfer_s + sync.load_s:.1f}",
+            "mismatch": f"{update.mismatch_max:.0e}" if update else "-",
+            **_speed_cells(metrics.speed),
+        }
         self._rows.append(row)
         if not self._live:
-            cells = zip(row, self._columns, strict=False)
-            say("  ".join(cell.rjust(len(column)) for cell, column in cells))
+            say("  ".join(row[column].rjust(len(column)) for column in (*self._columns, *SPEED_COLUMNS)))
         self._draw()
 
     def _draw(self) -> None:
         if not self._live:
             return
+        shown = self._rows[-SHOWN_STEPS:]
+        columns = self._fitting(shown, self._live.console.width)
         title = f"{self._config.algo} on {self._envs}, seed {self._config.seed}   {self._folder}"
-        table = Table(
-            *self._columns, title=title, title_justify="left", caption=self._caption(), caption_justify="left"
-        )
-        for row in self._rows[-SHOWN_STEPS:]:
-            table.add_row(*row[: len(self._columns)])
+        table = Table(*columns, title=title, title_justify="left", caption=self._caption(), caption_justify="left")
+        for row in shown:
+            table.add_row(*(row[column] for column in columns))
         self._live.update(table)
+
+    def _fitting(self, rows: Sequence[dict[str, str]], width: int) -> list[str]:
+        """The columns, with those of speed as far as there is room."""
+        columns = [*self._columns]
+        for column in SPEED_COLUMNS:
+            widths = [max(len(one), *(len(row[one]) for row in rows), 0) for one in (*columns, column)]
+            if sum(widths) + 3 * len(widths) + 1 <= width:
+                columns.append(column)
+        return columns
 
     def _caption(self) -> str:
         if self._phase == PHASES["train"] or not self._total:
             return self._phase
         won = f", success {self._won / self._played:.3f}" if self._played else ""
         return f"{self._phase}: {self._played}/{self._total}{won}"
+
+
+def _speed_cells(speed: StepSpeed | None) -> dict[str, str]:
+    """A step's cells of `SPEED_COLUMNS`."""
+    if speed is None:
+        return dict.fromkeys(SPEED_COLUMNS, "-")
+    rates = (speed.sampled_tokens_per_s, speed.trained_tokens_per_s)
+    shares = (speed.mfu, speed.bubble)
+    cells = [f"{one:,.0f}" if one is not None else "-" for one in rates]
+    cells += [f"{one:.0%}" if one is not None else "-" for one in shares]
+    return dict(zip(SPEED_COLUMNS, cells, strict=True))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from agentgym.engines.hf_linear import padded_size
 
-__all__ = ["MIN_SHARED", "Block", "LayoutRows", "PackedLayout", "Segment", "shared_length"]
+__all__ = ["MIN_SHARED", "Block", "LayoutRows", "PackedLayout", "Segment", "num_computed", "shared_length"]
 
 # Shape suffixes: N entries of the packed sequences, U computed tokens, M wanted entries, T rows of a block, L keys.
 
@@ -154,6 +154,11 @@ class _Tree:
             return self._seqlens[members[0]] - done
         first = self._rows[members[0]][done:]
         return min(shared_length(first, self._rows[row][done:]) for row in members)
+
+
+def num_computed(rows: Sequence[Tensor], min_shared: int = MIN_SHARED) -> int:
+    """How many tokens a layout of these rows' ids computes, their shared prefixes once."""
+    return _Tree([len(row) for row in rows], torch.cat(list(rows)).numpy(), min_shared).num_tokens
 
 
 def shared_length(a_T: NDArray[np.int64], b_T: NDArray[np.int64]) -> int:

@@ -1,4 +1,4 @@
-"""Runs a coroutine to its end from plain code, also where an event loop runs already, as in a notebook."""
+"""Runs a coroutine to its end: from plain code, also where an event loop runs already, or whoever interrupts."""
 
 from __future__ import annotations
 
@@ -20,14 +20,6 @@ def run_async(work: Coroutine[object, object, T]) -> T:
         return aside.submit(asyncio.run, work).result()
 
 
-def _is_inside_a_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
 async def uninterrupted(work: Coroutine[object, object, None]) -> None:
     """Finishes `work` even when the waiting task is cancelled, and passes the cancellation on afterwards."""
     task = asyncio.ensure_future(work)
@@ -36,3 +28,11 @@ async def uninterrupted(work: Coroutine[object, object, None]) -> None:
     except asyncio.CancelledError:
         await task
         raise
+
+
+def _is_inside_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

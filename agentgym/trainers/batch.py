@@ -164,13 +164,8 @@ class TrainingBatch:
         chosen = [self.select(rows) for rows in parts]
         return [replace(part, weight_N=part.weight_N * number) for part in chosen]
 
-    def split(self, max_tokens: int) -> list[TrainingBatch]:
-        """Micro-batches of at most `max_tokens` entries each; a row is never cut, and a longer row goes alone.
-
-        Rows stay in order, so that a group's are together, and what a row begins with in common with the one before
-        it (`MIN_SHARED` entries or more) counts once: it is computed once. An empty batch gives no part. Raises
-        ConfigError when `max_tokens` is below 1.
-        """
+    def portions(self, max_tokens: int) -> list[list[int]]:
+        """The rows of each micro-batch, by their place in this batch; see `split`."""
         if max_tokens < 1:
             raise ConfigError(f"max_tokens is {max_tokens}; a micro-batch holds at least one token")
         parts: list[list[int]] = []
@@ -184,7 +179,16 @@ class TrainingBatch:
                 room, cost = max_tokens, len(ids)
             parts[-1].append(row)
             room, before = room - cost, ids
-        return [self.select(part) for part in parts]
+        return parts
+
+    def split(self, max_tokens: int) -> list[TrainingBatch]:
+        """Micro-batches of at most `max_tokens` entries each; a row is never cut, and a longer row goes alone.
+
+        Rows stay in order, so that a group's are together, and what a row begins with in common with the one before
+        it (`MIN_SHARED` entries or more) counts once: it is computed once. An empty batch gives no part. Raises
+        ConfigError when `max_tokens` is below 1.
+        """
+        return [self.select(part) for part in self.portions(max_tokens)]
 
 
 _DTYPES = {

@@ -27,8 +27,11 @@ from agentgym.trainers.learner_config import LearnerConfig
 from agentgym.trainers.optimizer import OptimizerConfig
 from agentgym.trainers.parity import ParityConfig
 from agentgym.trainers.presets import preset_of
+from agentgym.trainers.speed.peak import SpeedConfig
+from agentgym.trainers.speed.profile import ProfileConfig
 from agentgym.trainers.tasks.mix import read_mix
 from agentgym.trainers.tasks.practice import PracticeConfig
+from agentgym.trainers.trackers.config import TrackingConfig
 
 __all__ = ["AdvantageConfig", "TrainConfig", "config_from_mapping"]
 
@@ -110,6 +113,12 @@ class TrainConfig:
     chat completions; None plays them here. Evaluations are played here either way."""
     eval_episodes: int = 200
     """Held-out tasks played before and after training; 0 plays none."""
+    trackers: tuple[str, ...] = ()
+    """Where the numbers of the run go besides its folder: any of tensorboard, wandb, mlflow and trackio, or your own by
+    its place, `path/to/file.py:Tracker`."""
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    speed: SpeedConfig = field(default_factory=SpeedConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
     max_minutes: float | None = None
     """Ends training after this time, with a checkpoint; None goes by `steps` alone. A resumed run has it anew."""
 

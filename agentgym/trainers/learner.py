@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -77,8 +76,7 @@ class Learner:
         if config.kl.coefficient:
             self.reference = (reference or copy.deepcopy(model)).requires_grad_(False)
         on_cpu = model.embed.device.type == "cpu"
-        threads = config.threads or min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
-        self._workers = GradientWorkers(threads if on_cpu else 1)
+        self._workers = GradientWorkers(config.num_threads if on_cpu else 1)
         num_steps = total_steps * config.steps_per_batch
         self.critic: Critic | None = None
         if config.critic.exists:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -57,6 +58,11 @@ class LearnerConfig:
         elif self.correction_settings:
             raise ConfigError("correction_settings are those of a correction: name it with correction")
         _ = self.policy_loss  # raises where the loss or a setting cannot work
+
+    @property
+    def num_threads(self) -> int:
+        """The CPU threads that learn: `threads`, or one per core that this process may use, at most 8."""
+        return self.threads or min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
 
     @property
     def loss_name(self) -> str:

@@ -10,6 +10,7 @@ from agentgym.trainers.collapse import Sign
 from agentgym.trainers.credits import GroupCredit
 from agentgym.trainers.critic import CriticStats
 from agentgym.trainers.repetition import Repetition
+from agentgym.trainers.speed.step_speed import StepSpeed
 from agentgym.trainers.step_stats import StepStats
 from agentgym.trajectory import Group, Trajectory
 from agentgym.types import JSON, Task
@@ -104,7 +105,7 @@ class RolloutSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class StepMetrics:
-    """One line of `metrics.jsonl`."""
+    """One line of `metrics.jsonl`; `docs/metrics.md` lists its names."""
 
     step: int
     """The optimizer step, from 1; also the policy version it made."""
@@ -120,6 +121,8 @@ class StepMetrics:
     """Learning and the weight update together."""
     elapsed_s: float
     """Training time since the run began, evaluations not counted."""
+    speed: StepSpeed | None = None
+    """None where it was not measured."""
     practice: Mapping[str, float] = field(default_factory=dict)
     """What mixes, curriculum, replay and filter say of the step, by name; `docs/sampling.md` lists them."""
     signs: tuple[Sign, ...] = ()
@@ -139,7 +142,17 @@ class StepMetrics:
             "signs": [sign.name for sign in self.signs],
             "warnings": [str(sign) for sign in self.signs if sign.step == self.step],
         }
-        return {"step": self.step, **asdict(self.rollout), **update, **sync, **rounded, **self.practice, **told}
+        speed = asdict(self.speed) if self.speed else {}
+        return {
+            "step": self.step,
+            **asdict(self.rollout),
+            **update,
+            **sync,
+            **rounded,
+            **speed,
+            **self.practice,
+            **told,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

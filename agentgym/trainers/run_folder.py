@@ -23,8 +23,9 @@ from agentgym.types import JSON
 
 __all__ = ["RunFolder", "free_run_folder", "read_settings", "save_model"]
 
-FREE = ("sglang.", "vllm.", "collapse.", "checkpoint.")
-"""Beginnings of settings that may differ when a run is resumed: where its servers are, what ends it, what is kept."""
+FREE = ("sglang.", "vllm.", "collapse.", "checkpoint.", "trackers", "tracking.", "speed.", "profile.")
+"""Beginnings of settings that may differ when a run is resumed: where its servers are, what ends it, what is kept, who
+watches."""
 
 
 class RunFolder:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -33,6 +32,7 @@ from agentgym.trainers.critic import CriticStats
 from agentgym.trainers.engine import open_engine, weights_for
 from agentgym.trainers.estimators import needs_input
 from agentgym.trainers.halt import HaltedStep, NotFinite, check_finite, keep_episodes
+from agentgym.trainers.instruments import Instruments
 from agentgym.trainers.learner import Learner, StepStats
 from agentgym.trainers.metrics import EvalScore, RolloutSummary, StepMetrics, score
 from agentgym.trainers.mismatch import MismatchFound
@@ -42,6 +42,7 @@ from agentgym.trainers.player import Player
 from agentgym.trainers.random_states import random_states, seed_random, set_random_states
 from agentgym.trainers.run_folder import RunFolder, free_run_folder, read_settings, save_model
 from agentgym.trainers.run_tasks import open_tasks
+from agentgym.trainers.speed.memory import peak_memory_mb
 from agentgym.trainers.step_credit import credit_step
 from agentgym.trainers.tasks import StepGroups
 from agentgym.trainers.train_result import TrainResult
@@ -85,6 +86,7 @@ class Trainer:
         self.renderer = renderer_for(self.model_folder, config.family)
         self.config = config = replace(config.resolved, family=self.renderer.reply_format.name)
         self.source = open_tasks(config, self.renderer)  # what does not exist ends here, before anything is written
+        self.instruments = Instruments(config, self.renderer)
         self.checkpoint: Checkpoint | None = None
         source = self.model_folder
         if resume:
@@ -112,8 +114,9 @@ class Trainer:
     ) -> Trainer:
         """The run in a folder, to go on from its newest checkpoint: `Trainer.load("runs/x", steps=80).fit()`.
 
-        `changes` are settings that a resumed run may have otherwise: steps, max_minutes, eval_episodes,
-        collapse, checkpoint. Raises RunFolderError for a folder without a run, ConfigError for other changes.
+        `changes` are settings that a resumed run may have otherwise: steps, max_minutes, eval_episodes, collapse,
+        checkpoint, speed, profile, trackers, tracking. Raises RunFolderError for a folder without a run, ConfigError
+        for other changes.
         """
         settings = read_settings(Path(folder))
         return cls(
@@ -140,6 +143,7 @@ class Trainer:
             if not self.step:
                 seed_random(self.config.seed)
             await self._begin(stack)
+            stack.enter_context(self.instruments.watching(self.folder.path, self.model, self.step))
             self.writer = stack.enter_context(EpisodeWriter(self.folder.path))
             self.writer.rewind(self.step if self.checkpoint else -1)
             before = after = None
@@ -171,7 +175,7 @@ class Trainer:
         stack.push_async_callback(self.engine.close)
         named = config.reward if self.reward is None else replace(config.reward, function=None)
         rewards = await stack.enter_async_context(open_rewards(named, self.reward))
-        self.player = Player(config, self.engine, self.renderer, self.source, rewards)
+        self.player = Player(config, self.instruments.metered(self.engine), self.renderer, self.source, rewards)
         await self.player.open(stack, self._on_served, first_order=self._first_order())
         self.learner = self._make_learner()
         stack.callback(self.learner.close)
@@ -210,6 +214,7 @@ class Trainer:
         checkpoints = self.folder.checkpoints
         if self.checkpoint and self.checkpoint.step == self.step:
             set_random_states(self.checkpoint.random)
+        self.instruments.begin()
         limit_s = self.train_s + config.max_minutes * 60 if config.max_minutes else float("inf")
         while self.step < config.steps and self.train_s < limit_s and not self.watch.finished:
             checkpoints.check()
@@ -220,38 +225,44 @@ class Trainer:
         self._save()
 
     async def _train_step(self) -> None:
-        started = time.perf_counter()
-        groups = await self._play_groups()
-        greedy = await self._play_greedy(groups.kept)
-        await uninterrupted(self._finish_step(groups, greedy, started, time.perf_counter()))
+        with self.instruments.step(self.step + 1):
+            started = time.perf_counter()
+            with self.instruments.doing("generate"):
+                groups = await self._play_groups()
+                greedy = await self._play_greedy(groups.kept)
+            await uninterrupted(self._finish_step(groups, greedy, started, time.perf_counter()))
 
     async def _finish_step(
         self, step_groups: StepGroups, greedy: Mapping[str, float], started: float, played: float
     ) -> None:
         """Learns from the groups and records the step; whoever interrupts waits until weights and files agree."""
         kept, groups = step_groups.kept, step_groups.groups
-        learned_from = await self._credit(kept, greedy)
-        stats, critic, sync = await self._learn(kept, learned_from)
+        with self.instruments.doing("learn"):
+            learned_from = await self._credit(kept, greedy)
+            stats, critic, sync = await self._learn(kept, learned_from)
         advantages = credit_of_all(groups, kept, learned_from)
         learned = time.perf_counter()
         self.step += 1
         self.train_s += learned - started
         self._record(groups, advantages)
         self.source.finish(self.step, groups)
+        rollout = RolloutSummary.of(groups, advantages)
         metrics = StepMetrics(
             step=self.step,
-            rollout=RolloutSummary.of(groups, advantages),
+            rollout=rollout,
             update=stats,
             critic=critic,
             sync=sync,
             generate_s=played - started,
             update_s=learned - played,
             elapsed_s=self.train_s,
+            speed=self.instruments.lap(rollout),
             practice={**step_groups.metrics(), **self.source.metrics()},
         )
         metrics = self.watch.see(metrics)
         self.folder.write_metrics(metrics)
         self.observer.on_step(metrics)
+        self.instruments.tell(metrics, groups)
         if halt := self.watch.halt:
             self.random = random_states()
             self._save()
@@ -320,6 +331,7 @@ class Trainer:
             try:  # the event loop has nothing else to do meanwhile
                 if self.step >= config.learner.critic.warmup_steps:
                     stats = self.learner.update(batch, version=self.step, max_mismatch=self.gate.bound)
+                    self.instruments.learned(batch)
                     check_finite(self.learner.logprobs(batch.select([0])))
                 critic = self.learner.update_critic(batch)
             except TrainingHalted as halted:
@@ -350,7 +362,8 @@ class Trainer:
     async def _publish(self, version: int | None = None) -> WeightSync:
         """Sends the weights as they are to the engine; under their present number unless there is a new one."""
         wanted = self.step if version is None else version
-        return await self.engine.update_weights(weights_for(self.engine, self.model), wanted)
+        with self.instruments.doing("sync"):
+            return await self.engine.update_weights(weights_for(self.engine, self.model), wanted)
 
     def _record(self, groups: Sequence[Group], advantages: Sequence[GroupCredit]) -> None:
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
@@ -365,7 +378,7 @@ class Trainer:
         self.observer.on_phase(phase, len(self.source.eval_tasks(self.config.eval_episodes)))
         trajectories = await self.player.evaluate(phase, self.observer.on_episode)
         self.writer.write(trajectories, phase=phase, step=self.step)
-        return score(self.step, trajectories, self.source.label)
+        return self.instruments.tell_score(score(self.step, trajectories, self.source.label))
 
     def _recorded(self, phase: str) -> EvalScore | None:
         """The score of an evaluation that the run began with, before it was resumed."""
@@ -393,6 +406,6 @@ class Trainer:
             before=before,
             after=after,
             train_s=self.train_s,
-            peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            peak_memory_mb=peak_memory_mb(),
             interrupted=interrupted,
         )

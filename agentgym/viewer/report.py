@@ -37,7 +37,10 @@ CURVES = (
     ("truncated_calls", "Truncated calls"),
     ("unknown_tools", "Unknown tools"),
     ("invalid_arguments", "Invalid arguments"),
-    ("tokens_per_s", "Tokens / s"),
+    ("sampled_tokens_per_s", "Sampled tokens / s"),
+    ("trained_tokens_per_s", "Trained tokens / s"),
+    ("mfu", "Model flops utilization"),
+    ("bubble", "Bubble"),
 )
 SOURCES = ("prompt", "policy", "env")
 
@@ -211,7 +214,7 @@ def _signs(metrics: Sequence[JSONObject]) -> list[JSON]:
 
 def _value(record: JSONObject, key: str) -> float | None:
     value = record.get(key)
-    if key == "tokens_per_s" and value is None:
+    if key == "sampled_tokens_per_s" and value is None:
         tokens, seconds = record.get("trained_tokens"), record.get("generate_s")
         if isinstance(tokens, int | float) and isinstance(seconds, int | float) and seconds > 0:
             value = tokens / seconds

@@ -76,6 +76,25 @@ def test_print_config_gives_what_config_takes(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
+    ("words", "steps"),
+    [
+        (["--profile"], [2]),
+        (["--profile", "--seed", "1"], [2]),
+        (["--profile", "5", "6"], [5, 6]),
+        (["--profile=7"], [7]),
+        (["--profile.steps", "8"], [8]),
+    ],
+)
+def test_profile_names_the_steps_to_trace_and_alone_the_second(
+    words: list[str], steps: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SMALL, *words, "--trackers", "tensorboard", "mlflow", "--print-config"]) == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert config["profile"]["steps"] == steps
+    assert config["trackers"] == ["tensorboard", "mlflow"]
+
+
+@pytest.mark.parametrize(
     ("words", "settings", "loss_settings"),
     [
         (["--algo", "dapo"], {}, {"clip_high": 0.28}),

@@ -61,10 +61,10 @@ def test_the_table_and_the_curves_hold_the_run(make_run: MakeRun, vocabulary: An
     ]  # fmt: skip
     assert list(curves) == [
         "success", "reward_mean", "loss", "entropy", "kl", "grad_norm", "clip_fraction", "malformed_calls",
-        "tokens_per_s",
+        "sampled_tokens_per_s",
     ]  # fmt: skip
     assert curves["grad_norm"][3] is None, "a NaN is a gap in the curve"
-    assert curves["tokens_per_s"][0] == 200
+    assert curves["sampled_tokens_per_s"][0] == 200
     assert [point["phase"] for point in overview["evaluations"]] == ["eval_before", "eval_after"]
 
 

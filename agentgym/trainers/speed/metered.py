@@ -1,0 +1,54 @@
+"""An engine whose clock knows when it has a request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentgym.engines.protocol import Completion, Engine, Sampling, Weights, WeightSync
+from agentgym.trainers.speed.clock import StepClock
+
+__all__ = ["MeteredEngine"]
+
+
+class MeteredEngine:
+    """The engine itself, with every request noted on `clock`."""
+
+    def __init__(self, engine: Engine, clock: StepClock) -> None:
+        self.engine = engine
+        self.clock = clock
+        self.takes_grammar = bool(getattr(engine, "takes_grammar", False))
+
+    @property
+    def vocab_size(self) -> int:
+        """The engine's."""
+        return self.engine.vocab_size
+
+    @property
+    def context_window(self) -> int:
+        """The engine's."""
+        return self.engine.context_window
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
+        """The engine's reply."""
+        with self.clock.doing("engine"):
+            return await self.engine.generate(prompt_ids, sampling, session=session)
+
+    async def update_weights(self, weights: Weights, version: int) -> WeightSync:
+        """The engine's."""
+        return await self.engine.update_weights(weights, version)
+
+    async def pause(self) -> None:
+        """The engine's."""
+        await self.engine.pause()
+
+    async def resume(self) -> None:
+        """The engine's."""
+        await self.engine.resume()
+
+    async def abort(self, session: str) -> None:
+        """The engine's."""
+        await self.engine.abort(session)
+
+    async def close(self) -> None:
+        """The engine's."""
+        await self.engine.close()

@@ -1,0 +1,65 @@
+"""What an update had to compute: its tokens, and its operations by the model's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentgym.engines.hf_layout import num_computed
+from agentgym.engines.hf_model import DecoderConfig
+from agentgym.trainers.batch import TrainingBatch
+from agentgym.trainers.learner_config import LearnerConfig
+
+__all__ = ["UpdateWork", "forward_flops", "update_work"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateWork:
+    """The work of one update of the policy, over all of its epochs.
+
+    Example: two rows of 3 and 5 entries with a common prefix of 2 are 10 tokens padded, 8 packed and 6 computed (were
+    so short a prefix shared).
+    """
+
+    trained_tokens: int
+    """Targets that the loss counts."""
+    padded_tokens: int
+    """What the same micro-batches compute where each row is as long as their longest."""
+    packed_tokens: int
+    """What they compute without padding: the entries of their rows."""
+    computed_tokens: int
+    """What they do compute: prefixes that rows share, once."""
+    flops: float
+    """Of the model's forward and backward passes over whole rows, whatever is shared, see `forward_flops`; the backward
+    counts twice. Passes of a reference model, a critic or a correction are not in it."""
+
+
+def update_work(batch: TrainingBatch, learner: LearnerConfig, shape: DecoderConfig) -> UpdateWork:
+    """The work of `Learner.update` on a batch."""
+    padded = computed = 0
+    for minibatch in batch.minibatches(learner.minibatches):
+        rows = minibatch.ids_N.cpu().split(minibatch.seqlens)
+        for portion in minibatch.portions(learner.micro_batch_tokens):
+            padded += len(portion) * max(minibatch.seqlens[row] for row in portion)
+            computed += num_computed([rows[row] for row in portion])
+    epochs, num_trained = learner.epochs, batch.num_trained_tokens
+    return UpdateWork(
+        trained_tokens=epochs * num_trained,
+        padded_tokens=epochs * padded,
+        packed_tokens=epochs * batch.num_tokens,
+        computed_tokens=epochs * computed,
+        flops=3.0 * epochs * forward_flops(shape, batch.seqlens, num_trained),
+    )
+
+
+def forward_flops(shape: DecoderConfig, seqlens: Sequence[int], num_targets: int) -> float:
+    """Operations of one forward pass over rows of `seqlens` tokens, with logits at `num_targets` of them.
+
+    Two for each multiply-add of a matrix product. Attention is causal: token t of a row attends to t + 1. What is no
+    matrix product (norms, rotations, softmax) is left out, as is usual.
+    """
+    queries, keys = shape.num_heads * shape.head_width, shape.num_kv_heads * shape.head_width
+    projections = shape.width * (2 * queries + 2 * keys + 3 * shape.ffn_width)
+    attended = sum(length * (length + 1) // 2 for length in seqlens)
+    per_layer = 2.0 * projections * sum(seqlens) + 4.0 * queries * attended
+    return shape.num_layers * per_layer + 2.0 * shape.width * shape.vocab_size * num_targets

@@ -1,0 +1,75 @@
+"""A tracker on a thread of its own: it can be slow, hang or fail, and the run does not notice."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from agentgym.trainers.trackers.protocol import TrackedRun, Tracker
+
+__all__ = ["Follower"]
+
+logger = logging.getLogger(__name__)
+
+
+class Follower:
+    """Hands a tracker what it is told, in order; at most `room` pieces wait, and what is told beyond is left out."""
+
+    def __init__(self, name: str, tracker: Tracker, room: int) -> None:
+        self.name = name
+        self.num_dropped = 0
+        """Pieces that were left out because the tracker was behind."""
+        self.failed = False
+        """Whether it is switched off."""
+        self._tracker = tracker
+        self._room = room
+        self._told: SimpleQueue[Callable[[Tracker], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=f"agentgym-tracker-{name}", daemon=True)
+
+    def begin(self, run: TrackedRun) -> None:
+        """Starts the thread."""
+        self._told.put(lambda tracker: tracker.begin(run))
+        self._thread.start()
+
+    def tell(self, what: Callable[[Tracker], None]) -> None:
+        """Has `what` done to the tracker when it gets to it; never waits."""
+        if self.failed:
+            return
+        if self._told.qsize() >= self._room:
+            self.num_dropped += 1
+            return
+        self._told.put(what)
+
+    def finish(self, wait_s: float) -> None:
+        """Waits for what is still to be written, not longer than `wait_s`, and says what was lost."""
+        self._told.put(None)
+        self._thread.join(wait_s)
+        if self._thread.is_alive():
+            logger.warning(
+                "the tracker %s has not finished after %g s (tracking.finish_s) and is left: about %d entries are lost",
+                *(self.name, wait_s, self._told.qsize()),
+            )
+        if self.num_dropped:
+            logger.warning(
+                "the tracker %s was too slow: %d entries were left out (a larger tracking.room keeps more waiting);"
+                " metrics.jsonl has all steps",
+                *(self.name, self.num_dropped),
+            )
+
+    def _work(self) -> None:
+        while (what := self._told.get()) is not None:
+            self._do(what)
+        self._do(lambda tracker: tracker.finish())
+
+    def _do(self, what: Callable[[Tracker], None]) -> None:
+        if self.failed:
+            return
+        try:
+            what(self._tracker)
+        except Exception as error:  # the boundary around libraries and the user's trackers
+            self.failed = True
+            told = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            logger.warning("the tracker %s failed and is switched off, the run goes on: %s", self.name, told)
+            logger.debug("the tracker %s failed", self.name, exc_info=error)

@@ -1,0 +1,66 @@
+"""MLflow."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param
+
+from agentgym.trainers.trackers.protocol import ShownEpisode, TrackedRun
+from agentgym.types import JSON
+
+__all__ = ["MlflowTracker"]
+
+_PARAMS_AT_ONCE, _LONGEST = 100, 500
+"""What MLflow takes in one request, and of a parameter's text."""
+
+
+class MlflowTracker:
+    """A run of the experiment named after the project, which goes on where the run is resumed: on the server of
+    `MLFLOW_TRACKING_URI`, else in `mlflow/` of the run folder."""
+
+    def begin(self, run: TrackedRun) -> None:
+        """Begins MLflow's run, or the one of before again."""
+        home = run.folder.resolve() / "mlflow"
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        if not uri:
+            home.mkdir(exist_ok=True)
+        self._client = MlflowClient(tracking_uri=uri or f"sqlite:///{home / 'mlflow.db'}")
+        if known := run.recall("mlflow"):
+            self._id = known
+            self._client.update_run(known, status="RUNNING")
+            return
+        experiment = self._client.get_experiment_by_name(run.project)
+        place = None if uri else (home / "artifacts").as_uri()
+        number = experiment.experiment_id if experiment else self._client.create_experiment(run.project, place)
+        self._id = self._client.create_run(number, run_name=run.name).info.run_id
+        run.keep("mlflow", self._id)
+        params = [Param(name, value[:_LONGEST]) for name, value in _flat(run.config).items()]
+        for start in range(0, len(params), _PARAMS_AT_ONCE):
+            self._client.log_batch(self._id, params=params[start : start + _PARAMS_AT_ONCE])
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A point of each metric."""
+        now_ms = int(time.time() * 1000)
+        self._client.log_batch(self._id, metrics=[Metric(name, one, now_ms, step) for name, one in metrics.items()])
+
+    def episodes(self, step: int, sample: Sequence[ShownEpisode]) -> None:
+        """An artifact `episodes/step-NNNNNN.json`, which MLflow shows as a table."""
+        cells = zip(*(one.cells for one in sample), strict=True)
+        table = dict(zip(ShownEpisode.columns(), map(list, cells), strict=True))
+        self._client.log_table(self._id, table, f"episodes/step-{step:06d}.json")
+
+    def finish(self) -> None:
+        """Ends the run."""
+        self._client.set_terminated(self._id)
+
+
+def _flat(settings: Mapping[str, JSON], where: str = "") -> dict[str, str]:
+    """`{"optimizer": {"name": "adamw"}}` as `{"optimizer.name": "adamw"}`."""
+    flat: dict[str, str] = {}
+    for name, value in settings.items():
+        flat |= _flat(value, f"{where}{name}.") if isinstance(value, Mapping) else {where + name: str(value)}
+    return flat

@@ -1,0 +1,62 @@
+"""Trackers by name, or by the place of one of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import cast
+
+from agentgym.errors import ConfigError, UnknownName, nearest
+from agentgym.loading import Wanted, blamed, is_place, load_named
+from agentgym.trainers.trackers.protocol import Tracker
+
+__all__ = ["TRACKERS", "open_tracker"]
+
+TRACKERS = {
+    "tensorboard": "TensorBoardTracker",
+    "wandb": "WandbTracker",
+    "mlflow": "MlflowTracker",
+    "trackio": "TrackioTracker",
+}
+"""The class of each, in the module of its name in this package; the library is called the same."""
+
+_METHODS = ("begin", "step", "episodes", "finish")
+_WANTED = Wanted(noun="tracker", example="MyTracker", hint=f"Those with a name are {', '.join(TRACKERS)}.")
+
+
+def open_tracker(name: str) -> Tracker:
+    """The tracker of a name, or one of the user's: what stands at its place is called without arguments.
+
+    Raises ConfigError where its library is not installed, with the line that installs it, or where it is no tracker;
+    UnknownName for what is not known.
+    """
+    if is_place(name):
+        return _own(name)
+    if name not in TRACKERS:
+        raise UnknownName(
+            f"unknown tracker {name!r}{nearest(name, TRACKERS) or '.'} Known: {', '.join(TRACKERS)}, or the place of"
+            " one of yours, path/to/file.py:NAME"
+        )
+    try:
+        module = import_module(f"agentgym.trainers.trackers.{name}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("agentgym"):
+            raise
+        lacking = "" if error.name.partition(".")[0] == name else f" ({error.name} is missing)"
+        raise ConfigError(
+            f"the tracker {name} needs a library that is not installed{lacking}: pip install 'agentgym-llm[{name}]', or"
+            f" pip install {name}"
+        ) from error
+    tracker: Tracker = getattr(module, TRACKERS[name])()
+    return tracker
+
+
+def _own(name: str) -> Tracker:
+    make = load_named(name, _WANTED)
+    if not callable(make):
+        raise ConfigError(f"the tracker {name} is a {type(make).__name__}: a class without arguments was wanted")
+    with blamed(f"the tracker {name} cannot be made"):
+        made = cast(Callable[[], object], make)()
+    if lacking := [method for method in _METHODS if not callable(getattr(made, method, None))]:
+        raise ConfigError(f"the tracker {name} lacks {', '.join(lacking)}: a tracker has {', '.join(_METHODS)}")
+    return cast(Tracker, made)

@@ -1,0 +1,49 @@
+"""TensorBoard: event files in the run folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from torch.utils.tensorboard import SummaryWriter
+
+from agentgym.trainers.trackers.protocol import ShownEpisode, TrackedRun
+
+__all__ = ["TensorBoardTracker"]
+
+
+class TensorBoardTracker:
+    """Writes `tensorboard/` in the run folder: `tensorboard --logdir RUN` shows it.
+
+    Where a run is resumed, TensorBoard is told to forget the steps that are played again.
+    """
+
+    def begin(self, run: TrackedRun) -> None:
+        """Opens the event file."""
+        folder = run.folder / "tensorboard"
+        purge_step = run.step + 1 if folder.exists() else None
+        self._writer = SummaryWriter(str(folder), purge_step=purge_step)
+        self._writer.add_text("config", _code(json.dumps(run.config, indent=2, default=dict)), run.step)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A curve for each name."""
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def episodes(self, step: int, sample: Sequence[ShownEpisode]) -> None:
+        """A text for each episode, in the order of the sample."""
+        for number, one in enumerate(sample):
+            facts = dict(zip(one.columns(), one.cells, strict=True))
+            prompt, replies = str(facts.pop("prompt")), str(facts.pop("replies"))
+            told = "  \n".join(f"{name}: {value}" for name, value in facts.items())
+            self._writer.add_text(f"episodes/{number}", f"{told}\n\n{_code(prompt)}\n\n{_code(replies)}", step)
+
+    def finish(self) -> None:
+        """Closes the event file."""
+        self._writer.close()
+
+
+def _code(text: str) -> str:
+    """As it is, in Markdown: indented, because no text can end that."""
+    return "\n".join(f"    {line}" for line in text.splitlines())

@@ -1,0 +1,84 @@
+"""All trackers of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.errors import ConfigError
+from agentgym.trainers.trackers.config import TrackingConfig
+from agentgym.trainers.trackers.follower import Follower
+from agentgym.trainers.trackers.protocol import ShownEpisode, TrackedRun, Tracker
+from agentgym.trainers.trackers.registry import open_tracker
+from agentgym.trajectory import Trajectory
+from agentgym.types import JSON
+
+__all__ = ["Tracking", "shown_episode"]
+
+
+class Tracking:
+    """Passes on what a run says to its trackers, each on a thread of its own. Raises for those that cannot be had."""
+
+    def __init__(self, names: Sequence[str], config: TrackingConfig) -> None:
+        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+            raise ConfigError(f"the tracker {twice[0]} is named twice")
+        self.config = config
+        self.trackers: list[tuple[str, Tracker]] = [(name, open_tracker(name)) for name in names]
+        self.followers: list[Follower] = []
+
+    @contextmanager
+    def following(self, run: TrackedRun) -> Iterator[None]:
+        """Around a run, which may be the second one."""
+        self.followers = [Follower(name, tracker, self.config.room) for name, tracker in self.trackers]
+        for follower in self.followers:
+            follower.begin(run)
+        try:
+            yield
+        finally:
+            for follower in self.followers:
+                follower.finish(self.config.finish_s)
+
+    def step(self, step: int, metrics: Mapping[str, JSON]) -> None:
+        """Passes on the finite numbers among `metrics`."""
+        numbers = {
+            name: float(value)
+            for name, value in metrics.items()
+            if isinstance(value, int | float) and name != "step" and math.isfinite(value)
+        }
+        self._tell(lambda tracker: tracker.step(step, numbers))
+
+    def episodes(self, step: int, played: Sequence[Trajectory], renderer: Renderer) -> None:
+        """Passes on a sample of the step's episodes, where one is due."""
+        every, number = self.config.episodes_every, min(self.config.episodes, len(played))
+        if not (self.followers and every and number) or (step - 1) % every:
+            return
+        chosen = [played[place * len(played) // number] for place in range(number)]
+        sample = [shown_episode(step, one, renderer) for one in chosen]
+        self._tell(lambda tracker: tracker.episodes(step, sample))
+
+    def _tell(self, what: Callable[[Tracker], None]) -> None:
+        for follower in self.followers:
+            follower.tell(what)
+
+
+def shown_episode(step: int, episode: Trajectory, renderer: Renderer) -> ShownEpisode:
+    """An episode as text: its last row, which its others led to."""
+    prompt = replies = ""
+    if episode.rows:
+        first, *others = episode.rows[-1].spans
+        prompt = renderer.decode(first.ids)
+        replies = renderer.decode([one for span in others for one in span.ids])
+    return ShownEpisode(
+        step=step,
+        group=episode.group,
+        member=episode.member,
+        env=episode.task.env_id,
+        prompt=prompt,
+        replies=replies,
+        reward=episode.reward,
+        success=episode.success,
+        status=str(episode.status),
+        stop_reason=str(episode.stop_reason),
+    )

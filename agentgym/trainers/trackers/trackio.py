@@ -1,0 +1,43 @@
+"""trackio: a local database, with a dashboard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import trackio
+
+from agentgym.trainers.trackers.protocol import ShownEpisode, TrackedRun
+
+__all__ = ["TrackioTracker"]
+
+
+class TrackioTracker:
+    """A run of trackio, which goes on where the run is resumed: `trackio show` draws it. It is kept where trackio keeps
+    all (`TRACKIO_DIR`, `TRACKIO_SPACE_ID`)."""
+
+    def begin(self, run: TrackedRun) -> None:
+        """Begins trackio's run, or the one of before again."""
+        known = run.recall("trackio")
+        self._run = trackio.init(
+            project=run.project,
+            name=known or run.name,
+            config=dict(run.config),
+            resume="must" if known else "never",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+        run.keep("trackio", self._run.name)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A row of numbers."""
+        self._run.log(dict(metrics), step=step)
+
+    def episodes(self, step: int, sample: Sequence[ShownEpisode]) -> None:
+        """A table named `episodes`."""
+        table = trackio.Table(columns=ShownEpisode.columns(), data=[one.cells for one in sample])
+        self._run.log({"episodes": table}, step=step)
+
+    def finish(self) -> None:
+        """Writes what is left."""
+        self._run.finish()

@@ -1,0 +1,58 @@
+"""Weights & Biases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import wandb
+
+from agentgym.errors import ConfigError
+from agentgym.trainers.trackers.protocol import ShownEpisode, TrackedRun
+
+__all__ = ["WandbTracker"]
+
+
+class WandbTracker:
+    """A run of Weights & Biases, which goes on where the run is resumed.
+
+    Offline (`WANDB_MODE=offline`, `wandb offline`) its files wait in the run folder for `wandb sync`. Entity and key
+    are W&B's own: `wandb login`.
+    """
+
+    def __init__(self) -> None:
+        is_online = wandb.setup().settings.mode not in ("offline", "disabled", "dryrun")
+        if is_online and not wandb.login(prompt=False):
+            raise ConfigError(
+                "the tracker wandb has no key of Weights & Biases: run `wandb login`, set WANDB_API_KEY, or set"
+                " WANDB_MODE=offline to keep its files in the run folder"
+            )
+
+    def begin(self, run: TrackedRun) -> None:
+        """Begins W&B's run, or the one of before again."""
+        known = run.recall("wandb")
+        self._run = wandb.init(
+            project=run.project,
+            name=run.name,
+            dir=str(run.folder),
+            config=dict(run.config),
+            id=known,
+            resume="allow" if known else None,
+            settings=wandb.Settings(console="off", quiet=True),
+        )
+        run.keep("wandb", self._run.id)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A point of history. W&B takes steps in order only: those that a resumed run plays again are left as they
+        were."""
+        if step >= self._run.step:
+            self._run.log(dict(metrics), step=step)
+
+    def episodes(self, step: int, sample: Sequence[ShownEpisode]) -> None:
+        """A table named `episodes`."""
+        if step >= self._run.step:
+            table = wandb.Table(columns=list(ShownEpisode.columns()), data=[one.cells for one in sample])
+            self._run.log({"episodes": table}, step=step)
+
+    def finish(self) -> None:
+        """Sends what is left."""
+        self._run.finish()
