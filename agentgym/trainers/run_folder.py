@@ -23,8 +23,8 @@ from agentgym.types import JSON
 
 __all__ = ["Checkpoint", "RunFolder", "free_run_folder", "read_settings", "save_model"]
 
-FREE = ("sglang.", "vllm.", "collapse.")
-"""Beginnings of settings that may differ when a run is resumed: where its servers are, and what ends it."""
+FREE = ("sglang.", "vllm.", "collapse.", "executor", "ray.")
+"""Beginnings of settings that may differ when a run is resumed: where its parts are, and what ends it."""
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "generation_config.json", "*.jinja")
 
 
