@@ -124,7 +124,7 @@ def together(actors: Sequence[Actor], method: str, *arguments: object) -> list[A
 
 def own_address() -> str:
     """The address of this process's node, as others of the cluster reach it."""
-    address: str = ray.util.get_node_ip_address()
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     return address
 
 
@@ -157,36 +157,36 @@ class Cluster:
     def actor(self, place: int, label: str, kind: type, *arguments: object, max_concurrency: int = 1000) -> Actor:
         """Begins an actor of the class `kind` on the `place`-th of the reserved bundles (`ClusterConfig.bundles`)."""
         bundle = self.config.bundles[place]
-        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place)
-        options = {
-            "name": self._name(label),
-            "num_cpus": bundle.get("CPU", 0),
-            "num_gpus": bundle.get("GPU", 0),
-            "max_restarts": self.config.max_restarts,
-            "max_task_retries": 0,
-            "max_concurrency": max_concurrency,
-            "scheduling_strategy": strategy,
-        }
-        made = Actor(label, options["name"], ray.remote(kind).options(**options).remote(*arguments))
-        self._actors.append(made)
-        return made
+        assert self._group is not None
+        return self._begin(
+            label,
+            kind,
+            arguments,
+            num_cpus=bundle.get("CPU", 0),
+            num_gpus=bundle.get("GPU", 0),
+            max_restarts=self.config.max_restarts,
+            max_task_retries=0,
+            max_concurrency=max_concurrency,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place),
+        )
 
     def post(self, label: str, kind: type, *arguments: object) -> Actor:
-        """Begins an actor that takes no resources and lives on the node of whoever asks."""
-        options = {"name": self._name(label), "num_cpus": 0, "max_concurrency": 1000}
-        made = Actor(label, options["name"], ray.remote(kind).options(**options).remote(*arguments))
+        """Begins an actor that takes no resources."""
+        return self._begin(label, kind, arguments, num_cpus=0, max_concurrency=1000)
+
+    def _begin(self, label: str, kind: type, arguments: Sequence[object], **options: Any) -> Actor:
+        name = f"agentgym-{self._run}-{label.replace(' ', '-')}"
+        remote: Any = ray.remote(kind)
+        made = Actor(label, name, remote.options(name=name, **options).remote(*arguments))
         self._actors.append(made)
         return made
 
     def nodes(self) -> list[str]:
         """The node of each reserved bundle, by its address, in the order of `ClusterConfig.bundles`."""
         table = ray.util.placement_group_table(self._group)
-        address = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+        address = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}  # type: ignore[no-untyped-call]
         ids: Mapping[int, str] = table["bundles_to_node_id"]
         return [f"{address.get(ids[place], '?')} ({ids[place][:6]})" for place in sorted(ids)]
-
-    def _name(self, label: str) -> str:
-        return f"agentgym-{self._run}-{label.replace(' ', '-')}"
 
     def _connect(self, address: str | None) -> None:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -232,7 +232,8 @@ class Cluster:
 
 
 def _resources() -> dict[str, float]:
-    return {name: number for name, number in ray.cluster_resources().items() if name in ("CPU", "GPU")}
+    found: Mapping[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return {name: number for name, number in found.items() if name in ("CPU", "GPU")}
 
 
 def _first_line(error: BaseException) -> str:

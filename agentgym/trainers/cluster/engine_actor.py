@@ -168,7 +168,8 @@ class ActorReplica:
         shipment = self.shipment
         if shipment is None or shipment.version != version:
             raise EngineError(f"no shipment of version {version} was made for {self.name}")
-        sync, digests = await self._call("update", shipment.weights, version)
+        answer: tuple[WeightSync, dict[str, str]] = await self._call("update", shipment.weights, version)
+        sync, digests = answer
         self._check.compare(shipment.digests, digests, version)
         return sync
 
