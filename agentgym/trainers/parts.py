@@ -16,7 +16,7 @@ from agentgym.engines.hf import HfEngine
 from agentgym.engines.hf_checkpoint import load_decoder
 from agentgym.engines.hf_model import Decoder
 from agentgym.engines.protocol import Engine
-from agentgym.errors import ConfigError
+from agentgym.errors import AgentGymError, ConfigError
 from agentgym.trainers.batch import TrainingBatch
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.critic import CriticStats
@@ -25,9 +25,13 @@ from agentgym.trainers.learner import Learner, StepStats
 from agentgym.trainers.learner_config import LearnerConfig
 from agentgym.trainers.stage import LocalStage, Stage
 
-__all__ = ["Origin", "PolicyLearner", "RunParts", "ValueReader", "open_parts"]
+__all__ = ["LearnerLost", "Origin", "PolicyLearner", "RunParts", "ValueReader", "open_parts"]
 
 NO_RAY = "executor ray needs Ray ({error}): pip install 'agentgym-llm[ray]'"
+
+
+class LearnerLost(AgentGymError, RuntimeError):
+    """A process of the learner died, and with it what was computed since the newest checkpoint."""
 
 
 class ValueReader(Protocol):

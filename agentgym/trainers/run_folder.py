@@ -95,6 +95,11 @@ class RunFolder:
             with suppress(OSError):  # there are logs in it
                 self.path.rmdir()
 
+    @property
+    def begun(self) -> bool:
+        """Whether the folder holds a run."""
+        return (self.path / "config.yaml").exists()
+
     def steps(self) -> list[dict[str, JSON]]:
         """What is recorded of each step."""
         lines = self.metrics_path.read_text().splitlines() if self.metrics_path.exists() else []

@@ -36,7 +36,7 @@ from agentgym.trainers.metrics import EvalScore, RolloutSummary, StepMetrics, sc
 from agentgym.trainers.mismatch import MismatchFound
 from agentgym.trainers.observer import Observer, Unobserved
 from agentgym.trainers.parity import ParityGate
-from agentgym.trainers.parts import Origin, open_parts
+from agentgym.trainers.parts import LearnerLost, Origin, open_parts
 from agentgym.trainers.player import Player
 from agentgym.trainers.run_folder import Checkpoint, RunFolder, free_run_folder, read_settings, save_model
 from agentgym.trainers.run_tasks import open_tasks
@@ -81,7 +81,12 @@ class Trainer:
         folder = free_run_folder(config) if output is None else Path(output)
         self.model_folder = embedded_folder() if config.model == "embedded" else Path(config.model)
         self.renderer = renderer_for(self.model_folder, config.family)
-        self.config = config = replace(config.resolved, family=self.renderer.reply_format.name)
+        self.config = replace(config.resolved, family=self.renderer.reply_format.name)
+        self._stand(folder, resume=resume)
+
+    def _stand(self, folder: Path, *, resume: bool) -> None:
+        """Stands where the run in the folder is, or before a new one's first step."""
+        config = self.config
         self.source = open_tasks(config, self.renderer)  # what does not exist ends here, before anything is written
         self.checkpoint: Checkpoint | None = None
         source = self.model_folder
@@ -124,8 +129,16 @@ class Trainer:
 
     def fit(self) -> TrainResult:
         """Plays and learns until the steps are done; a second call does nothing new. Ctrl-C ends it after the current
-        operation, with a checkpoint of the last whole step."""
-        return run_async(self._run())
+        operation, with a checkpoint of the last whole step. A learner that lost a rank goes on from the newest one."""
+        for left in reversed(range(self.config.ray.max_restarts + 1)):
+            try:
+                return run_async(self._run())
+            except LearnerLost as lost:
+                if not left or not self.folder.begun:
+                    raise
+                self._stand(self.folder.path, resume=True)
+                logger.warning("%s; the run goes on after step %d", lost, self.step)
+        raise AssertionError("the last try returns or raises")
 
     def save(self, folder: str | Path) -> Path:
         """Writes the model as it is now, with its tokenizer, as `transformers` and agentgym load it."""

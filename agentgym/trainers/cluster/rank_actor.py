@@ -17,23 +17,19 @@ from torch import Tensor
 
 from agentgym.engines.hf_checkpoint import hf_named_views, load_decoder
 from agentgym.engines.hf_model import Decoder
-from agentgym.errors import TrainingHalted
 from agentgym.trainers.batch import TrainingBatch
 from agentgym.trainers.cluster.actors import Actor, ActorLost, own_address, together
 from agentgym.trainers.cluster.board import report_warnings
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.critic import CriticStats
 from agentgym.trainers.learner import Learner, StepStats
+from agentgym.trainers.parts import LearnerLost
 from agentgym.trainers.ranks import Ranks, Sharded
 
-__all__ = ["ClusterLearner", "LearnerLost", "RankActor"]
+__all__ = ["ClusterLearner", "RankActor"]
 
 COLLECTIVE_S = 600.0
 """Seconds that a rank waits for the others."""
-
-
-class LearnerLost(TrainingHalted):
-    """A rank of the learner died, and with it what the others had computed since the newest checkpoint."""
 
 
 @dataclass(frozen=True, eq=False)
