@@ -192,7 +192,7 @@ class ReplicatedEngine:
         """
         if version < self._version:
             raise EngineError(f"policy versions never fall: the engine is at {self._version}, got {version}")
-        await self._revive()
+        await self.revive()
         reports = await self._everywhere(lambda replica: replica.update_weights(weights, version))
         self._version = version
         if len({report.checksum for report in reports}) > 1:
@@ -329,8 +329,8 @@ class ReplicatedEngine:
         self._errands.add(errand)
         errand.add_done_callback(self._errands.discard)
 
-    async def _revive(self) -> None:
-        """Takes back servers that answer again; new weights are about to reach them."""
+    async def revive(self) -> None:
+        """Takes back servers that answer again; they have the newest weights, or are about to get them."""
         for index in set(range(len(self.replicas))) - set(self.router.alive):
             if await self.replicas[index].is_alive():
                 self.router.mark(index, alive=True)

@@ -21,6 +21,7 @@ from agentgym.rollout.serve_http import ServeConfig
 from agentgym.settings import is_bundled
 from agentgym.trainers.aggregation import AGGREGATIONS, check_aggregation
 from agentgym.trainers.checkpoint_config import CheckpointConfig
+from agentgym.trainers.cluster.config import ClusterConfig
 from agentgym.trainers.collapse import CollapseConfig
 from agentgym.trainers.estimators import check_estimator, check_penalized, needs_groups, needs_input
 from agentgym.trainers.learner_config import LearnerConfig
@@ -77,6 +78,9 @@ class TrainConfig:
     what the chat template makes of it (most drop old reasoning), with a row for each rewrite."""
     engine: Literal["hf", "sglang", "vllm"] = "hf"
     """What samples: `hf` is the trained model itself, in process; `sglang` and `vllm` are servers, see theirs below."""
+    executor: Literal["local", "ray"] = "local"
+    """Where the run's parts are: `local` is this process, `ray` actors on a cluster, with the same numbers."""
+    ray: ClusterConfig = field(default_factory=ClusterConfig)
     seed: int = 0
     """Every random number of the run follows from it."""
     steps: int = 40
@@ -140,6 +144,10 @@ class TrainConfig:
             if self.compaction.at is not None:
                 raise ConfigError("an agent outside (serve) shortens its conversation itself: leave compaction.at out")
         self._check_sampling()
+        if self.executor == "ray" and (self.engine != "hf" or self.serve is not None):
+            raise ConfigError(
+                "executor ray samples with engine hf, and has no door for agents outside: leave engine and serve out"
+            )
 
     @property
     def is_resolved(self) -> bool:

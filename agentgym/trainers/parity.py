@@ -13,8 +13,8 @@ from agentgym.engines.protocol import Engine, WeightSync
 from agentgym.engines.replicated import ReplicatedEngine
 from agentgym.errors import ConfigError, EngineError, TrainingHalted
 from agentgym.trainers.batch import TrainingBatch, plain_batch
-from agentgym.trainers.learner import Learner
 from agentgym.trainers.mismatch import Mismatch, MismatchFound, MismatchSums
+from agentgym.trainers.parts import PolicyLearner
 from agentgym.trajectory import Trajectory
 
 __all__ = ["ParityConfig", "ParityGate", "fresh_batch"]
@@ -64,7 +64,7 @@ class ParityGate:
         self,
         config: ParityConfig,
         engine: Engine,
-        learner: Learner,
+        learner: PolicyLearner,
         play: Callable[[str], Awaitable[Sequence[Trajectory]]],
         publish: Callable[[], Awaitable[WeightSync]],
     ) -> None:

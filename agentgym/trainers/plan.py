@@ -59,6 +59,7 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
     episodes = config.episodes_per_step
     return [
         *_servers(config),
+        *_actors(config),
         ("tasks per step", config.tasks, "prompts; each is one group"),
         ("episodes per step", episodes, f"{config.tasks} tasks x group size {config.group_size}"),
         *_practice(config, choices),
@@ -105,6 +106,21 @@ def _practice(config: TrainConfig, choices: Sequence[EnvChoice]) -> list[PlanLin
         what = f"groups of equal {practice.filter} are replaced in up to {practice.max_refills} rounds"
         lines.append(("most episodes per step", most, what))
     return lines
+
+
+def _actors(config: TrainConfig) -> list[PlanLine]:
+    """What a run on a cluster is made of; the cluster is not asked."""
+    cluster = config.ray
+    if config.executor == "local":
+        return []
+    cpus = sum(bundle.get("CPU", 0) for bundle in cluster.bundles)
+    gpus = sum(bundle.get("GPU", 0) for bundle in cluster.bundles)
+    return [
+        ("learner ranks", cluster.learners, "processes that share the learner"),
+        ("engine actors", cluster.engines, "replicas of the in-process engine"),
+        ("worker actors", cluster.workers, "processes that play episodes"),
+        ("bundles", len(cluster.bundles), f"{cpus:g} CPU and {gpus:g} GPU in all, placed by {cluster.placement}"),
+    ]
 
 
 def _servers(config: TrainConfig) -> list[PlanLine]:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from itertools import count
 
-from agentgym.chat_templates.protocol import Renderer
-from agentgym.engines.protocol import Engine
 from agentgym.rewards import Rewards
 from agentgym.rollout.episode import Episode
-from agentgym.rollout.limits import Limits
 from agentgym.rollout.loop import RolloutLoop
 from agentgym.rollout.sampler import Sampler
 from agentgym.rollout.serve_http import EpisodeServer, ServeConfig
 from agentgym.rollout.served import ServedLoop
 from agentgym.rollout.stream import GroupStream, Order
 from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.stage import Stage
 from agentgym.trainers.tasks.filtering import StepGroups, fill_step
 from agentgym.trainers.tasks.source import TaskSource
 from agentgym.trajectory import Group, Trajectory
@@ -29,30 +26,27 @@ logger = logging.getLogger(__name__)
 
 
 class Player:
-    """What plays the episodes of one run, with one engine and one chat format; `open` makes its parts."""
+    """What plays the episodes of one run; `open` makes its parts."""
 
-    def __init__(
-        self, config: TrainConfig, engine: Engine, renderer: Renderer, source: TaskSource, rewards: Rewards
-    ) -> None:
+    def __init__(self, config: TrainConfig, stage: Stage, source: TaskSource, rewards: Rewards) -> None:
         self.config = config
         self.source = source
-        self._engine = engine
-        self._renderer = renderer
+        self._stage = stage
         self._rewards = rewards
         self._told_lack = False
 
     async def open(self, stack: AsyncExitStack, on_served: Callable[[str], None], *, first_order: int) -> None:
         """Makes the samplers; the stack closes them. `on_served` is told the address at which agents play, where they
         do; `first_order` is the step whose tasks are dispatched first, where some are dispatched ahead."""
-        config = self.config
-        loop = self._make_loop(config.limits)
-        self._sampler = Sampler(self._rewards.loop(loop), config=config.sampler)
+        config, stage = self.config, self._stage
+        loop = stage.loop("train")
+        self._sampler = stage.sampler(self._rewards.loop(loop))
         stack.callback(self._sampler.close)
-        short = replace(config.limits, max_turns=min(config.parity.turns, config.limits.max_turns))
-        self._probe_sampler = Sampler(self._make_loop(short))
+        self._probe_sampler = stage.sampler(stage.loop("probe"))
         stack.callback(self._probe_sampler.close)
         self._players = self._sampler
         if config.serve is not None:
+            assert isinstance(loop, RolloutLoop)
             served = ServedLoop(loop)
             server = await stack.enter_async_context(EpisodeServer(served, ServeConfig(port=config.serve)))
             on_served(server.url)
@@ -96,8 +90,7 @@ class Player:
         """One episode at temperature 0 of each group's task."""
         seed = self.config.seed
         episodes = [Episode(one.task, one.id, 0, seed, step, "greedy") for one in groups]
-        loop = self._rewards.loop(self._make_loop(self.config.limits, greedy=True))
-        sampler = Sampler(loop, config=self.config.sampler)
+        sampler = self._stage.sampler(self._rewards.loop(self._stage.loop("greedy")))
         try:
             return await self._scored(await sampler.run(episodes))
         finally:
@@ -121,18 +114,6 @@ class Player:
     async def _scored(self, played: list[Trajectory]) -> list[Trajectory]:
         """With the rewards of a function that scores episodes together; the others have theirs already."""
         return await self._rewards.score(played) if self._rewards.together else played
-
-    def _make_loop(self, limits: Limits, *, greedy: bool = False) -> RolloutLoop:
-        """What plays the episodes, in training, evaluation and probe alike."""
-        config = self.config
-        return RolloutLoop(
-            self._engine,
-            self._renderer,
-            limits,
-            replace(config.sampling, temperature=0.0) if greedy else config.sampling,
-            history=config.history,
-            compaction=config.compaction,
-        )
 
     async def _play(self, orders: Sequence[Order], before: Sequence[Group]) -> list[Group]:
         """A group for each order; `before` are groups of the same step."""

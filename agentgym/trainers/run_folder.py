@@ -23,8 +23,11 @@ from agentgym.types import JSON
 
 __all__ = ["RunFolder", "free_run_folder", "read_settings", "save_model"]
 
-FREE = ("sglang.", "vllm.", "collapse.", "checkpoint.", "trackers", "tracking.", "speed.", "profile.")
-"""Beginnings of settings that may differ when a run is resumed: where its servers are, what ends it, what is kept, who
+FREE = (
+    *("sglang.", "vllm.", "executor", "ray.", "collapse.", "checkpoint."),
+    *("trackers", "tracking.", "speed.", "profile."),
+)
+"""Beginnings of settings that may differ when a run is resumed: where its parts are, what ends it, what is kept, who
 watches."""
 
 
@@ -73,6 +76,11 @@ class RunFolder:
             (self.path / "config.yaml").unlink(missing_ok=True)
             with suppress(OSError):  # there are logs in it
                 self.path.rmdir()
+
+    @property
+    def begun(self) -> bool:
+        """Whether the folder holds a run."""
+        return (self.path / "config.yaml").exists()
 
     def steps(self) -> list[dict[str, JSON]]:
         """What is recorded of each step."""

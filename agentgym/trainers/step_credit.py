@@ -13,14 +13,14 @@ from agentgym.trainers.batch import plain_batch
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.credits import CreditInputs, GroupCredit, credit_groups, trained_episodes
 from agentgym.trainers.estimators import needs_input
-from agentgym.trainers.learner import Learner
+from agentgym.trainers.parts import PolicyLearner
 from agentgym.trajectory import Group, Status, Trajectory
 
 __all__ = ["credit_step"]
 
 
 def credit_step(
-    groups: Sequence[Group], config: TrainConfig, learner: Learner, greedy: Mapping[str, float] | None = None
+    groups: Sequence[Group], config: TrainConfig, learner: PolicyLearner, greedy: Mapping[str, float] | None = None
 ) -> list[GroupCredit]:
     """The credit of the groups that a step learns from, with what the learner's models say of them before it.
 
@@ -32,7 +32,9 @@ def credit_step(
     return credit_groups(groups, name, config.advantage.settings, allow_single=config.allow_single, inputs=inputs)
 
 
-def _inputs(trained: Sequence[Trajectory], name: str, learner: Learner, greedy: Mapping[str, float]) -> CreditInputs:
+def _inputs(
+    trained: Sequence[Trajectory], name: str, learner: PolicyLearner, greedy: Mapping[str, float]
+) -> CreditInputs:
     penalizes = learner.config.kl.coefficient > 0 and learner.config.kl.place == "reward"
     wants_proxy = needs_input(name, "proxy_BT")
     if not trained or not (penalizes or wants_proxy or learner.critic):

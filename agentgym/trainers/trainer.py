@@ -14,7 +14,6 @@ from typing import cast
 
 from agentgym.chat_templates import renderer_for
 from agentgym.embedded import embedded_folder
-from agentgym.engines.hf import HfEngine
 from agentgym.engines.hf_checkpoint import load_decoder
 from agentgym.engines.protocol import WeightSync
 from agentgym.envs.text_env import TextEnv
@@ -29,15 +28,16 @@ from agentgym.trainers.checkpoint import Checkpoint, Snapshot
 from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.credits import GroupCredit, credit_of_all
 from agentgym.trainers.critic import CriticStats
-from agentgym.trainers.engine import open_engine, weights_for
+from agentgym.trainers.engine import weights_for
 from agentgym.trainers.estimators import needs_input
 from agentgym.trainers.halt import HaltedStep, NotFinite, check_finite, keep_episodes
 from agentgym.trainers.instruments import Instruments
-from agentgym.trainers.learner import Learner, StepStats
+from agentgym.trainers.learner import StepStats
 from agentgym.trainers.metrics import EvalScore, RolloutSummary, StepMetrics, score
 from agentgym.trainers.mismatch import MismatchFound
 from agentgym.trainers.observer import Observer, Unobserved
 from agentgym.trainers.parity import ParityGate
+from agentgym.trainers.parts import LearnerLost, Origin, open_parts
 from agentgym.trainers.player import Player
 from agentgym.trainers.random_states import random_states, seed_random, set_random_states
 from agentgym.trainers.run_folder import RunFolder, free_run_folder, read_settings, save_model
@@ -84,7 +84,12 @@ class Trainer:
         folder = free_run_folder(config) if output is None else Path(output)
         self.model_folder = embedded_folder() if config.model == "embedded" else Path(config.model)
         self.renderer = renderer_for(self.model_folder, config.family)
-        self.config = config = replace(config.resolved, family=self.renderer.reply_format.name)
+        self.config = replace(config.resolved, family=self.renderer.reply_format.name)
+        self._stand(folder, resume=resume)
+
+    def _stand(self, folder: Path, *, resume: bool) -> None:
+        """Stands where the run in the folder is, or before a new one's first step."""
+        config = self.config
         self.source = open_tasks(config, self.renderer)  # what does not exist ends here, before anything is written
         self.instruments = Instruments(config, self.renderer)
         self.checkpoint: Checkpoint | None = None
@@ -130,8 +135,16 @@ class Trainer:
 
     def fit(self) -> TrainResult:
         """Plays and learns until the steps are done; a second call does nothing new. Ctrl-C ends it after the current
-        operation, with a checkpoint of the last whole step."""
-        return run_async(self._run())
+        operation, with a checkpoint of the last whole step. A learner that lost a rank goes on from the newest one."""
+        for left in reversed(range(self.config.ray.max_restarts + 1)):
+            try:
+                return run_async(self._run())
+            except LearnerLost as lost:
+                if not left or not self.folder.begun:
+                    raise
+                self._stand(self.folder.path, resume=True)
+                logger.warning("%s; the run goes on after step %d", lost, self.step)
+        raise AssertionError("the last try returns or raises")
 
     def save(self, folder: str | Path) -> Path:
         """Writes the model as it is now, with its tokenizer, as `transformers` and agentgym load it."""
@@ -168,45 +181,31 @@ class Trainer:
     async def _open(self, stack: AsyncExitStack) -> None:
         """Makes the parts of the run; the stack closes them, the last one first."""
         config = self.config
-        if config.engine != "hf":
-            self.observer.on_phase(f"start {config.engine}", 0)
+        weights = self.checkpoint.path if self.checkpoint else self.model_folder
         logs = self.folder.path / "servers"
-        self.engine = await open_engine(config, self.model, self.model_folder, version=self.step, log_folder=logs)
-        stack.push_async_callback(self.engine.close)
+        origin = Origin(self.model, self.renderer, self.model_folder, weights, self.step, logs)
+        parts = await open_parts(config, origin, stack, self._tell, self.instruments.metered)
+        self.engine, self.learner = parts.engine, parts.learner
+        if self.checkpoint:
+            self.learner.load_state_dict(self.checkpoint.learner_state())
         named = config.reward if self.reward is None else replace(config.reward, function=None)
         rewards = await stack.enter_async_context(open_rewards(named, self.reward))
-        self.player = Player(config, self.instruments.metered(self.engine), self.renderer, self.source, rewards)
+        self.player = Player(config, parts.stage, self.source, rewards)
         await self.player.open(stack, self._on_served, first_order=self._first_order())
-        self.learner = self._make_learner()
-        stack.callback(self.learner.close)
         self.gate = ParityGate(config.parity, self.engine, self.learner, self._play_probe, self._publish)
+
+    def _tell(self, line: str) -> None:
+        self.observer.on_phase(line, 0)
 
     def _on_served(self, url: str) -> None:
         self.observer.on_phase(f"serving the episodes of training at {url}", 0)
 
     async def _check_engine(self) -> None:
-        """Compiles what is to be compiled, sends the weights, and holds the engine's logprobs against ours."""
-        if isinstance(self.engine, HfEngine) and self.engine.compiles:
-            self.observer.on_phase("compile", 0)
-            await self.engine.prepare()
+        """Sends the weights, and holds the engine's logprobs against ours."""
         await self.engine.pause()
         await self._publish()
         await self.engine.resume()
         await self.gate.start(self.step)
-
-    def _make_learner(self) -> Learner:
-        config = self.config
-        learner = Learner(
-            self.model,
-            config.learner,
-            config.optimizer,
-            total_steps=config.steps,
-            temperature=config.sampling.temperature,
-            reference=load_decoder(self.model_folder) if config.learner.kl.coefficient else None,
-        )
-        if self.checkpoint:
-            learner.load_state_dict(self.checkpoint.learner_state())
-        return learner
 
     async def _train(self) -> None:
         config = self.config

@@ -1,0 +1,240 @@
+"""Ray, wrapped: the cluster of a run, its actors, and what becomes of their errors. Nothing else imports `ray`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from agentgym.errors import AgentGymError, EngineError
+from agentgym.trainers.cluster.config import ClusterConfig
+
+__all__ = ["Actor", "ActorFailed", "ActorLost", "Cluster", "Parcel", "own_address", "together"]
+
+_log = logging.getLogger(__name__)
+
+
+class ActorLost(EngineError):
+    """An actor's process died, or cannot be reached, and so did what it was asked for."""
+
+
+class ActorFailed(AgentGymError, RuntimeError):
+    """Code in an actor raised what is no error of ours; its traceback is in the message."""
+
+
+@dataclass(frozen=True, eq=False)
+class Parcel:
+    """Something in the cluster's object store, sent once however many fetch it."""
+
+    ref: Any
+    """Ray's reference."""
+
+    @classmethod
+    def of(cls, content: object) -> Parcel:
+        """Stores `content`; tensors in it are kept once for each node."""
+        return cls(ray.put(content))
+
+    async def open(self) -> Any:
+        """What was stored."""
+        return await self.ref
+
+
+@dataclass(frozen=True, eq=False)
+class Actor:
+    """An actor of the run, which may be passed on to others."""
+
+    label: str
+    """Its name in messages, such as `engine 1`."""
+    name: str
+    """Its name in the cluster."""
+    handle: ActorHandle[Any]
+
+    @staticmethod
+    def find(label: str, name: str) -> Actor:
+        """The actor of that name in the cluster."""
+        return Actor(label, name, ray.get_actor(name))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # By name: a reference to a handle would lie in the object store, where an actor that is begun anew finds none.
+        return Actor.find, (self.label, self.name)
+
+    async def call(self, method: str, *arguments: object) -> Any:
+        """What the method gives. Raises ActorLost when the actor's process is gone, an error of ours as it was raised,
+        and ActorFailed with the traceback for anything else. Cancelling cancels the method."""
+        ref = getattr(self.handle, method).remote(*arguments)
+        with self.errors():
+            try:
+                return await ref
+            except asyncio.CancelledError:
+                with suppress(TypeError):  # the cluster is gone, and the call with it
+                    ray.cancel(ref)
+                raise
+
+    def tell(self, method: str, *arguments: object) -> None:
+        """Has the method called and waits for nothing."""
+        getattr(self.handle, method).remote(*arguments)
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turns what Ray raises into what `call` promises."""
+        try:
+            yield
+        except (RayActorError, ActorUnavailableError) as error:
+            raise ActorLost(f"{self.label} is gone: its process died, or its node cannot be reached") from error
+        except RayTaskError as error:
+            raise self._cause_of(error) from None
+
+    def _cause_of(self, error: RayTaskError) -> BaseException:
+        cause = error.cause
+        if isinstance(cause, AgentGymError):
+            cause.add_note(f"raised in {self.label}")
+            return cause
+        return ActorFailed(f"{self.label} raised {type(cause).__name__}: {cause}\n{error.traceback_str}")
+
+    def kill(self) -> None:
+        """Ends its process for good."""
+        ray.kill(self.handle, no_restart=True)
+
+
+def together(actors: Sequence[Actor], method: str, *arguments: object) -> list[Any]:
+    """What the method gives on each actor, when all of them do it at once; blocks. The first one that fails ends the
+    wait for the others: raises as `Actor.call` does."""
+    shared = [ray.put(one) for one in arguments]
+    asked = {getattr(one.handle, method).remote(*shared): one for one in actors}
+    waiting, found = list(asked), {}
+    while waiting:
+        (done,), waiting = ray.wait(waiting, num_returns=1)
+        with asked[done].errors():
+            found[done] = ray.get(done)
+    return [found[ref] for ref in asked]
+
+
+def own_address() -> str:
+    """The address of this process's node, as others of the cluster reach it."""
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return address
+
+
+class Cluster:
+    """Joins a Ray cluster or begins one, reserves what the run's actors need, and gives it all back at the end."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self.config = config
+        self._actors: list[Actor] = []
+        self._group: PlacementGroup | None = None
+        self._was_connected = ray.is_initialized()
+        self._run = secrets.token_hex(4)
+
+    def __enter__(self) -> Cluster:
+        config = self.config
+        if not self._was_connected:
+            self._connect(config.address or os.environ.get("RAY_ADDRESS"))
+        try:
+            self._reserve()
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._leave()
+
+    def actor(self, place: int, label: str, kind: type, *arguments: object, max_concurrency: int = 1000) -> Actor:
+        """Begins an actor of the class `kind` on the `place`-th of the reserved bundles (`ClusterConfig.bundles`)."""
+        bundle = self.config.bundles[place]
+        assert self._group is not None
+        return self._begin(
+            label,
+            kind,
+            arguments,
+            num_cpus=bundle.get("CPU", 0),
+            num_gpus=bundle.get("GPU", 0),
+            max_restarts=self.config.max_restarts,
+            max_task_retries=0,
+            max_concurrency=max_concurrency,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place),
+        )
+
+    def post(self, label: str, kind: type, *arguments: object) -> Actor:
+        """Begins an actor that takes no resources."""
+        return self._begin(label, kind, arguments, num_cpus=0, max_concurrency=1000)
+
+    def _begin(self, label: str, kind: type, arguments: Sequence[object], **options: Any) -> Actor:
+        name = f"agentgym-{self._run}-{label.replace(' ', '-')}"
+        remote: Any = ray.remote(kind)
+        made = Actor(label, name, remote.options(name=name, **options).remote(*arguments))
+        self._actors.append(made)
+        return made
+
+    def nodes(self) -> list[str]:
+        """The node of each reserved bundle, by its address, in the order of `ClusterConfig.bundles`."""
+        table = ray.util.placement_group_table(self._group)
+        address = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}  # type: ignore[no-untyped-call]
+        ids: Mapping[int, str] = table["bundles_to_node_id"]
+        return [f"{address.get(ids[place], '?')} ({ids[place][:6]})" for place in sorted(ids)]
+
+    def _connect(self, address: str | None) -> None:
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        # Actors find what this process finds: environments and rewards beside the command, a checkout.
+        path = os.pathsep.join(dict.fromkeys([os.getcwd(), *sys.path[1:]]))
+        try:
+            ray.init(
+                address=address,
+                num_cpus=None if address else max(os.cpu_count() or 1, self._num_cpus()),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+                runtime_env={"env_vars": {"PYTHONPATH": path}},
+            )
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            where = f"join the Ray cluster at {address!r}" if address else "begin a Ray cluster on this machine"
+            raise EngineError(f"cannot {where}: {_first_line(error)}; see `ray status`") from error
+
+    def _num_cpus(self) -> int:
+        return int(sum(bundle.get("CPU", 0) for bundle in self.config.bundles)) + 1
+
+    def _reserve(self) -> None:
+        bundles = [bundle or {"CPU": 0.001} for bundle in self.config.bundles]
+        self._group = placement_group(bundles, strategy=self.config.placement)
+        try:
+            ray.get(self._group.ready(), timeout=self.config.start_s)
+        except GetTimeoutError as error:
+            wanted = {name: sum(bundle.get(name, 0) for bundle in bundles) for name in ("CPU", "GPU")}
+            raise EngineError(
+                f"the cluster did not give {wanted} in {len(bundles)} bundles ({self.config.placement}) within"
+                f" {self.config.start_s:g} s; it has {_resources()}: ask for less (--ray.*), or add nodes"
+            ) from error
+
+    def _leave(self) -> None:
+        for actor in self._actors:
+            actor.kill()
+        self._actors = []
+        if self._group is not None:
+            remove_placement_group(self._group)
+            self._group = None
+        if not self._was_connected and ray.is_initialized():
+            ray.shutdown()
+
+
+def _resources() -> dict[str, float]:
+    found: Mapping[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return {name: number for name, number in found.items() if name in ("CPU", "GPU")}
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

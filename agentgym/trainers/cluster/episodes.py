@@ -1,0 +1,180 @@
+"""Episodes that are played in processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from agentgym.chat_templates import renderer_for
+from agentgym.errors import EngineError
+from agentgym.rollout.episode import Draft, Ending, Episode
+from agentgym.rollout.episode_loop import SURPLUS, EpisodeLoop
+from agentgym.rollout.home import HostedEnv
+from agentgym.rollout.sampler import Sampler, cancelled
+from agentgym.trainers.cluster.actors import Actor, ActorLost
+from agentgym.trainers.cluster.board import report_warnings
+from agentgym.trainers.cluster.engine_actor import ClusterEngine
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.stage import Part, limits_for, loop_for
+from agentgym.trajectory import Status, StopReason, Trajectory
+
+__all__ = ["ClusterStage", "EpisodeActor"]
+
+_log = logging.getLogger(__name__)
+RETRY_S = 0.5
+_ELSEWHERE = cast(HostedEnv, None)
+"""The environment of an episode that is played in another process: it lives there."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cast:
+    """What a worker needs to play."""
+
+    config: TrainConfig
+    model_folder: str
+    engines: Sequence[Actor]
+    board: Actor
+    size: tuple[int, int]
+    """The engines' vocabulary and context window."""
+
+
+class EpisodeActor:
+    """A worker: environments, chat format and rollout loop. It keeps nothing from one episode to the next."""
+
+    def __init__(self, label: str, cast: Cast) -> None:
+        report_warnings(label, cast.board)
+        self._cast = cast
+        self._samplers: dict[Part, Sampler] = {}
+        self._engine: ClusterEngine | None = None
+
+    async def ready(self) -> bool:
+        """Answers when the worker can play."""
+        self._sampler("train")
+        return True
+
+    async def play(self, episode: Episode, part: Part) -> Trajectory:
+        """One episode; its failures are statuses, as in `Sampler.play`."""
+        sampler = self._sampler(part)
+        assert self._engine is not None
+        await self._engine.revive()
+        return await sampler.play(episode)
+
+    def _sampler(self, part: Part) -> Sampler:
+        if part not in self._samplers:
+            cast, config = self._cast, self._cast.config
+            if self._engine is None:
+                self._engine = ClusterEngine(cast.engines, cast.board, size=cast.size, version=0)
+            renderer = renderer_for(Path(cast.model_folder), config.family)
+            loop = loop_for(part, config, self._engine, renderer)
+            self._samplers[part] = Sampler(loop, config=config.sampler)
+        return self._samplers[part]
+
+
+class ClusterStage:
+    """A `Stage` whose episodes go to the worker that plays the fewest.
+
+    An episode whose worker died is played again by another one, from its seeds: it gives what it would have given.
+    """
+
+    def __init__(self, config: TrainConfig, workers: Sequence[Actor]) -> None:
+        self._config = config
+        self._load = dict.fromkeys(workers, 0)
+        """Episodes that each worker plays."""
+        self._recovering: dict[Actor, asyncio.Task[None]] = {}
+
+    def loop(self, part: Part) -> EpisodeLoop:
+        """See `Stage.loop`."""
+        return _DistantLoop(self, part, self._config)
+
+    def sampler(self, loop: EpisodeLoop) -> Sampler:
+        """See `Stage.sampler`."""
+        return _DistantSampler(loop, config=self._config.sampler)
+
+    async def play(self, episode: Episode, part: Part) -> Trajectory:
+        """One episode, wherever it is played; raises ActorLost when no worker is left."""
+        while True:
+            worker = await self._choose()
+            self._load[worker] += 1
+            try:
+                played: Trajectory = await worker.call("play", episode, part)
+                return played
+            except ActorLost as error:
+                self._leave(worker, error)
+            finally:
+                self._load[worker] -= 1
+
+    async def close(self) -> None:
+        """Waits for no worker any more."""
+        for task in self._recovering.values():
+            task.cancel()
+
+    async def _choose(self) -> Actor:
+        """The worker that plays the fewest episodes; waits where all are dead, as long as one may come back."""
+        while not (able := [one for one in self._load if one not in self._recovering]):
+            waits = [task for task in self._recovering.values() if not task.done()]
+            if not waits:
+                raise ActorLost(f"all {len(self._load)} workers died more than ray.max_restarts times")
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        return min(able, key=self._load.__getitem__)
+
+    def _leave(self, worker: Actor, error: ActorLost) -> None:
+        if worker not in self._recovering:
+            _log.warning("%s; its %d episodes are played again by others", error, self._load[worker])
+            self._recovering[worker] = asyncio.ensure_future(self._recover(worker))
+
+    async def _recover(self, worker: Actor) -> None:
+        """Takes a worker back when it was begun anew; gives it up after a while."""
+        ends = asyncio.get_running_loop().time() + self._config.ray.start_s
+        while asyncio.get_running_loop().time() < ends:
+            try:
+                await worker.call("ready")
+            except ActorLost:
+                await asyncio.sleep(RETRY_S)
+                continue
+            del self._recovering[worker]
+            _log.warning("%s is back", worker.label)
+            return
+
+
+class _DistantLoop(EpisodeLoop):
+    """Stands for the workers' loops."""
+
+    def __init__(self, stage: ClusterStage, part: Part, config: TrainConfig) -> None:
+        super().__init__(limits_for(part, config))
+        self._stage = stage
+        self._part: Part = part
+
+    async def play(self, env: HostedEnv, episode: Episode) -> Trajectory:
+        """One episode in a worker's environment; `env` is not looked at."""
+        try:
+            return await self._stage.play(episode, self._part)
+        except ActorLost as error:
+            return Draft(episode).finish(Ending(Status.ENGINE_ERROR, StopReason.ENGINE_ERROR, str(error)))
+        except asyncio.CancelledError as error:
+            if SURPLUS not in error.args:
+                raise
+            return cancelled(episode)
+
+    async def close(self) -> None:
+        """Nothing to do: the cluster ends its workers."""
+
+    async def _converse(self, env: HostedEnv, draft: Draft) -> Ending:
+        raise EngineError("a distant loop plays whole episodes")
+
+    async def _end_session(self, session: str) -> None:
+        raise EngineError("a distant loop has no sessions")
+
+
+class _DistantSampler(Sampler):
+    """A sampler that opens no environment of its own."""
+
+    async def play(self, episode: Episode) -> Trajectory:
+        """One episode, from making its environment to closing it, in a worker."""
+        trajectory = await self.loop.play(_ELSEWHERE, episode)
+        if any(row.tools for row in trajectory.rows):
+            self._tool_envs.add(episode.task.env_id)
+        return trajectory

@@ -1,0 +1,200 @@
+"""A rank of the learner in a process of its own, and the learner that the ranks are together."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from agentgym.engines.hf_checkpoint import hf_named_views, load_decoder
+from agentgym.engines.hf_model import Decoder
+from agentgym.trainers.batch import TrainingBatch
+from agentgym.trainers.cluster.actors import Actor, ActorLost, own_address, together
+from agentgym.trainers.cluster.board import report_warnings
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.critic import CriticStats
+from agentgym.trainers.learner import Learner, StepStats
+from agentgym.trainers.parts import LearnerLost
+from agentgym.trainers.ranks import Ranks, Sharded
+
+__all__ = ["ClusterLearner", "RankActor"]
+
+COLLECTIVE_S = 600.0
+"""Seconds that a rank waits for the others."""
+
+
+@dataclass(frozen=True, eq=False)
+class Beginning:
+    """What a rank begins with."""
+
+    config: TrainConfig
+    model_folder: str
+    """Of the weights: the run's model, or the checkpoint that it goes on from."""
+    reference_folder: str
+    """Of the weights that a KL term is taken against."""
+    address: str
+    """Where the ranks meet: `host:port` of rank 0."""
+
+
+class RankActor:
+    """One of the processes that have a Learner together; alone it is a learner as in one process."""
+
+    def __init__(self, label: str, board: Actor, rank: int, size: int) -> None:
+        report_warnings(label, board)
+        self._rank, self._size = rank, size
+
+    def meeting_place(self) -> str:
+        """An address of this process's node with a free port."""
+        with socket.socket() as free:
+            free.bind(("", 0))
+            return f"{own_address()}:{free.getsockname()[1]}"
+
+    def begin(self, beginning: Beginning) -> int:
+        """Meets the others and makes the learner; gives the process id."""
+        config, size = beginning.config, self._size
+        on_gpu = bool(config.ray.gpus_per_learner)
+        if size > 1:
+            dist.init_process_group(
+                "nccl" if on_gpu else "gloo",
+                init_method=f"tcp://{beginning.address}",
+                rank=self._rank,
+                world_size=size,
+                timeout=timedelta(seconds=COLLECTIVE_S),
+            )
+        ranks = Ranks(config.learner.fsdp, "cuda" if on_gpu else "cpu") if size > 1 else None
+
+        def load(folder: str) -> Decoder | Sharded:
+            model = load_decoder(folder).to("cuda" if on_gpu else "cpu")
+            return model if ranks is None else ranks.shard(model)
+
+        self._learner = Learner(
+            load(beginning.model_folder),
+            config.learner,
+            config.optimizer,
+            total_steps=config.steps,
+            temperature=config.sampling.temperature,
+            reference=load(beginning.reference_folder) if config.learner.kl.coefficient else None,
+        )
+        return os.getpid()
+
+    def act(self, method: str, arguments: Sequence[object], options: Mapping[str, object]) -> Any:
+        """What a method of the learner gives; of all ranks the same is asked, and rank 0 tells."""
+        found = getattr(self._learner, method)(*arguments, **options)
+        return found if self._rank == 0 else None
+
+    def act_on(self, batch: TrainingBatch, method: str, options: Mapping[str, object]) -> Any:
+        """The same for a method whose first argument is a batch."""
+        return self.act(method, (batch,), options)
+
+    def read_values(self, batch: TrainingBatch) -> tuple[Tensor, Tensor] | None:
+        """What the critic says of a batch."""
+        assert self._learner.critic is not None
+        found = self._learner.critic.read(batch)
+        return found if self._rank == 0 else None
+
+    def weights(self) -> dict[str, Tensor]:
+        """The model's parameters by their published names, from rank 0."""
+        return {name: tensor.cpu() for name, tensor in self._learner.weights()}
+
+    def num_steps(self) -> int:
+        """Optimizer steps so far."""
+        return self._learner.num_steps
+
+
+class ClusterLearner:
+    """The ranks of a learner as one: what `Learner` does, done by all of them.
+
+    `model` is the driver's copy of the weights; it has the newest ones after each `update`.
+    """
+
+    def __init__(self, ranks: Sequence[Actor], config: TrainConfig, model: Decoder) -> None:
+        self.config = config.learner
+        self.temperature = config.sampling.temperature
+        self.model = model
+        self.critic = _DistantCritic(self) if config.learner.critic.exists else None
+        self._ranks = tuple(ranks)
+
+    def begin(self, config: TrainConfig, model_folder: Path, reference_folder: Path) -> None:
+        """Has the ranks meet and load the model."""
+        (address,) = together(self._ranks[:1], "meeting_place")
+        folders = str(model_folder.absolute()), str(reference_folder.absolute())
+        self.ask("begin", Beginning(config, *folders, address))
+
+    def update(self, batch: TrainingBatch, *, version: int = 0, max_mismatch: float = math.inf) -> StepStats:
+        """See `Learner.update`."""
+        stats: StepStats = self.ask("act_on", batch, "update", {"version": version, "max_mismatch": max_mismatch})
+        views = dict(hf_named_views(self.model))
+        with torch.no_grad():
+            for name, tensor in self.ask("weights").items():
+                views[name].copy_(tensor)
+        return stats
+
+    def update_critic(self, batch: TrainingBatch) -> CriticStats | None:
+        """See `Learner.update_critic`."""
+        if self.critic is None:
+            return None
+        stats: CriticStats | None = self.ask("act_on", batch, "update_critic", {})
+        return stats
+
+    def logprobs(self, batch: TrainingBatch, temperature: float | None = None) -> Tensor:
+        """See `Learner.logprobs`."""
+        return self._tensor("act_on", batch, "logprobs", {"temperature": temperature})
+
+    def penalties(self, batch: TrainingBatch) -> Tensor:
+        """See `Learner.penalties`."""
+        return self._tensor("act_on", batch, "penalties", {})
+
+    def gradient_proxies(self, batch: TrainingBatch) -> Tensor:
+        """See `Learner.gradient_proxies`."""
+        return self._tensor("act_on", batch, "gradient_proxies", {})
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Learner.state_dict`."""
+        state: dict[str, Any] = self.ask("act", "state_dict", (), {})
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Learner.load_state_dict`."""
+        self.ask("act", "load_state_dict", (dict(state),), {})
+
+    @property
+    def num_steps(self) -> int:
+        """See `Learner.num_steps`."""
+        number: int = self.ask("num_steps")
+        return number
+
+    def close(self) -> None:
+        """Nothing to do: the cluster ends its actors."""
+
+    def ask(self, method: str, *arguments: object) -> Any:
+        """Asks all ranks for the same, and gives what rank 0 says; raises LearnerLost when one is gone."""
+        try:
+            return together(self._ranks, method, *arguments)[0]
+        except ActorLost as error:
+            raise LearnerLost(f"{error}; the other ranks cannot go on without it") from error
+
+    def _tensor(self, method: str, *arguments: object) -> Tensor:
+        found: Tensor = self.ask(method, *arguments)
+        return found
+
+
+class _DistantCritic:
+    """The critic of the ranks."""
+
+    def __init__(self, learner: ClusterLearner) -> None:
+        self._learner = learner
+        self.config = learner.config.critic
+
+    def read(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
+        """See `Critic.read`."""
+        found: tuple[Tensor, Tensor] = self._learner.ask("read_values", batch)
+        return found

@@ -1,0 +1,125 @@
+"""Runs on a Ray cluster of three nodes, on this machine: the numbers of a local run, and deaths that it outlives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'agentgym-llm[ray]'")
+
+import ray
+from ray.cluster_utils import Cluster
+
+from agentgym.errors import AgentGymError
+from agentgym.trainers.cluster.config import ClusterConfig
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.trainer import Trainer
+
+pytestmark = pytest.mark.slow
+LIMIT_S = 300.0
+Play = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """Three nodes of four cores each, as Ray counts them."""
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+    try:
+        nodes.add_node(num_cpus=4)
+        nodes.add_node(num_cpus=4)
+        yield nodes.address
+    finally:
+        if ray.is_initialized():
+            ray.shutdown()
+        nodes.shutdown()
+
+
+@pytest.fixture
+def run(small_run: TrainConfig) -> TrainConfig:
+    return replace(small_run, env="TextGame-v0", env_kwargs={"level": 1}, steps=6, tasks=4, group_size=4)
+
+
+def on(address: str, **settings: Any) -> ClusterConfig:
+    return ClusterConfig(address=address, engines=2, workers=4, cpus_per_learner=0.5, cpus_per_engine=0.5, **settings)
+
+
+def losses(folder: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def episodes(folder: Path) -> list[str]:
+    return (folder / "episodes.jsonl").read_text().splitlines()
+
+
+def test_one_rank_gives_the_bytes_of_a_local_run(cluster: str, run: TrainConfig, tmp_path: Path) -> None:
+    Trainer(run, tmp_path / "local").fit()
+    Trainer(replace(run, executor="ray", ray=on(cluster)), tmp_path / "ray").fit()
+    assert episodes(tmp_path / "ray") == episodes(tmp_path / "local")
+    assert losses(tmp_path / "ray") == losses(tmp_path / "local")
+
+
+def test_two_ranks_have_the_losses_of_a_local_run(cluster: str, run: TrainConfig, tmp_path: Path) -> None:
+    Trainer(run, tmp_path / "local").fit()
+    Trainer(replace(run, executor="ray", ray=on(cluster, learners=2)), tmp_path / "ray").fit()
+    assert losses(tmp_path / "ray") == pytest.approx(losses(tmp_path / "local"), abs=1e-5)
+
+
+@pytest.mark.parametrize("victim", ["EngineActor", "EpisodeActor", "RankActor"])
+def test_a_run_outlives_the_death_of_any_actor(
+    cluster: str, run: TrainConfig, tmp_path: Path, victim: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = replace(run, checkpoint_every=2)
+    Trainer(run, tmp_path / "local").fit()
+    folder = tmp_path / "ray"
+    killer = threading.Thread(target=kill_one, args=(victim, folder / "metrics.jsonl"), daemon=True)
+    killer.start()
+    Trainer(replace(run, executor="ray", ray=on(cluster)), folder).fit()
+    killer.join(LIMIT_S)
+    assert not killer.is_alive()
+    assert episodes(folder) == episodes(tmp_path / "local")
+    assert losses(folder) == losses(tmp_path / "local")
+    label = {"EngineActor": "engine", "EpisodeActor": "worker", "RankActor": "learner"}[victim]
+    gone = [one for one in caplog.messages if f"{label} 0 is gone" in one or f"{label} 1 is gone" in one]
+    assert gone, caplog.messages
+
+
+def test_an_error_in_an_environment_is_shown_once_with_its_origin(
+    cluster: str, run: TrainConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = replace(run, env="tests.trainers.test_halt:Fragile", executor="ray", ray=on(cluster))
+    with pytest.raises(AgentGymError, match="a wheel came off"):
+        Trainer(replace(broken, sampler=replace(run.sampler, max_failure_rate=0.05)), tmp_path / "run").fit()
+    told = [one for one in caplog.messages if "a wheel came off" in one]
+    assert len(told) == 1
+    assert "test_halt.py" in told[0] and told[0].rstrip().endswith("RuntimeError: a wheel came off")
+
+
+def test_a_cluster_that_is_too_small_says_what_it_has(cluster: str, run: TrainConfig, tmp_path: Path) -> None:
+    greedy = ClusterConfig(address=cluster, engines=40, start_s=3)
+    with pytest.raises(AgentGymError, match=r"the cluster did not give .*CPU.* it has .*12"):
+        Trainer(replace(run, executor="ray", ray=greedy), tmp_path / "run").fit()
+    assert not (tmp_path / "run").exists()
+
+
+def kill_one(kind: str, metrics: Path) -> None:
+    """Kills a process of the actors of a kind, in the middle of the fourth step."""
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        if metrics.exists() and len(metrics.read_text().splitlines()) >= 3:
+            break
+        time.sleep(0.05)
+    for process in psutil.process_iter(["cmdline"]):
+        if any(f"ray::{kind}" in word for word in process.info["cmdline"] or ()):
+            os.kill(process.pid, signal.SIGKILL)
+            return
+    raise AssertionError(f"no process of {kind} runs")
