@@ -6,12 +6,12 @@ import asyncio
 import logging
 import resource
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 from agentgym.chat_templates import renderer_for
 from agentgym.embedded import embedded_folder
@@ -25,7 +25,7 @@ from agentgym.rewards import RewardFunction, open_rewards
 from agentgym.rollout.event_loop import run_async
 from agentgym.rollout.record import EpisodeWriter, read_episodes
 from agentgym.rollout.sampler import TooManyFailures
-from agentgym.trainers.batch import build_batch
+from agentgym.trainers.batch import TrainingBatch, build_batch
 from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.credits import GroupCredit, credit_of_all
 from agentgym.trainers.critic import CriticStats
@@ -50,6 +50,8 @@ from agentgym.types import JSON
 __all__ = ["Observer", "TrainResult", "Trainer"]
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Trainer:
@@ -166,7 +168,7 @@ class Trainer:
         named = config.reward if self.reward is None else replace(config.reward, function=None)
         rewards = await stack.enter_async_context(open_rewards(named, self.reward))
         self.player = Player(config, self.engine, self.renderer, self.source, rewards)
-        await self.player.open(stack, self._on_served, first_order=self._first_order())
+        await self.player.open(stack, self._on_served)
         self.learner = self._make_learner()
         stack.callback(self.learner.close)
         self.gate = ParityGate(config.parity, self.engine, self.learner, self._play_probe, self._publish)
@@ -227,6 +229,7 @@ class Trainer:
         self.train_s += learned - started
         self._record(groups, advantages)
         self.source.finish(self.step, groups)
+        waits = self.player.metrics(groups, self.step - 1)
         metrics = StepMetrics(
             step=self.step,
             rollout=RolloutSummary.of(groups, advantages),
@@ -236,7 +239,7 @@ class Trainer:
             generate_s=played - started,
             update_s=learned - played,
             elapsed_s=self.train_s,
-            practice={**step_groups.metrics(), **self.source.metrics()},
+            practice={**step_groups.metrics(), **self.source.metrics(), **waits},
         )
         metrics = self.watch.see(metrics)
         self.folder.write_metrics(metrics)
@@ -249,7 +252,7 @@ class Trainer:
     async def _credit(self, groups: Sequence[Group], greedy: Mapping[str, float]) -> list[GroupCredit]:
         """What the groups earned; nothing where that is no number and the run goes on without the step."""
         try:
-            return credit_step(groups, self.config, self.learner, greedy)
+            return await self._meanwhile(lambda: credit_step(groups, self.config, self.learner, greedy))
         except TrainingHalted as halted:
             step = HaltedStep.without_credit(self.step + 1, groups)
             await self._keep(step, halted, is_whole=True)
@@ -262,9 +265,10 @@ class Trainer:
             kept = keep_episodes(self.folder.path, self.step + 1, halted.played)
             logger.warning("what was played of step %d is in %s", self.step + 1, kept)
             raise
-        staleness = self.step if self.config.over_dispatch else 0
         self.gate.check_versions(
-            [one for group in played.groups for one in group.trajectories], self.step, staleness=staleness
+            [one for group in played.groups for one in group.trajectories],
+            self.step,
+            staleness=self.config.max_staleness,
         )
         return played
 
@@ -275,14 +279,6 @@ class Trainer:
         played = await self.player.greedy(groups, self.step + 1)
         self.writer.write(played, phase="greedy", step=self.step + 1)
         return {one.group: one.reward for one in played if one.reward is not None}
-
-    def _first_order(self) -> int:
-        """The step whose tasks are dispatched first: behind those that a resumed run had dispatched ahead."""
-        if not (self.checkpoint and self.config.over_dispatch):
-            return self.step + 1
-        records = (record for record in read_episodes(self.folder.path) if record.phase == "train")
-        played = [int(one.trajectory.group.partition("/")[0]) for one in records if one.step <= self.step]
-        return max([self.step, *played]) + 1
 
     async def _play_probe(self, name: str) -> list[Trajectory]:
         return await self.player.probe(name, self.step)
@@ -300,20 +296,32 @@ class Trainer:
             drop_zero=not config.learner.needs_all_rows,
         )
         stats = critic = None
-        await self.engine.pause()
+        if not config.max_staleness:
+            await self.engine.pause()
         if batch.num_rows:
             step = HaltedStep(step=self.step + 1, groups=groups, credits=advantages, batch=batch)
             num_steps = self.learner.num_steps
-            try:  # the event loop has nothing else to do meanwhile
+            try:
                 if self.step >= config.learner.critic.warmup_steps:
-                    stats = self.learner.update(batch, version=self.step, max_mismatch=self.gate.bound)
-                    check_finite(self.learner.logprobs(batch.select([0])))
-                critic = self.learner.update_critic(batch)
+                    stats = await self._meanwhile(lambda: self._update(batch))
+                critic = await self._meanwhile(lambda: self.learner.update_critic(batch))
             except TrainingHalted as halted:
                 await self._keep(step, halted, is_whole=self.learner.num_steps == num_steps)
+        if config.max_staleness:
+            await self.engine.pause()
         sync = await self._publish(self.step + 1)
         await self.engine.resume()
         return stats, critic, sync
+
+    def _update(self, batch: TrainingBatch) -> StepStats:
+        """Steps on the batch; raises TrainingHalted where that did not go well."""
+        stats = self.learner.update(batch, version=self.step, max_mismatch=self.gate.bound)
+        check_finite(self.learner.logprobs(batch.select([0])))
+        return stats
+
+    async def _meanwhile(self, work: Callable[[], T]) -> T:
+        """The result of `work`: on a thread of its own where sampling goes on, else at once."""
+        return await asyncio.to_thread(work) if self.config.max_staleness else work()
 
     async def _keep(self, step: HaltedStep, halted: TrainingHalted, *, is_whole: bool) -> None:
         """Keeps a step that was halted, and a checkpoint of the one before where the weights are still those; returns
@@ -337,7 +345,9 @@ class Trainer:
     async def _publish(self, version: int | None = None) -> WeightSync:
         """Sends the weights as they are to the engine; under their present number unless there is a new one."""
         wanted = self.step if version is None else version
-        return await self.engine.update_weights(weights_for(self.engine, self.model), wanted)
+        sync = await self.engine.update_weights(weights_for(self.engine, self.model), wanted)
+        self.player.published(wanted)
+        return sync
 
     def _record(self, groups: Sequence[Group], advantages: Sequence[GroupCredit]) -> None:
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
