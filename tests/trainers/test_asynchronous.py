@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from agentgym.trainers.learner import Learner, StepStats
 from agentgym.trainers.optimizer import OptimizerConfig
 from agentgym.trainers.step_credit import credit_step
 from agentgym.trainers.tasks import AheadTasks, EnvTasks
-from agentgym.trajectory import Group
+from agentgym.trajectory import Group, Trajectory
 
 Train = Callable[..., Any]
 
@@ -71,7 +70,14 @@ def test_a_run_ahead_learns_from_whole_groups_of_which_no_token_is_older_than_th
     assert verify_run(tmp_path / "run").ok
 
 
-async def by_hand(config: TrainConfig) -> list[StepStats]:
+def learned(learner: Learner, groups: Sequence[Group], config: TrainConfig, version: int) -> StepStats | None:
+    """What a step on the groups makes of the learner's model; None where they carry no signal."""
+    credits = credit_step(groups, config, learner, {})
+    batch = build_batch(groups, credits, aggregation=config.aggregation or "", drop_zero=True)
+    return learner.update(batch, version=version) if batch.num_rows else None
+
+
+async def by_hand(config: TrainConfig) -> list[StepStats | None]:
     """Play, credit, learn, publish, one after the other, and nothing else."""
     config = config.resolved
     model, renderer = load_decoder(embedded_folder()), renderer_for(embedded_folder())
@@ -82,10 +88,8 @@ async def by_hand(config: TrainConfig) -> list[StepStats]:
     for step in range(1, config.steps + 1):
         exercises = tasks.train_tasks(step, range(config.tasks))
         groups = await sampler.sample(exercises, config.group_size, step=step, run_seed=config.seed)
-        credits = credit_step(groups, config, learner, {})
-        batch = build_batch(groups, credits, aggregation=config.aggregation or "", drop_zero=True)
         await engine.pause()
-        updates.append(learner.update(batch, version=step - 1))
+        updates.append(learned(learner, groups, config, step - 1))
         await engine.update_weights({}, step)
         await engine.resume()
     learner.close()
@@ -97,8 +101,8 @@ async def by_hand(config: TrainConfig) -> list[StepStats]:
 def test_a_bound_of_0_is_the_synchronous_loop_to_the_bit(small_run: TrainConfig, train: Train, tmp_path: Path) -> None:
     config = replace(small_run, hf=replace(small_run.hf, compile=False))
     _, watcher = train(replace(config, max_staleness=0), tmp_path / "run")
-    learned = [(step.update.loss, step.update.grad_norm, step.update.entropy) for step in watcher.steps]
-    assert learned == [(one.loss, one.grad_norm, one.entropy) for one in run_async(by_hand(config))]
+    wanted = run_async(by_hand(config))
+    assert [step.update for step in watcher.steps] == wanted and None not in wanted
     assert "staleness_max" not in lines_of(tmp_path / "run")[0]
 
 
@@ -119,11 +123,33 @@ def test_what_is_sampled_before_the_first_update_is_what_the_synchronous_run_sam
         assert row.sampled[:num_alike].any()
 
 
+def test_what_is_learned_beside_sampling_is_what_is_learned_of_the_recorded_groups_alone(
+    ahead: TrainConfig, train: Train, tmp_path: Path
+) -> None:
+    """Loss by loss and weight by weight: neither the thread nor the episodes that go on meanwhile change a bit."""
+    result, _ = train(ahead, tmp_path / "run")
+    ahead = ahead.resolved
+    model = load_decoder(embedded_folder())
+    learner = Learner(model, ahead.learner, ahead.optimizer, total_steps=ahead.steps)
+    losses = []
+    for step in range(1, ahead.steps + 1):
+        members: dict[str, list[Trajectory]] = {}
+        for record in read_episodes(tmp_path / "run"):
+            if record.step == step:
+                members.setdefault(record.trajectory.group, []).append(record.trajectory)
+        groups = [Group(name, own[0].task, tuple(own)) for name, own in members.items()]
+        stats = learned(learner, groups, ahead, step - 1)
+        losses.append(stats.loss if stats else 0.0)
+    learner.close()
+    assert losses == [line["loss"] for line in lines_of(tmp_path / "run")] and any(losses)
+    trained = load_decoder(result.checkpoint)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), trained.parameters(), strict=True))
+
+
 def test_a_resumed_run_loses_no_task_and_learns_from_none_twice(
     ahead: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
     train(replace(ahead, steps=2), tmp_path / "run")
-    shutil.copytree(tmp_path / "run", tmp_path / "killed")
     stored = json.loads((tmp_path / "run" / "checkpoints" / "step-000002" / "state.json").read_text())["tasks"]
     waiting = [key for _, key, _ in stored["ahead"]]
     done = {key for _, key in groups_of(tmp_path / "run")}
