@@ -13,7 +13,7 @@ from typing import Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get
 from agentgym.errors import ConfigError, nearest
 from agentgym.loading import blamed
 
-__all__ = ["Contract", "calling", "is_bundled", "settings_of", "with_settings"]
+__all__ = ["Contract", "calling", "is_bundled", "replaced_by", "settings_of", "with_settings"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -91,6 +91,12 @@ def calling(name: str, function: Callable[..., object]) -> Iterator[None]:
         return
     with blamed(f"{name} failed"):
         yield
+
+
+def replaced_by(kind: object, name: str) -> str:
+    """The setting in the place of one that `kind` had once (its `replaced`); empty for any other name."""
+    replaced: object = getattr(kind, "replaced", None)
+    return str(replaced.get(name, "")) if isinstance(replaced, Mapping) else ""
 
 
 def settings_of(function: Callable[..., object], inputs: Collection[str] = ()) -> dict[str, object]:

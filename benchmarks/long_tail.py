@@ -114,12 +114,13 @@ class Run:
 
     async def going_on(self, num_batches: int) -> Score:
         """A batch is what is complete first."""
-        stream = GroupStream(self.sampler, orders(), group_size=GROUP_SIZE, num_open=2 * TASKS)
+        stream = GroupStream(self.sampler, orders(), group_size=GROUP_SIZE, groups_per_step=TASKS, max_staleness=4)
         started, episodes = time.perf_counter(), 0
         for _ in range(num_batches):
             groups = await stream.take(TASKS)
             episodes += sum(len(group.trajectories) for group in groups)
             await self.learn(groups)
+            stream.advance(self.version)
         score = self.score(episodes, started)
         await stream.close()
         return score

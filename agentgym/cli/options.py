@@ -16,6 +16,7 @@ import docstring_parser
 import tyro
 
 from agentgym.errors import ConfigError, UnknownName, nearest
+from agentgym.settings import replaced_by
 from agentgym.types import JSON
 
 __all__ = [
@@ -212,8 +213,16 @@ def _refuse_unknown(options: type[object], args: Sequence[str], prog: str) -> No
     for arg in args:
         name = arg.partition("=")[0]
         if OPTION.fullmatch(name) and name.replace("_", "-") not in known:
-            near = _near_option(name.replace("_", "-"), [one for one in known if one.startswith("--")])
+            near = _near_option(_meant(options, name), [one for one in known if one.startswith("--")])
             raise UnknownName(f"unknown option {name!r}{near or '.'} `{prog} --help` shows all options")
+
+
+def _meant(options: type[object], name: str) -> str:
+    """The option in the place of one that there was once; any other as it is."""
+    setting = name.lstrip("-").replace("-", "_")
+    found = (replaced_by(kind, setting) for kind in (options, *get_type_hints(options).values()))
+    meant = next((f"--{one}" for one in found if one), name)
+    return meant.replace("_", "-")
 
 
 def _near_option(name: str, known: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from agentgym.engines.compiler import cpp_compiler
 from agentgym.engines.hf_cache import SlotCache
+from agentgym.engines.hf_checkpoint import own_tensors
 from agentgym.engines.hf_compiled import CompiledStep
 from agentgym.engines.hf_model import Decoder
 from agentgym.engines.hf_probe import batch_invariance_findings
@@ -68,7 +70,9 @@ class HfEngine:
     """Samples from a live `Decoder`: no copy and no transfer of weights, training shares the tensors.
 
     A trainer calls `pause`, changes the weights, `update_weights({}, version)`, `resume`. Weights that change under a
-    request, or are used without the call, are an EngineError: their cached keys would be those of older weights.
+    request, or are used without the call, are an EngineError: their cached keys would be those of older weights. One
+    that samples while another copy of the model is trained gives that copy's weights to `update_weights`, and need not
+    pause: they are taken over between two steps.
     Replies in flight over an update go on under the new weights, their cache computed anew, and bear both versions.
     """
 
@@ -159,12 +163,19 @@ class HfEngine:
         return prompt_T
 
     async def update_weights(self, weights: Weights, version: int) -> WeightSync:
-        """Declares the model's tensors changed: they are version `version` from the next token on. `weights` is not
-        read, the tensors are shared. Raises EngineError when the version falls."""
+        """Takes the weights over, by their published names, and declares them version `version` from the next token
+        on; without any, the model's tensors were changed already. Raises EngineError when the version falls, and for
+        weights of another model."""
         if version < self._version:
             raise EngineError(f"policy versions never fall: the engine is at {self._version}, got {version}")
-        await self._command(lambda: self._renew(version))
-        return WeightSync(version=version)
+        started = time.perf_counter()
+        tensors = own_tensors(self.model, weights)
+        await self._command(lambda: self._renew(version, tensors))
+        if not tensors:
+            return WeightSync(version=version)
+        num_bytes = sum(own.numel() * own.element_size() for own, _ in tensors)
+        transfer_s = time.perf_counter() - started
+        return WeightSync(version=version, num_tensors=len(tensors), num_bytes=num_bytes, transfer_s=transfer_s)
 
     async def prepare(self) -> None:
         """Compiles and tries the kernels now, which the first request would wait for."""
@@ -321,7 +332,10 @@ class HfEngine:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_resolve, results)
 
-    def _renew(self, version: int) -> None:
+    @torch.no_grad()
+    def _renew(self, version: int, tensors: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        for own, new in tensors:
+            own.copy_(new)
         self._version, self._weights_mark = version, self._mark_weights()
         self._scheduler.restart()
 

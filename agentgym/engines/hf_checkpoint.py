@@ -15,9 +15,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from agentgym.engines.hf_model import Decoder, DecoderConfig, DecoderLayer
-from agentgym.errors import RunFolderError
+from agentgym.engines.protocol import LoraWeights, Weights
+from agentgym.errors import EngineError, RunFolderError
 
-__all__ = ["hf_named_views", "is_read", "load_decoder", "model_tensors", "reading", "save_decoder", "write_model"]
+__all__ = [
+    "hf_named_views",
+    "is_read",
+    "load_decoder",
+    "model_tensors",
+    "own_tensors",
+    "reading",
+    "save_decoder",
+    "write_model",
+]
 
 LOCKED = "config.json"
 """The file of a model folder that bears the lock of whoever reads it."""
@@ -53,6 +63,25 @@ def _layer_views(prefix: str, layer: DecoderLayer, whole: Callable[[Tensor], Ten
     for name, part in zip(("gate", "up"), whole(layer.gate_up).chunk(2), strict=True):
         yield f"{prefix}mlp.{name}_proj.weight", part
     yield prefix + "mlp.down_proj.weight", whole(layer.down)
+
+
+def own_tensors(model: Decoder, weights: Weights) -> list[tuple[Tensor, Tensor]]:
+    """Each of the model's tensors with the one that takes its place; none for no weights. Raises EngineError for
+    weights that are not all of this model's."""
+    if isinstance(weights, LoraWeights):
+        raise EngineError("the hf engine takes no adapter alone: give it the merged weights")
+    wanted, given = dict(hf_named_views(model)), dict(weights)
+    if not given:
+        return []
+    if odd := sorted(wanted.keys() ^ given.keys()):
+        raise EngineError(f"weights of another model: {len(odd)} tensors are of one alone, the first is {odd[0]!r}")
+    pairs = []
+    for name, own in wanted.items():
+        new = given[name]
+        if not isinstance(new, Tensor) or new.shape != own.shape:
+            raise EngineError(f"a tensor of shape {tuple(own.shape)} was wanted as {name!r}, got {new!r:.100}")
+        pairs.append((own, new))
+    return pairs
 
 
 def load_decoder(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32) -> Decoder:

@@ -190,7 +190,8 @@ class Sampler:
 
     def check(self, trajectories: Sequence[Trajectory], earlier: Sequence[Trajectory] = ()) -> None:
         """What `run` does with its episodes, for those that were played one by one: logs their failures and what else
-        a user should know; raises TrainingHalted when more than `max_failure_rate` of them and of `earlier` failed."""
+        a user should know; raises TrainingHalted when more than `max_failure_rate` of them and of `earlier` failed, or
+        too many threads hang."""
         self._show_failures(trajectories)
         self._check_calls(trajectories)
         self._check_tools(trajectories)
@@ -198,6 +199,7 @@ class Sampler:
         failed = [one for one in everything if one.status in FAILED]
         try:
             self._check_rate(len(failed), len(everything), failed[:1])
+            self._check_leaks(failed)
         except TooManyFailures as halted:
             halted.played = tuple(everything)
             raise
@@ -244,10 +246,13 @@ class Sampler:
     def _check_failures(self, batch: _Batch, trajectory: Trajectory) -> None:
         """Raises TrainingHalted when too many episodes failed, or too many threads hang."""
         self._check_rate(batch.num_failed, batch.total, [batch.first_failure or trajectory])
+        self._check_leaks([trajectory])
+
+    def _check_leaks(self, failed: Sequence[Trajectory]) -> None:
         num_leaked = self.home.num_leaked
-        if num_leaked > self.config.max_leaked_threads:
+        if failed and num_leaked > self.config.max_leaked_threads:
             raise TrainingHalted(
-                f"{num_leaked} calls hang in {trajectory.task.env_id}, more than max_leaked_threads="
+                f"{num_leaked} calls hang in {failed[-1].task.env_id}, more than max_leaked_threads="
                 f"{self.config.max_leaked_threads} allows: make its step return, or end its waits with a time-out"
             )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from types import NoneType, UnionType
-from typing import Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from agentgym.data import DataConfig, env_of_data
 from agentgym.engines.hf import HfEngineConfig
@@ -18,7 +18,7 @@ from agentgym.rollout.history import CompactionConfig, History
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.rollout.sampler import SamplerConfig
 from agentgym.rollout.serve_http import ServeConfig
-from agentgym.settings import is_bundled
+from agentgym.settings import is_bundled, replaced_by
 from agentgym.trainers.aggregation import AGGREGATIONS, check_aggregation
 from agentgym.trainers.checkpoint_config import CheckpointConfig
 from agentgym.trainers.cluster.config import ClusterConfig
@@ -53,6 +53,8 @@ class AdvantageConfig:
 class TrainConfig:
     """One training run. Every step plays `tasks` x `group_size` episodes and learns from them."""
 
+    replaced: ClassVar[Mapping[str, str]] = {"over_dispatch": "max_staleness"}
+    """Settings of earlier versions, and those in their place."""
     env: str = ""
     """Environment id, `package.module:Class`, or `path/to/file.py:Class`; left out, `Prompt-v0` plays the rows of
     `data`."""
@@ -109,9 +111,10 @@ class TrainConfig:
     sglang: SglangConfig = field(default_factory=SglangConfig)
     vllm: VllmConfig = field(default_factory=VllmConfig)
     parity: ParityConfig = field(default_factory=ParityConfig)
-    over_dispatch: int = 0
-    """Tasks in flight beyond those of a step. Above 0, a step takes the groups that are complete first, and the
-    others go on under the new weights (partial rollouts); which those are depends on the clock."""
+    max_staleness: int = 0
+    """How many updates older than the weights a step learns with a sampled token may be. 0 plays a step, then learns.
+    Above 0, later steps are played meanwhile, episodes go on over updates, and a step takes the groups that are
+    finished first; which those are depends on the clock."""
     serve: int | None = None
     """The port (0 takes a free one) at which the episodes of training wait for agents outside, which speak OpenAI's
     chat completions; None plays them here. Evaluations are played here either way."""
@@ -136,7 +139,7 @@ class TrainConfig:
         for name in ("steps", "tasks", "group_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("eval_episodes", "over_dispatch"):
+        for name in ("eval_episodes", "max_staleness"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.serve is not None:
@@ -193,10 +196,10 @@ class TrainConfig:
                 else f"the advantage {name} takes no values, so a critic would learn for nothing: leave"
                 " learner.critic.trunk out, or take --algo ppo"
             )
-        if needs_input(name, "greedy_B") and (self.serve is not None or self.over_dispatch):
+        if needs_input(name, "greedy_B") and (self.serve is not None or self.max_staleness):
             raise ConfigError(
                 f"{name} plays a greedy episode of each task with the weights of the step: leave serve and"
-                " over_dispatch out"
+                " max_staleness out"
             )
         if self.group_size == 1 and not self.allow_single and needs_groups(name):
             raise ConfigError(
@@ -276,9 +279,8 @@ def config_from_mapping(kind: type[C], given: Mapping[str, object], where: str =
     values: dict[str, object] = {}
     for key, value in given.items():
         if key not in known:
-            raise ConfigError(
-                f"unknown setting {where + key!r}{nearest(key, known) or '.'} Known: {', '.join(sorted(known))}"
-            )
+            told = nearest(replaced_by(kind, key) or key, known) or "."
+            raise ConfigError(f"unknown setting {where + key!r}{told} Known: {', '.join(sorted(known))}")
         part = hints[key]
         if isinstance(part, type) and is_dataclass(part):
             if not isinstance(value, Mapping):

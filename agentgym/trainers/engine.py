@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +20,12 @@ __all__ = ["open_engine", "weights_for"]
 async def open_engine(
     config: TrainConfig, model: Decoder, model_folder: Path, *, version: int, log_folder: Path
 ) -> Engine:
-    """The engine of a run. Servers load `model_folder` and keep their logs in `log_folder`; their weights are those of
+    """The engine of a run. In process it samples from the model itself, or from a copy where it goes on while the
+    model is trained. Servers load `model_folder` and keep their logs in `log_folder`; their weights are those of
     the folder until the first update."""
     if config.engine == "hf":
-        return HfEngine(model, config.hf, version=version)
+        sampled = copy.deepcopy(model).requires_grad_(False) if config.max_staleness else model
+        return HfEngine(sampled, config.hf, version=version)
     if config.engine == "sglang":
         sglang = replace(config.sglang, log_folder=config.sglang.log_folder or str(log_folder))
         return await open_sglang(sglang, model_folder, version=version)
@@ -32,4 +35,5 @@ async def open_engine(
 
 def weights_for(engine: Engine, model: Decoder) -> Weights:
     """What `update_weights` of this engine takes: nothing where it samples from the model itself."""
-    return {} if isinstance(engine, HfEngine) else dict(hf_named_views(model))
+    is_shared = isinstance(engine, HfEngine) and engine.model is model
+    return {} if is_shared else dict(hf_named_views(model))

@@ -124,7 +124,8 @@ class StepMetrics:
     speed: StepSpeed | None = None
     """None where it was not measured."""
     practice: Mapping[str, float] = field(default_factory=dict)
-    """What mixes, curriculum, replay and filter say of the step, by name; `docs/sampling.md` lists them."""
+    """What mixes, curriculum, replay and filter say of the step, by name, and how far ahead it was played:
+    `docs/sampling.md` and `docs/asynchronous.md` list them."""
     signs: tuple[Sign, ...] = ()
     """The signs of collapse that stand at this step."""
 

@@ -14,7 +14,7 @@ from agentgym.engines.replicated import ReplicatedEngine
 from agentgym.errors import ConfigError, EngineError, TrainingHalted
 from agentgym.trainers.batch import TrainingBatch, plain_batch
 from agentgym.trainers.mismatch import Mismatch, MismatchFound, MismatchSums
-from agentgym.trainers.parts import PolicyLearner
+from agentgym.trainers.policy_learner import PolicyLearner
 from agentgym.trajectory import Trajectory
 
 __all__ = ["ParityConfig", "ParityGate", "fresh_batch"]
@@ -96,15 +96,18 @@ class ParityGate:
                 await self.refuse(MismatchFound(mismatch, self.bound), version)
 
     def check_versions(self, trajectories: Sequence[Trajectory], version: int, *, staleness: int = 0) -> None:
-        """Raises TrainingHalted when a reply bears weights that the engine should not have had any more, or yet."""
+        """Raises TrainingHalted when a token bears weights that the engine should not have had any more, or yet."""
         for trajectory in trajectories:
             for row in trajectory.rows:
                 versions = [one for span in row.spans for one in span.policy_versions or ()]
-                if versions and not version - staleness <= versions[-1] <= version:
-                    raise TrainingHalted(
-                        f"stale weights: a reply that was sampled at policy version {version} bears version"
-                        f" {versions[-1]}: the update of the engine's weights was skipped, or somebody else made one"
-                    )
+                for found in (min(versions, default=version), max(versions, default=version)):
+                    if not version - staleness <= found <= version:
+                        bound = f", and may be {staleness} updates older" if staleness else ""
+                        raise TrainingHalted(
+                            f"stale weights: a reply that was sampled at policy version {version} bears version"
+                            f" {found}{bound}: the update of the engine's weights was skipped, or somebody else made"
+                            " one"
+                        )
 
     async def probe(self, name: str, version: int) -> Mismatch:
         """The mismatch of fresh replies."""

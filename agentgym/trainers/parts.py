@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
-
-from torch import Tensor
 
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.hf import HfEngine
@@ -17,67 +14,19 @@ from agentgym.engines.hf_checkpoint import load_decoder
 from agentgym.engines.hf_model import Decoder
 from agentgym.engines.protocol import Engine
 from agentgym.errors import AgentGymError, ConfigError
-from agentgym.trainers.batch import TrainingBatch
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.critic import CriticStats
 from agentgym.trainers.engine import open_engine
-from agentgym.trainers.learner import Learner, StepStats
-from agentgym.trainers.learner_config import LearnerConfig
+from agentgym.trainers.learner import Learner
+from agentgym.trainers.policy_learner import PolicyLearner
 from agentgym.trainers.stage import LocalStage, Stage
 
-__all__ = ["LearnerLost", "Origin", "PolicyLearner", "RunParts", "ValueReader", "open_parts"]
+__all__ = ["LearnerLost", "Origin", "RunParts", "open_parts"]
 
 NO_RAY = "executor ray needs Ray ({error}): pip install 'agentgym-llm[ray]'"
 
 
 class LearnerLost(AgentGymError, RuntimeError):
     """A process of the learner died, and with it what was computed since the newest checkpoint."""
-
-
-class ValueReader(Protocol):
-    """A critic, as far as a run asks it."""
-
-    def read(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
-        """See `Critic.read`."""
-
-
-class PolicyLearner(Protocol):
-    """A learner, in this process or of several; see `Learner` for what each method does."""
-
-    config: LearnerConfig
-    temperature: float
-
-    @property
-    def critic(self) -> ValueReader | None:
-        """None where the algorithm has none."""
-
-    @property
-    def num_steps(self) -> int:
-        """Optimizer steps so far."""
-
-    def update(self, batch: TrainingBatch, *, version: int = 0, max_mismatch: float = ...) -> StepStats:
-        """Goes over a batch."""
-
-    def update_critic(self, batch: TrainingBatch) -> CriticStats | None:
-        """Fits the critic to a batch."""
-
-    def logprobs(self, batch: TrainingBatch, temperature: float | None = None) -> Tensor:
-        """Of the trained targets."""
-
-    def penalties(self, batch: TrainingBatch) -> Tensor:
-        """Of the KL term in the reward."""
-
-    def gradient_proxies(self, batch: TrainingBatch) -> Tensor:
-        """Squared norms of the gradients of logits."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from it."""
-
-    def close(self) -> None:
-        """Ends it."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,14 +53,16 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
     threads = config.learner.threads or 2
     layer_floats = 12 * shape.width + 4 * shape.ffn_width + 4 * shape.num_heads * shape.head_width
     activations = threads * max(config.learner.micro_batch_tokens, window) * shape.num_layers * layer_floats
-    learner = config.learner
+    learner, ahead = config.learner, config.max_staleness > 0
     copies = 4 + threads + (4 if learner.critic.trunk == "own" else 0) + (1 if learner.kl.coefficient else 0)
+    copies += 1 if ahead and config.engine == "hf" else 0
     memory = PROCESS_MB + (copies * parameters + cache + activations) * BYTES // 1_000_000
     episodes = config.episodes_per_step
     return [
         *_servers(config),
         *_actors(config),
         ("tasks per step", config.tasks, "prompts; each is one group"),
+        *([("most groups ahead", config.tasks * (config.max_staleness + 1), "played while steps learn")] * ahead),
         ("episodes per step", episodes, f"{config.tasks} tasks x group size {config.group_size}"),
         *_practice(config, choices),
         ("optimizer steps", config.steps * learner.steps_per_batch, f"{learner.steps_per_batch} after each batch"),

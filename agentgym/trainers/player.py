@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from itertools import count
+from dataclasses import asdict
 
 from agentgym.rewards import Rewards
 from agentgym.rollout.episode import Episode
@@ -13,9 +13,11 @@ from agentgym.rollout.loop import RolloutLoop
 from agentgym.rollout.sampler import Sampler
 from agentgym.rollout.serve_http import EpisodeServer, ServeConfig
 from agentgym.rollout.served import ServedLoop
+from agentgym.rollout.staleness import staleness
 from agentgym.rollout.stream import GroupStream, Order
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.stage import Stage
+from agentgym.trainers.tasks.ahead import AheadTasks
 from agentgym.trainers.tasks.filtering import StepGroups, fill_step
 from agentgym.trainers.tasks.source import TaskSource
 from agentgym.trajectory import Group, Trajectory
@@ -34,10 +36,11 @@ class Player:
         self._stage = stage
         self._rewards = rewards
         self._told_lack = False
+        self._stream: GroupStream | None = None
 
-    async def open(self, stack: AsyncExitStack, on_served: Callable[[str], None], *, first_order: int) -> None:
+    async def open(self, stack: AsyncExitStack, on_served: Callable[[str], None]) -> None:
         """Makes the samplers; the stack closes them. `on_served` is told the address at which agents play, where they
-        do; `first_order` is the step whose tasks are dispatched first, where some are dispatched ahead."""
+        do."""
         config, stage = self.config, self._stage
         loop = stage.loop("train")
         self._sampler = stage.sampler(self._rewards.loop(loop))
@@ -52,21 +55,36 @@ class Player:
             on_served(server.url)
             self._players = Sampler(self._rewards.loop(served), config=config.sampler)
             stack.callback(self._players.close)
-        self._stream = GroupStream(
-            self._players,
-            (order for step in count(first_order) for order in self._orders(step)),
-            group_size=config.group_size,
-            num_open=config.tasks + config.over_dispatch,
-            run_seed=config.seed,
-        )
-        stack.push_async_callback(self._stream.close)
+        if isinstance(self.source, AheadTasks):
+            self._stream = GroupStream(
+                self._players,
+                self.source.orders(),
+                group_size=config.group_size,
+                groups_per_step=config.tasks,
+                max_staleness=config.max_staleness,
+                run_seed=config.seed,
+            )
+            stack.push_async_callback(self._stream.close)
+
+    def published(self, version: int) -> None:
+        """Hears that the engine has this version of the weights."""
+        if self._stream is not None:
+            self._stream.advance(version)
+
+    def metrics(self, groups: Sequence[Group], version: int) -> Mapping[str, float]:
+        """How far ahead of the learner the groups of a step were sampled, which learns with policy `version`, and who
+        waited for whom; nothing where all waits for all."""
+        if self._stream is None:
+            return {}
+        waits = {name: round(value, 4) for name, value in asdict(self._stream.report()).items()}
+        return {**staleness(groups, version), **waits}
 
     async def groups(self, step: int) -> StepGroups:
         """The groups of a step, and which of them it learns from."""
         config, practice = self.config, self.config.practice
 
         async def play(num_groups: int, before: Sequence[Group]) -> list[Group]:
-            if config.over_dispatch:
+            if self._stream is not None:
                 played = await self._stream.take(num_groups, before)
             else:
                 played = await self._play(self._orders(step, range(len(before), len(before) + num_groups)), before)
@@ -105,8 +123,9 @@ class Player:
 
     async def evaluate(self, phase: str, on_episode: Callable[[Trajectory], None]) -> list[Trajectory]:
         """The held-out tasks, played with the sampling of training: of one environment, the same episodes, to the id,
-        as `agentgym eval` plays with this seed. What was dispatched ahead ends."""
-        await self._stream.close()
+        as `agentgym eval` plays with this seed. What is played ahead of training ends."""
+        if self._stream is not None:
+            await self._stream.close()
         tasks = self.source.eval_tasks(self.config.eval_episodes)
         episodes = [Episode(task, f"0/{n}", 0, self.config.seed, phase=phase) for n, task in enumerate(tasks)]
         return await self._scored(await self._sampler.run(episodes, on_episode=on_episode))

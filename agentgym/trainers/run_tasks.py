@@ -11,7 +11,7 @@ from agentgym.data import open_data
 from agentgym.envs.resolve import resolve_env
 from agentgym.errors import ConfigError
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.tasks import TaskSource, env_choices, fixed_source, make_source
+from agentgym.trainers.tasks import AheadTasks, TaskSource, env_choices, fixed_source, make_source
 from agentgym.types import JSON, Message, Task
 
 __all__ = ["open_tasks"]
@@ -19,6 +19,11 @@ __all__ = ["open_tasks"]
 
 def open_tasks(config: TrainConfig, renderer: Renderer) -> TaskSource:
     """Where the tasks of a run come from; raises for environments that do not exist and files that cannot be read."""
+    source = _source(config, renderer)
+    return AheadTasks(source, config.tasks) if config.max_staleness else source
+
+
+def _source(config: TrainConfig, renderer: Renderer) -> TaskSource:
     env_kwargs = cast(Mapping[str, JSON], config.env_kwargs)
     if config.data.given:
         return _of_data(config, renderer, env_kwargs)

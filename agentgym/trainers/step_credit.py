@@ -13,7 +13,7 @@ from agentgym.trainers.batch import plain_batch
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.credits import CreditInputs, GroupCredit, credit_groups, trained_episodes
 from agentgym.trainers.estimators import needs_input
-from agentgym.trainers.parts import PolicyLearner
+from agentgym.trainers.policy_learner import PolicyLearner
 from agentgym.trajectory import Group, Status, Trajectory
 
 __all__ = ["credit_step"]

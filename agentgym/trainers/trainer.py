@@ -17,24 +17,21 @@ from agentgym.embedded import embedded_folder
 from agentgym.engines.hf_checkpoint import load_decoder
 from agentgym.engines.protocol import WeightSync
 from agentgym.envs.text_env import TextEnv
-from agentgym.errors import ConfigError, TrainingHalted
+from agentgym.errors import ConfigError
 from agentgym.loading import place_of
 from agentgym.rewards import RewardFunction, open_rewards
 from agentgym.rollout.event_loop import run_async, uninterrupted
 from agentgym.rollout.record import EpisodeWriter, read_episodes
 from agentgym.rollout.sampler import TooManyFailures
-from agentgym.trainers.batch import build_batch
 from agentgym.trainers.checkpoint import Checkpoint, Snapshot
 from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.credits import GroupCredit, credit_of_all
-from agentgym.trainers.critic import CriticStats
 from agentgym.trainers.engine import weights_for
 from agentgym.trainers.estimators import needs_input
-from agentgym.trainers.halt import HaltedStep, NotFinite, check_finite, keep_episodes
+from agentgym.trainers.halt import keep_episodes
 from agentgym.trainers.instruments import Instruments
-from agentgym.trainers.learner import StepStats
+from agentgym.trainers.learning import Learning
 from agentgym.trainers.metrics import EvalScore, RolloutSummary, StepMetrics, score
-from agentgym.trainers.mismatch import MismatchFound
 from agentgym.trainers.observer import Observer, Unobserved
 from agentgym.trainers.parity import ParityGate
 from agentgym.trainers.parts import LearnerLost, Origin, open_parts
@@ -43,7 +40,6 @@ from agentgym.trainers.random_states import random_states, seed_random, set_rand
 from agentgym.trainers.run_folder import RunFolder, free_run_folder, read_settings, save_model
 from agentgym.trainers.run_tasks import open_tasks
 from agentgym.trainers.speed.memory import peak_memory_mb
-from agentgym.trainers.step_credit import credit_step
 from agentgym.trainers.tasks import StepGroups
 from agentgym.trainers.train_result import TrainResult
 from agentgym.trainers.watch import CollapseWatch
@@ -191,8 +187,19 @@ class Trainer:
         named = config.reward if self.reward is None else replace(config.reward, function=None)
         rewards = await stack.enter_async_context(open_rewards(named, self.reward))
         self.player = Player(config, parts.stage, self.source, rewards)
-        await self.player.open(stack, self._on_served, first_order=self._first_order())
+        await self.player.open(stack, self._on_served)
         self.gate = ParityGate(config.parity, self.engine, self.learner, self._play_probe, self._publish)
+        self.learning = Learning(
+            config=config,
+            folder=self.folder.path,
+            engine=self.engine,
+            learner=self.learner,
+            gate=self.gate,
+            watch=self.watch,
+            instruments=self.instruments,
+            publish=self._publish,
+            save=self._save,
+        )
 
     def _tell(self, line: str) -> None:
         self.observer.on_phase(line, 0)
@@ -237,8 +244,8 @@ class Trainer:
         """Learns from the groups and records the step; whoever interrupts waits until weights and files agree."""
         kept, groups = step_groups.kept, step_groups.groups
         with self.instruments.doing("learn"):
-            learned_from = await self._credit(kept, greedy)
-            stats, critic, sync = await self._learn(kept, learned_from)
+            learned_from = await self.learning.credit(self.step, kept, greedy)
+            stats, critic, sync = await self.learning.learn(self.step, kept, learned_from)
         advantages = credit_of_all(groups, kept, learned_from)
         learned = time.perf_counter()
         self.step += 1
@@ -246,6 +253,7 @@ class Trainer:
         self._record(groups, advantages)
         self.source.finish(self.step, groups)
         rollout = RolloutSummary.of(groups, advantages)
+        waits = self.player.metrics(groups, self.step - 1)
         metrics = StepMetrics(
             step=self.step,
             rollout=rollout,
@@ -256,7 +264,7 @@ class Trainer:
             update_s=learned - played,
             elapsed_s=self.train_s,
             speed=self.instruments.lap(rollout),
-            practice={**step_groups.metrics(), **self.source.metrics()},
+            practice={**step_groups.metrics(), **self.source.metrics(), **waits},
         )
         metrics = self.watch.see(metrics)
         self.folder.write_metrics(metrics)
@@ -269,15 +277,6 @@ class Trainer:
         await self.gate.check(self.step, self.step)
         self.random = random_states()
 
-    async def _credit(self, groups: Sequence[Group], greedy: Mapping[str, float]) -> list[GroupCredit]:
-        """What the groups earned; nothing where that is no number and the run goes on without the step."""
-        try:
-            return credit_step(groups, self.config, self.learner, greedy)
-        except TrainingHalted as halted:
-            step = HaltedStep.without_credit(self.step + 1, groups)
-            await self._keep(step, halted, is_whole=True)
-            return list(step.credits)
-
     async def _play_groups(self) -> StepGroups:
         try:
             played = await self.player.groups(self.step + 1)
@@ -285,9 +284,10 @@ class Trainer:
             kept = keep_episodes(self.folder.path, self.step + 1, halted.played)
             logger.warning("what was played of step %d is in %s", self.step + 1, kept)
             raise
-        staleness = self.step if self.config.over_dispatch else 0
         self.gate.check_versions(
-            [one for group in played.groups for one in group.trajectories], self.step, staleness=staleness
+            [one for group in played.groups for one in group.trajectories],
+            self.step,
+            staleness=self.config.max_staleness,
         )
         return played
 
@@ -299,70 +299,16 @@ class Trainer:
         self.writer.write(played, phase="greedy", step=self.step + 1)
         return {one.group: one.reward for one in played if one.reward is not None}
 
-    def _first_order(self) -> int:
-        """The step whose tasks are dispatched first: behind those that a resumed run had dispatched ahead."""
-        if not (self.checkpoint and self.config.over_dispatch):
-            return self.step + 1
-        records = (record for record in read_episodes(self.folder.path) if record.phase == "train")
-        played = [int(one.trajectory.group.partition("/")[0]) for one in records if one.step <= self.step]
-        return max([self.step, *played]) + 1
-
     async def _play_probe(self, name: str) -> list[Trajectory]:
         return await self.player.probe(name, self.step)
-
-    async def _learn(
-        self, groups: Sequence[Group], advantages: Sequence[GroupCredit]
-    ) -> tuple[StepStats | None, CriticStats | None, WeightSync]:
-        """Steps on the groups and publishes the weights under the next version; no stats when there is no signal."""
-        config = self.config
-        batch = build_batch(
-            groups,
-            advantages,
-            aggregation=config.aggregation or "",
-            norm_tokens=config.norm_tokens,
-            drop_zero=not config.learner.needs_all_rows,
-        )
-        stats = critic = None
-        await self.engine.pause()
-        if batch.num_rows:
-            step = HaltedStep(step=self.step + 1, groups=groups, credits=advantages, batch=batch)
-            num_steps = self.learner.num_steps
-            try:  # the event loop has nothing else to do meanwhile
-                if self.step >= config.learner.critic.warmup_steps:
-                    stats = self.learner.update(batch, version=self.step, max_mismatch=self.gate.bound)
-                    self.instruments.learned(batch)
-                    check_finite(self.learner.logprobs(batch.select([0])))
-                critic = self.learner.update_critic(batch)
-            except TrainingHalted as halted:
-                await self._keep(step, halted, is_whole=self.learner.num_steps == num_steps)
-        sync = await self._publish(self.step + 1)
-        await self.engine.resume()
-        return stats, critic, sync
-
-    async def _keep(self, step: HaltedStep, halted: TrainingHalted, *, is_whole: bool) -> None:
-        """Keeps a step that was halted, and a checkpoint of the one before where the weights are still those; returns
-        where the run goes on without what is left of the step."""
-        told = f"{halted}. The step's episodes and its batch are in {step.save(self.folder.path)}"
-        if is_whole and self.step:
-            self._save()
-        if isinstance(halted, MismatchFound):
-            logger.warning("%s", told)
-            await self.engine.resume()
-            await self.gate.refuse(halted, self.step, step.batch)
-        if not is_whole:  # an optimizer step of this one was made, and may have destroyed the weights
-            try:
-                check_finite(self.learner.logprobs(step.batch.select([0])))
-            except NotFinite as lost:
-                raise NotFinite(f"{lost}. First seen as: {told}" if lost.args != halted.args else told) from halted
-        if "nan" in self.config.collapse.stop_on:
-            raise NotFinite(f"{told}. Without nan in collapse.stop_on, such a step is left out") from halted
-        self.watch.found("nan", f"{told}; the step is left out")
 
     async def _publish(self, version: int | None = None) -> WeightSync:
         """Sends the weights as they are to the engine; under their present number unless there is a new one."""
         wanted = self.step if version is None else version
         with self.instruments.doing("sync"):
-            return await self.engine.update_weights(weights_for(self.engine, self.model), wanted)
+            sync = await self.engine.update_weights(weights_for(self.engine, self.model), wanted)
+        self.player.published(wanted)
+        return sync
 
     def _record(self, groups: Sequence[Group], advantages: Sequence[GroupCredit]) -> None:
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]

@@ -155,7 +155,7 @@ def test_groups_that_go_on_over_updates_are_trained_in_each_pause_mode(
 ) -> None:
     config = on_server("sglang", request)
     config = replace(config, sglang=replace(config.sglang, serving=ServingSettings(pause=pause)))
-    steps = train(replace(gentle(config), steps=4, over_dispatch=3), tmp_path / "run")
+    steps = train(replace(gentle(config), steps=4, max_staleness=2), tmp_path / "run")
     assert [one.rollout.episodes for one in steps] == [16] * 4
     assert all(one.update is None or one.update.mismatch_max < 1e-4 for one in steps)
     assert sum(one.update.stale_tokens for one in steps if one.update) > 0

@@ -297,13 +297,13 @@ def test_a_solved_run_ends_as_after_its_last_step(quick: TrainConfig, train: Tra
     assert result.checkpoint is not None and not result.interrupted
 
 
-@pytest.mark.parametrize("over_dispatch", [0, 2])
+@pytest.mark.parametrize("max_staleness", [0, 2])
 def test_what_was_played_is_kept_when_too_many_episodes_fail(
-    quick: TrainConfig, train: Train, tmp_path: Path, over_dispatch: int, caplog: pytest.LogCaptureFixture
+    quick: TrainConfig, train: Train, tmp_path: Path, max_staleness: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(TrainingHalted, match="a wheel came off"):
         strict = SamplerConfig(max_failure_rate=0.05)
-        train(replace(quick, env=f"{HERE}:Fragile", over_dispatch=over_dispatch, sampler=strict), tmp_path / "run")
+        train(replace(quick, env=f"{HERE}:Fragile", max_staleness=max_staleness, sampler=strict), tmp_path / "run")
     (folder,) = (tmp_path / "run" / "halted").iterdir()
     step = int(folder.name.removeprefix("step-"))
     assert f"what was played of step {step} is in {folder}" in caplog.text

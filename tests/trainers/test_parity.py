@@ -17,7 +17,6 @@ from agentgym.engines.hf import HfEngine
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.errors import ConfigError, TrainingHalted
 from agentgym.rollout.limits import SamplingConfig
-from agentgym.rollout.record import read_episodes
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.mismatch import Mismatch, MismatchFound, MismatchSums
 from agentgym.trainers.parity import ParityConfig
@@ -171,19 +170,7 @@ def test_settings_that_probe_nothing_are_refused() -> None:
 def test_groups_that_go_on_over_updates_are_trained_with_their_own_versions(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
-    config = replace(small_run, steps=4, over_dispatch=2, sampler=replace(small_run.sampler, concurrency=12))
+    config = replace(small_run, steps=4, max_staleness=1, sampler=replace(small_run.sampler, concurrency=12))
     steps = train(config, tmp_path / "run")[1].steps
     assert [one.rollout.episodes for one in steps] == [12] * 4
     assert all(one.update is None or one.update.mismatch_max < 1e-3 for one in steps)
-
-
-def test_a_run_that_dispatched_ahead_and_is_resumed_plays_no_group_twice(
-    small_run: TrainConfig, train: Train, tmp_path: Path
-) -> None:
-    config = replace(small_run, over_dispatch=9, sampler=replace(small_run.sampler, concurrency=48))
-    train(config, tmp_path / "run")
-    ahead = {record.trajectory.group.partition("/")[0] for record in read_episodes(tmp_path / "run")}
-    assert ahead - {"1", "2"}, "no group was taken that was dispatched ahead"
-    train(replace(config, steps=4), tmp_path / "run", resume=True)
-    episodes = [record.trajectory for record in read_episodes(tmp_path / "run")]
-    assert len({(one.group, one.member) for one in episodes}) == len(episodes) == 48

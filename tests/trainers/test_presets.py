@@ -63,7 +63,7 @@ def test_a_critic_stands_beside_an_advantage_that_takes_values_and_no_other() ->
 
 def test_a_greedy_baseline_needs_episodes_that_the_weights_of_the_step_play() -> None:
     with pytest.raises(ConfigError, match="remax plays a greedy episode of each task"):
-        TrainConfig(env="X", algo="remax", over_dispatch=2)
+        TrainConfig(env="X", algo="remax", max_staleness=2)
 
 
 @pytest.mark.parametrize(

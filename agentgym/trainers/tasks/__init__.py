@@ -1,5 +1,6 @@
 """What a run practises: where its tasks come from, which of them a step plays, and which groups it learns from."""
 
+from agentgym.trainers.tasks.ahead import AheadTasks
 from agentgym.trainers.tasks.choice import EnvChoice, env_choices, fixed_source, make_source
 from agentgym.trainers.tasks.curriculum import CURRICULA, CurriculumTasks
 from agentgym.trainers.tasks.filtering import StepGroups
@@ -11,6 +12,7 @@ from agentgym.trainers.tasks.source import EnvTasks, TaskSource
 
 __all__ = [
     "CURRICULA",
+    "AheadTasks",
     "CurriculumConfig",
     "CurriculumTasks",
     "EnvChoice",

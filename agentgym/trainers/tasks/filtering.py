@@ -22,7 +22,7 @@ class StepGroups:
     """
 
     groups: tuple[Group, ...]
-    """All, in the order in which their tasks were given out (as they came, where groups are dispatched ahead)."""
+    """All, in the order in which their tasks were given out (as they came, where groups are played ahead)."""
     kept: tuple[Group, ...]
     """Those that the step learns from, in the same order."""
     num_wanted: int

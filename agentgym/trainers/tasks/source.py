@@ -18,7 +18,7 @@ class TaskSource(Protocol):
     """Gives training tasks by step, and the held-out ones of evaluations; may change its mind by what came of them.
 
     A step's tasks stand at places: `range(0, 8)` are its first eight, and where groups are replaced, `range(8, 10)` are
-    the next two. Where groups are dispatched ahead, a `step` here is a portion of so many tasks, and portions are asked
+    the next two. Where groups are played ahead, a `step` here is a portion of so many tasks, and portions are asked
     for before the steps that learn from them.
     """
 

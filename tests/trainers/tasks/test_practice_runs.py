@@ -174,7 +174,7 @@ def test_steps_that_are_dispatched_ahead_take_more_groups_for_those_without_a_si
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
     practice = PracticeConfig(filter="reward", max_refills=20, replay=ReplayConfig(share=0.34))
-    train(replace(small_run, over_dispatch=2, practice=practice), tmp_path / "run")
+    train(replace(small_run, max_staleness=1, practice=practice), tmp_path / "run")
     seen: set[str] = set()
     for line in lines_of(tmp_path / "run"):
         groups = groups_of(tmp_path / "run", line["step"])

@@ -1,0 +1,121 @@
+"""What a step learns from its groups: credit, update, the new weights' way to the engine, and what is kept of a step
+that could not be taken."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from agentgym.engines.protocol import Engine, WeightSync
+from agentgym.errors import TrainingHalted
+from agentgym.trainers.batch import TrainingBatch, build_batch
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.credits import GroupCredit
+from agentgym.trainers.critic import CriticStats
+from agentgym.trainers.halt import HaltedStep, NotFinite, check_finite
+from agentgym.trainers.instruments import Instruments
+from agentgym.trainers.learner import StepStats
+from agentgym.trainers.mismatch import MismatchFound
+from agentgym.trainers.parity import ParityGate
+from agentgym.trainers.policy_learner import PolicyLearner
+from agentgym.trainers.step_credit import credit_step
+from agentgym.trainers.watch import CollapseWatch
+from agentgym.trajectory import Group
+
+__all__ = ["Learning"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Learning:
+    """The learning half of a run's steps; `done` is always the number of steps that were taken before."""
+
+    config: TrainConfig
+    folder: Path
+    """Of the run."""
+    engine: Engine
+    learner: PolicyLearner
+    gate: ParityGate
+    watch: CollapseWatch
+    instruments: Instruments
+    publish: Callable[[int], Awaitable[WeightSync]]
+    """Sends the weights to the engine, under a version."""
+    save: Callable[[], object]
+    """Writes a checkpoint of the last whole step."""
+
+    async def credit(self, done: int, groups: Sequence[Group], greedy: Mapping[str, float]) -> list[GroupCredit]:
+        """What the groups earned; nothing where that is no number and the run goes on without the step."""
+        try:
+            return await self._meanwhile(lambda: credit_step(groups, self.config, self.learner, greedy))
+        except TrainingHalted as halted:
+            step = HaltedStep.without_credit(done + 1, groups)
+            await self._keep(step, halted, is_whole=True)
+            return list(step.credits)
+
+    async def learn(
+        self, done: int, groups: Sequence[Group], credits: Sequence[GroupCredit]
+    ) -> tuple[StepStats | None, CriticStats | None, WeightSync]:
+        """Steps on the groups and publishes the weights under the next version; no stats when there is no signal."""
+        config = self.config
+        batch = build_batch(
+            groups,
+            credits,
+            aggregation=config.aggregation or "",
+            norm_tokens=config.norm_tokens,
+            drop_zero=not config.learner.needs_all_rows,
+        )
+        stats = critic = None
+        if not config.max_staleness:
+            await self.engine.pause()
+        if batch.num_rows:
+            step = HaltedStep(step=done + 1, groups=groups, credits=credits, batch=batch)
+            num_steps = self.learner.num_steps
+            try:
+                if done >= config.learner.critic.warmup_steps:
+                    stats = await self._meanwhile(lambda: self._update(batch, done))
+                critic = await self._meanwhile(lambda: self.learner.update_critic(batch))
+            except TrainingHalted as halted:
+                await self._keep(step, halted, is_whole=self.learner.num_steps == num_steps)
+        if config.max_staleness:
+            await self.engine.pause()
+        sync = await self.publish(done + 1)
+        await self.engine.resume()
+        return stats, critic, sync
+
+    def _update(self, batch: TrainingBatch, version: int) -> StepStats:
+        """Steps on the batch; raises TrainingHalted where that did not go well."""
+        stats = self.learner.update(batch, version=version, max_mismatch=self.gate.bound)
+        self.instruments.learned(batch)
+        check_finite(self.learner.logprobs(batch.select([0])))
+        return stats
+
+    async def _meanwhile(self, work: Callable[[], T]) -> T:
+        """The result of `work`: on a thread of its own where sampling goes on, else at once."""
+        return await asyncio.to_thread(work) if self.config.max_staleness else work()
+
+    async def _keep(self, step: HaltedStep, halted: TrainingHalted, *, is_whole: bool) -> None:
+        """Keeps a step that was halted, and a checkpoint of the one before where the weights are still those; returns
+        where the run goes on without what is left of the step."""
+        told = f"{halted}. The step's episodes and its batch are in {step.save(self.folder)}"
+        done = step.step - 1
+        if is_whole and done:
+            self.save()
+        if isinstance(halted, MismatchFound):
+            logger.warning("%s", told)
+            await self.engine.resume()
+            await self.gate.refuse(halted, done, step.batch)
+        if not is_whole:  # an optimizer step of this one was made, and may have destroyed the weights
+            try:
+                check_finite(self.learner.logprobs(step.batch.select([0])))
+            except NotFinite as lost:
+                raise NotFinite(f"{lost}. First seen as: {told}" if lost.args != halted.args else told) from halted
+        if "nan" in self.config.collapse.stop_on:
+            raise NotFinite(f"{told}. Without nan in collapse.stop_on, such a step is left out") from halted
+        self.watch.found("nan", f"{told}; the step is left out")
