@@ -21,7 +21,7 @@ from agentgym.rollout.serve_http import ServeConfig
 from agentgym.settings import is_bundled, replaced_by
 from agentgym.trainers.aggregation import AGGREGATIONS, check_aggregation
 from agentgym.trainers.checkpoint_config import CheckpointConfig
-from agentgym.trainers.cluster.config import ClusterConfig
+from agentgym.trainers.cluster_config import ClusterConfig
 from agentgym.trainers.collapse import CollapseConfig
 from agentgym.trainers.estimators import check_estimator, check_penalized, needs_groups, needs_input
 from agentgym.trainers.learner_config import LearnerConfig

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import agentgym.trainers.parts as parts_module
 import agentgym.trainers.trainer as trainer_module
 from agentgym.engines.hf import HfEngine
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
@@ -94,7 +95,7 @@ def train_on(small_run: TrainConfig, train: Train, monkeypatch: pytest.MonkeyPat
         async def opened(config: TrainConfig, model: Any, folder: Path, *, version: int, log_folder: Path) -> HfEngine:
             return engine(model, version=version)
 
-        monkeypatch.setattr(trainer_module, "open_engine", opened)
+        monkeypatch.setattr(parts_module, "open_engine", opened)
         train(replace(small_run, **changes), folder)
 
     return run

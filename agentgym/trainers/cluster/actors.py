@@ -20,7 +20,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from agentgym.errors import AgentGymError, EngineError
-from agentgym.trainers.cluster.config import ClusterConfig
+from agentgym.trainers.cluster_config import ClusterConfig
 
 __all__ = ["Actor", "ActorFailed", "ActorLost", "Cluster", "Parcel", "own_address", "together"]
 

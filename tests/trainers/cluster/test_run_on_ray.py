@@ -21,7 +21,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from agentgym.errors import AgentGymError
-from agentgym.trainers.cluster.config import ClusterConfig
+from agentgym.trainers.cluster_config import ClusterConfig
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.trainer import Trainer
 

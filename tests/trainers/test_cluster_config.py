@@ -8,7 +8,7 @@ import pytest
 
 from agentgym.errors import ConfigError
 from agentgym.rollout.limits import Limits
-from agentgym.trainers.cluster.config import ClusterConfig
+from agentgym.trainers.cluster_config import ClusterConfig
 from agentgym.trainers.config import TrainConfig
 
 

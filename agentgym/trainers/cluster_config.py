@@ -23,13 +23,16 @@ class ClusterConfig:
     """Replicas of the in-process engine."""
     workers: int = 2
     """Processes that play episodes: environments, chat templates, the rollout loop."""
-    cpus_per_learner: float = 1
-    """Cores that Ray reserves for a learner rank; likewise the two below."""
-    cpus_per_engine: float = 1
+    cpus_per_learner: float = 1.0
+    """Cores that Ray reserves for a learner rank."""
+    cpus_per_engine: float = 1.0
+    """Cores that Ray reserves for an engine."""
     cpus_per_worker: float = 0.5
-    gpus_per_learner: float = 0
-    """GPUs that Ray reserves for a learner rank; untested above 0, as is the one below."""
-    gpus_per_engine: float = 0
+    """Cores that Ray reserves for a worker."""
+    gpus_per_learner: float = 0.0
+    """GPUs that Ray reserves for a learner rank; untested above 0."""
+    gpus_per_engine: float = 0.0
+    """GPUs that Ray reserves for an engine; untested above 0."""
     placement: Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"] = "SPREAD"
     """Ray's placement strategy: over as many nodes as there are, or on as few."""
     max_restarts: int = 3
