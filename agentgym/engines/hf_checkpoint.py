@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -18,33 +18,36 @@ from agentgym.errors import RunFolderError
 __all__ = ["hf_named_views", "load_decoder", "save_decoder"]
 
 
-def hf_named_views(model: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter under its published name, as a view of the model's own memory."""
-    yield "model.embed_tokens.weight", model.embed
+def hf_named_views(
+    model: Decoder, whole: Callable[[Tensor], Tensor] = lambda parameter: parameter
+) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter under its published name, as a view of the model's own memory, or of what `whole` makes of each
+    parameter in its turn."""
+    yield "model.embed_tokens.weight", whole(model.embed)
     for index, layer in enumerate(model.layers):
         assert isinstance(layer, DecoderLayer)
-        yield from _layer_views(f"model.layers.{index}.", layer)
-    yield "model.norm.weight", model.final_norm
+        yield from _layer_views(f"model.layers.{index}.", layer, whole)
+    yield "model.norm.weight", whole(model.final_norm)
     if model.head is not None:
-        yield "lm_head.weight", model.head
+        yield "lm_head.weight", whole(model.head)
 
 
-def _layer_views(prefix: str, layer: DecoderLayer) -> Iterator[tuple[str, Tensor]]:
+def _layer_views(prefix: str, layer: DecoderLayer, whole: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
     sizes = [layer.q_width, layer.kv_width, layer.kv_width]
-    yield prefix + "input_layernorm.weight", layer.input_norm
-    for name, part in zip("qkv", layer.qkv.split(sizes), strict=True):
+    yield prefix + "input_layernorm.weight", whole(layer.input_norm)
+    for name, part in zip("qkv", whole(layer.qkv).split(sizes), strict=True):
         yield f"{prefix}self_attn.{name}_proj.weight", part
     if layer.qkv_bias is not None:
-        for name, part in zip("qkv", layer.qkv_bias.split(sizes), strict=True):
+        for name, part in zip("qkv", whole(layer.qkv_bias).split(sizes), strict=True):
             yield f"{prefix}self_attn.{name}_proj.bias", part
     if layer.q_norm is not None and layer.k_norm is not None:
-        yield prefix + "self_attn.q_norm.weight", layer.q_norm
-        yield prefix + "self_attn.k_norm.weight", layer.k_norm
-    yield prefix + "self_attn.o_proj.weight", layer.out
-    yield prefix + "post_attention_layernorm.weight", layer.ffn_norm
-    for name, part in zip(("gate", "up"), layer.gate_up.chunk(2), strict=True):
+        yield prefix + "self_attn.q_norm.weight", whole(layer.q_norm)
+        yield prefix + "self_attn.k_norm.weight", whole(layer.k_norm)
+    yield prefix + "self_attn.o_proj.weight", whole(layer.out)
+    yield prefix + "post_attention_layernorm.weight", whole(layer.ffn_norm)
+    for name, part in zip(("gate", "up"), whole(layer.gate_up).chunk(2), strict=True):
         yield f"{prefix}mlp.{name}_proj.weight", part
-    yield prefix + "mlp.down_proj.weight", layer.down
+    yield prefix + "mlp.down_proj.weight", whole(layer.down)
 
 
 def load_decoder(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32) -> Decoder:

@@ -6,13 +6,14 @@ in-process engine use the same memory; `hf_checkpoint` maps them to and from the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from agentgym.engines.hf_layout import LayoutRows, PackedLayout
 from agentgym.engines.hf_linear import linear
@@ -24,6 +25,8 @@ __all__ = ["Decoder", "DecoderConfig", "DecoderLayer", "apply_rope"]
 
 # Shape suffixes: N packed tokens, H query heads, K key/value heads, D head width, E model width, T positions,
 # V vocabulary.
+
+T = TypeVar("T")
 
 FAMILIES = {"qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
 FAMILIES["mistral"] = "MistralForCausalLM"
@@ -136,6 +139,9 @@ def apply_rope(x_NHD: Tensor, cos_ND: Tensor, sin_ND: Tensor) -> Tensor:
 class DecoderLayer(nn.Module):
     """One pre-norm block: attention with grouped key/value heads, then a gated feed-forward."""
 
+    recomputes = False
+    """Whether the backward pass computes the block's inner states again, in place of keeping them."""
+
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         c = self.config = config
@@ -149,6 +155,21 @@ class DecoderLayer(nn.Module):
         self.ffn_norm = nn.Parameter(torch.ones(c.width))
         self.gate_up = nn.Parameter(torch.empty(2 * c.ffn_width, c.width))
         self.down = nn.Parameter(torch.empty(c.width, c.ffn_width))
+
+    def forward(self, x_NE: Tensor, rope: tuple[Tensor, Tensor], layout: PackedLayout, is_last: bool) -> Tensor:
+        """The residual stream behind this block: of all computed tokens, or only of the wanted ones in the last."""
+        if not (self.recomputes and torch.is_grad_enabled()):
+            return self._block(x_NE, rope, layout, is_last)
+        computed: Tensor = checkpoint(
+            self._block, x_NE, rope, layout, is_last, use_reentrant=False, preserve_rng_state=False
+        )
+        return computed
+
+    def _block(self, x_NE: Tensor, rope: tuple[Tensor, Tensor], layout: PackedLayout, is_last: bool) -> Tensor:
+        cuts = is_last and layout.wanted is not layout.every
+        rows = layout.wanted if cuts else layout.every
+        q_RHD, k_NKD, v_NKD = self.project(x_NE, rope, rows if cuts else None)
+        return self.mix(x_NE[rows.index_U] if cuts else x_NE, _attend(q_RHD, k_NKD, v_NKD, layout, rows))
 
     def project(
         self, x_NE: Tensor, rope: tuple[Tensor, Tensor], rows: LayoutRows | None = None
@@ -222,6 +243,11 @@ class Decoder(nn.Module):
         """The `[V, E]` output matrix (the embedding itself when tied)."""
         return self.embed if self.head is None else self.head
 
+    def forward(self, ids_N: Tensor, layout: PackedLayout, read: Callable[[Tensor, Tensor], T]) -> T:
+        """What `read(hidden_ME, head_weight)` makes of the final states: where the parameters are sharded, they are
+        whole in here and nowhere else. `read` then gives tensors: one, or a tuple."""
+        return read(self.hidden(ids_N, layout), self.head_weight)
+
     def hidden(self, ids_N: Tensor, layout: PackedLayout) -> Tensor:
         """Final normalized states `[M, E]` of the wanted entries of packed sequences (all N, where nothing else is
         said); attention is causal and stays inside each sequence."""
@@ -229,11 +255,7 @@ class Decoder(nn.Module):
         rope = self.cos_TD[every.position_U], self.sin_TD[every.position_U]
         x_NE = F.embedding(ids_N[layout.source_U], self.embed)
         for index, layer in enumerate(self.layers):
-            assert isinstance(layer, DecoderLayer)
-            is_last = index == self.config.num_layers - 1 and layout.wanted is not every
-            rows = layout.wanted if is_last else every
-            q_RHD, k_NKD, v_NKD = layer.project(x_NE, rope, rows if is_last else None)
-            x_NE = layer.mix(x_NE[rows.index_U] if is_last else x_NE, _attend(q_RHD, k_NKD, v_NKD, layout, rows))
+            x_NE = layer(x_NE, rope, layout, index == self.config.num_layers - 1)
         return rms_norm(x_NE[layout.entry_M], self.final_norm, self.config.norm_eps)
 
     def logits(self, hidden_NE: Tensor) -> Tensor:

@@ -60,6 +60,28 @@ def test_a_saved_decoder_loads_bitwise(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
+def test_activation_checkpointing_keeps_less_and_has_the_same_gradients() -> None:
+    ids_N = torch.randint(0, 100, (90,), generator=torch.Generator().manual_seed(1))
+    layout = PackedLayout([40, 50], wanted_N=ids_N > 50)
+    model, found = tiny("qwen3"), []
+    for recomputes in (False, True):
+        kept = 0
+        for layer in model.layers:
+            layer.recomputes = recomputes
+
+        def count(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal kept
+            kept += tensor.nbytes
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            loss = model(ids_N, layout, lambda hidden_ME, head_VE: (hidden_ME @ head_VE.T).logsumexp(-1).sum())
+        found.append((kept, torch.autograd.grad(loss, list(model.parameters()))))
+    (all_kept, wanted), (few_kept, gradients) = found
+    assert few_kept < all_kept / 2
+    assert all(torch.equal(one, two) for one, two in zip(gradients, wanted, strict=True))
+
+
 def test_a_missing_or_torn_model_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"config\.json"):
         load_decoder(tmp_path / "absent")
