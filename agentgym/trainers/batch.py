@@ -148,6 +148,13 @@ class TrainingBatch:
         parts = {name: tensor[place_N] for name, tensor in self._tensors().items()}
         return TrainingBatch(**parts, seqlens=tuple(self.seqlens[row] for row in rows), totals=self.totals)
 
+    def one_target(self) -> TrainingBatch:
+        """The first trained target alone, as a row of one entry: the smallest part that computes what any part does."""
+        place = int(self.mask_N.int().argmax())
+        only = {name: tensor[place : place + 1] for name, tensor in self._tensors().items()}
+        only["position_N"] = torch.zeros_like(only["position_N"])
+        return TrainingBatch(**only, seqlens=(1,), totals=self.totals)
+
     def minibatches(self, number: int) -> list[TrainingBatch]:
         """Parts of about equally many trajectories, in order, for an optimizer step each; none is empty.
 

@@ -6,11 +6,11 @@ ids before the target and not the target itself.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
+from operator import add
 from typing import Any, Literal
 
 import torch
@@ -23,7 +23,9 @@ from agentgym.trainers.batch import TrainingBatch
 from agentgym.trainers.halt import NotFinite
 from agentgym.trainers.losses.value import value_clip
 from agentgym.trainers.optimizer import OptimizerConfig, PolicyOptimizer
-from agentgym.trainers.parallel import GradientWorkers, MicroResult
+from agentgym.trainers.parallel import MicroResult
+from agentgym.trainers.sharded_tensor import like, whole
+from agentgym.trainers.world import World
 
 __all__ = ["Critic", "CriticConfig", "CriticStats", "ValueHead"]
 
@@ -98,11 +100,11 @@ class ValueHead(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight_E = nn.Parameter(torch.zeros(width))
-        self.bias = nn.Parameter(torch.zeros(()))
+        self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, hidden_NE: Tensor) -> Tensor:
         """float32 `[N]`."""
-        value_N: Tensor = hidden_NE.float() @ self.weight_E + self.bias
+        value_N: Tensor = hidden_NE.float() @ self.weight_E.float() + self.bias.float()
         return value_N
 
 
@@ -117,26 +119,27 @@ class Critic:
         *,
         total_steps: int,
         micro_batch_tokens: int,
-        workers: GradientWorkers,
+        world: World,
     ) -> None:
         self.config = config
         self.head = ValueHead(policy.config.width).to(policy.embed.device)
-        self.trunk = policy if config.trunk == "shared" else copy.deepcopy(policy)
+        world.spread(self.head)
+        self.trunk = policy if config.trunk == "shared" else world.copy(policy)
         self.optimizer: PolicyOptimizer | None = None
         if config.trunk == "own":
             rate = config.learning_rate or RATE * optimizer.learning_rate
             settings = replace(optimizer, learning_rate=rate)
             self.optimizer = PolicyOptimizer(self.trunk, settings, total_steps, self.head.parameters())
         self._micro_batch_tokens = micro_batch_tokens
-        self._workers = workers
+        self._world = world
 
     @torch.no_grad()
     def read(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         """The values of the batch's trained targets, `[M]`, and those after the last id of each row, `[R]`."""
-        parts = batch.to(self.head.bias.device).split(self._micro_batch_tokens)
-        found = self._workers.map(self._read, parts)
-        nothing = torch.zeros(0)
-        return torch.cat([one for one, _ in found] or [nothing]), torch.cat([end for _, end in found] or [nothing])
+        share = self._world.share(batch, self._micro_batch_tokens)
+        found = self._world.map(self._read, share.parts)[: share.num_own]
+        values_M = self._world.whole([one_M for one_M, _ in found], share.targets)
+        return values_M, self._world.whole([end_R for _, end_R in found], share.rows)
 
     def update(self, batch: TrainingBatch) -> float:
         """One optimizer step toward the batch's returns, of a trunk of its own; gives the gradient's norm.
@@ -144,13 +147,14 @@ class Critic:
         Raises NotFinite, with the weights untouched, when it is not finite.
         """
         assert self.optimizer is not None
-        parts = batch.to(self.head.bias.device).split(self._micro_batch_tokens)
-        losses = self._workers.accumulate(parts, self._compute, self.optimizer.parameters)
-        loss = float(reduce(lambda first, second: first + second, losses))
-        norm = self._workers.run(self.optimizer.step) if math.isfinite(loss) else math.nan
+        share = self._world.share(batch, self._micro_batch_tokens)
+        parts = [(part, share.is_idle(number)) for number, part in enumerate(share.parts)]
+        losses = reduce(add, self._world.accumulate(parts, self._compute, self.optimizer.parameters))
+        loss = float(reduce(add, self._world.gathered(losses)))
+        norm = self._world.run(self.optimizer.step) if math.isfinite(loss) else math.nan
         if not math.isfinite(norm):
-            self.trunk.zero_grad(set_to_none=True)
-            self.head.zero_grad(set_to_none=True)
+            for parameter in self.optimizer.parameters:
+                parameter.grad = None
             raise NotFinite(
                 f"the critic's loss ({loss}) or gradient norm ({norm}) is not finite; its weights are as before. Lower"
                 " critic.learning_rate, or look at the rewards of this step"
@@ -187,17 +191,18 @@ class Critic:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` restores bitwise; a shared trunk is the policy's and is saved with it."""
-        state: dict[str, Any] = {"head": self.head.state_dict()}
+        """What `load_state_dict` restores bitwise, in whole tensors; a shared trunk is the policy's and is saved with
+        it."""
+        state: dict[str, Any] = {"head": _whole_state(self.head)}
         if self.optimizer is not None:
-            state |= {"trunk": self.trunk.state_dict(), "optimizer": self.optimizer.state_dict()}
+            state |= {"trunk": _whole_state(self.trunk), "optimizer": self.optimizer.state_dict()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over the saved state of a critic of the same configuration."""
-        self.head.load_state_dict(state["head"])
+        _load_whole(self.head, state["head"])
         if self.optimizer is not None:
-            self.trunk.load_state_dict(state["trunk"])
+            _load_whole(self.trunk, state["trunk"])
             self.optimizer.load_state_dict(state["optimizer"])
 
     def _read(self, part: TrainingBatch) -> tuple[Tensor, Tensor]:
@@ -210,12 +215,23 @@ class Critic:
         ids_N, wanted_N = torch.cat(ids), torch.cat(wanted)
         seqlens = [length + 1 for length in part.seqlens]
         layout = PackedLayout(seqlens, ids_N.device, ids_N=ids_N, wanted_N=wanted_N)
-        value_W = self.head(self.trunk.hidden(ids_N, layout))
+        value_W: Tensor = self.trunk(ids_N, layout, lambda hidden_ME, _: self.head(hidden_ME))
         is_end_N = torch.cat([torch.arange(length + 1, device=ids_N.device) == length for length in part.seqlens])
         is_end_W = is_end_N[wanted_N]
         return value_W[~is_end_W], value_W[is_end_W]
 
-    def _compute(self, part: TrainingBatch) -> MicroResult[Tensor]:
+    def _compute(self, given: tuple[TrainingBatch, bool]) -> MicroResult[Tensor]:
+        part, is_idle = given
         layout = PackedLayout(part.seqlens, part.ids_N.device, ids_N=part.ids_N, wanted_N=part.mask_N)
-        loss = self.loss(self.trunk.hidden(part.ids_N, layout), part)
+        loss: Tensor = self.trunk(part.ids_N, layout, lambda hidden_ME, _: self.loss(hidden_ME, part))
+        loss = 0 * loss if is_idle else loss
         return MicroResult(loss, loss.detach())
+
+
+def _whole_state(module: nn.Module) -> dict[str, Tensor]:
+    return {name: whole(parameter) for name, parameter in module.state_dict().items()}
+
+
+@torch.no_grad()
+def _load_whole(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    module.load_state_dict({name: like(state[name], one) for name, one in module.state_dict().items()})

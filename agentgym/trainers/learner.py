@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from operator import add
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from agentgym.engines.hf_checkpoint import hf_named_views
 from agentgym.engines.hf_layout import PackedLayout
-from agentgym.engines.hf_model import Decoder
+from agentgym.engines.hf_model import Decoder, DecoderLayer
+from agentgym.errors import ConfigError
 from agentgym.trainers.batch import TrainingBatch
 from agentgym.trainers.critic import Critic, CriticStats
 from agentgym.trainers.halt import NotFinite
@@ -24,9 +26,12 @@ from agentgym.trainers.losses import LOSSES, LossStats, PolicyLoss, is_elementwi
 from agentgym.trainers.mismatch import MismatchFound, MismatchSums
 from agentgym.trainers.off_policy import corrected_batch
 from agentgym.trainers.optimizer import OptimizerConfig, PolicyOptimizer
-from agentgym.trainers.parallel import GradientWorkers, MicroResult
+from agentgym.trainers.parallel import MicroResult
+from agentgym.trainers.ranks import Ranks, Sharded
+from agentgym.trainers.sharded_tensor import is_sharded, whole
 from agentgym.trainers.step_stats import Report, StepStats
-from agentgym.trainers.token_logprobs import gradient_proxy, score_targets
+from agentgym.trainers.token_logprobs import TargetScores, gradient_proxy, score_targets
+from agentgym.trainers.world import OneProcess, Share, World
 
 __all__ = ["Learner", "LearnerConfig", "StepStats"]
 
@@ -51,53 +56,66 @@ class _Part:
 
     batch: TrainingBatch
     found: _Found | None = None
+    is_idle: bool = False
+    """Whether it only keeps step with other ranks."""
 
 
 class Learner:
     """Owns the optimizer of a live model; the engine that shares the model's tensors sees every update at once.
 
-    `reference` is the model of the KL term; without one the model as it is now is copied. `total_steps` counts batches.
+    A model that is sharded is learned by all of its ranks: each has a Learner, and all of them call the same methods
+    with the same batches, in the same order. `reference` is the model of the KL term; without one the model as it is
+    now is copied. `total_steps` counts batches.
     """
 
     def __init__(
         self,
-        model: Decoder,
+        model: Decoder | Sharded,
         config: LearnerConfig,
         optimizer: OptimizerConfig,
         *,
         total_steps: int,
         temperature: float = 1.0,
-        reference: Decoder | None = None,
+        reference: Decoder | Sharded | None = None,
     ) -> None:
-        self.model = model
+        self.model = model if isinstance(model, Decoder) else model.decoder
+        self.world = _world_of(model, config)
         self.config = config
         self.temperature = temperature
         self.kl = config.kl.controller()
+        for layer in self.model.layers:
+            assert isinstance(layer, DecoderLayer)
+            layer.recomputes = config.activation_checkpointing
         self.reference: Decoder | None = None
         if config.kl.coefficient:
-            self.reference = (reference or copy.deepcopy(model)).requires_grad_(False)
-        on_cpu = model.embed.device.type == "cpu"
-        threads = config.threads or min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
-        self._workers = GradientWorkers(threads if on_cpu else 1)
+            self.reference = self._reference(reference).requires_grad_(False)
         num_steps = total_steps * config.steps_per_batch
         self.critic: Critic | None = None
         if config.critic.exists:
             self.critic = Critic(
-                model,
+                self.model,
                 config.critic,
                 optimizer,
                 total_steps=num_steps,
                 micro_batch_tokens=config.micro_batch_tokens,
-                workers=self._workers,
+                world=self.world,
             )
         self._shared = self.critic if config.critic.trunk == "shared" else None
         further = () if self._shared is None else self._shared.head.parameters()
-        self.optimizer = PolicyOptimizer(model, optimizer, num_steps, further)
+        self.optimizer = PolicyOptimizer(self.model, optimizer, num_steps, further)
         self._fresh_from = 0
         self._kl_of_rewards = 0.0
         self._loss = config.policy_loss
         self._kl_penalty = penalty_of(config.kl.penalty)
         self._elementwise = is_elementwise(LOSSES[config.loss_name])
+
+    def _reference(self, given: Decoder | Sharded | None) -> Decoder:
+        """The model of the KL term, in the world of the policy."""
+        if given is None:
+            return self.world.copy(self.model)
+        if isinstance(given, Sharded):
+            return given.decoder
+        return self.world.shard(given).decoder if isinstance(self.world, Ranks) else given
 
     def update(self, batch: TrainingBatch, *, version: int = 0, max_mismatch: float = math.inf) -> StepStats:
         """Goes over the batch: `epochs` x `minibatches` optimizer steps of the policy.
@@ -145,24 +163,36 @@ class Learner:
         """`1 - 2 p + sum p^2` of the batch's trained targets, `[M]`: the squared norm of the logits' gradient."""
 
         def one(part: TrainingBatch) -> Tensor:
-            hidden_ME = self.model.hidden(part.ids_N, _layout(part))
-            return gradient_proxy(hidden_ME, self.model.head_weight, part.target_N[part.mask_N], self.temperature)
+            target_M = part.target_N[part.mask_N]
+            found_M: Tensor = self.model(
+                part.ids_N, _layout(part), lambda hidden, head: gradient_proxy(hidden, head, target_M, self.temperature)
+            )
+            return found_M
 
-        found = self._workers.map(one, batch.to(self.model.embed.device).split(self.config.micro_batch_tokens))
-        return torch.cat(found) if found else torch.zeros(0)
+        return self._every_target(one, self._share(batch))
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` restores bitwise; the model itself is not in it."""
+        """What `load_state_dict` restores bitwise, in whole tensors, which the next step may change; the model itself
+        is not in it. Of several ranks all ask for it, and rank 0 gets it; the others get nothing."""
         state: dict[str, Any] = {"optimizer": self.optimizer.state_dict(), "kl_coefficient": self.kl.coefficient}
-        return state | ({} if self.critic is None else {"critic": self.critic.state_dict()})
+        state |= {} if self.critic is None else {"critic": self.critic.state_dict()}
+        return state if self.world.rank == 0 else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over the saved state of a learner of the same configuration."""
+        """Takes over the saved state of a learner of the same configuration, on any number of ranks; all ranks are
+        given the whole of it."""
         self.optimizer.load_state_dict(state["optimizer"])
         if self.config.kl.coefficient:
             self.kl = replace(self.config.kl, coefficient=state["kl_coefficient"]).controller()
         if self.critic is not None:
             self.critic.load_state_dict(state["critic"])
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The model's parameters under their published names, whole, one after the other. Of several ranks all go
+        through it to the end, and rank 0 gets the tensors; the others get nothing."""
+        for name, tensor in hf_named_views(self.model, whole):
+            if self.world.rank == 0:
+                yield name, tensor
 
     @property
     def num_steps(self) -> int:
@@ -174,14 +204,14 @@ class Learner:
         """One optimizer step."""
         parts = self._parts(batch)
         learning_rate = self.optimizer.learning_rate
-        reports = self._workers.accumulate(parts, self._compute, self.optimizer.parameters)
-        total = reduce(lambda first, second: first + second, reports)
+        reports = self.world.accumulate(parts, self._compute, self.optimizer.parameters)
+        total = self._total(reports)
         loss = float(total.loss)
         mismatch = total.mismatch.result
         if mismatch.max > max_mismatch:
             self._forget_gradients()
             raise MismatchFound(mismatch, max_mismatch)
-        norm = self._workers.run(self.optimizer.step) if math.isfinite(loss) else math.nan
+        norm = self.world.run(self.optimizer.step) if math.isfinite(loss) else math.nan
         if not (math.isfinite(norm) and math.isfinite(loss)):
             self._forget_gradients()
             raise NotFinite(
@@ -189,6 +219,13 @@ class Learner:
                 " optimizer step. Lower the learning rate, or look at the episodes of this step"
             )
         return total.result(batch.num_trained_tokens, norm, learning_rate, self.kl.coefficient)
+
+    def _total(self, reports: Sequence[Report]) -> Report:
+        """The sums over all micro-batches of all ranks, the same on each."""
+        total: Report = reduce(add, reports)
+        if self.world.size > 1:
+            total = reduce(add, map(Report.of_scalars, self.world.gathered(total.scalars_K)))
+        return total
 
     def _forget_gradients(self) -> None:
         for parameter in self.optimizer.parameters:
@@ -209,19 +246,26 @@ class Learner:
         return self._logprobs(self.model, batch, temperature)
 
     def _logprobs(self, model: Decoder, batch: TrainingBatch, temperature: float | None = None) -> Tensor:
-        parts = batch.to(model.embed.device).split(self.config.micro_batch_tokens)
-        scores = self._workers.map(lambda part: self._logp(model, part, temperature), parts)
-        return torch.cat(scores) if scores else torch.zeros(0)
+        return self._every_target(lambda part: self._logp(model, part, temperature), self._share(batch))
+
+    def _share(self, batch: TrainingBatch) -> Share:
+        return self.world.share(batch, self.config.micro_batch_tokens)
+
+    def _every_target(self, work: Callable[[TrainingBatch], Tensor], share: Share) -> Tensor:
+        """What `work` gives for the trained targets of micro-batches, for those of the batch, `[M]`."""
+        return self.world.whole(self.world.map(work, share.parts)[: share.num_own], share.targets)
 
     def close(self) -> None:
         """Ends the learner's threads."""
-        self._workers.close()
+        self.world.close()
 
     @torch.no_grad()
     def _logp(self, model: Decoder, part: TrainingBatch, temperature: float | None = None) -> Tensor:
-        hidden_ME = model.hidden(part.ids_N, _layout(part))
-        wanted = temperature or self.temperature
-        return score_targets(hidden_ME, model.head_weight, part.target_N[part.mask_N], wanted).logp_N
+        target_M, wanted = part.target_N[part.mask_N], temperature or self.temperature
+        scores: TargetScores = model(
+            part.ids_N, _layout(part), lambda hidden, head: score_targets(hidden, head, target_M, wanted)
+        )
+        return scores.logp_N
 
     def _parts(self, batch: TrainingBatch) -> list[_Part]:
         """The micro-batches. A loss over the whole step is computed here, from one pass without gradient.
@@ -229,24 +273,27 @@ class Learner:
         Its derivative by each logprob is exact, and a micro-batch that carries these back has its share of the step's
         gradient, however the step is cut.
         """
-        cut = batch.to(self.model.embed.device).split(self.config.micro_batch_tokens)
-        if self._elementwise or not cut:
-            return [_Part(part) for part in cut]
-        logps = self._workers.map(lambda part: self._logp(self.model, part), cut)
-        logp_M = torch.cat(logps).requires_grad_()
+        share = self._share(batch)
+        if self._elementwise or not share.parts:
+            return [_Part(part, is_idle=share.is_idle(number)) for number, part in enumerate(share.parts)]
+        logp_M = self._every_target(lambda part: self._logp(self.model, part), share).requires_grad_()
         names = ("old_logp_N", "advantage_N", "trajectory_N", "weight_N", "correction_N")
         old_M, advantage_M, trajectory_M, weight_M, correction_M = (
-            torch.cat([getattr(part, name)[part.mask_N] for part in cut]) for name in names
+            getattr(batch, name)[batch.mask_N].to(self.world.device) for name in names
         )
         all_M = torch.ones_like(logp_M, dtype=torch.bool)
         policy = self._loss(logp_M, old_M, advantage_M, all_M, sequences=trajectory_M)
         corrected_M = correction_M * policy.loss
         (slope_M,) = torch.autograd.grad((weight_M * corrected_M).sum(), logp_M)
-        sizes = [len(one) for one in logps]
-        losses, slopes = corrected_M.detach().split(sizes), (slope_M / weight_M).split(sizes)
-        stats = [policy.stats] + [policy.stats.nothing] * (len(cut) - 1)
-        found = (_Found(*one) for one in zip(losses, slopes, stats, strict=True))
-        return [_Part(part, one) for part, one in zip(cut, found, strict=True)]
+        own, idle = share.parts[: share.num_own], share.parts[share.num_own :]
+        here, sizes = share.targets.here, [part.num_trained_tokens for part in own]
+        losses, slopes = corrected_M.detach()[here].split(sizes), (slope_M / weight_M)[here].split(sizes)
+        stats = [policy.stats if self.world.rank == 0 else policy.stats.nothing, *[policy.stats.nothing] * len(own)]
+        found = (_Found(*one) for one in zip(losses, slopes, stats, strict=False))
+        return [
+            *(_Part(part, one) for part, one in zip(own, found, strict=True)),
+            *(_Part(part, is_idle=True) for part in idle),
+        ]
 
     def _policy_loss(self, micro: _Part, logp_M: Tensor) -> PolicyLoss:
         """The loss of each trained target, corrected."""
@@ -259,24 +306,38 @@ class Learner:
             return policy
         return PolicyLoss(part.correction_N[mask_N] * policy.loss, policy.stats)
 
+    def _forward(self, part: TrainingBatch) -> tuple[TargetScores, Tensor]:
+        """What the policy says of the trained targets, and the value loss of a critic on its trunk, else 0."""
+        target_M = part.target_N[part.mask_N]
+
+        def read(hidden_ME: Tensor, head_VE: Tensor) -> tuple[TargetScores, Tensor]:
+            scores = score_targets(hidden_ME, head_VE, target_M, self.temperature)
+            return scores, torch.zeros(()) if self._shared is None else self._shared.loss(hidden_ME, part)
+
+        found: tuple[TargetScores, Tensor] = self.model(part.ids_N, _layout(part), read)
+        return found
+
     def _compute(self, micro: _Part) -> MicroResult[Report]:
         """The loss of a micro-batch: its share of the step's loss, so shares add up."""
         part, config = micro.batch, self.config
-        mask_N, layout = part.mask_N, _layout(part)
-        hidden_ME = self.model.hidden(part.ids_N, layout)
-        scores = score_targets(hidden_ME, self.model.head_weight, part.target_N[mask_N], self.temperature)
-        logp_M, entropy_M = scores.logp_N, scores.entropy_N
+        mask_N = part.mask_N
+        reference_M = None
+        if self.reference is not None and config.kl.place == "loss":
+            reference_M = self._logp(self.reference, part)
+        (logp_M, entropy_M), value_loss = self._forward(part)
+        if micro.is_idle:
+            return MicroResult(0 * logp_M.sum(), Report.nothing(logp_M.device))
         policy = self._policy_loss(micro, logp_M)
         loss_M = policy.loss
         kl_M = torch.zeros_like(logp_M)
-        if self.reference is not None and config.kl.place == "loss":
-            kl_M = self._kl_penalty(logp_M, self._logp(self.reference, part))
+        if reference_M is not None:
+            kl_M = self._kl_penalty(logp_M, reference_M)
             loss_M = loss_M + self.kl.coefficient * kl_M
         if config.entropy_coefficient:
             loss_M = loss_M - config.entropy_coefficient * entropy_M
         loss = (part.weight_N[mask_N] * loss_M).sum()
         if self._shared is not None:
-            loss = loss + self._shared.config.coefficient * self._shared.loss(hidden_ME, part)
+            loss = loss + self._shared.config.coefficient * value_loss
         correction_M = part.correction_N[mask_N]
         report = Report(
             loss=loss.detach(),
@@ -294,3 +355,18 @@ class Learner:
 
 def _layout(part: TrainingBatch) -> PackedLayout:
     return PackedLayout(part.seqlens, part.ids_N.device, ids_N=part.ids_N, wanted_N=part.mask_N)
+
+
+def _world_of(model: Decoder | Sharded, config: LearnerConfig) -> World:
+    if isinstance(model, Sharded):
+        if config.critic.trunk == "shared":
+            raise ConfigError(
+                "a critic on the policy's trunk is for a learner in one process; on several ranks give it a trunk of"
+                " its own (critic.trunk own)"
+            )
+        return model.ranks
+    if is_sharded(model.embed):
+        raise ConfigError("the model is sharded: give the learner what Ranks.shard gave, which knows the ranks")
+    device = model.embed.device
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    return OneProcess(device, (config.threads or min(8, cores)) if device.type == "cpu" else 1)

@@ -9,6 +9,7 @@ from agentgym.errors import ConfigError
 from agentgym.settings import is_bundled
 from agentgym.trainers.corrections import CORRECTIONS
 from agentgym.trainers.critic import CriticConfig
+from agentgym.trainers.fsdp_config import FsdpConfig
 from agentgym.trainers.kl import KLConfig
 from agentgym.trainers.losses import LOSSES, PolicyLossFn, is_silent_at_zero, loss_with
 from agentgym.trainers.off_policy import check_correction
@@ -44,7 +45,12 @@ class LearnerConfig:
     micro_batch_tokens: int = 2048
     """Tokens of one forward pass; rows are never cut."""
     threads: int | None = None
-    """CPU threads, each with micro-batches of its own; None is one per core, at most 8. Never changes a result."""
+    """CPU threads, each with micro-batches of its own; None is one per core, at most 8. Never changes a result. Of
+    several ranks each computes in one thread, with torch's own settings."""
+    activation_checkpointing: bool = False
+    """Whether the backward pass computes each layer's inner states again, in place of keeping them: a third more
+    arithmetic, and one state a layer and token in memory."""
+    fsdp: FsdpConfig = field(default_factory=FsdpConfig)
 
     def __post_init__(self) -> None:
         for name in ("epochs", "minibatches", "micro_batch_tokens"):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from agentgym.errors import ConfigError
+from agentgym.trainers.sharded_tensor import like, whole
 
 __all__ = ["OptimizerConfig", "PolicyOptimizer"]
 
@@ -70,7 +71,7 @@ class PolicyOptimizer:
 
         A norm that is not finite changes nothing and is returned, for the caller to halt on.
         """
-        norm = float(nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm))
+        norm = float(whole(nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)))
         if norm == norm and norm != float("inf"):
             for part in self._parts:
                 for group in part.param_groups:
@@ -82,14 +83,36 @@ class PolicyOptimizer:
         return norm
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` restores bitwise."""
-        return {"num_steps": self.num_steps, "parts": [part.state_dict() for part in self._parts]}
+        """What `load_state_dict` restores bitwise; whole tensors, however the parameters are sharded."""
+        return {"num_steps": self.num_steps, "parts": [_whole_state(part) for part in self._parts]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over a saved state of an optimizer of the same model and configuration."""
         self.num_steps = state["num_steps"]
         for part, saved in zip(self._parts, state["parts"], strict=True):
-            part.load_state_dict(saved)
+            part.load_state_dict(_state_like(part, saved))
+
+
+def _whole_state(part: torch.optim.Optimizer) -> dict[str, Any]:
+    saved = part.state_dict()
+    found = saved["state"].items()
+    return {**saved, "state": {index: {name: whole(one) for name, one in state.items()} for index, state in found}}
+
+
+def _state_like(part: torch.optim.Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved state, cut as the optimizer's parameters are; numbers that are one for a whole parameter stay so."""
+    parameters = [parameter for group in part.param_groups for parameter in group["params"]]
+
+    def cut(one: Tensor, parameter: Tensor) -> Tensor:
+        return like(one, parameter) if one.shape == parameter.shape else one
+
+    return {
+        **saved,
+        "state": {
+            index: {name: cut(one, parameters[index]) for name, one in state.items()}
+            for index, state in saved["state"].items()
+        },
+    }
 
 
 def _make_parts(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+import torch
 from torch import Tensor
 
 from agentgym.trainers.losses import LossStats
@@ -88,6 +89,37 @@ class Report:
             correction=self.correction + other.correction,
             num_rejected=self.num_rejected + other.num_rejected,
         )
+
+    @property
+    def scalars_K(self) -> Tensor:
+        """All sums in the order of their fields, float64, as processes exchange them."""
+        found = [*self._plain, *vars(self.mismatch).values(), *vars(self.stats).values()]
+        return torch.stack([one.detach().double() for one in found])
+
+    @property
+    def _plain(self) -> list[Tensor]:
+        return [self.loss, self.entropy, self.kl, self.correction, self.num_rejected]
+
+    @classmethod
+    def of_scalars(cls, scalars_K: Tensor) -> Report:
+        """What `scalars_K` was taken of."""
+        loss, entropy, kl, correction, num_rejected, *further = scalars_K.unbind()
+        middle = len(fields(MismatchSums))
+        return cls(
+            loss=loss,
+            entropy=entropy,
+            kl=kl,
+            mismatch=MismatchSums(*further[:middle]),
+            stats=LossStats(*further[middle:]),
+            correction=correction,
+            num_rejected=num_rejected,
+        )
+
+    @classmethod
+    def nothing(cls, device: torch.device) -> Report:
+        """The sums of no token."""
+        number = len(fields(cls)) - 2 + len(fields(MismatchSums)) + len(fields(LossStats))
+        return cls.of_scalars(torch.zeros(number, dtype=torch.float64, device=device))
 
     def result(self, num_trained: int, grad_norm: float, learning_rate: float, kl_coefficient: float) -> StepStats:
         """The statistics of an optimizer step on `num_trained` tokens."""

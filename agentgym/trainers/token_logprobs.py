@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +20,7 @@ CHUNK_LOGITS = 4_000_000
 _BLOCK_ROWS = 128
 
 
-@dataclass(frozen=True, eq=False)
-class TargetScores:
+class TargetScores(NamedTuple):  # a tuple: FSDP finds the tensors that a sharded model gives only in containers
     """What the policy says of each target: both differentiable, natural logarithm, of the tempered distribution."""
 
     logp_N: Tensor
@@ -40,7 +38,8 @@ def score_targets(hidden_NE: Tensor, head_VE: Tensor, target_N: Tensor, temperat
     padding = padded_size(num_tokens) - num_tokens  # few sizes: oneDNN keeps a kernel for each
     hidden_NE, target_N = F.pad(hidden_NE, (0, 0, 0, padding)), F.pad(target_N, (0, padding))
     logp_N, entropy_N = _ScoreTargets.apply(hidden_NE, head_VE, target_N, temperature or 1.0)  # type: ignore[no-untyped-call]
-    return TargetScores(logp_N[:num_tokens], entropy_N[:num_tokens])
+    # Copies, not views: FSDP hangs its backward hook on what a sharded model gives.
+    return TargetScores(logp_N[:num_tokens].clone(), entropy_N[:num_tokens].clone())
 
 
 @torch.no_grad()

@@ -65,16 +65,17 @@ def played(model: Decoder, ids: Sequence[int], prompt: int, reward: float, membe
     )
 
 
-def batch_of(model: Decoder, *, num_groups: int = 3, seed: int = 0) -> TrainingBatch:
-    """Groups of four replies of unequal lengths, rewarded 0, 1, 2, 3."""
+def batch_of(model: Decoder, *, num_groups: int = 3, seed: int = 0, shared: int = 0) -> TrainingBatch:
+    """Groups of four replies of unequal lengths, rewarded 0, 1, 2, 3; `shared` ids in front are those of the group."""
     generator = torch.Generator().manual_seed(seed)
     groups = []
     for index in range(num_groups):
         members = []
+        prompt = torch.randint(0, model.config.vocab_size, (shared,), generator=generator).tolist()
         for member in range(4):
             length = 6 + int(torch.randint(0, 12, (), generator=generator))
             ids = torch.randint(0, model.config.vocab_size, (length,), generator=generator).tolist()
-            members.append(played(model, ids, 4, float(member), member, str(index)))
+            members.append(played(model, prompt + ids, shared + 4, float(member), member, str(index)))
         groups.append(Group(str(index), TASK, tuple(members)))
     return build_batch(groups, credit_groups(groups, "grpo"), aggregation="token-mean")
 
@@ -87,7 +88,19 @@ def tiny() -> Callable[..., Decoder]:
 
 @pytest.fixture
 def fresh_batch() -> Callable[..., TrainingBatch]:
-    """`fresh_batch(model, num_groups=3, seed=0)` makes a batch that the model itself has sampled."""
+    """`fresh_batch(model, num_groups=3, seed=0, shared=0)` makes a batch that the model itself has sampled."""
+    return batch_of
+
+
+@pytest.fixture(scope="session")
+def make_tiny() -> Callable[..., Decoder]:
+    """`tiny`, for what is made once for many tests."""
+    return make_model
+
+
+@pytest.fixture(scope="session")
+def make_batch() -> Callable[..., TrainingBatch]:
+    """`fresh_batch`, likewise."""
     return batch_of
 
 

@@ -19,7 +19,7 @@ from agentgym.trainers.critic import Critic, CriticConfig
 from agentgym.trainers.learner import Learner
 from agentgym.trainers.learner_config import LearnerConfig
 from agentgym.trainers.optimizer import OptimizerConfig
-from agentgym.trainers.parallel import GradientWorkers
+from agentgym.trainers.world import OneProcess
 
 Tiny = Callable[..., Decoder]
 Fresh = Callable[..., TrainingBatch]
@@ -93,7 +93,7 @@ def test_the_gradient_is_that_of_half_the_squared_error(tiny: Tiny, fresh_batch:
             STEP,
             total_steps=10,
             micro_batch_tokens=micro_batch_tokens,
-            workers=GradientWorkers(2),
+            world=OneProcess(torch.device("cpu"), 2),
         )
         shaken(critic)
         total = torch.zeros(())

@@ -1,0 +1,174 @@
+"""A learner of several processes: FSDP2 shards the weights, and each rank learns from its share of every batch.
+
+What starts the processes is not here. Each of them opens the process group, shards, and has a Learner of its own:
+
+    dist.init_process_group("gloo")
+    ranks = Ranks(config.learner.fsdp)
+    learner = Learner(ranks.shard(load_decoder(folder)), config.learner, config.optimizer, total_steps=steps)
+    stats = learner.update(batch)  # the same batch on all ranks, the same numbers from all of them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+from agentgym.engines.hf_model import Decoder, DecoderConfig
+from agentgym.errors import ConfigError, InvalidTrajectory
+from agentgym.trainers.balance import balanced, row_costs
+from agentgym.trainers.batch import TrainingBatch
+from agentgym.trainers.fsdp_config import FsdpConfig
+from agentgym.trainers.parallel import MicroResult
+from agentgym.trainers.world import Place, Share
+
+__all__ = ["Ranks", "Sharded"]
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, eq=False)
+class Sharded:
+    """A model whose weights lie on all ranks, a part on each; `Ranks.shard` makes it."""
+
+    decoder: Decoder
+    ranks: Ranks
+
+
+class Ranks:
+    """The processes of the default group as the world of a learner (see `World`).
+
+    `device` is `cpu` (gloo) or `cuda` (nccl, a GPU a process, set with `torch.cuda.set_device` before). Raises
+    ConfigError where no group is open, or where the settings ask for what the device does not have.
+    """
+
+    def __init__(self, config: FsdpConfig | None = None, device: str = "cpu") -> None:
+        config = config or FsdpConfig()
+        if not dist.is_initialized():
+            raise ConfigError(
+                "ranks without a process group: call torch.distributed.init_process_group in each process first, or"
+                " give the learner a model that is not sharded"
+            )
+        if config.cpu_offload and device == "cpu":
+            raise ConfigError("fsdp.cpu_offload keeps in CPU memory what a GPU computes with: leave it out on a CPU")
+        self.config = config
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.device = torch.device(device) if device == "cpu" else torch.device(device, torch.cuda.current_device())
+        self._mesh = init_device_mesh(device, (self.size,), mesh_dim_names=("ranks",))
+        self._modules: list[FSDPModule] = []
+        self._shape: DecoderConfig | None = None
+
+    def shard(self, model: Decoder) -> Sharded:
+        """Spreads the model's weights; only its `forward` has them whole from now on."""
+        self._shape = model.config
+        self.spread(model, list(model.layers))
+        return Sharded(model, self)
+
+    def spread(self, root: nn.Module, parts: Sequence[nn.Module] = ()) -> None:
+        """Shards each of the parts, and what of the root is in none of them: what is gathered at a time."""
+        config = self.config
+        types = (None if config.param_dtype is None else getattr(torch, config.param_dtype), config.reduce_dtype)
+        for module in (*parts, root):
+            sharded = fully_shard(
+                module,
+                mesh=self._mesh,
+                reshard_after_forward=config.reshard_after_forward,
+                mp_policy=MixedPrecisionPolicy(param_dtype=types[0], reduce_dtype=getattr(torch, types[1])),
+                offload_policy=CPUOffloadPolicy() if config.cpu_offload else OffloadPolicy(),
+            )
+            # Shares add up to the step's gradient: a sum over ranks and not a mean.
+            sharded.set_gradient_divide_factor(1.0)
+            sharded.set_force_sum_reduction_for_comms(True)
+            self._modules.append(sharded)
+
+    def share(self, batch: TrainingBatch, max_tokens: int) -> Share:
+        """Consecutive rows, about as costly as those of every other rank; where those are cut into more micro-batches,
+        idle ones follow."""
+        assert self._shape is not None
+        if not batch.num_rows:
+            return Share((), 0, Place(0, 0, 0), Place(0, 0, 0))
+        rows = balanced(row_costs(batch, self._shape), self.size)[self.rank]
+        own = batch.select(rows).to(self.device).split(max_tokens)
+        # An idle part has a trained target, for every parameter to be in its graph: gradients are summed in groups.
+        idle = [batch.one_target().to(self.device)] * (self._longest(len(own), batch) - len(own))
+        first_N = torch.arange(batch.num_tokens) < sum(batch.seqlens[: rows.start])
+        start = int((batch.mask_N.cpu() & first_N).sum())
+        targets = Place(start, start + sum(part.num_trained_tokens for part in own), batch.num_trained_tokens)
+        return Share((*own, *idle), len(own), targets, Place(rows.start, rows.stop, batch.num_rows))
+
+    def _longest(self, number: int, batch: TrainingBatch) -> int:
+        """The largest number of micro-batches on any rank; raises InvalidTrajectory where batches differ."""
+        mark = crc32(batch.ids_N.cpu().numpy().tobytes())
+        found = torch.tensor([number, mark, -mark], device=self.device)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        longest, highest, lowest = found.tolist()
+        if highest != -lowest:
+            raise InvalidTrajectory(
+                "the ranks were given different batches: give all of them the same one, and each takes its own share"
+            )
+        return int(longest)
+
+    def accumulate(
+        self, parts: Sequence[T], compute: Callable[[T], MicroResult[S]], parameters: Sequence[Tensor]
+    ) -> list[S]:
+        """One micro-batch after the other, in this thread; the ranks exchange gradients once, behind the last."""
+        reports = []
+        for left, part in zip(reversed(range(len(parts))), parts, strict=True):
+            for module in self._modules:
+                module.set_requires_gradient_sync(left == 0, recurse=False)
+                module.set_reshard_after_backward(left == 0 or self.config.reshard_after_forward, recurse=False)
+            result = compute(part)
+            result.loss.backward()
+            reports.append(result.report)
+        self._reshard()
+        return reports
+
+    def map(self, work: Callable[[T], S], parts: Sequence[T]) -> list[S]:
+        """One part after the other, in this thread."""
+        found = [work(part) for part in parts]
+        self._reshard()
+        return found
+
+    def whole(self, values: Sequence[Tensor], place: Place) -> Tensor:
+        """Every rank adds its numbers to zeros, which changes no bit of them."""
+        all_M = torch.zeros(place.total, device=self.device)
+        if place.start < place.stop:
+            all_M[place.here] = torch.cat(list(values)).detach()
+        dist.all_reduce(all_M)
+        return all_M
+
+    def gathered(self, scalars_K: Tensor) -> list[Tensor]:
+        """The numbers of every rank."""
+        found = [torch.empty_like(scalars_K) for _ in range(self.size)]
+        dist.all_gather(found, scalars_K)
+        return found
+
+    def run(self, work: Callable[[], S]) -> S:
+        """In this thread."""
+        return work()
+
+    @torch.no_grad()
+    def copy(self, model: Decoder) -> Decoder:
+        """A model of the same shards; nothing is sent."""
+        other = Decoder(model.config).to(model.embed.device, model.embed.dtype)
+        self.shard(other)
+        for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):
+            mine.copy_(theirs)
+        return other
+
+    def close(self) -> None:
+        """Lets go of the models. The process group is left to whoever opened it."""
+        self._modules.clear()
+
+    def _reshard(self) -> None:
+        """Gives up whatever weights are whole, as they are about to change."""
+        for module in self._modules:
+            module.reshard()

@@ -1,0 +1,133 @@
+"""Where a step is computed: what a learner asks of the process it is in, or of all the processes it is spread over.
+
+Every rank has the whole batch and takes its share of the rows. Losses are sums under weights of the whole step, so
+gradients and reports of all shares add up to the step's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from agentgym.engines.hf_model import Decoder
+from agentgym.trainers.batch import TrainingBatch
+from agentgym.trainers.parallel import GradientWorkers, MicroResult
+
+__all__ = ["OneProcess", "Place", "Share", "World"]
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank's numbers stand among those of all: `[start, stop)` of `total`."""
+
+    start: int
+    stop: int
+    total: int
+
+    @property
+    def here(self) -> slice:
+        """The part of all that is this rank's."""
+        return slice(self.start, self.stop)
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """A rank's part of a batch, in micro-batches; as many on every rank, since a forward pass is one of all ranks."""
+
+    parts: tuple[TrainingBatch, ...]
+    """The rank's own, then those that only keep it in step with the others, and whose results count nowhere."""
+    num_own: int
+    targets: Place
+    """Of the rank's trained targets."""
+    rows: Place
+
+    def is_idle(self, number: int) -> bool:
+        """Whether part `number` only keeps step."""
+        return number >= self.num_own
+
+
+class World(Protocol):
+    """The processes of a learner. Whatever takes micro-batches is called by all of them, with as many."""
+
+    rank: int
+    size: int
+    device: torch.device
+    """Where this rank computes."""
+
+    def share(self, batch: TrainingBatch, max_tokens: int) -> Share:
+        """This rank's part of the batch, in micro-batches of at most `max_tokens` (see `TrainingBatch.split`)."""
+        ...
+
+    def accumulate(
+        self, parts: Sequence[T], compute: Callable[[T], MicroResult[S]], parameters: Sequence[Tensor]
+    ) -> list[S]:
+        """Adds the gradient of all ranks' losses to `parameters`; gives the reports of this rank's parts."""
+        ...
+
+    def map(self, work: Callable[[T], S], parts: Sequence[T]) -> list[S]:
+        """`work`, which takes no gradient, on every part."""
+        ...
+
+    def whole(self, values: Sequence[Tensor], place: Place) -> Tensor:
+        """The numbers of all ranks `[place.total]`, on every rank; `values` are this rank's, in order."""
+        ...
+
+    def gathered(self, scalars_K: Tensor) -> list[Tensor]:
+        """The same numbers of each rank, in the order of ranks."""
+        ...
+
+    def run(self, work: Callable[[], S]) -> S:
+        """`work`, with the threads of the step."""
+        ...
+
+    def copy(self, model: Decoder) -> Decoder:
+        """Another model with the same weights, spread over the ranks as this one is."""
+        ...
+
+    def spread(self, root: nn.Module, parts: Sequence[nn.Module] = ()) -> None:
+        """Shards a module over the ranks: each of its parts, and what of the root is in none of them."""
+        ...
+
+    def close(self) -> None:
+        """Ends its threads."""
+        ...
+
+
+class OneProcess(GradientWorkers):
+    """A world of one rank, without a process group: micro-batches side by side on threads."""
+
+    rank = 0
+    size = 1
+
+    def __init__(self, device: torch.device, num_threads: int) -> None:
+        super().__init__(num_threads)
+        self.device = device
+
+    def share(self, batch: TrainingBatch, max_tokens: int) -> Share:
+        """The whole batch."""
+        parts = tuple(batch.to(self.device).split(max_tokens))
+        num_targets, num_rows = batch.num_trained_tokens, batch.num_rows
+        return Share(parts, len(parts), Place(0, num_targets, num_targets), Place(0, num_rows, num_rows))
+
+    def whole(self, values: Sequence[Tensor], place: Place) -> Tensor:
+        """All values in one."""
+        return torch.cat(list(values)) if values else torch.zeros(place.total)
+
+    def gathered(self, scalars_K: Tensor) -> list[Tensor]:
+        """The only ones."""
+        return [scalars_K]
+
+    def copy(self, model: Decoder) -> Decoder:
+        """A deep copy."""
+        return copy.deepcopy(model)
+
+    def spread(self, root: nn.Module, parts: Sequence[nn.Module] = ()) -> None:
+        """Nothing: there is one rank."""

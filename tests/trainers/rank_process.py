@@ -1,0 +1,97 @@
+"""One rank of a learner, as a program: `rank_process.py FOLDER RANK SIZE` learns the cases of `FOLDER/cases.pt`, and
+writes what came of them to `FOLDER/rank-RANK.pt`."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from agentgym.engines.hf_checkpoint import hf_named_views
+from agentgym.errors import AgentGymError
+from agentgym.trainers.learner import Learner
+from agentgym.trainers.ranks import Ranks
+from agentgym.trainers.sharded_tensor import whole
+
+
+class Calls(TorchDispatchMode):
+    """Counts what a process sends and receives, by the operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            self.counts[func._schema.name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
+    """Two updates of `case["model"]`, and what is seen of them; one where a `state` to go on from is given."""
+    model = copy.deepcopy(case["model"])
+    if case.get("weights"):
+        with torch.no_grad():
+            for name, view in hf_named_views(model):
+                view.copy_(case["weights"][name])
+    sharded = ranks.shard(model) if ranks else model
+    learner = Learner(
+        sharded.decoder if case.get("alone") else sharded, case["config"], case["optimizer"], total_steps=4
+    )
+    gradients: list[Tensor] = []
+    step = learner.optimizer.step
+
+    def seen() -> float:
+        if not gradients:
+            gradients.extend(whole(one.grad).clone() for one in learner.optimizer.parameters if one.grad is not None)
+        return step()
+
+    learner.optimizer.step = seen  # type: ignore[method-assign]
+    batch, found = case["batch"], {}
+    if case.get("differs") and dist.get_rank() == 1:
+        batch = batch.select([0, 1])
+    if case.get("state"):
+        learner.load_state_dict(case["state"])
+    else:
+        found = {"first": learner.update(batch), "critic": learner.update_critic(batch)}
+        found |= {
+            "state": copy.deepcopy(learner.state_dict()),
+            "between": {name: one.clone() for name, one in learner.weights()},
+        }
+    with Calls() as calls:
+        found["last"] = learner.update(batch)
+    found |= {"calls": dict(calls.counts), "logprobs": learner.logprobs(batch), "gradients": gradients}
+    found |= {"proxies": learner.gradient_proxies(batch), "weights": dict(learner.weights())}
+    if case["config"].kl.place == "reward" and case["config"].kl.coefficient:
+        found["penalties"] = learner.penalties(batch)
+    if learner.critic is not None:
+        found["values"], found["ends"] = learner.critic.read(batch)
+    learner.close()
+    return found
+
+
+def main(folder: Path, rank: int, size: int) -> None:
+    """All cases, one after the other."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=100))
+    found: dict[str, object] = {}
+    for name, case in torch.load(folder / "cases.pt", weights_only=False).items():
+        try:
+            found[name] = learn(case, Ranks(case["config"].fsdp))
+        except AgentGymError as error:
+            found[name] = error
+    torch.save(found, folder / f"rank-{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,236 @@
+"""A learner of several ranks against the learner in one process: gradients, reports, states, however a step is cut."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from agentgym.engines.hf_model import Decoder
+from agentgym.errors import AgentGymError, ConfigError
+from agentgym.trainers.batch import TrainingBatch
+from agentgym.trainers.critic import CriticConfig
+from agentgym.trainers.fsdp_config import FsdpConfig
+from agentgym.trainers.kl import KLConfig
+from agentgym.trainers.learner import LearnerConfig
+from agentgym.trainers.optimizer import OptimizerConfig
+from agentgym.trainers.ranks import Ranks
+
+Tiny = Callable[..., Decoder]
+Fresh = Callable[..., TrainingBatch]
+Case = dict[str, Any]
+Found = dict[str, Any]
+
+PROGRAM = Path(__file__).parent / "rank_process.py"
+STEP = OptimizerConfig(learning_rate=1e-3, warmup_steps=1, max_grad_norm=0.5)
+ROWS = {1: 1, 4: 44, 16: 180}
+"""Tokens of a micro-batch by the rows that it then holds, about: rows have 5 to 16."""
+LOSSES: dict[str, dict[str, object]] = {
+    "ppo_clip": {},
+    "gspo": {"clip_low": 0.5, "clip_high": 0.5},
+    "clip_cov": {"fraction": 0.2, "cov_low": 0.0},
+}
+SETTINGS: dict[str, dict[str, object]] = {
+    "kl": {"kl": KLConfig(coefficient=0.1), "entropy_coefficient": 0.01, "epochs": 2, "minibatches": 2},
+    "kl-of-rewards": {"kl": KLConfig(coefficient=0.1, place="reward")},
+    "correction": {"correction": "tis_token"},
+    "checkpointing": {"activation_checkpointing": True},
+    "gathered-once": {"fsdp": FsdpConfig(reshard_after_forward=False), "loss": "gspo"},
+    "critic": {"critic": CriticConfig(trunk="own", clip=None)},
+}
+
+
+def moved(batch: TrainingBatch) -> TrainingBatch:
+    """Sampled by a policy that was another one, so that losses differ; two rows a trajectory."""
+    generator = torch.Generator().manual_seed(1)
+    away = 0.3 * torch.randn(batch.num_tokens, generator=generator)
+    old_logp_N = torch.where(batch.mask_N, (batch.old_logp_N + away).clamp(max=0.0), 0.0)
+    return replace(
+        batch,
+        old_logp_N=old_logp_N,
+        sampled_logp_N=old_logp_N,
+        trajectory_N=batch.trajectory_N // 2,
+        return_N=torch.where(batch.mask_N, batch.advantage_N + 1, 0.0),
+    )
+
+
+def in_one_process(case: Case) -> Found:
+    learn: Callable[..., Found] = runpy.run_path(str(PROGRAM))["learn"]
+    return learn(case, None)
+
+
+@pytest.fixture(scope="module")
+def cases(make_tiny: Tiny, make_batch: Fresh) -> dict[str, Case]:
+    """What is learned, by name."""
+    model = make_tiny()
+    batch, shared = moved(make_batch(model, num_groups=5)), moved(make_batch(model, num_groups=3, shared=40))
+    settings = {
+        f"{loss}-{rows}": {"loss": loss, "loss_settings": own, "micro_batch_tokens": tokens}
+        for loss, own in LOSSES.items()
+        for rows, tokens in ROWS.items()
+    }
+    settings |= {name: {"micro_batch_tokens": 44, **own} for name, own in SETTINGS.items()}
+    base = {"model": model, "optimizer": STEP, "batch": batch}
+    found = {name: {**base, "config": LearnerConfig(threads=1, **own)} for name, own in settings.items()}  # type: ignore[arg-type]
+    plain = found["ppo_clip-4"]
+    before = in_one_process(plain)
+    return {
+        **found,
+        "shared-prefixes": {**plain, "batch": shared},
+        "one-row": {**plain, "batch": batch.select([5])},
+        "untied": {**plain, "model": make_tiny(tied=False)},
+        "muon": {**plain, "optimizer": replace(STEP, name="muon")},
+        "bfloat16": {**plain, "config": replace(plain["config"], fsdp=FsdpConfig(param_dtype="bfloat16"))},
+        "resumed": {**plain, "state": before["state"], "weights": before["between"]},
+        "offload": {**plain, "config": replace(plain["config"], fsdp=FsdpConfig(cpu_offload=True))},
+        "differs": {**plain, "differs": True},
+        "alone": {**plain, "alone": True},
+        "shared-trunk": {**plain, "config": replace(plain["config"], critic=CriticConfig(trunk="shared"))},
+    }
+
+
+REFUSED = {
+    "offload": "leave it out on a CPU",
+    "differs": "different batches",
+    "alone": "what Ranks.shard gave",
+    "shared-trunk": "critic.trunk own",
+}
+LEARNED = [*(f"{loss}-{rows}" for loss in LOSSES for rows in ROWS), *SETTINGS, "shared-prefixes", "one-row", "untied"]
+QUICK = ["ppo_clip-1", "ppo_clip-4", "ppo_clip-16", "gspo-4", "clip_cov-1", *SETTINGS, "shared-prefixes", "one-row"]
+"""The cases of every run of the tests; the others are learned with the slow ones."""
+
+
+def on_ranks(cases: dict[str, Case], size: int, folder: Path) -> list[dict[str, Found]]:
+    """What each rank found."""
+    torch.save(cases, folder / "cases.pt")
+    command = [sys.executable, str(PROGRAM), str(folder)]
+    started = [subprocess.Popen([*command, str(rank), str(size)]) for rank in range(size)]
+    try:
+        assert [one.wait(timeout=280) for one in started] == [0] * size
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
+    return [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in range(size)]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(cases: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
+    """What each of two ranks found."""
+    chosen = {name: case for name, case in cases.items() if name in QUICK or name not in LEARNED}
+    return on_ranks(chosen, 2, tmp_path_factory.mktemp("ranks"))
+
+
+def check(found: list[Found], wanted: Found) -> None:
+    """Every rank has the numbers of the learner in one process, and the same ones as the others."""
+    for name, bound in {"first": 1e-5, "critic": 1e-5, "last": 1e-4}.items():  # Adam makes more of rounding
+        assert all(one[name] == found[0][name] for one in found), "to the last bit"
+        if wanted[name] is not None:
+            assert asdict(found[0][name]) == pytest.approx(asdict(wanted[name]), rel=bound, abs=bound / 10), name
+    for one in found:
+        assert_close(one["gradients"], wanted["gradients"], 1e-6)
+        torch.testing.assert_close(one["logprobs"], wanted["logprobs"], rtol=0, atol=1e-4)
+        torch.testing.assert_close(one["proxies"], wanted["proxies"], rtol=0, atol=1e-4)
+        for name in ("penalties", "values", "ends"):
+            assert (name in one) == (name in wanted)
+            if name in wanted:
+                torch.testing.assert_close(one[name], wanted[name], rtol=0, atol=1e-5)
+
+
+def assert_close(found: list[Tensor], wanted: list[Tensor], bound: float) -> None:
+    for one, two in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_two_ranks_learn_what_one_process_learns(
+    name: str, cases: dict[str, Case], two_ranks: list[dict[str, Found]]
+) -> None:
+    check([rank[name] for rank in two_ranks], in_one_process(cases[name]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_any_number_of_ranks_learns_what_one_process_learns(size: int, cases: dict[str, Case], tmp_path: Path) -> None:
+    found = on_ranks({name: cases[name] for name in LEARNED}, size, tmp_path)
+    for name in LEARNED:
+        check([rank[name] for rank in found], in_one_process(cases[name]))
+
+
+def test_muon_orthogonalizes_whole_matrices_up_to_its_bfloat16(
+    cases: dict[str, Case], two_ranks: list[dict[str, Found]]
+) -> None:
+    found, wanted = two_ranks[0]["muon"], in_one_process(cases["muon"])
+    assert asdict(found["first"]) == pytest.approx(asdict(wanted["first"]), rel=1e-5, abs=1e-6)
+    for name, one in found["weights"].items():
+        moved_by = (wanted["weights"][name] - wanted["between"][name]).norm()
+        assert (one - wanted["weights"][name]).norm() < 0.05 * moved_by, name
+
+
+def test_a_state_of_two_ranks_goes_on_in_one_process_and_back(
+    cases: dict[str, Case], two_ranks: list[dict[str, Found]]
+) -> None:
+    saved = two_ranks[0]["ppo_clip-4"]
+    alone = in_one_process({**cases["ppo_clip-4"], "state": saved["state"], "weights": saved["between"]})
+    assert_close(list(alone["weights"].values()), list(saved["weights"].values()), 1e-6)
+    assert asdict(alone["last"]) == pytest.approx(asdict(saved["last"]), rel=1e-5, abs=1e-6)
+    back, wanted = two_ranks[0]["resumed"], in_one_process(cases["resumed"])
+    assert_close(list(back["weights"].values()), list(wanted["weights"].values()), 1e-6)
+    assert asdict(back["last"]) == pytest.approx(asdict(wanted["last"]), rel=1e-5, abs=1e-6)
+    assert alone["last"].learning_rate == back["last"].learning_rate
+
+
+def test_whole_weights_and_states_go_to_rank_0_alone(cases: dict[str, Case], two_ranks: list[dict[str, Found]]) -> None:
+    first, second = (rank["critic"] for rank in two_ranks)
+    assert not second["weights"] and not second["state"]
+    wanted = in_one_process(cases["critic"])
+    assert {name: one.shape for name, one in first["weights"].items()} == {
+        name: one.shape for name, one in wanted["weights"].items()
+    }
+    for part in ("head", "trunk"):
+        assert_close(
+            list(first["state"]["critic"][part].values()), list(wanted["state"]["critic"][part].values()), 1e-5
+        )
+
+
+def test_ranks_exchange_gradients_once_a_step_however_many_micro_batches_it_has(
+    cases: dict[str, Case], two_ranks: list[dict[str, Found]]
+) -> None:
+    units = 1 + len(cases["ppo_clip-1"]["model"].layers)
+    for name in ("ppo_clip-1", "ppo_clip-16", "gathered-once"):
+        assert two_ranks[0][name]["calls"]["c10d::_reduce_scatter_base_"] == units, name
+    # Weights: gathered for each forward and each backward pass; or once for the pass without gradient that gspo needs,
+    # and once for all micro-batches.
+    assert two_ranks[0]["ppo_clip-16"]["calls"]["c10d::_allgather_base_"] == 2 * units
+    assert two_ranks[0]["ppo_clip-1"]["calls"]["c10d::_allgather_base_"] == 20 * units, "ten rows on each rank"
+    assert two_ranks[0]["gathered-once"]["calls"]["c10d::_allgather_base_"] == 2 * units
+
+
+def test_mixed_precision_computes_in_bfloat16_and_steps_in_float32(
+    cases: dict[str, Case], two_ranks: list[dict[str, Found]]
+) -> None:
+    found, wanted = two_ranks[0]["bfloat16"], two_ranks[0]["ppo_clip-4"]
+    for one, two in zip(found["gradients"], wanted["gradients"], strict=True):
+        assert one.dtype == torch.float32
+        assert 0 < float((one - two).norm()) < 0.2 * float(two.norm())
+    assert {one.dtype for one in found["weights"].values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_ranks_cannot_do_is_refused(name: str, two_ranks: list[dict[str, Found]]) -> None:
+    for rank in two_ranks:
+        with pytest.raises(AgentGymError, match=REFUSED[name]):
+            raise rank[name]  # type: ignore[misc]
+
+
+def test_ranks_need_a_process_group() -> None:
+    with pytest.raises(ConfigError, match="init_process_group in each process first"):
+        Ranks()
