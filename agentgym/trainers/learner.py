@@ -27,7 +27,7 @@ from agentgym.trainers.off_policy import corrected_batch
 from agentgym.trainers.optimizer import OptimizerConfig, PolicyOptimizer
 from agentgym.trainers.parallel import MicroResult
 from agentgym.trainers.ranks import Ranks, Sharded
-from agentgym.trainers.sharded_tensor import whole
+from agentgym.trainers.sharded_tensor import is_sharded, whole
 from agentgym.trainers.step_stats import Report, StepStats
 from agentgym.trainers.token_logprobs import TargetScores, gradient_proxy, score_targets
 from agentgym.trainers.world import OneProcess, Share, World
@@ -364,5 +364,7 @@ def _world_of(model: Decoder | Sharded, config: LearnerConfig) -> World:
                 " its own (critic.trunk own)"
             )
         return model.ranks
+    if is_sharded(model.embed):
+        raise ConfigError("the model is sharded: give the learner what Ranks.shard gave, which knows the ranks")
     device = model.embed.device
     return OneProcess(device, config.num_threads if device.type == "cpu" else 1)

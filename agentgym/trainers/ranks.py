@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from agentgym.engines.hf_model import Decoder, DecoderConfig
-from agentgym.errors import ConfigError
+from agentgym.errors import ConfigError, InvalidTrajectory
 from agentgym.trainers.balance import balanced, row_costs
 from agentgym.trainers.batch import TrainingBatch
 from agentgym.trainers.fsdp_config import FsdpConfig
@@ -96,14 +97,24 @@ class Ranks:
             return Share((), 0, Place(0, 0, 0), Place(0, 0, 0))
         rows = balanced(row_costs(batch, self._shape), self.size)[self.rank]
         own = batch.select(rows).to(self.device).split(max_tokens)
-        number = torch.tensor(len(own), device=self.device)
-        dist.all_reduce(number, dist.ReduceOp.MAX)
         # An idle part has a trained target, for every parameter to be in its graph: gradients are summed in groups.
-        idle = [batch.one_target().to(self.device)] * (int(number) - len(own))
+        idle = [batch.one_target().to(self.device)] * (self._longest(len(own), batch) - len(own))
         first_N = torch.arange(batch.num_tokens) < sum(batch.seqlens[: rows.start])
         start = int((batch.mask_N.cpu() & first_N).sum())
         targets = Place(start, start + sum(part.num_trained_tokens for part in own), batch.num_trained_tokens)
         return Share((*own, *idle), len(own), targets, Place(rows.start, rows.stop, batch.num_rows))
+
+    def _longest(self, number: int, batch: TrainingBatch) -> int:
+        """The largest number of micro-batches on any rank; raises InvalidTrajectory where batches differ."""
+        mark = crc32(batch.ids_N.cpu().numpy().tobytes())
+        found = torch.tensor([number, mark, -mark], device=self.device)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        longest, highest, lowest = found.tolist()
+        if highest != -lowest:
+            raise InvalidTrajectory(
+                "the ranks were given different batches: give all of them the same one, and each takes its own share"
+            )
+        return int(longest)
 
     def accumulate(
         self, parts: Sequence[T], compute: Callable[[T], MicroResult[S]], parameters: Sequence[Tensor]

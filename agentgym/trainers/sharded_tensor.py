@@ -10,19 +10,19 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["like", "whole"]
+__all__ = ["is_sharded", "like", "whole"]
 
 
 def whole(tensor: Tensor) -> Tensor:
     """The tensor without a graph, gathered from all ranks where it is sharded: they all ask for the same one."""
     detached = tensor.detach()
-    return detached.full_tensor() if _is_sharded(detached) else detached
+    return detached.full_tensor() if is_sharded(detached) else detached
 
 
 @torch.no_grad()
 def like(tensor: Tensor, parameter: Tensor) -> Tensor:
     """This rank's shard of a whole tensor, cut as the parameter is; the tensor itself where that is whole."""
-    if not _is_sharded(parameter):
+    if not is_sharded(parameter):
         return tensor
     from torch.distributed.tensor import distribute_tensor  # takes most of a second, and settings import this file
 
@@ -31,5 +31,6 @@ def like(tensor: Tensor, parameter: Tensor) -> Tensor:
     return sharded.to(parameter.device)
 
 
-def _is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Whether this is a rank's part of a tensor that lies on all ranks."""
     return hasattr(tensor, "full_tensor")

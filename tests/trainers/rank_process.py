@@ -42,7 +42,10 @@ def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
         with torch.no_grad():
             for name, view in hf_named_views(model):
                 view.copy_(case["weights"][name])
-    learner = Learner(ranks.shard(model) if ranks else model, case["config"], case["optimizer"], total_steps=4)
+    sharded = ranks.shard(model) if ranks else model
+    learner = Learner(
+        sharded.decoder if case.get("alone") else sharded, case["config"], case["optimizer"], total_steps=4
+    )
     gradients: list[Tensor] = []
     step = learner.optimizer.step
 
@@ -53,6 +56,8 @@ def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
 
     learner.optimizer.step = seen  # type: ignore[method-assign]
     batch, found = case["batch"], {}
+    if case.get("differs") and dist.get_rank() == 1:
+        batch = batch.select([0, 1])
     if case.get("state"):
         learner.load_state_dict(case["state"])
     else:

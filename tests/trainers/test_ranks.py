@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from agentgym.engines.hf_model import Decoder
-from agentgym.errors import ConfigError
+from agentgym.errors import AgentGymError, ConfigError
 from agentgym.trainers.batch import TrainingBatch
 from agentgym.trainers.critic import CriticConfig
 from agentgym.trainers.fsdp_config import FsdpConfig
@@ -91,17 +91,21 @@ def cases(make_tiny: Tiny, make_batch: Fresh) -> dict[str, Case]:
         "bfloat16": {**plain, "config": replace(plain["config"], fsdp=FsdpConfig(param_dtype="bfloat16"))},
         "resumed": {**plain, "state": before["state"], "weights": before["between"]},
         "offload": {**plain, "config": replace(plain["config"], fsdp=FsdpConfig(cpu_offload=True))},
+        "differs": {**plain, "differs": True},
+        "alone": {**plain, "alone": True},
         "shared-trunk": {**plain, "config": replace(plain["config"], critic=CriticConfig(trunk="shared"))},
     }
 
 
-REFUSED = {"offload": "leave it out on a CPU", "shared-trunk": "critic.trunk own"}
-LEARNED = [f"{loss}-{rows}" for loss in LOSSES for rows in ROWS] + [
-    *SETTINGS,
-    "shared-prefixes",
-    "one-row",
-    "untied",
-]
+REFUSED = {
+    "offload": "leave it out on a CPU",
+    "differs": "different batches",
+    "alone": "what Ranks.shard gave",
+    "shared-trunk": "critic.trunk own",
+}
+LEARNED = [*(f"{loss}-{rows}" for loss in LOSSES for rows in ROWS), *SETTINGS, "shared-prefixes", "one-row", "untied"]
+QUICK = ["ppo_clip-1", "ppo_clip-4", "ppo_clip-16", "gspo-4", "clip_cov-1", *SETTINGS, "shared-prefixes", "one-row"]
+"""The cases of every run of the tests; the others are learned with the slow ones."""
 
 
 def on_ranks(cases: dict[str, Case], size: int, folder: Path) -> list[dict[str, Found]]:
@@ -120,20 +124,21 @@ def on_ranks(cases: dict[str, Case], size: int, folder: Path) -> list[dict[str, 
 
 @pytest.fixture(scope="module")
 def two_ranks(cases: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
-    """What each of two ranks found of all cases."""
-    return on_ranks(cases, 2, tmp_path_factory.mktemp("ranks"))
+    """What each of two ranks found."""
+    chosen = {name: case for name, case in cases.items() if name in QUICK or name not in LEARNED}
+    return on_ranks(chosen, 2, tmp_path_factory.mktemp("ranks"))
 
 
 def check(found: list[Found], wanted: Found) -> None:
     """Every rank has the numbers of the learner in one process, and the same ones as the others."""
-    for name in ("first", "last", "critic"):
+    for name, bound in {"first": 1e-5, "critic": 1e-5, "last": 1e-4}.items():  # Adam makes more of rounding
         assert all(one[name] == found[0][name] for one in found), "to the last bit"
         if wanted[name] is not None:
-            assert asdict(found[0][name]) == pytest.approx(asdict(wanted[name]), rel=1e-5, abs=1e-6), name
+            assert asdict(found[0][name]) == pytest.approx(asdict(wanted[name]), rel=bound, abs=bound / 10), name
     for one in found:
         assert_close(one["gradients"], wanted["gradients"], 1e-6)
-        torch.testing.assert_close(one["logprobs"], wanted["logprobs"], rtol=0, atol=1e-5)
-        torch.testing.assert_close(one["proxies"], wanted["proxies"], rtol=0, atol=1e-5)
+        torch.testing.assert_close(one["logprobs"], wanted["logprobs"], rtol=0, atol=1e-4)
+        torch.testing.assert_close(one["proxies"], wanted["proxies"], rtol=0, atol=1e-4)
         for name in ("penalties", "values", "ends"):
             assert (name in one) == (name in wanted)
             if name in wanted:
@@ -145,7 +150,7 @@ def assert_close(found: list[Tensor], wanted: list[Tensor], bound: float) -> Non
         torch.testing.assert_close(one, two, rtol=0, atol=bound)
 
 
-@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize("name", QUICK)
 def test_two_ranks_learn_what_one_process_learns(
     name: str, cases: dict[str, Case], two_ranks: list[dict[str, Found]]
 ) -> None:
@@ -153,9 +158,9 @@ def test_two_ranks_learn_what_one_process_learns(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("size", [1, 2, 4])
 def test_any_number_of_ranks_learns_what_one_process_learns(size: int, cases: dict[str, Case], tmp_path: Path) -> None:
-    found = on_ranks(cases, size, tmp_path)
+    found = on_ranks({name: cases[name] for name in LEARNED}, size, tmp_path)
     for name in LEARNED:
         check([rank[name] for rank in found], in_one_process(cases[name]))
 
@@ -201,14 +206,12 @@ def test_ranks_exchange_gradients_once_a_step_however_many_micro_batches_it_has(
 ) -> None:
     units = 1 + len(cases["ppo_clip-1"]["model"].layers)
     for name in ("ppo_clip-1", "ppo_clip-16", "gathered-once"):
-        assert calls(two_ranks[0][name], "reduce_scatter") == units, name
-    assert calls(two_ranks[0]["ppo_clip-1"], "all_gather") > 4 * calls(two_ranks[0]["ppo_clip-16"], "all_gather")
-    # one pass for the loss over the whole step, and one of all micro-batches; the sums of the ranks' reports
-    assert calls(two_ranks[0]["gathered-once"], "all_gather") <= 2 * units + 1
-
-
-def calls(found: Found, name: str) -> int:
-    return sum(times for call, times in found["calls"].items() if name in call)
+        assert two_ranks[0][name]["calls"]["c10d::_reduce_scatter_base_"] == units, name
+    # Weights: gathered for each forward and each backward pass; or once for the pass without gradient that gspo needs,
+    # and once for all micro-batches.
+    assert two_ranks[0]["ppo_clip-16"]["calls"]["c10d::_allgather_base_"] == 2 * units
+    assert two_ranks[0]["ppo_clip-1"]["calls"]["c10d::_allgather_base_"] == 20 * units, "ten rows on each rank"
+    assert two_ranks[0]["gathered-once"]["calls"]["c10d::_allgather_base_"] == 2 * units
 
 
 def test_mixed_precision_computes_in_bfloat16_and_steps_in_float32(
@@ -224,7 +227,7 @@ def test_mixed_precision_computes_in_bfloat16_and_steps_in_float32(
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_ranks_cannot_do_is_refused(name: str, two_ranks: list[dict[str, Found]]) -> None:
     for rank in two_ranks:
-        with pytest.raises(ConfigError, match=REFUSED[name]):
+        with pytest.raises(AgentGymError, match=REFUSED[name]):
             raise rank[name]  # type: ignore[misc]
 
 
