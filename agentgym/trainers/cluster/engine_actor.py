@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 from agentgym.engines.hf import HfEngine, HfEngineConfig
@@ -83,13 +82,8 @@ class EngineActor:
     async def _take(self, parcel: Parcel, version: int) -> tuple[WeightSync, dict[str, str]]:
         started = time.perf_counter()
         tensors: Mapping[str, Tensor] = await parcel.open()
-        if unmatched := sorted(self._views.keys() ^ tensors.keys()):
-            raise EngineError(f"the weights that were sent are not those of the engine's model: {unmatched[0]!r}")
         received = time.perf_counter()
-        with torch.no_grad():
-            for name, view in self._views.items():
-                view.copy_(tensors[name])
-        await self.engine.update_weights({}, version)
+        await self.engine.update_weights(tensors, version)
         digests = fused_digests({name: view.detach() for name, view in self._views.items()})
         sync = WeightSync(
             version=version,

@@ -21,6 +21,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from agentgym.errors import AgentGymError
+from agentgym.trainers.checkpoint_config import CheckpointConfig
 from agentgym.trainers.cluster_config import ClusterConfig
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.trainer import Trainer
@@ -78,7 +79,7 @@ def test_two_ranks_have_the_losses_of_a_local_run(cluster: str, run: TrainConfig
 def test_a_run_outlives_the_death_of_any_actor(
     cluster: str, run: TrainConfig, tmp_path: Path, victim: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = replace(run, checkpoint_every=2)
+    run = replace(run, checkpoint=CheckpointConfig(every=2))
     Trainer(run, tmp_path / "local").fit()
     folder = tmp_path / "ray"
     killer = threading.Thread(target=kill_one, args=(victim, folder / "metrics.jsonl"), daemon=True)
