@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from agentgym.errors import ConfigError, TrainingHalted
@@ -16,6 +18,9 @@ from agentgym.trajectory import Group, Trajectory
 from agentgym.types import Task
 
 __all__ = ["GroupStream", "Order", "StreamEnded", "StreamReport"]
+
+COLLECT_EVERY = 16
+"""Updates between two full garbage collections: each looks at every live object, those of all live episodes too."""
 
 
 class StreamEnded(TrainingHalted):
@@ -98,6 +103,7 @@ class GroupStream:
         self._news = asyncio.Event()
         self._failure: BaseException | None = None
         self._is_begun = False
+        self._garbage = ExitStack()
         self._end = ""
         """Why no further group begins; empty as long as some do."""
         self._waits = _Waits()
@@ -111,6 +117,8 @@ class GroupStream:
     def advance(self, version: int) -> None:
         """Counts an update: what begins from now on is sampled with policy `version`, and there is room for more."""
         self._plan.advance(version)
+        if version % COLLECT_EVERY == 0:
+            gc.collect()
         if self._is_begun:  # before the first `take` nothing is played
             self._fill()
 
@@ -126,19 +134,20 @@ class GroupStream:
                 f"{num_groups} groups at once, and only {self._plan.most} can be ahead of a step: take fewer, or raise"
                 " max_staleness"
             )
-        self._is_begun = True
+        if not self._is_begun:
+            self._is_begun = True
+            self._garbage.enter_context(young_garbage_only())
         self._fill()
         choice, started = self._plan.choose(num_groups), _now()
         self._waits.num_held += sum(group.due == self._plan.version for group in self._open.values())
         taken: list[tuple[Group, int]] = []
         passed: list[tuple[Group, int]] = []
-        with young_garbage_only():
-            while len(taken) < num_groups:
-                if not self._complete:
-                    await self._wait(f"{num_groups - len(taken)} of {num_groups} groups are missing")
-                    continue
-                ready = self._complete.popleft()
-                (taken if choice.takes(ready[1]) else passed).append(ready)
+        while len(taken) < num_groups:
+            if not self._complete:
+                await self._wait(f"{num_groups - len(taken)} of {num_groups} groups are missing")
+                continue
+            ready = self._complete.popleft()
+            (taken if choice.takes(ready[1]) else passed).append(ready)
         self._waits.learner_s += _now() - started
         self._complete.extendleft(reversed(passed))
         self._plan.take([due for _, due in taken])
@@ -170,6 +179,7 @@ class GroupStream:
             worker.cancel()
         if workers:
             await asyncio.wait(workers)
+        self._garbage.close()
 
     async def _wait(self, lack: str) -> None:
         """Until another group is complete; raises where that will not be."""
