@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentgym.engines.hf_checkpoint import load_decoder, save_decoder
+from agentgym.engines.hf_checkpoint import hf_named_views, load_decoder, own_tensors, save_decoder
 from agentgym.engines.hf_layout import PackedLayout
 from agentgym.engines.hf_model import Decoder, DecoderConfig
-from agentgym.errors import AgentGymError, RunFolderError
+from agentgym.engines.protocol import LoraWeights
+from agentgym.errors import AgentGymError, EngineError, RunFolderError
 
 FAMILIES: dict[str, dict[str, bool]] = {
     "qwen3": {"qk_norm": True},
@@ -95,3 +96,21 @@ def test_a_missing_or_torn_model_folder_is_named(tmp_path: Path) -> None:
 def test_an_architecture_that_would_be_computed_differently_is_refused() -> None:
     with pytest.raises(AgentGymError, match="gpt2"):
         DecoderConfig.from_hf({"model_type": "gpt2"})
+
+
+def test_weights_are_matched_by_name_and_shape_and_those_of_another_model_are_refused() -> None:
+    model, other = tiny("qwen3"), tiny("qwen3")
+    assert own_tensors(model, {}) == []
+    weights = dict(hf_named_views(other))
+    pairs = own_tensors(model, weights)
+    assert len(pairs) == len(weights)
+    assert all(own.shape == new.shape and own.data_ptr() != new.data_ptr() for own, new in pairs)
+    name = "model.norm.weight"
+    for odd, told in (
+        ({name: weights[name]}, "weights of another model"),
+        ({**weights, "more": weights[name]}, "the first is 'more'"),
+        ({**weights, name: torch.zeros(3)}, name),
+        (LoraWeights(tensors={}, config={}), "no adapter alone"),
+    ):
+        with pytest.raises(EngineError, match=told):
+            own_tensors(model, odd)
