@@ -26,11 +26,10 @@ from agentgym.trainers.mismatch import MismatchFound, MismatchSums
 from agentgym.trainers.off_policy import corrected_batch
 from agentgym.trainers.optimizer import OptimizerConfig, PolicyOptimizer
 from agentgym.trainers.parallel import MicroResult
-from agentgym.trainers.ranks import Ranks, Sharded
 from agentgym.trainers.sharded_tensor import is_sharded, whole
 from agentgym.trainers.step_stats import Report, StepStats
 from agentgym.trainers.token_logprobs import TargetScores, gradient_proxy, score_targets
-from agentgym.trainers.world import OneProcess, Share, World
+from agentgym.trainers.world import OneProcess, Sharded, Share, World
 
 __all__ = ["Learner", "LearnerConfig", "StepStats"]
 
@@ -114,7 +113,8 @@ class Learner:
             return self.world.copy(self.model)
         if isinstance(given, Sharded):
             return given.decoder
-        return self.world.shard(given).decoder if isinstance(self.world, Ranks) else given
+        self.world.spread(given, list(given.layers))
+        return given
 
     def update(self, batch: TrainingBatch, *, version: int = 0, max_mismatch: float = math.inf) -> StepStats:
         """Goes over the batch: `epochs` x `minibatches` optimizer steps of the policy.

@@ -11,7 +11,6 @@ What starts the processes is not here. Each of them opens the process group, sha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 from zlib import crc32
 
@@ -27,20 +26,12 @@ from agentgym.trainers.balance import balanced, row_costs
 from agentgym.trainers.batch import TrainingBatch
 from agentgym.trainers.fsdp_config import FsdpConfig
 from agentgym.trainers.parallel import MicroResult
-from agentgym.trainers.world import Place, Share
+from agentgym.trainers.world import Place, Sharded, Share
 
-__all__ = ["Ranks", "Sharded"]
+__all__ = ["Ranks"]
 
 T = TypeVar("T")
 S = TypeVar("S")
-
-
-@dataclass(frozen=True, eq=False)
-class Sharded:
-    """A model whose weights lie on all ranks, a part on each; `Ranks.shard` makes it."""
-
-    decoder: Decoder
-    ranks: Ranks
 
 
 class Ranks:

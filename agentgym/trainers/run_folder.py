@@ -24,7 +24,7 @@ from agentgym.types import JSON
 __all__ = ["RunFolder", "free_run_folder", "read_settings", "save_model"]
 
 FREE = (
-    *("sglang.", "vllm.", "executor", "ray.", "collapse.", "checkpoint."),
+    *("sglang.", "vllm.", "executor", "ray.", "learner.fsdp.", "collapse.", "checkpoint."),
     *("trackers", "tracking.", "speed.", "profile."),
 )
 """Beginnings of settings that may differ when a run is resumed: where its parts are, what ends it, what is kept, who

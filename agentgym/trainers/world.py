@@ -18,7 +18,7 @@ from agentgym.engines.hf_model import Decoder
 from agentgym.trainers.batch import TrainingBatch
 from agentgym.trainers.parallel import GradientWorkers, MicroResult
 
-__all__ = ["OneProcess", "Place", "Share", "World"]
+__all__ = ["OneProcess", "Place", "Sharded", "Share", "World"]
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -99,6 +99,14 @@ class World(Protocol):
     def close(self) -> None:
         """Ends its threads."""
         ...
+
+
+@dataclass(frozen=True, eq=False)
+class Sharded:
+    """A model whose weights lie on all ranks, a part on each; `Ranks.shard` makes it."""
+
+    decoder: Decoder
+    ranks: World
 
 
 class OneProcess(GradientWorkers):

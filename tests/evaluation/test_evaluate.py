@@ -102,7 +102,9 @@ def test_oracles_win_cheats_lose_and_both_records_are_sound(
     env: str, policy: str, success: float, arena: Arena
 ) -> None:
     result = arena.play(env=env, policy=policy)
-    assert result.summary.success == success and result.summary.mean_reward == success
+    stumbles = env == "LongRoad-v0" and policy == "cheat"  # which costs
+    assert result.summary.success == success
+    assert result.summary.mean_reward < 0 if stumbles else result.summary.mean_reward == success
     assert result.summary.num_episodes == 4 and result.summary.num_failed == 0
     report = verify_run(result.output, renderer_for(arena.tokenizer))
     assert report.ok, "\n".join(report.lines())

@@ -43,9 +43,9 @@ def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
             for name, view in hf_named_views(model):
                 view.copy_(case["weights"][name])
     sharded = ranks.shard(model) if ranks else model
-    learner = Learner(
-        sharded.decoder if case.get("alone") else sharded, case["config"], case["optimizer"], total_steps=4
-    )
+    learned = sharded.decoder if case.get("alone") else sharded
+    reference = copy.deepcopy(case.get("reference"))
+    learner = Learner(learned, case["config"], case["optimizer"], total_steps=4, reference=reference)
     gradients: list[Tensor] = []
     step = learner.optimizer.step
 

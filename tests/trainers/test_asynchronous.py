@@ -23,6 +23,7 @@ from agentgym.rollout.loop import RolloutLoop
 from agentgym.rollout.record import read_episodes
 from agentgym.rollout.sampler import Sampler
 from agentgym.trainers.batch import build_batch
+from agentgym.trainers.checkpoint_config import CheckpointConfig
 from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.engine import open_engine, weights_for
 from agentgym.trainers.learner import Learner, StepStats
@@ -38,7 +39,7 @@ Train = Callable[..., Any]
 def ahead(small_run: TrainConfig) -> TrainConfig:
     """The small run, four steps of it, learning while two further steps are played."""
     plain = replace(small_run, optimizer=OptimizerConfig(learning_rate=1e-4), hf=replace(small_run.hf, compile=False))
-    return replace(plain, steps=4, max_staleness=2, checkpoint_every=2)
+    return replace(plain, steps=4, max_staleness=2, checkpoint=CheckpointConfig(every=2))
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:

@@ -85,6 +85,7 @@ def cases(make_tiny: Tiny, make_batch: Fresh) -> dict[str, Case]:
     return {
         **found,
         "shared-prefixes": {**plain, "batch": shared},
+        "reference": {**found["kl"], "reference": make_tiny(seed=1)},
         "one-row": {**plain, "batch": batch.select([5])},
         "untied": {**plain, "model": make_tiny(tied=False)},
         "muon": {**plain, "optimizer": replace(STEP, name="muon")},
@@ -103,8 +104,25 @@ REFUSED = {
     "alone": "what Ranks.shard gave",
     "shared-trunk": "critic.trunk own",
 }
-LEARNED = [*(f"{loss}-{rows}" for loss in LOSSES for rows in ROWS), *SETTINGS, "shared-prefixes", "one-row", "untied"]
-QUICK = ["ppo_clip-1", "ppo_clip-4", "ppo_clip-16", "gspo-4", "clip_cov-1", *SETTINGS, "shared-prefixes", "one-row"]
+LEARNED = [
+    *(f"{loss}-{rows}" for loss in LOSSES for rows in ROWS),
+    *SETTINGS,
+    "shared-prefixes",
+    "one-row",
+    "reference",
+    "untied",
+]
+QUICK = [
+    "ppo_clip-1",
+    "ppo_clip-4",
+    "ppo_clip-16",
+    "gspo-4",
+    "clip_cov-1",
+    *SETTINGS,
+    "shared-prefixes",
+    "one-row",
+    "reference",
+]
 """The cases of every run of the tests; the others are learned with the slow ones."""
 
 
