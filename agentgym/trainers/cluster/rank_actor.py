@@ -24,7 +24,8 @@ from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.critic import CriticStats
 from agentgym.trainers.learner import Learner, StepStats
 from agentgym.trainers.parts import LearnerLost
-from agentgym.trainers.ranks import Ranks, Sharded
+from agentgym.trainers.ranks import Ranks
+from agentgym.trainers.world import Sharded
 
 __all__ = ["ClusterLearner", "RankActor"]
 

@@ -1,0 +1,301 @@
+"""Trained tokens a second and memory of a training step whose rows share their prompt: shared, packed, and padded.
+
+A group of rows begins with the same prompt; only the replies are trained. `shared` is how the learner computes it (the
+prompt once, only what is trained to the end), `packed` the same code with nothing shared, and `padded` is transformers
+on a rectangle of rows with whole logits. All three have the same weights, rows and loss; each runs in a process of its
+own, on one core in fp32. Before anything is timed their logprobs and gradients must agree.
+
+    python benchmarks/train_step.py [--group 16] [--prompt 1000] [--json]
+
+With `--vocabulary`, the memory that reading logprobs off a large vocabulary takes beside the model's own activations.
+
+    python benchmarks/train_step.py --vocabulary 150000 --tokens 8000
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"  # before torch is imported
+
+import torch
+from torch import Tensor
+
+from agentgym.engines.hf_checkpoint import hf_named_views, load_decoder, save_decoder
+from agentgym.engines.hf_layout import PackedLayout
+from agentgym.engines.hf_model import Decoder, DecoderConfig
+from agentgym.trainers.token_logprobs import score_targets
+
+SIDES = ("shared", "packed", "padded")
+AGREEMENT = 1e-5
+MICRO_TOKENS = 8192
+LIMIT_S = 900
+
+
+class Memory:
+    """By how much this process grows at its largest, from now on; Linux counts it."""
+
+    def __init__(self) -> None:
+        Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+        self._before_kb = self._peak_kb()
+
+    @property
+    def grown_mb(self) -> float:
+        """Megabytes."""
+        return (self._peak_kb() - self._before_kb) / 1024
+
+    def _peak_kb(self) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One group: rows with the same prompt and replies of 32 to 96 tokens; `weight` is each trained token's."""
+
+    ids: tuple[tuple[int, ...], ...]
+    prompt: int
+
+    @classmethod
+    def draw(cls, size: int, prompt: int, vocab_size: int, seed: int = 0) -> Rows:
+        """Random ids; the same for every side."""
+        rng = random.Random(seed)
+        start = tuple(rng.randrange(vocab_size) for _ in range(prompt))
+        replies = [tuple(rng.randrange(vocab_size) for _ in range(rng.randint(32, 96))) for _ in range(size)]
+        return cls(tuple(start + reply for reply in replies), prompt)
+
+    @property
+    def num_trained(self) -> int:
+        """Tokens of the replies."""
+        return sum(len(row) - self.prompt for row in self.ids)
+
+    def weight(self, row: int, place: int) -> float:
+        """An advantage like those of a group: of either sign."""
+        return (((row * 7 + place) % 5) - 2) / self.num_trained
+
+
+def config_of(vocab_size: int, window: int) -> DecoderConfig:
+    """The shape of the embedded model, with another window and vocabulary."""
+    return DecoderConfig(
+        family="qwen3",
+        vocab_size=vocab_size,
+        width=128,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=2,
+        head_width=32,
+        ffn_width=384,
+        context_window=window,
+        qk_norm=True,
+    )
+
+
+def parts_of(rows: Rows, *, shares: bool) -> list[list[int]]:
+    """Micro-batches of rows, by the tokens that are computed."""
+    parts: list[list[int]] = [[]]
+    room = MICRO_TOKENS
+    for number, row in enumerate(rows.ids):
+        cost = len(row) - (rows.prompt if shares and parts[-1] else 0)
+        if cost > room:
+            parts.append([])
+            room, cost = MICRO_TOKENS, len(row)
+        parts[-1].append(number)
+        room -= cost
+    return parts
+
+
+def ours(model: Decoder, rows: Rows, *, shares: bool) -> Tensor:
+    """One pass forward and backward, micro-batch by micro-batch; gives the logprobs of what is trained."""
+    found = []
+    for part in parts_of(rows, shares=shares):
+        ids_N = torch.tensor([token for number in part for token in rows.ids[number][:-1]])
+        lengths = [len(rows.ids[number]) - 1 for number in part]
+        places = [(number, place) for number, length in zip(part, lengths, strict=True) for place in range(length)]
+        mask_N = torch.tensor([place >= rows.prompt - 1 for _, place in places])
+        target_M = torch.tensor([rows.ids[number][place + 1] for number, place in places])[mask_N]
+        weight_M = torch.tensor([rows.weight(number, place) for number, place in places])[mask_N]
+        layout = PackedLayout(lengths, ids_N=ids_N if shares else None, wanted_N=mask_N)
+        logp_M = score_targets(model.hidden(ids_N, layout), model.head_weight, target_M).logp_N
+        (-weight_M * logp_M).sum().backward()
+        found.append(logp_M.detach())
+    return torch.cat(found)
+
+
+def padded(model: torch.nn.Module, rows: Rows) -> Tensor:
+    """The same by transformers, on all rows at once, padded to the longest."""
+    longest = max(len(row) for row in rows.ids)
+    ids_BT = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows.ids])
+    seen_BT = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows.ids])
+    logits_BTV = model(input_ids=ids_BT[:, :-1], attention_mask=seen_BT[:, :-1]).logits
+    logp_BT = logits_BTV.float().log_softmax(-1).gather(-1, ids_BT[:, 1:, None])[..., 0]
+    weight_BT = torch.zeros_like(logp_BT)
+    mask_BT = torch.zeros_like(logp_BT, dtype=torch.bool)
+    for number, row in enumerate(rows.ids):
+        for place in range(rows.prompt - 1, len(row) - 1):
+            weight_BT[number, place], mask_BT[number, place] = rows.weight(number, place), True
+    (-weight_BT * logp_BT).sum().backward()
+    return logp_BT.detach()[mask_BT]
+
+
+def run_side(side: str, folder: Path, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
+    """The logprobs and gradients of one pass, by published names."""
+    if side == "padded":
+        other = reference(folder)
+        logp_M = padded(other, rows)
+        return logp_M, {name: one.grad for name, one in other.named_parameters() if one.grad is not None}
+    model = load_decoder(folder)
+    logp_M = ours(model, rows, shares=side == "shared")
+    return logp_M, gradients(model)
+
+
+def reference(folder: Path) -> torch.nn.Module:
+    """The model as transformers loads it."""
+    from transformers import AutoModelForCausalLM  # takes seconds, and only one side needs it
+
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model
+
+
+def gradients(model: Decoder) -> dict[str, Tensor]:
+    """The gradients by published names."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.copy_(parameter.grad)
+        return {name: view.clone() for name, view in hf_named_views(model)}
+
+
+def check(folder: Path, vocab_size: int) -> float:
+    """The largest difference between the sides, in logprobs and in gradients relative to the largest of a tensor; ends
+    the program beyond `AGREEMENT`."""
+    rows = Rows.draw(4, 200, vocab_size, seed=1)
+    found = {side: run_side(side, folder, rows) for side in SIDES}
+    logp_M, wanted = found["padded"]
+    worst = 0.0
+    for side in ("shared", "packed"):
+        other_M, other = found[side]
+        worst = max(worst, float((other_M - logp_M).abs().max()))
+        for name, gradient in wanted.items():
+            worst = max(worst, float((other[name] - gradient).abs().max() / gradient.abs().max().clamp(min=1e-12)))
+    if worst > AGREEMENT:
+        sys.exit(f"the sides differ by {worst:.2g}, more than {AGREEMENT:g}: nothing was timed")
+    return worst
+
+
+def time_side(side: str, folder: Path, rows: Rows, repeats: int) -> dict[str, float]:
+    """Seconds of a step with AdamW, the median of `repeats` after one more, and the memory that the steps took."""
+    model = reference(folder) if side == "padded" else load_decoder(folder)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    for parameter in model.parameters():  # the optimizer's own memory is the same on every side
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    memory = Memory()
+    seconds = []
+    for _ in range(repeats + 1):
+        started = time.perf_counter()
+        optimizer.zero_grad()
+        if isinstance(model, Decoder):
+            ours(model, rows, shares=side == "shared")
+        else:
+            padded(model, rows)
+        optimizer.step()
+        seconds.append(time.perf_counter() - started)
+    return {"seconds": median(seconds[1:]), "memory_mb": memory.grown_mb}
+
+
+def measure_vocabulary(vocab_size: int, tokens: int, *, scores: bool) -> float:
+    """Megabytes that a pass over one row takes: of the model alone, or with the logprobs of all its tokens."""
+    model = Decoder(config_of(vocab_size, tokens)).initialize(0)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    ids_N = torch.randint(0, vocab_size, (tokens,), generator=torch.Generator().manual_seed(0))
+    memory = Memory()
+    hidden_NE = model.hidden(ids_N, PackedLayout([tokens]))
+    if scores:
+        score_targets(hidden_NE, model.head_weight, ids_N).logp_N.sum().backward()
+    else:
+        hidden_NE.square().sum().backward()
+    return memory.grown_mb
+
+
+def aside(arguments: Sequence[str]) -> dict[str, float]:
+    """What this file says in a process of its own."""
+    command = [sys.executable, __file__, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    if done.returncode:
+        sys.exit(done.stderr.strip() or f"{' '.join(command)} failed")
+    answer: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def compare(given: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """The three sides, a line each."""
+    rows = Rows.draw(given.group, given.prompt, given.words)
+    with tempfile.TemporaryDirectory() as folder:
+        save_decoder(Decoder(config_of(given.words, given.prompt + 128)).initialize(0), folder)
+        print(f"logprobs and gradients of the sides differ by {check(Path(folder), given.words):.1e} at most")
+        sizes = ["--group", str(given.group), "--prompt", str(given.prompt), "--repeats", str(given.repeats)]
+        found = {side: aside([*sizes, "--side", side, "--folder", folder]) for side in SIDES}
+    print(f"{given.group} rows, {given.prompt} tokens of prompt, {rows.num_trained} trained tokens")
+    for side, one in found.items():
+        one["trained_tokens_per_s"] = rows.num_trained / one["seconds"]
+        one["times_slower"] = one["seconds"] / found["shared"]["seconds"]
+        told = f"{one['seconds']:7.3f} s  {one['trained_tokens_per_s']:7,.0f} trained tokens/s"
+        print(f"{side:8}{told}  {one['memory_mb']:7,.0f} MB  {one['times_slower']:.2f}x the time of shared")
+    return found
+
+
+def parse() -> argparse.Namespace:
+    """The arguments."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--group", type=int, default=16, help="rows that share their prompt")
+    parser.add_argument("--prompt", type=int, default=1000, help="its tokens")
+    parser.add_argument("--words", type=int, default=1984, help="vocabulary of the model")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--vocabulary", type=int, help="measure the memory of logprobs over so many words instead")
+    parser.add_argument("--tokens", type=int, default=8000, help="of the row that is measured with --vocabulary")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser.add_argument("--side", choices=(*SIDES, "model", "scores"), help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measures, or is one side of a measurement."""
+    given = parse()
+    torch.set_num_threads(1)
+    shown: object
+    if given.side in SIDES:
+        rows = Rows.draw(given.group, given.prompt, given.words)
+        print(json.dumps(time_side(given.side, given.folder, rows, given.repeats)))
+        return
+    if given.side:
+        memory_mb = measure_vocabulary(given.vocabulary, given.tokens, scores=given.side == "scores")
+        print(json.dumps({"memory_mb": memory_mb}))
+        return
+    if given.vocabulary:
+        sizes = ["--vocabulary", str(given.vocabulary), "--tokens", str(given.tokens)]
+        model_mb, scores_mb = (aside([*sizes, "--side", side])["memory_mb"] for side in ("model", "scores"))
+        whole_mb = given.vocabulary * given.tokens * 4 / 2**20
+        print(f"{given.tokens} tokens, {given.vocabulary} words: whole logits would be {whole_mb:,.0f} MB")
+        print(f"the model alone {model_mb:,.0f} MB, with logprobs {scores_mb:,.0f} MB: {scores_mb / model_mb:.2f}x")
+        shown = {"model_mb": model_mb, "scores_mb": scores_mb, "ratio": scores_mb / model_mb}
+    else:
+        shown = compare(given)
+    if given.json:
+        print(json.dumps(shown))
+
+
+if __name__ == "__main__":
+    main()
