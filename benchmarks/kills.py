@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentgym.trainers.speed.step_speed import OF_THE_MACHINE
+
 ENV = '''
 import random
 
@@ -145,7 +147,9 @@ def differences(whole: Path, other: Path) -> list[str]:
 def untimed(run: Path) -> list[Mapping[str, object]]:
     """The lines of metrics.jsonl without what depends on the clock."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if not name.endswith("_s")} for line in lines]
+    return [
+        {name: line[name] for name in line if not name.endswith("_s") and name not in OF_THE_MACHINE} for line in lines
+    ]
 
 
 if __name__ == "__main__":

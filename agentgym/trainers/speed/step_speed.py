@@ -8,7 +8,21 @@ from agentgym.trainers.speed.clock import StepTimes
 from agentgym.trainers.speed.memory import peak_gpu_memory_mb, peak_memory_mb
 from agentgym.trainers.speed.work import UpdateWork
 
-__all__ = ["StepSpeed"]
+__all__ = ["OF_THE_MACHINE", "StepSpeed"]
+
+OF_THE_MACHINE = frozenset(
+    {
+        "generate_share",
+        "learn_share",
+        "sync_share",
+        "rest_share",
+        "bubble",
+        "mfu",
+        "peak_memory_mb",
+        "peak_gpu_memory_mb",
+    }
+)
+"""Numbers of a line of metrics.jsonl that two equal runs have otherwise, beside all whose names end in `_s`."""
 
 
 @dataclass(frozen=True, kw_only=True)
