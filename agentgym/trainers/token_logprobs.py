@@ -17,6 +17,9 @@ __all__ = ["TargetScores", "gradient_proxy", "score_targets"]
 CHUNK_LOGITS = 4_000_000
 """Logits held at once (16 MB in fp32); the chunk of tokens follows from the vocabulary."""
 
+LARGE_VOCABULARY = 65_536
+"""Words above which the head's gradient is summed in place: a second one of its size is too much memory there."""
+
 _BLOCK_ROWS = 128
 
 
@@ -92,7 +95,10 @@ class _ScoreTargets(torch.autograd.Function):
             grad_CV.scatter_add_(1, target_N[part, None], grad_logp_N[part, None])
             grad_CV = grad_CV.div_(ctx.temperature).to(hidden_NE.dtype)
             grad_hidden_NE[part] = linear(grad_CV, head_VE.T)
-            grad_head_VE += weight_gradient(grad_CV, hidden_NE[part])
+            if len(head_VE) > LARGE_VOCABULARY:
+                grad_head_VE.addmm_(grad_CV.T, hidden_NE[part])
+            else:
+                grad_head_VE += weight_gradient(grad_CV, hidden_NE[part])
         return grad_hidden_NE, grad_head_VE, None, None
 
 

@@ -167,3 +167,15 @@ def test_a_probability_of_zero_leaves_the_gradient_of_the_entropy_finite() -> No
     expected = torch.autograd.grad(-5.0 * (log_p_NV.exp() * log_p_NV).sum(), (double_NE, double_VE))
     for one, other in zip(gradients, expected, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-4)
+
+
+def test_a_large_vocabulary_has_the_gradients_of_log_softmax() -> None:
+    hidden_NE, head_VE, target_N = drawn(5, token_logprobs.LARGE_VOCABULARY + 100)
+    found, wanted = [], []
+    for score, grads in ((score_targets, found), (None, wanted)):
+        inputs = [one.clone().requires_grad_() for one in (hidden_NE, head_VE)]
+        logp_N = plain(*inputs, target_N, 0.7)[0] if score is None else score(*inputs, target_N, 0.7).logp_N
+        logp_N.sum().backward()
+        grads += [one.grad for one in inputs]
+    for mine, plainly in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, plainly, rtol=1e-4, atol=1e-5)
