@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from torch import Tensor
+
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.hf_model import Decoder
 from agentgym.engines.protocol import Engine
@@ -36,6 +38,7 @@ class Instruments:
         self.config = config
         self.renderer = renderer
         self.clock = StepClock()
+        self.clock.hears_engine = config.executor == "local"
         self.tracking = Tracking(config.trackers, config.tracking)
         self._work: UpdateWork | None = None
         self._peak: float | None = None
@@ -52,14 +55,22 @@ class Instruments:
     def watching(self, folder: Path, model: Decoder, step: int) -> Iterator[None]:
         """Around the run in a folder, which begins after `step`."""
         self.folder, self.shape = folder, model.config
-        given, weight = self.config.speed.peak_tflops, model.embed
-        threads = self.config.learner.num_threads
-        self._peak = given * 1e12 if given else peak_flops(weight.device, weight.dtype, threads)
+        self._peak = self._peak_flops(model.embed)
         settings = json.loads(json.dumps(asdict(self.config), default=dict))
         name, project = folder.resolve().name, self.config.tracking.project
         run = TrackedRun(name=name, project=project, folder=folder, config=settings, step=step)
         with self.tracking.following(run):
             yield
+
+    def _peak_flops(self, weight: Tensor) -> float | None:
+        """Operations a second that the learner could reach at most: this process's, or those of all ranks."""
+        config, cluster = self.config, self.config.ray
+        if given := config.speed.peak_tflops:
+            return given * 1e12
+        if config.executor == "local" or (cluster.learners == 1 and not cluster.gpus_per_learner):
+            return peak_flops(weight.device, weight.dtype, config.learner.num_threads)
+        # A rank of several computes on one core; GPUs of other processes are not known here.
+        return None if cluster.gpus_per_learner else peak_flops(weight.device, weight.dtype, cluster.learners)
 
     def begin(self) -> None:
         """Training begins: the first step lasts from here."""

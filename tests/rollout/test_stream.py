@@ -213,7 +213,10 @@ def test_no_token_is_older_than_the_bound_however_long_replies_take(
     seed: int, sigma: float, per_step: int, bound: int, learn_s: float, concurrency: int
 ) -> None:
     log_normal = LogNormalSeconds(1.0, sigma)
-    seconds = lambda reply: min(log_normal(reply ^ seed), 200.0)  # noqa: E731  two replies are within the deadline
+
+    def seconds(reply: int) -> float:
+        return min(log_normal(reply ^ seed), 200.0)  # two replies are within the deadline of an episode
+
     scene = Scene(seconds, per_step, bound, learn_s=learn_s, concurrency=concurrency)
     reports = run_in_virtual_time(scene.play())
     assert max(scene.oldest) <= bound

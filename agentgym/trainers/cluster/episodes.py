@@ -48,6 +48,7 @@ class EpisodeActor:
     def __init__(self, label: str, cast: Cast) -> None:
         report_warnings(label, cast.board)
         self._cast = cast
+        self._renderer = renderer_for(Path(cast.model_folder), cast.config.family)
         self._samplers: dict[Part, Sampler] = {}
         self._engine: ClusterEngine | None = None
 
@@ -68,8 +69,7 @@ class EpisodeActor:
             cast, config = self._cast, self._cast.config
             if self._engine is None:
                 self._engine = ClusterEngine(cast.engines, cast.board, size=cast.size, version=0)
-            renderer = renderer_for(Path(cast.model_folder), config.family)
-            loop = loop_for(part, config, self._engine, renderer)
+            loop = loop_for(part, config, self._engine, self._renderer)
             self._samplers[part] = Sampler(loop, config=config.sampler)
         return self._samplers[part]
 

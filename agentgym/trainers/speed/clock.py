@@ -31,8 +31,9 @@ class StepTimes:
     learn_s: float
     sync_s: float
     rest_s: float
-    idle_s: float
-    """In which neither the engine nor the learner had anything to do; parts of `generate_s` and `rest_s`."""
+    idle_s: float | None
+    """In which neither the engine nor the learner had anything to do; parts of `generate_s` and `rest_s`. None where
+    the clock hears of no engine."""
 
 
 class StepClock:
@@ -43,6 +44,8 @@ class StepClock:
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self.hears_engine = True
+        """Whether somebody says when a request is in flight."""
         self._now = now
         self._going_on: Counter[Activity] = Counter()
         self._began = self._last = now()
@@ -70,7 +73,7 @@ class StepClock:
             learn_s=spent["learn"],
             sync_s=spent["sync"],
             rest_s=spent["rest"],
-            idle_s=spent["idle"],
+            idle_s=spent["idle"] if self.hears_engine else None,
         )
 
     def _count(self) -> None:

@@ -42,9 +42,9 @@ class StepSpeed:
     """Bringing the weights to the engine."""
     rest_share: float
     """Recording, checkpoints, probes of parity."""
-    bubble: float
+    bubble: float | None
     """The share in which neither an engine nor the learner had anything to do: all episodes waited for their
-    environments, or the loop for a disk."""
+    environments, or the loop for a disk. None where requests are sent from other processes, which nobody clocks."""
     sampled_tokens_per_s: float | None
     """Sampled tokens of the step's episodes, over the seconds of generation."""
     trained_tokens_per_s: float | None
@@ -79,7 +79,7 @@ class StepSpeed:
             learn_share=times.learn_s / whole,
             sync_share=times.sync_s / whole,
             rest_share=times.rest_s / whole,
-            bubble=times.idle_s / whole,
+            bubble=None if times.idle_s is None else times.idle_s / whole,
             sampled_tokens_per_s=_rate(sampled_tokens, times.generate_s),
             trained_tokens_per_s=_rate(work.trained_tokens, times.learn_s) if work else None,
             mfu=_rate(work.flops, able) if work else None,
