@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Callable, Coroutine
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import gymnasium
 from gymnasium.spaces import Space
@@ -17,6 +17,7 @@ from agentgym.types import Message, ToolSpec
 
 __all__ = ["EpisodeOver", "Info", "StepResult", "TextEnv"]
 
+T = TypeVar("T")
 Info: TypeAlias = dict[str, Any]
 StepResult: TypeAlias = tuple[str, float, bool, bool, Info]
 ENV_TURN_LIMIT = "env turn limit"
@@ -118,10 +119,10 @@ class TextEnv(gymnasium.Env[str, str]):
 
     async def aclose(self) -> None:
         """`close` where the environment's sync code runs; gives up waiting after `close_timeout_s`."""
-        if self.runs_inline or self._worker is None:
+        if self.runs_inline or (self._worker is None and type(self).close is TextEnv.close):
             self.close()
             return
-        await self._worker.run_within(self.close, self.close_timeout_s)
+        await self.own_thread.run_within(self.close, self.close_timeout_s)
 
     @property
     def own_thread(self) -> Worker:
@@ -129,6 +130,10 @@ class TextEnv(gymnasium.Env[str, str]):
         if self._worker is None:
             self._worker = Worker(f"agentgym-{type(self).__name__}")
         return self._worker
+
+    def _wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result for a sync method, whichever thread that runs on."""
+        return run_sync(coroutine) if self._worker is None else self._worker.run_sync(coroutine)
 
     def _begin_turn(self, action: object) -> None:
         if not self._open:
@@ -183,6 +188,7 @@ def _with_bookkeeping(name: str, method: Callable[..., Any]) -> Callable[..., An
         @functools.wraps(method)
         def around(self: TextEnv, *args: Any, **keywords: Any) -> Any:
             if self._inside:
+                _reseed(self, keywords)
                 return method(self, *args, **keywords)
             finish = _enter(self, name, args, keywords)
             try:
@@ -196,6 +202,7 @@ def _with_bookkeeping(name: str, method: Callable[..., Any]) -> Callable[..., An
     @functools.wraps(method)
     async def around_async(self: TextEnv, *args: Any, **keywords: Any) -> Any:
         if self._inside:
+            _reseed(self, keywords)
             return await method(self, *args, **keywords)
         finish = _enter(self, name, args, keywords)
         try:
@@ -217,47 +224,56 @@ def _enter(env: TextEnv, name: str, args: tuple[Any, ...], keywords: dict[str, A
     return env._end_reset
 
 
+def _reseed(env: TextEnv, keywords: dict[str, Any]) -> None:
+    """A seed that one `reset` gives to the one of its base counts, as everywhere in Gymnasium."""
+    if keywords.get("seed") is not None:
+        gymnasium.Env.reset(env, seed=keywords["seed"])
+
+
+# What follows from a method is bound to the class that has it: looked up on the object it could be a subclass's, which
+# calls its base, which is what follows, and so on for ever.
+
+
 def _derive_step(cls: type[TextEnv], overridden: str) -> None:
+    own = cls.__dict__[overridden]
     if overridden == "step":
-        cls.astep = _astep_from_sync  # type: ignore[method-assign]
-    else:
-        cls.step = _step_from_async  # type: ignore[method-assign]
+
+        async def astep(self: TextEnv, action: str) -> StepResult:
+            """`step` on the environment's own thread."""
+            return await _on_own_thread(self, lambda: own(self, action))
+
+        astep.from_sync = True  # type: ignore[attr-defined]
+        cls.astep = astep  # type: ignore[method-assign]
+        return
+
+    def step(self: TextEnv, action: str) -> StepResult:
+        """`astep`, waited for."""
+        result: StepResult = self._wait_for(own(self, action))
+        return result
+
+    cls.step = step  # type: ignore[method-assign]
 
 
 def _derive_reset(cls: type[TextEnv], overridden: str) -> None:
+    own = cls.__dict__[overridden]
     if overridden == "reset":
-        cls.areset = _areset_from_sync  # type: ignore[method-assign]
-    else:
-        cls.reset = _reset_from_async  # type: ignore[method-assign]
+
+        async def areset(
+            self: TextEnv, *, seed: int | None = None, options: dict[str, Any] | None = None
+        ) -> tuple[str, Info]:
+            """`reset` on the environment's own thread."""
+            return await _on_own_thread(self, lambda: own(self, seed=seed, options=options))
+
+        cls.areset = areset  # type: ignore[method-assign]
+        return
+
+    def reset(self: TextEnv, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """`areset`, waited for."""
+        result: tuple[str, Info] = self._wait_for(own(self, seed=seed, options=options))
+        return result
+
+    cls.reset = reset  # type: ignore[method-assign]
 
 
-async def _astep_from_sync(self: TextEnv, action: str) -> StepResult:
-    """`step` on the environment's own thread."""
-    result: StepResult = await _on_own_thread(self, lambda: self.step(action))
-    return result
-
-
-async def _areset_from_sync(
-    self: TextEnv, *, seed: int | None = None, options: dict[str, Any] | None = None
-) -> tuple[str, Info]:
-    """`reset` on the environment's own thread."""
-    result: tuple[str, Info] = await _on_own_thread(self, lambda: self.reset(seed=seed, options=options))
-    return result
-
-
-async def _on_own_thread(env: TextEnv, call: Callable[[], Any]) -> Any:
+async def _on_own_thread(env: TextEnv, call: Callable[[], T]) -> T:
     return call() if env.runs_inline else await env.own_thread.run(call)
-
-
-def _step_from_async(self: TextEnv, action: str) -> StepResult:
-    """`astep`, waited for."""
-    result: StepResult = run_sync(self.astep(action))
-    return result
-
-
-def _reset_from_async(
-    self: TextEnv, *, seed: int | None = None, options: dict[str, Any] | None = None
-) -> tuple[str, Info]:
-    """`areset`, waited for."""
-    result: tuple[str, Info] = run_sync(self.areset(seed=seed, options=options))
-    return result

@@ -15,7 +15,6 @@ from agentgym.tools.commands import read_calls
 from agentgym.tools.definition import MARK, Tool, ToolFunction, as_tool
 from agentgym.tools.runner import ToolRunner
 from agentgym.tools.source import ToolSource
-from agentgym.tools.worker import run_sync
 from agentgym.types import AnyCall, Message, ToolResult, ToolSpec
 
 __all__ = ["ToolEnv"]
@@ -142,7 +141,7 @@ class ToolEnv(TextEnv, abstract=True):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Begins an episode with fresh tool state."""
         if not self._is_inline:
-            return run_sync(self.areset(seed=seed, options=options))
+            return self._wait_for(ToolEnv.areset(self, seed=seed, options=options))
         if not self._released:
             self._release_all()
         self._prepare_episode()
@@ -151,7 +150,7 @@ class ToolEnv(TextEnv, abstract=True):
     async def areset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """`reset` for async callers."""
         if self._is_inline:
-            return self.reset(seed=seed, options=options)
+            return ToolEnv.reset(self, seed=seed, options=options)
         await self._release_async()
         await self._call_hook(self._prepare_episode)
         return self._started(await self._call_hook(self.start, dict(options or {})))
@@ -160,7 +159,7 @@ class ToolEnv(TextEnv, abstract=True):
         """Runs the calls of a reply, and answers each."""
         calls = self._calls_of(action)
         if not (self._is_inline and self._runner.runs_directly(calls)):
-            return run_sync(self.astep(action))
+            return self._wait_for(ToolEnv.astep(self, action))
         self.reward = 0.0
         if not calls:
             return self._said(self.on_message(action))
@@ -170,7 +169,7 @@ class ToolEnv(TextEnv, abstract=True):
         """`step` for async callers."""
         calls = self._calls_of(action)
         if self._is_inline and self._runner.runs_directly(calls):
-            return self.step(action)
+            return ToolEnv.step(self, action)
         self.reward = 0.0
         if not calls:
             return self._said(await self._call_hook(self.on_message, action))
@@ -182,13 +181,16 @@ class ToolEnv(TextEnv, abstract=True):
             if self._is_inline:
                 self._release_all()
             else:
-                run_sync(self._release_async())
+                self._wait_for(self._release_async())
         super().close()
 
     async def aclose(self) -> None:
         """`close` for async callers, where the environment's sync code runs."""
         await self._release_async()
-        super().close()
+        if type(self).close is ToolEnv.close:
+            super().close()
+        else:
+            await super().aclose()
 
     # Inside
 

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias, TypeVar, cast
 import gymnasium
 
 from agentgym.envs.resolve import make_env
-from agentgym.envs.text_env import TextEnv, _astep_from_sync
+from agentgym.envs.text_env import TextEnv
 from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault, UnknownName
 from agentgym.rollout.limits import Limits
 from agentgym.rollout.threads import EnvThread, EnvThreads, Mailbox, Outcome, attempt
@@ -41,7 +41,7 @@ def kind_of(env: Env) -> Kind:
         return "thread"
     if inner.runs_inline:
         return "inline"
-    is_async = inner is env and type(inner).astep is not _astep_from_sync
+    is_async = inner is env and not getattr(type(inner).astep, "from_sync", False)
     return "async" if is_async else "thread"
 
 

@@ -25,6 +25,7 @@ class Worker:
     def __init__(self, name: str) -> None:
         self._name = name
         self._jobs: queue.SimpleQueue[Job | None] | None = None
+        self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self.num_abandoned = 0
 
@@ -34,7 +35,8 @@ class Worker:
         with self._lock:
             if self._jobs is None:
                 self._jobs = queue.SimpleQueue()
-                threading.Thread(target=_serve, args=(self._jobs,), name=self._name, daemon=True).start()
+                self._thread = threading.Thread(target=_serve, args=(self._jobs,), name=self._name, daemon=True)
+                self._thread.start()
             self._jobs.put((fn, future))
         return future
 
@@ -47,6 +49,21 @@ class Worker:
             if future.running() or not future.cancelled():
                 self.abandon()
             raise
+
+    def run_sync(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """`run_sync`; on this worker's own thread its calls go on meanwhile, so the coroutine may wait for them."""
+        jobs = self._jobs
+        if threading.current_thread() is not self._thread or jobs is None:
+            return run_sync(coroutine)
+        awaited = asyncio.run_coroutine_threadsafe(coroutine, _background_loop().loop)
+        awaited.add_done_callback(lambda _: jobs.put((_nothing, concurrent.futures.Future())))
+        while not awaited.done():
+            job = jobs.get()
+            if job is None:  # abandoned: the thread ends after the call that waits here
+                jobs.put(None)
+                break
+            _run(*job)
+        return awaited.result()
 
     async def run_within(self, fn: Callable[[], object], timeout_s: float) -> None:
         """`run`, waited for `timeout_s` at most; a thread that has not come to its end by then is abandoned."""
@@ -78,10 +95,17 @@ class Worker:
 
 def _serve(jobs: queue.SimpleQueue[Job | None]) -> None:
     while (job := jobs.get()) is not None:
-        fn, future = job
-        if future.set_running_or_notify_cancel():
-            _resolve(fn, future)
-        del fn, future, job
+        _run(*job)
+        del job
+
+
+def _run(fn: Callable[[], Any], future: concurrent.futures.Future[Any]) -> None:
+    if future.set_running_or_notify_cancel():
+        _resolve(fn, future)
+
+
+def _nothing() -> None:
+    """A call that wakes a worker."""
 
 
 def _resolve(fn: Callable[[], Any], future: concurrent.futures.Future[Any]) -> None:
