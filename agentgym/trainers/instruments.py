@@ -38,6 +38,7 @@ class Instruments:
         self.config = config
         self.renderer = renderer
         self.clock = StepClock()
+        self.clock.plays_beside = config.max_staleness > 0
         self.clock.hears_engine = config.executor == "local"
         self.tracking = Tracking(config.trackers, config.tracking)
         self._work: UpdateWork | None = None

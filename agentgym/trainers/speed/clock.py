@@ -31,6 +31,8 @@ class StepTimes:
     learn_s: float
     sync_s: float
     rest_s: float
+    sampling_s: float
+    """In which episodes were played: `generate_s`, or the whole step where playing goes on beside learning."""
     idle_s: float | None
     """In which neither the engine nor the learner had anything to do; parts of `generate_s` and `rest_s`. None where
     the clock hears of no engine."""
@@ -44,6 +46,8 @@ class StepClock:
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self.plays_beside = False
+        """Whether episodes are played at any time, not only while the loop waits for them."""
         self.hears_engine = True
         """Whether somebody says when a request is in flight."""
         self._now = now
@@ -73,6 +77,7 @@ class StepClock:
             learn_s=spent["learn"],
             sync_s=spent["sync"],
             rest_s=spent["rest"],
+            sampling_s=self._last - began if self.plays_beside else spent["generate"],
             idle_s=spent["idle"] if self.hears_engine else None,
         )
 

@@ -46,7 +46,7 @@ class StepSpeed:
     """The share in which neither an engine nor the learner had anything to do: all episodes waited for their
     environments, or the loop for a disk. None where requests are sent from other processes, which nobody clocks."""
     sampled_tokens_per_s: float | None
-    """Sampled tokens of the step's episodes, over the seconds of generation."""
+    """Sampled tokens of the step's episodes, over the seconds of generation; in asynchronous training, of the step."""
     trained_tokens_per_s: float | None
     """Targets of the loss, as often as they were gone over, over the seconds of learning."""
     mfu: float | None
@@ -80,7 +80,7 @@ class StepSpeed:
             sync_share=times.sync_s / whole,
             rest_share=times.rest_s / whole,
             bubble=None if times.idle_s is None else times.idle_s / whole,
-            sampled_tokens_per_s=_rate(sampled_tokens, times.generate_s),
+            sampled_tokens_per_s=_rate(sampled_tokens, times.sampling_s),
             trained_tokens_per_s=_rate(work.trained_tokens, times.learn_s) if work else None,
             mfu=_rate(work.flops, able) if work else None,
             padded_tokens=work.padded_tokens if work else None,

@@ -81,3 +81,15 @@ def test_a_metered_engine_replies_as_the_engine_and_is_busy_meanwhile() -> None:
     time.now += 2
     found = clock.lap()
     assert (found.rest_s, found.idle_s) == (5, 2)
+
+
+def test_where_playing_goes_on_beside_learning_the_whole_step_is_sampling() -> None:
+    time = Time()
+    clock = StepClock(time)
+    for beside, sampling_s in ((False, 2), (True, 7)):
+        clock.plays_beside = beside
+        with clock.doing("generate"):
+            time.now += 2
+        with clock.doing("learn"):
+            time.now += 5
+        assert clock.lap().sampling_s == sampling_s

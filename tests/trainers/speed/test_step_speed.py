@@ -21,7 +21,7 @@ from agentgym.trainers.speed.step_speed import StepSpeed
 from agentgym.trainers.speed.work import UpdateWork
 from agentgym.trainers.step_stats import StepStats
 
-TIMES = StepTimes(step_s=10, generate_s=5, learn_s=4, sync_s=0.5, rest_s=0.5, idle_s=2)
+TIMES = StepTimes(step_s=10, generate_s=5, learn_s=4, sync_s=0.5, rest_s=0.5, sampling_s=5, idle_s=2)
 WORK = UpdateWork(trained_tokens=800, padded_tokens=600, packed_tokens=300, computed_tokens=100, flops=2e9)
 
 
