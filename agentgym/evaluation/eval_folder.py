@@ -14,6 +14,7 @@ import yaml
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.rollout import menus as tool_menus
 from agentgym.rollout.episode import Episode
+from agentgym.rollout.folder_lock import LOCK_NAME, FolderLock
 from agentgym.rollout.record import FILE_NAME, EpisodeWriter, read_episodes
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON
@@ -30,8 +31,8 @@ class EvalFolder:
     """Opens `path` for the evaluation with these settings; `kept` are the good episodes that it holds already.
 
     Episodes are appended as they finish, in whichever order, so that a kill loses none; `finish` puts them in order.
-    Raises RunFolderError when the folder holds something and `resume` is false, is no evaluation's, or cannot be
-    written, and ConfigError, naming the settings, when it belongs to another evaluation.
+    Raises RunFolderError when the folder holds something and `resume` is false, is no evaluation's, is written by
+    another process, or cannot be written, and ConfigError, naming the settings, when it belongs to another evaluation.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, JSON], *, resume: bool) -> None:
@@ -41,11 +42,13 @@ class EvalFolder:
         """Episodes appended since the folder was opened."""
         if path.exists() and not path.is_dir():
             raise RunFolderError(f"{str(path)!r} is a file; --output takes a folder")
+        self._lock = FolderLock(path)
         if path.is_dir() and not _is_blank(path):
             self._reopen(settings, resume)
         else:
             with written(path):
                 path.mkdir(parents=True, exist_ok=True)
+                self._lock.take()
                 _write_whole(path / CONFIG, yaml.safe_dump(_plain(settings), sort_keys=False))
         self._writer = EpisodeWriter(path)
 
@@ -56,6 +59,7 @@ class EvalFolder:
             raise RunFolderError(
                 f"{str(self.path)!r} holds a run already: go on with it by --resume, or name a new folder with --output"
             )
+        self._lock.take()
         stored = _read_yaml(self.path / CONFIG)
         wanted = _plain(settings)
         names = [name for name in {**wanted, **stored} if stored.get(name) != wanted.get(name)]
@@ -73,7 +77,7 @@ class EvalFolder:
 
     def finish(self, trajectories: Sequence[Trajectory], result: Mapping[str, JSON]) -> None:
         """Puts the episodes in the order of `trajectories`, which makes the file a function of the settings alone."""
-        self.close()
+        self._writer.close()
         aside = self.path / ".in-order"
         with written(self.path):
             shutil.rmtree(aside, ignore_errors=True)
@@ -86,8 +90,9 @@ class EvalFolder:
             _write_whole(self.path / RESULT, json.dumps(_plain(result), indent=2) + "\n")
 
     def close(self) -> None:
-        """Closes the file; a second call does nothing."""
+        """Closes the file and lets other processes write; a second call does nothing."""
         self._writer.close()
+        self._lock.release()
 
 
 def missing(episodes: Sequence[Episode], kept: Mapping[Key, Trajectory]) -> list[Episode]:
@@ -117,7 +122,7 @@ def written(path: Path) -> Iterator[None]:
 
 def _is_blank(path: Path) -> bool:
     """Whether the folder is empty, or what an evaluation leaves that ended before its first episode."""
-    names = {entry.name for entry in path.iterdir()} - {tool_menus.FILE_NAME}
+    names = {entry.name for entry in path.iterdir()} - {tool_menus.FILE_NAME, LOCK_NAME}
     return not names or (names == {CONFIG, FILE_NAME} and (path / FILE_NAME).stat().st_size == 0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -135,14 +135,12 @@ class EvalPlan:
             if on_episode is not None:
                 on_episode(trajectory)
 
-        try:
+        with closing(self.folder):
             played = run_async(_play(self.config, self.to_play, keep, driver)) if self.to_play else []
-        finally:
-            self.folder.close()
-        found = {**self.folder.kept, **{(one.group, one.member): one for one in played}}
-        ordered = tuple(found[episode.group, episode.member] for episode in self.episodes)
-        result = EvalResult(self.config, summarize(ordered), self.folder.path, ordered, endpoint_use(ordered))
-        self.folder.finish(ordered, result.to_json())
+            found = {**self.folder.kept, **{(one.group, one.member): one for one in played}}
+            ordered = tuple(found[episode.group, episode.member] for episode in self.episodes)
+            result = EvalResult(self.config, summarize(ordered), self.folder.path, ordered, endpoint_use(ordered))
+            self.folder.finish(ordered, result.to_json())
         return result
 
 

@@ -14,6 +14,7 @@ import yaml
 from agentgym.engines.hf_checkpoint import save_decoder
 from agentgym.engines.hf_model import Decoder
 from agentgym.errors import RunFolderError
+from agentgym.rollout.folder_lock import FolderLock
 from agentgym.trainers.checkpoint import Checkpoint, copy_tokenizer, guarded, replace_file
 from agentgym.trainers.checkpoint_config import CheckpointConfig
 from agentgym.trainers.checkpoints import Checkpoints
@@ -32,12 +33,16 @@ watches."""
 
 
 class RunFolder:
-    """Writes a run's files; whatever was written before an error or a kill stays readable."""
+    """Writes a run's files; whatever was written before an error or a kill stays readable.
+
+    `lock` is taken from `create` and `reopen` on: what writes while another process does raises RunFolderError.
+    """
 
     def __init__(self, path: Path, checkpoint: CheckpointConfig) -> None:
         self.path = path
         self.metrics_path = path / "metrics.jsonl"
         self.checkpoints = Checkpoints(path, checkpoint)
+        self.lock = FolderLock(path)
 
     @classmethod
     def create(cls, path: Path, config: TrainConfig) -> RunFolder:
@@ -48,6 +53,7 @@ class RunFolder:
         settings = yaml.safe_dump(json.loads(json.dumps(asdict(config))), sort_keys=False)
         try:
             path.mkdir(parents=True, exist_ok=True)
+            folder.lock.take()
             (path / "config.yaml").write_text(settings)
         except OSError as error:
             raise RunFolderError(f"cannot write a run to {str(path)!r}: {error}; give another --output") from error
@@ -66,16 +72,25 @@ class RunFolder:
             told = "; ".join(f"{name}: {stored.get(name)!r} there, {given.get(name)!r} here" for name in changed)
             raise RunFolderError(f"the run in {str(path)!r} has other settings ({told}); resume with the same ones")
         folder = cls(path, config.checkpoint)
+        folder.lock.take()
         newest = folder.checkpoints.resume()
         folder._forget_after(newest.step if newest else 0)
         return folder, newest
 
     def abandon(self) -> None:
         """Gives up a run that did not begin: the same folder may be given again. Logs of servers stay."""
+        self.lock.release()
         if not self.metrics_path.exists():
             (self.path / "config.yaml").unlink(missing_ok=True)
             with suppress(OSError):  # there are logs in it
                 self.path.rmdir()
+
+    def close(self) -> None:
+        """Waits until the checkpoints are written; lets other processes write here."""
+        try:
+            self.checkpoints.close()
+        finally:
+            self.lock.release()
 
     @property
     def begun(self) -> bool:

@@ -148,7 +148,8 @@ class Trainer:
 
     async def _run(self) -> TrainResult:
         async with AsyncExitStack() as stack:
-            stack.callback(self.folder.checkpoints.close)
+            self.folder.lock.take()
+            stack.callback(self.folder.close)
             if not self.step:
                 seed_random(self.config.seed)
             await self._begin(stack)
