@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -146,10 +147,19 @@ def guarded(folder: Path) -> Iterator[None]:
     except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
         if isinstance(error, RunFolderError):
             raise
+        reason = error if isinstance(error, OSError) else f"{_room(folder)}{error}"
         raise RunFolderError(
-            f"cannot write to {str(folder)!r}: {error}. What was written before is whole; make room and go on"
+            f"cannot write to {str(folder)!r}: {reason}. What was written before is whole; make room and go on"
             " with --resume"
         ) from error
+
+
+def _room(folder: Path) -> str:
+    """What torch does not say of a write that failed; "" where the disk cannot be asked."""
+    try:
+        return f"{shutil.disk_usage(folder).free / 2**20:,.1f} MiB are free there, and torch says: "
+    except OSError:
+        return ""
 
 
 def replace_file(path: Path, text: str) -> None:
