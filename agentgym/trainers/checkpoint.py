@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import shutil
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
