@@ -37,10 +37,12 @@ CURVES = (
     ("truncated_calls", "Truncated calls"),
     ("unknown_tools", "Unknown tools"),
     ("invalid_arguments", "Invalid arguments"),
-    ("sampled_tokens_per_s", "Sampled tokens / s"),
-    ("trained_tokens_per_s", "Trained tokens / s"),
-    ("mfu", "Model flops utilization"),
+    ("sampled_tokens_per_s", "Sampled / s"),
+    ("trained_tokens_per_s", "Trained / s"),
+    ("mfu", "MFU"),
     ("bubble", "Bubble"),
+    ("staleness_mean", "Staleness, mean"),
+    ("learner_wait_s", "Learner waits, s"),
 )
 SOURCES = ("prompt", "policy", "env")
 
