@@ -20,6 +20,9 @@ class FsdpConfig:
     """Whether a layer's whole weights are given up between its forward and its backward pass, and so are gathered
     twice a micro-batch. Without, they are gathered once for an optimizer step, however many micro-batches it has, and
     every rank holds a whole model meanwhile."""
+    gradients: Literal["whole", "sharded"] = "whole"
+    """What a rank holds of the gradients between the micro-batches of a step: `whole` ones are exchanged once, behind
+    the last, and take as much memory as a model in `reduce_dtype`; `sharded` ones are exchanged behind each."""
     cpu_offload: bool = False
     """Whether shards of weights, gradients and optimizer lie in CPU memory while a GPU computes; the process group is
     then one of both, `cpu:gloo,cuda:nccl`."""

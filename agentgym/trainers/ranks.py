@@ -110,11 +110,12 @@ class Ranks:
     def accumulate(
         self, parts: Sequence[T], compute: Callable[[T], MicroResult[S]], parameters: Sequence[Tensor]
     ) -> list[S]:
-        """One micro-batch after the other, in this thread; the ranks exchange gradients once, behind the last."""
+        """One micro-batch after the other, in this thread; the ranks exchange gradients behind the last, or each."""
+        each = self.config.gradients == "sharded"
         reports = []
         for left, part in zip(reversed(range(len(parts))), parts, strict=True):
             for module in self._modules:
-                module.set_requires_gradient_sync(left == 0, recurse=False)
+                module.set_requires_gradient_sync(each or left == 0, recurse=False)
                 module.set_reshard_after_backward(left == 0 or self.config.reshard_after_forward, recurse=False)
             result = compute(part)
             result.loss.backward()

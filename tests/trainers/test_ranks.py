@@ -44,6 +44,7 @@ SETTINGS: dict[str, dict[str, object]] = {
     "correction": {"correction": "tis_token"},
     "checkpointing": {"activation_checkpointing": True},
     "gathered-once": {"fsdp": FsdpConfig(reshard_after_forward=False), "loss": "gspo"},
+    "sharded-gradients": {"fsdp": FsdpConfig(gradients="sharded"), "loss": "gspo"},
     "critic": {"critic": CriticConfig(trunk="own", clip=None)},
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import dataclass
 
@@ -11,8 +10,9 @@ import torch
 from agentgym.engines.hf_linear import linear
 from agentgym.errors import ConfigError
 from agentgym.trainers.parallel import GradientWorkers
+from agentgym.trainers.speed.gpus import gpu_named
 
-__all__ = ["GPUS", "SpeedConfig", "peak_flops"]
+__all__ = ["SpeedConfig", "peak_flops"]
 
 _SIZE, _REPEATS = 512, 12
 """A product of this size fits into a core's cache and is as fast as any."""
@@ -31,31 +31,6 @@ class SpeedConfig:
             raise ConfigError(f"speed.peak_tflops must be above 0, got {self.peak_tflops}; leave it out to measure it")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Gpu:
-    """A vendor's figures, in TFLOP/s, without sparsity."""
-
-    half: float
-    """bfloat16 and float16 with float32 sums."""
-    tf32: float
-    single: float
-
-
-GPUS = {
-    "B200": _Gpu(half=2250, tf32=1125, single=80),
-    "H200": _Gpu(half=989, tf32=494, single=67),
-    "H100 PCIe": _Gpu(half=756, tf32=378, single=51),
-    "H100": _Gpu(half=989, tf32=494, single=67),
-    "A100": _Gpu(half=312, tf32=156, single=19.5),
-    "L40S": _Gpu(half=362, tf32=183, single=91.6),
-    "L4": _Gpu(half=121, tf32=60, single=30.3),
-    "RTX 4090": _Gpu(half=165, tf32=82.6, single=82.6),
-    "RTX 3090": _Gpu(half=71, tf32=35.6, single=35.6),
-    "MI300X": _Gpu(half=1307, tf32=654, single=163),
-}
-"""By a part of the name that torch shows; the first that fits holds."""
-
-
 def peak_flops(device: torch.device, dtype: torch.dtype, num_threads: int) -> float | None:
     """Operations a second that the learner could reach at most; None for a GPU that is not known.
 
@@ -66,8 +41,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype, num_threads: int) -> fl
         return _measured(dtype, num_threads)
     if device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(device)
-    found = next((gpu for known, gpu in GPUS.items() if re.search(rf"\b{known}\b", name)), None)
+    found = gpu_named(torch.cuda.get_device_name(device))
     if found is None:
         return None
     if dtype in (torch.bfloat16, torch.float16):

@@ -1,0 +1,165 @@
+"""Which GPUs play and which learn: every split that there is, the best one, and what would fit where none does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from agentgym.trainers.planning.config import PlanConfig
+from agentgym.trainers.planning.memory import EngineMemory, LearnerMemory, engine_memory, learner_memory
+from agentgym.trainers.planning.timing import Generation, Learning, Machine, generation, learning, sync_s
+
+__all__ = ["Layout", "best_layout", "layouts", "what_would_fit"]
+
+GIB = 2**30
+MOST_GPUS = 4096
+MOST_SPLITS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One way to use the GPUs."""
+
+    kind: Literal["colocated", "disaggregated"]
+    learners: int
+    """GPUs that learn."""
+    engines: int
+    engine_gpus: int
+    """GPUs of an engine."""
+    learner_memory: LearnerMemory
+    engine_memory: EngineMemory
+    sequences: int
+    """Whole episodes whose keys and values an engine holds."""
+    generation: Generation | None
+    """None where the engine does not fit."""
+    learning: Learning
+    sync_s: float
+    problems: tuple[str, ...]
+    """What does not fit; empty where everything does."""
+    overlaps: bool
+    """Whether engines play while the learners learn."""
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step."""
+        play_s = self.generation.seconds if self.generation else float("inf")
+        work_s = max(play_s, self.learning.seconds) if self.overlaps else play_s + self.learning.seconds
+        return work_s + self.sync_s
+
+    @property
+    def balance(self) -> float:
+        """Seconds of playing over seconds of learning: above 1 learners wait, where both go on at once."""
+        return self.generation.seconds / self.learning.seconds if self.generation else float("inf")
+
+
+def best_layout(machine: Machine, config: PlanConfig) -> Layout:
+    """The fastest of those that fit; where none fits, the one with the fewest problems."""
+    return min(layouts(machine, config), key=lambda one: (len(one.problems), one.step_s, -one.learners))
+
+
+def layouts(machine: Machine, config: PlanConfig) -> Iterator[Layout]:
+    """Every way that `layout`, `learners` and `engine.tensor_parallel` leave open."""
+    unit = config.learner.sequence_parallel * config.learner.tensor_parallel
+    for engine_gpus in _engine_sizes(machine, config):
+        if config.layout != "disaggregated" and config.learners is None and config.gpus % unit == 0:
+            yield _layout(machine, config, config.gpus, engine_gpus, apart=False)
+        if config.layout == "colocated" or config.gpus == 1:
+            continue
+        stride = unit * max(1, config.gpus // (unit * MOST_SPLITS))
+        wanted = range(unit, config.gpus, stride) if config.learners is None else (config.learners,)
+        for learners in wanted:
+            if config.gpus - learners >= engine_gpus:
+                yield _layout(machine, config, learners, engine_gpus, apart=True)
+
+
+def _engine_sizes(machine: Machine, config: PlanConfig) -> Sequence[int]:
+    if config.engine.tensor_parallel is not None:
+        return (config.engine.tensor_parallel,)
+    most = min(config.gpus, machine.device.per_node, machine.shape.num_heads)
+    return [2**power for power in range(most.bit_length()) if 2**power <= most]
+
+
+def _layout(machine: Machine, config: PlanConfig, learners: int, engine_gpus: int, *, apart: bool) -> Layout:
+    memory, runtime = machine.device.memory, machine.rates.runtime_gib * GIB
+    work = learning(machine, config, learners)
+    held = replace(_learner_memory(machine, config, learners, work.micro_batches), runtime=runtime)
+    resting = 0.0 if apart or config.learner.offload else held.resting
+    engine = engine_memory(
+        machine.shape, config.engine, gpus=engine_gpus, memory=memory, resting=resting, runtime=runtime
+    )
+    sequences = engine.sequences(config.episode.tokens)
+    engines = (config.gpus - learners if apart else config.gpus) // engine_gpus
+    problems = []
+    if held.total > memory:
+        problems.append(_too_large("the learner", held.total, memory, learners))
+    if not engines or not sequences:
+        needed = engine.weights + runtime + resting + engine.token * config.episode.tokens
+        share = memory * config.engine.memory_fraction
+        problems.append(_too_large("an engine with one episode", needed, share, engine_gpus))
+    running = min(sequences, config.engine.max_running or sequences)
+    return Layout(
+        kind="disaggregated" if apart else "colocated",
+        learners=learners,
+        engines=engines,
+        engine_gpus=engine_gpus,
+        learner_memory=held,
+        engine_memory=engine,
+        sequences=sequences,
+        generation=generation(machine, config, engines=engines, gpus=engine_gpus, running=running)
+        if running and engines
+        else None,
+        learning=work,
+        sync_s=sync_s(machine, config, apart=apart),
+        problems=tuple(problems),
+        overlaps=apart and config.max_staleness > 0,
+    )
+
+
+def _learner_memory(machine: Machine, config: PlanConfig, ranks: int, parts: int) -> LearnerMemory:
+    return learner_memory(
+        machine.shape, config.learner, config.episode, ranks=ranks, group_size=config.group_size, parts=parts
+    )
+
+
+def _too_large(what: str, needed: float, there: float, gpus: int) -> str:
+    on = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+    return f"{what} does not fit on {on}: {needed / GIB:,.0f} GiB each are needed, and there are {there / GIB:,.0f}"
+
+
+def what_would_fit(machine: Machine, config: PlanConfig) -> list[str]:
+    """Changes to the options with which everything would fit, the smallest first."""
+    learner = config.learner
+    single: Mapping[str, dict[str, object]] = {
+        "--learner.activation-checkpointing": {"activation_checkpointing": True},
+        f"--learner.micro-batch-tokens {config.episode.tokens}": {"micro_batch_tokens": config.episode.tokens},
+        "--learner.gradients sharded": {"gradients": "sharded"},
+        "--learner.offload": {"offload": True},
+        "--learner.precision bfloat16": {"precision": "bfloat16"},
+        "--learner.lora-rank 32": {"lora_rank": 32},
+    }
+    changes = {name: change for name, change in single.items() if replace(learner, **change) != learner}  # type: ignore[arg-type]
+    changes |= {
+        f"{one} {two}": changes[one] | changes[two] for one in list(changes) for two in list(changes) if one < two
+    }
+    found: list[str] = []
+    for name, change in changes.items():
+        if any(set(one.split(" --")) <= set(name.split(" --")) for one in found):
+            continue
+        if not best_layout(machine, replace(config, learner=replace(learner, **change))).problems:  # type: ignore[arg-type]
+            found.append(name)
+    return [*found[:4], *_more_gpus(machine, config)]
+
+
+def _more_gpus(machine: Machine, config: PlanConfig) -> list[str]:
+    sharded = replace(config.learner, gradients="sharded")
+    found: dict[int, str] = {}
+    for name, learner in (("", config.learner), ("--learner.gradients sharded", sharded)):
+        gpus = 2 ** config.gpus.bit_length()
+        while gpus <= MOST_GPUS:
+            trial = replace(config, gpus=gpus, learners=None, layout="colocated", learner=learner)
+            if not best_layout(machine, trial).problems:
+                found.setdefault(gpus, f"--gpus {gpus} {name}".strip())
+                break
+            gpus *= 2
+    return [found[gpus] for gpus in sorted(found)]

@@ -1,0 +1,198 @@
+"""Shapes of decoders: their parameters, their keys and values, and what a forward pass computes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from agentgym.embedded import embedded_folder
+from agentgym.errors import ConfigError, nearest
+from agentgym.types import JSON
+
+__all__ = ["SHAPES", "ModelShape", "shape_of"]
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """A decoder of the Llama, Mistral, Qwen2 and Qwen3 families, as published.
+
+    Example: `SHAPES["Qwen3-8B"].num_parameters` is 8,190,735,360, and a token's keys and values are 73,728 numbers.
+    """
+
+    name: str
+    vocab_size: int
+    width: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_width: int
+    ffn_width: int
+    tied: bool = False
+    """Whether the head is the embedding."""
+    qk_norm: bool = False
+    qkv_bias: bool = False
+
+    @property
+    def q_width(self) -> int:
+        """All heads' queries of a token in a layer."""
+        return self.num_heads * self.head_width
+
+    @property
+    def kv_width(self) -> int:
+        """All heads' keys of a token in a layer, or their values."""
+        return self.num_kv_heads * self.head_width
+
+    @property
+    def matrices(self) -> tuple[tuple[int, int], ...]:
+        """Inputs and outputs of a layer's matrices."""
+        e, q, kv, f = self.width, self.q_width, self.kv_width, self.ffn_width
+        return ((e, q), (e, kv), (e, kv), (q, e), (e, f), (e, f), (f, e))
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of one layer, its norms and biases included."""
+        matrices = sum(inputs * outputs for inputs, outputs in self.matrices)
+        norms = 2 * self.width + (2 * self.head_width if self.qk_norm else 0)
+        return matrices + norms + (self.q_width + 2 * self.kv_width if self.qkv_bias else 0)
+
+    @property
+    def head_parameters(self) -> int:
+        """Weights outside of the layers: embedding, head, last norm."""
+        return self.vocab_size * self.width * (1 if self.tied else 2) + self.width
+
+    @property
+    def num_parameters(self) -> int:
+        """All weights."""
+        return self.num_layers * self.layer_parameters + self.head_parameters
+
+    @property
+    def read_weights(self) -> int:
+        """Weights that a decoding step reads: all but those of an embedding that is not the head."""
+        return self.num_parameters - (0 if self.tied else self.vocab_size * self.width)
+
+    @property
+    def kv_floats(self) -> int:
+        """Numbers that a token leaves in the cache."""
+        return 2 * self.num_layers * self.kv_width
+
+    def adapter_parameters(self, rank: int) -> int:
+        """Weights of LoRA adapters on all matrices of the layers."""
+        return self.num_layers * sum(rank * (inputs + outputs) for inputs, outputs in self.matrices)
+
+    def forward_flops(self, tokens: float, pairs: float, targets: float) -> float:
+        """Operations of a forward pass over so many tokens, pairs of a query and a key, and logits: two for each
+        multiply-add of a matrix product, as `metrics.jsonl` counts them."""
+        layer = 2.0 * tokens * sum(inputs * outputs for inputs, outputs in self.matrices) + 4.0 * self.q_width * pairs
+        return self.num_layers * layer + 2.0 * self.width * self.vocab_size * targets
+
+
+def _qwen3(name: str, layers: int, width: int, heads: int, ffn: int, *, tied: bool = False) -> ModelShape:
+    return ModelShape(
+        name=name,
+        vocab_size=151_936,
+        width=width,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=8,
+        head_width=128,
+        ffn_width=ffn,
+        tied=tied,
+        qk_norm=True,
+    )
+
+
+def _grouped(name: str, layers: int, width: int, ffn: int, vocab: int) -> ModelShape:
+    """Llama 3.1, and Qwen2.5 but for its biases: eight heads of keys and values, of width 128."""
+    return ModelShape(
+        name=name,
+        vocab_size=vocab,
+        width=width,
+        num_layers=layers,
+        num_heads=width // 128,
+        num_kv_heads=8,
+        head_width=128,
+        ffn_width=ffn,
+    )
+
+
+def _known() -> dict[str, ModelShape]:
+    shapes = [
+        _qwen3("Qwen3-0.6B", 28, 1024, 16, 3072, tied=True),
+        _qwen3("Qwen3-1.7B", 28, 2048, 16, 6144, tied=True),
+        _qwen3("Qwen3-4B", 36, 2560, 32, 9728, tied=True),
+        _qwen3("Qwen3-8B", 36, 4096, 32, 12_288),
+        _qwen3("Qwen3-14B", 40, 5120, 40, 17_408),
+        _qwen3("Qwen3-32B", 64, 5120, 64, 25_600),
+        replace(_grouped("Qwen2.5-7B", 28, 3584, 18_944, 152_064), num_kv_heads=4, qkv_bias=True),
+        replace(_grouped("Qwen2.5-72B", 80, 8192, 29_568, 152_064), qkv_bias=True),
+        _grouped("Llama-3.1-8B", 32, 4096, 14_336, 128_256),
+        _grouped("Llama-3.1-70B", 80, 8192, 28_672, 128_256),
+    ]
+    return {shape.name: shape for shape in shapes}
+
+
+SHAPES = _known()
+"""By their published names."""
+
+
+def shape_of(model: str) -> ModelShape:
+    """The shape of a name in `SHAPES`, of the first one of a size (`8B` is Qwen3-8B), of `embedded`, or of a folder
+    with a config.json; raises ConfigError for anything else."""
+    wanted = model.rsplit("/", 1)[-1].lower()
+    for name, shape in SHAPES.items():
+        if wanted in (name.lower(), name.lower().rpartition("-")[2]):
+            return shape
+    folder = embedded_folder() if model == "embedded" else Path(model)
+    if folder.is_dir():
+        return _of_folder(folder)
+    sizes = [name.rpartition("-")[2] for name in SHAPES]
+    hint = nearest(model, [*SHAPES, *sizes, "embedded"]) or ""
+    raise ConfigError(
+        f"unknown model {model!r}{hint or '.'} A size ({', '.join(dict.fromkeys(sizes))}), a name such as Llama-3.1-8B,"
+        " `embedded` or a folder with a config.json was wanted"
+    )
+
+
+def _of_folder(folder: Path) -> ModelShape:
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{str(path)!r} cannot be read as a model's configuration: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{str(path)!r} holds no configuration: it must be a JSON object")
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        raise ConfigError(
+            f"{str(path)!r} is of model_type {family!r}, and only dense {', '.join(FAMILIES)} can be planned: give the"
+            " size of the nearest one, such as --model 32B"
+        )
+    return _of_config(folder.name, str(family), config)
+
+
+def _of_config(name: str, family: str, config: Mapping[str, JSON]) -> ModelShape:
+    def integer(key: str, default: int | None = None) -> int:
+        value = config.get(key)
+        value = default if value is None else value
+        if not isinstance(value, int) or value < 1:
+            raise ConfigError(f"config.json of {name!r} needs a positive integer {key!r}, got {value!r}")
+        return value
+
+    width, heads = integer("hidden_size"), integer("num_attention_heads")
+    return ModelShape(
+        name=name,
+        vocab_size=integer("vocab_size"),
+        width=width,
+        num_layers=integer("num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=integer("num_key_value_heads", heads),
+        head_width=integer("head_dim", width // heads),
+        ffn_width=integer("intermediate_size"),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        qk_norm=family == "qwen3",
+        qkv_bias=family == "qwen2",
+    )

@@ -1,0 +1,117 @@
+"""Shapes against transformers' own models and the learner's counts of operations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+from agentgym.engines.hf_model import DecoderConfig
+from agentgym.errors import ConfigError
+from agentgym.trainers.planning.shapes import SHAPES, ModelShape, shape_of
+from agentgym.trainers.speed.work import forward_flops
+
+PUBLISHED = {
+    "Qwen3-0.6B": 596_049_920,
+    "Qwen3-8B": 8_190_735_360,
+    "Qwen3-32B": 32_762_123_264,
+    "Llama-3.1-8B": 8_030_261_248,
+    "Llama-3.1-70B": 70_553_706_496,
+    "Qwen2.5-7B": 7_615_616_512,
+}
+
+
+def config_of(shape: ModelShape, layers: int | None = None) -> Any:
+    family = "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias else "llama"
+    return AutoConfig.for_model(
+        family,
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.width,
+        num_hidden_layers=layers or shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        head_dim=shape.head_width,
+        intermediate_size=shape.ffn_width,
+        tie_word_embeddings=shape.tied,
+    )
+
+
+@pytest.mark.parametrize(("name", "parameters"), PUBLISHED.items())
+def test_the_published_number_of_parameters(name: str, parameters: int) -> None:
+    assert SHAPES[name].num_parameters == parameters
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_parameters_are_those_of_transformers(name: str) -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config_of(SHAPES[name]))
+    assert SHAPES[name].num_parameters == sum(one.numel() for one in model.parameters())
+
+
+def tiny(**other: Any) -> ModelShape:
+    settings = {"vocab_size": 50, "width": 24, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "head_width": 6}
+    return ModelShape(name="tiny", ffn_width=40, **{**settings, **other})
+
+
+def test_keys_and_values_of_a_token_are_those_that_transformers_keeps() -> None:
+    shape = tiny()
+    model = AutoModelForCausalLM.from_config(config_of(shape)).eval()
+    cache = DynamicCache()
+    with torch.no_grad():
+        model(torch.arange(7)[None], past_key_values=cache)
+    kept = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
+    assert shape.kv_floats * 7 == kept
+
+
+def test_operations_are_those_that_metrics_count() -> None:
+    shape = tiny()
+    decoder = DecoderConfig.from_hf(config_of(shape).to_dict())
+    lengths, targets = [5, 9, 1], 6
+    pairs = sum(one * (one + 1) // 2 for one in lengths)
+    assert shape.forward_flops(sum(lengths), pairs, targets) == forward_flops(decoder, lengths, targets)
+
+
+def test_adapters_are_two_thin_matrices_for_each_matrix() -> None:
+    shape = tiny(num_layers=1)
+    model = AutoModelForCausalLM.from_config(config_of(shape))
+    linear = [one for name, one in model.named_modules() if isinstance(one, torch.nn.Linear) and "layers" in name]
+    assert shape.adapter_parameters(3) == sum(3 * (one.in_features + one.out_features) for one in linear)
+
+
+@pytest.mark.parametrize("model", ["8B", "8b", "Qwen3-8B", "qwen3-8b", "Qwen/Qwen3-8B"])
+def test_a_model_by_its_size_or_name(model: str) -> None:
+    assert shape_of(model) == SHAPES["Qwen3-8B"]
+
+
+def test_a_model_by_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config_of(SHAPES["Qwen3-0.6B"]).to_dict()))
+    assert shape_of(str(tmp_path)).num_parameters == PUBLISHED["Qwen3-0.6B"]
+
+
+def test_the_embedded_model() -> None:
+    assert shape_of("embedded").vocab_size == 1984
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (None, "cannot be read"),
+        ("[]", "must be a JSON object"),
+        ('{"model_type": "mamba"}', "model_type 'mamba'"),
+        ('{"model_type": "llama", "hidden_size": 0, "num_attention_heads": 4}', "positive integer 'hidden_size'"),
+    ],
+)
+def test_a_folder_that_cannot_be_planned_with(config: str | None, message: str, tmp_path: Path) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ConfigError, match=message):
+        shape_of(str(tmp_path))
+
+
+def test_an_unknown_model_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean '32B'"):
+        shape_of("33B")
