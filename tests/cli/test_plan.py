@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Command
+Command = Callable[..., Any]
 
 
 def test_a_plan_shows_memory_splits_and_what_is_assumed(agentgym: Command) -> None:
@@ -27,7 +29,7 @@ def test_a_plan_shows_memory_splits_and_what_is_assumed(agentgym: Command) -> No
 def test_what_does_not_fit_ends_with_what_would(agentgym: Command) -> None:
     done = agentgym(*"plan --model 32B --gpus 1 --gpu h200 --json".split())
     assert done.code == 1
-    assert "error: the learner does not fit on 1 GPU" in done.err and "what would fit: --gpus " in done.err
+    assert "error: the learner does not fit on 1 GPU" in done.err and "; or --gpus " in done.err
     assert not done.json["fits"]
     offered = done.json["would_fit"][0].split()
     assert agentgym("plan", "--model", "32B", "--gpu", "h200", *offered).code == 0
@@ -69,9 +71,10 @@ def test_figures_are_measured_and_planned_with(agentgym: Command, tmp_path: Path
 
 def test_a_plan_needs_no_torch() -> None:
     program = (
-        "import sys; sys.modules['torch'] = None\n"
+        "import sys\n"
         "from agentgym.cli.main import main\n"
-        "sys.exit(main(['plan', '--model', '0.6B', '--gpus', '1', '--json']))"
+        "code = main(['plan', '--model', '0.6B', '--gpus', '1', '--json'])\n"
+        "sys.exit(code or 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
