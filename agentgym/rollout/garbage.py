@@ -18,8 +18,8 @@ def young_garbage_only() -> Iterator[None]:
 
     A full collection looks at every live object. With thousands of episodes those are millions: the event loop would
     stand still for up to a second, again and again, and a fifth of the CPU would go there. The second look, at what
-    lived through ten first ones, is as vain: an episode outlives it, and its objects have left the processor's caches by
-    then. With 40,000 live episodes it takes an eighth of all CPU time.
+    lived through ten first ones, is as vain: an episode outlives it, and its objects have left the processor's caches
+    by then. With 40,000 live episodes it takes a tenth of all CPU time.
     """
     before = gc.get_threshold()
     gc.set_threshold(before[0], NEVER, NEVER)
