@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from agentgym.errors import ConfigError
 from agentgym.settings import is_bundled
@@ -14,6 +15,7 @@ from agentgym.trainers.fsdp_config import FsdpConfig
 from agentgym.trainers.kl import KLConfig
 from agentgym.trainers.losses import LOSSES, PolicyLossFn, is_silent_at_zero, loss_with
 from agentgym.trainers.off_policy import check_correction
+from agentgym.trainers.token_logprobs import HeadKernel
 
 __all__ = ["LearnerConfig"]
 
@@ -48,6 +50,9 @@ class LearnerConfig:
     threads: int | None = None
     """CPU threads, each with micro-batches of its own; None is one per core, at most 8. Never changes a result. Of
     several ranks each computes in one thread, with torch's own settings."""
+    head_kernel: HeadKernel = "torch"
+    """What computes logprobs and entropies from final states: `torch` in chunks, or `liger`, Liger's fused linear
+    cross-entropy, which is a kernel on Hopper GPUs (in bfloat16) and chunks of its own elsewhere."""
     activation_checkpointing: bool = False
     """Whether the backward pass computes each layer's inner states again, in place of keeping them: a third more
     arithmetic, and one state a layer and token in memory."""
