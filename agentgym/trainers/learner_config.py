@@ -47,6 +47,12 @@ class LearnerConfig:
     """Weight of the entropy bonus."""
     micro_batch_tokens: int = 2048
     """Tokens of one forward pass; rows are never cut."""
+    device: str = "cpu"
+    """Where a run in one process keeps the model, learns and, with engine hf, samples: `cpu`, `cuda`, `cuda:1`. On a
+    cluster ray.gpus_per_learner and ray.gpus_per_engine say it."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What a run in one process keeps the model in, learns and samples with; the optimizer then steps on float32
+    copies, gradients and logprobs are float32 either way. On a cluster fsdp.param_dtype says it."""
     threads: int | None = None
     """CPU threads, each with micro-batches of its own; None is one per core, at most 8. Never changes a result. Of
     several ranks each computes in one thread, with torch's own settings."""
