@@ -123,7 +123,10 @@ def run_trl(size: Size, model: Path, vocab_size: int, steps: int, *, defaults: b
         "reply_tokens": size.reply_tokens,
         "steps": steps + WARMUP,
         "learning_rate": LEARNING_RATE,
-        "defaults": defaults,
+        "device": "cpu",
+        "clock": "cpu",
+        "bf16": defaults,
+        "checkpointing": defaults,
     }
     told = run_beside_trl(TRL_SCRIPT, spec)
     assert set(told["tokens"]) == {size.num_tokens}, f"TRL sampled {told['tokens']} tokens, wanted {size.num_tokens}"
