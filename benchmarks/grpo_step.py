@@ -2,8 +2,8 @@
 
 Both sides sample the same number of tokens from the same prompts with the same saved model (0.95 million parameters,
 Qwen3 architecture), center and scale the rewards within each group, and take one AdamW step, on one thread in fp32.
-TRL lives in an environment of its own that the first run makes (about 1 GB under the user's cache folder). It runs
-twice: with the settings that are fastest here, and with its defaults (gradient checkpointing, bf16).
+TRL lives in an environment of its own that the first run makes (`trl_environment.py`). It runs twice: with the settings
+that are fastest here, and with its defaults (gradient checkpointing, bf16).
 
 Before anything is timed, TRL's first trajectories go through our learner: the gradient norms must agree.
 
@@ -18,8 +18,6 @@ import json
 import os
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -30,6 +28,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"  # before torch is imported, and for TRL's process
 
 import torch
+from trl_environment import run_beside_trl
 
 from agentgym.engines.hf import HfEngine, HfEngineConfig
 from agentgym.engines.hf_checkpoint import load_decoder, save_decoder
@@ -48,7 +47,6 @@ TARGET = 1 / 3
 WARMUP = 2
 LEARNING_RATE = 1e-4
 AGREEMENT = 1e-3
-REQUIREMENTS = ("torch==2.13.0", "trl==1.16.*")
 TRL_SCRIPT = Path(__file__).with_name("grpo_step_trl.py")
 
 
@@ -115,39 +113,22 @@ def make_model(folder: Path) -> Decoder:
     return model
 
 
-def trl_python() -> Path:
-    """The interpreter of TRL's own environment, made on first use."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    folder = cache / "agentgym-benchmarks" / "trl-1.16"
-    python, done = folder / "bin" / "python", folder / "installed"
-    if not done.exists():
-        print(f"making an environment for TRL in {folder} (once; minutes)", file=sys.stderr, flush=True)
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", *REQUIREMENTS], check=True)
-        done.touch()
-    return python
-
-
 def run_trl(size: Size, model: Path, vocab_size: int, steps: int, *, defaults: bool) -> dict[str, Any]:
     """TRL's times, losses, gradient norms and first trajectories."""
-    with tempfile.TemporaryDirectory() as scratch:
-        spec = {
-            "model": str(model),
-            "vocab_size": vocab_size,
-            "prompts": size.prompts(vocab_size),
-            "group_size": size.group_size,
-            "reply_tokens": size.reply_tokens,
-            "steps": steps + WARMUP,
-            "learning_rate": LEARNING_RATE,
-            "defaults": defaults,
-            "output": scratch,
-        }
-        path = Path(scratch, "spec.json")
-        path.write_text(json.dumps(spec))
-        done = subprocess.run([str(trl_python()), str(TRL_SCRIPT), str(path)], capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"TRL failed:\n{done.stderr[-3000:]}")
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    spec = {
+        "model": str(model),
+        "vocab_size": vocab_size,
+        "prompts": size.prompts(vocab_size),
+        "group_size": size.group_size,
+        "reply_tokens": size.reply_tokens,
+        "steps": steps + WARMUP,
+        "learning_rate": LEARNING_RATE,
+        "device": "cpu",
+        "clock": "cpu",
+        "bf16": defaults,
+        "checkpointing": defaults,
+    }
+    told = run_beside_trl(TRL_SCRIPT, spec)
     assert set(told["tokens"]) == {size.num_tokens}, f"TRL sampled {told['tokens']} tokens, wanted {size.num_tokens}"
     return told
 

@@ -1,7 +1,7 @@
-"""TRL's side of `grpo_step.py`, run in TRL's own environment: `grpo_step_trl.py SPEC.json` prints JSON last.
+"""TRL's side of `grpo_step.py` and `gpu_step.py`, in TRL's own environment: `grpo_step_trl.py SPEC.json`, JSON last.
 
-Unless the specification asks for TRL's defaults, the settings are the fastest that it has for this model on a CPU:
-fp32 throughout, no gradient checkpointing, the fused optimizer. Either way there is no reference model.
+The weights are float32, the optimizer is the fused one, and there is no reference model; the specification says whether
+it computes in bfloat16, and whether the backward pass computes layers again (TRL's defaults: both).
 """
 
 from __future__ import annotations
@@ -19,21 +19,31 @@ from transformers import PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 SPEC: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
+ON_CPU = SPEC["device"] == "cpu"
+
+
+def now() -> float:
+    """Seconds: of the CPU's work, or of the clock, once a GPU is done."""
+    if SPEC["clock"] == "cpu":
+        return time.process_time()
+    if not ON_CPU:
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 class Clock(TrainerCallback):
-    """CPU seconds of whole steps."""
+    """Seconds of whole steps."""
 
     def __init__(self) -> None:
         self.steps: list[float] = []
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begins when the optimizer's last step is over, before the next batch is prepared."""
-        self.started = time.process_time()
+        self.started = now()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Ends after the optimizer's step."""
-        self.steps.append(time.process_time() - self.started)
+        self.steps.append(now() - self.started)
 
 
 class TimedTrainer(GRPOTrainer):
@@ -43,9 +53,9 @@ class TimedTrainer(GRPOTrainer):
     seen: list[dict[str, Any]]
 
     def _generate(self, prompts: Any) -> Any:
-        started = time.process_time()
+        started = now()
         result = super()._generate(prompts)
-        self.generation.append(time.process_time() - started)
+        self.generation.append(now() - started)
         return result
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -74,7 +84,6 @@ def main() -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", pad_token="t0")
     prompts = [" ".join(f"t{index}" for index in ids) for ids in SPEC["prompts"]]
     num_replies = len(prompts) * SPEC["group_size"]
-    fastest: dict[str, Any] = {"bf16": False, "gradient_checkpointing": False}
     config = GRPOConfig(
         output_dir=SPEC["output"],
         per_device_train_batch_size=num_replies,
@@ -90,7 +99,9 @@ def main() -> None:
         loss_type="dapo",
         scale_rewards="group",
         temperature=1.0,
-        use_cpu=True,
+        use_cpu=ON_CPU,
+        bf16=SPEC["bf16"],
+        gradient_checkpointing=SPEC["checkpointing"],
         seed=0,
         save_strategy="no",
         report_to="none",
@@ -98,7 +109,6 @@ def main() -> None:
         disable_tqdm=True,
         dataloader_pin_memory=False,
         model_init_kwargs={"dtype": "float32"},
-        **({} if SPEC["defaults"] else fastest),
     )
     data = Dataset.from_dict({"prompt": prompts})
     clock = Clock()
@@ -118,6 +128,7 @@ def main() -> None:
                 "tokens": [step["tokens"] for step in trainer.seen],
                 "losses": [step["loss"] for step in trainer.seen],
                 "grad_norms": norms,
+                "gpu_mb": None if ON_CPU else torch.cuda.max_memory_allocated() / 2**20,
                 "first": {name: first[name] for name in ("prompt_ids", "completion_ids", "advantages", "loss")},
             }
         )

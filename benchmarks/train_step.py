@@ -1,11 +1,13 @@
-"""Trained tokens a second and memory of a training step whose rows share their prompt: shared, packed, and padded.
+"""Trained tokens a second and memory of a training step whose rows share their prompt: shared, packed, padded, and TRL.
 
 A group of rows begins with the same prompt; only the replies are trained. `shared` is how the learner computes it (the
 prompt once, only what is trained to the end), `packed` the same code with nothing shared, and `padded` is transformers
-on a rectangle of rows with whole logits. All three have the same weights, rows and loss; each runs in a process of its
-own, on one core in fp32. Before anything is timed their logprobs and gradients must agree.
+on a rectangle of rows with whole logits. `trl` is the loss of TRL's GRPOTrainer, in an environment of its own that the
+first run makes (`trl_environment.py`): without gradient checkpointing, the fastest that it has, and `trl_frugal` with,
+its default. All have the same weights, rows and loss; each runs in a process of its own, on one core in fp32. Before
+anything is timed their logprobs and gradients must agree.
 
-    python benchmarks/train_step.py [--group 16] [--prompt 1000] [--json]
+    python benchmarks/train_step.py [--group 16] [--prompt 1000] [--no-trl] [--json]
 
 With `--vocabulary`, the memory that reading logprobs off a large vocabulary takes beside the model's own activations.
 
@@ -30,7 +32,10 @@ from statistics import median
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"  # before torch is imported
 
 import torch
+from memory import Memory
+from safetensors.torch import load_file
 from torch import Tensor
+from trl_environment import run_beside_trl
 
 from agentgym.engines.hf_checkpoint import hf_named_views, load_decoder, save_decoder
 from agentgym.engines.hf_layout import PackedLayout
@@ -38,26 +43,11 @@ from agentgym.engines.hf_model import Decoder, DecoderConfig
 from agentgym.trainers.token_logprobs import score_targets
 
 SIDES = ("shared", "packed", "padded")
+TRL_SIDES = ("trl", "trl_frugal")
+TRL_SCRIPT = Path(__file__).with_name("train_step_trl.py")
 AGREEMENT = 1e-5
 MICRO_TOKENS = 8192
 LIMIT_S = 900
-
-
-class Memory:
-    """By how much this process grows at its largest, from now on; Linux counts it."""
-
-    def __init__(self) -> None:
-        Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
-        self._before_kb = self._peak_kb()
-
-    @property
-    def grown_mb(self) -> float:
-        """Megabytes."""
-        return (self._peak_kb() - self._before_kb) / 1024
-
-    def _peak_kb(self) -> int:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 @dataclass(frozen=True)
@@ -176,15 +166,35 @@ def gradients(model: Decoder) -> dict[str, Tensor]:
         return {name: view.clone() for name, view in hf_named_views(model)}
 
 
-def check(folder: Path, vocab_size: int) -> float:
+def run_trl(side: str, folder: Path, rows: Rows, *, repeats: int = 0, save: Path | None = None) -> dict[str, float]:
+    """What TRL's side measures, or, with `save`, where it writes its logprobs and gradients."""
+    places = [range(rows.prompt - 1, len(row) - 1) for row in rows.ids]
+    spec = {
+        "model": str(folder),
+        "rows": rows.ids,
+        "prompt": rows.prompt,
+        "advantages": [[rows.weight(row, at) * rows.num_trained for at in one] for row, one in enumerate(places)],
+        "checkpointing": side == "trl_frugal",
+        "repeats": repeats,
+        "save": None if save is None else str(save),
+    }
+    measured: dict[str, float] = run_beside_trl(TRL_SCRIPT, spec)
+    return measured
+
+
+def check(folder: Path, vocab_size: int, *, trl: bool) -> float:
     """The largest difference between the sides, in logprobs and in gradients relative to the largest of a tensor; ends
     the program beyond `AGREEMENT`."""
     rows = Rows.draw(4, 200, vocab_size, seed=1)
     found = {side: run_side(side, folder, rows) for side in SIDES}
-    logp_M, wanted = found["padded"]
+    for side in TRL_SIDES if trl else ():
+        run_trl(side, folder, rows, save=folder / "trl.safetensors")
+        tensors = load_file(folder / "trl.safetensors")
+        found[side] = (tensors.pop("logprobs"), tensors)
+        (folder / "trl.safetensors").unlink()  # the folder is a model's
+    logp_M, wanted = found.pop("padded")
     worst = 0.0
-    for side in ("shared", "packed"):
-        other_M, other = found[side]
+    for other_M, other in found.values():
         worst = max(worst, float((other_M - logp_M).abs().max()))
         for name, gradient in wanted.items():
             worst = max(worst, float((other[name] - gradient).abs().max() / gradient.abs().max().clamp(min=1e-12)))
@@ -201,9 +211,9 @@ def time_side(side: str, folder: Path, rows: Rows, repeats: int) -> dict[str, fl
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     memory = Memory()
-    seconds = []
+    seconds, cpu = [], []
     for _ in range(repeats + 1):
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         optimizer.zero_grad()
         if isinstance(model, Decoder):
             ours(model, rows, shares=side == "shared")
@@ -211,7 +221,8 @@ def time_side(side: str, folder: Path, rows: Rows, repeats: int) -> dict[str, fl
             padded(model, rows)
         optimizer.step()
         seconds.append(time.perf_counter() - started)
-    return {"seconds": median(seconds[1:]), "memory_mb": memory.grown_mb}
+        cpu.append(time.process_time() - cpu_started)
+    return {"seconds": median(seconds[1:]), "cpu_seconds": median(cpu[1:]), "memory_mb": memory.grown_mb}
 
 
 def measure_vocabulary(vocab_size: int, tokens: int, *, scores: bool) -> float:
@@ -240,19 +251,23 @@ def aside(arguments: Sequence[str]) -> dict[str, float]:
 
 
 def compare(given: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """The three sides, a line each."""
+    """The sides, a line each."""
     rows = Rows.draw(given.group, given.prompt, given.words)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         save_decoder(Decoder(config_of(given.words, given.prompt + 128)).initialize(0), folder)
-        print(f"logprobs and gradients of the sides differ by {check(Path(folder), given.words):.1e} at most")
+        print(f"logprobs and gradients of the sides differ by {check(folder, given.words, trl=given.trl):.1e} at most")
         sizes = ["--group", str(given.group), "--prompt", str(given.prompt), "--repeats", str(given.repeats)]
-        found = {side: aside([*sizes, "--side", side, "--folder", folder]) for side in SIDES}
+        found = {side: aside([*sizes, "--side", side, "--folder", name]) for side in SIDES}
+        for side in TRL_SIDES if given.trl else ():
+            found[side] = run_trl(side, folder, rows, repeats=given.repeats)
     print(f"{given.group} rows, {given.prompt} tokens of prompt, {rows.num_trained} trained tokens")
     for side, one in found.items():
         one["trained_tokens_per_s"] = rows.num_trained / one["seconds"]
         one["times_slower"] = one["seconds"] / found["shared"]["seconds"]
-        told = f"{one['seconds']:7.3f} s  {one['trained_tokens_per_s']:7,.0f} trained tokens/s"
-        print(f"{side:8}{told}  {one['memory_mb']:7,.0f} MB  {one['times_slower']:.2f}x the time of shared")
+        told = f"{one['seconds']:7.3f} s {one['cpu_seconds']:7.3f} CPU s"
+        told += f"  {one['trained_tokens_per_s']:7,.0f} trained tokens/s  {one['memory_mb']:7,.0f} MB"
+        print(f"{side:11}{told}  {one['times_slower']:.2f}x the time of shared")
     return found
 
 
@@ -265,6 +280,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--vocabulary", type=int, help="measure the memory of logprobs over so many words instead")
     parser.add_argument("--tokens", type=int, default=8000, help="of the row that is measured with --vocabulary")
+    parser.add_argument("--trl", action=argparse.BooleanOptionalAction, default=True, help="measure TRL too")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--side", choices=(*SIDES, "model", "scores"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from agentgym.engines.hf_model import Decoder, DecoderConfig, DecoderLayer
 from agentgym.engines.protocol import LoraWeights, Weights
-from agentgym.errors import EngineError, RunFolderError
+from agentgym.errors import ConfigError, EngineError, RunFolderError
 
 __all__ = [
     "hf_named_views",
     "is_read",
     "load_decoder",
     "model_tensors",
+    "on_device",
     "own_tensors",
     "reading",
     "save_decoder",
@@ -94,6 +95,15 @@ def load_decoder(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.f
         raise RunFolderError(f"model folder {str(path)!r} holds no .safetensors file; save the model in that format")
     with reading(path):
         return _load(path, shards, dtype)
+
+
+def on_device(model: Decoder, device: str) -> Decoder:
+    """The model, moved; raises ConfigError for a device that is not there."""
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError) as error:  # torch's words for it
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"device {device!r} cannot be used ({reason}); a model runs on cpu everywhere") from error
 
 
 @contextmanager

@@ -69,6 +69,8 @@ class CompiledStep:
     def __init__(self, model: Decoder, cache: SlotCache) -> None:
         if model.embed.device.type != "cpu":
             raise ConfigError(f"the compiled step runs on cpu, and the model is on {model.embed.device}")
+        if model.embed.dtype != torch.float32:
+            raise ConfigError(f"the compiled step computes in float32, and the model is {model.embed.dtype}")
         self.model, self.cache = model, cache
         self._weights = _weights(model)
         width = model.config.head_width // 2

@@ -252,14 +252,9 @@ def _model_loop(config: EvalConfig, num_episodes: int) -> RolloutLoop:
 def model_engine(folder: Path, device: str, num_slots: int) -> Engine:
     """The model of a folder in this process; raises ConfigError for a device that is not there."""
     from agentgym.engines.hf import HfEngine, HfEngineConfig  # here, and not above: only a model needs torch
-    from agentgym.engines.hf_checkpoint import load_decoder
+    from agentgym.engines.hf_checkpoint import load_decoder, on_device
 
-    try:
-        model = load_decoder(folder).to(device)
-    except (RuntimeError, AssertionError) as error:  # torch's words for a device that is not there
-        reason = str(error).partition("\n")[0]
-        raise ConfigError(f"device {device!r} cannot be used ({reason}); a model runs on cpu everywhere") from error
-    return HfEngine(model, HfEngineConfig(num_slots=num_slots))
+    return HfEngine(on_device(load_decoder(folder), device), HfEngineConfig(num_slots=num_slots))
 
 
 def _require_torch() -> None:

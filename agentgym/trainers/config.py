@@ -151,6 +151,11 @@ class TrainConfig:
             raise ConfigError(
                 "executor ray samples with engine hf, and has no door for agents outside: leave engine and serve out"
             )
+        if self.executor == "ray" and (self.learner.device, self.learner.dtype) != ("cpu", "float32"):
+            raise ConfigError(
+                "learner.device and learner.dtype are those of a run in one process: on a cluster ray.gpus_per_learner"
+                " and learner.fsdp.param_dtype say it"
+            )
 
     @property
     def is_resolved(self) -> bool:

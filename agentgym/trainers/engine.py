@@ -6,15 +6,24 @@ import copy
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from agentgym.engines.hf import HfEngine
-from agentgym.engines.hf_checkpoint import hf_named_views
+from agentgym.engines.hf_checkpoint import hf_named_views, load_decoder, on_device
 from agentgym.engines.hf_model import Decoder
 from agentgym.engines.protocol import Engine, Weights
 from agentgym.engines.sglang import open_sglang
 from agentgym.engines.vllm import open_vllm
 from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.learner_config import LearnerConfig
 
-__all__ = ["open_engine", "weights_for"]
+__all__ = ["load_model", "open_engine", "weights_for"]
+
+
+def load_model(folder: Path, learner: LearnerConfig) -> Decoder:
+    """The model of a folder, where and in the type that a run learns with; raises ConfigError for a device that is not
+    there."""
+    return on_device(load_decoder(folder, dtype=getattr(torch, learner.dtype)), learner.device)
 
 
 async def open_engine(

@@ -28,7 +28,7 @@ from agentgym.trainers.optimizer import OptimizerConfig, PolicyOptimizer
 from agentgym.trainers.parallel import MicroResult
 from agentgym.trainers.sharded_tensor import is_sharded, whole
 from agentgym.trainers.step_stats import Report, StepStats
-from agentgym.trainers.token_logprobs import TargetScores, gradient_proxy, score_targets
+from agentgym.trainers.token_logprobs import TargetScores, gradient_proxy, scorer
 from agentgym.trainers.world import OneProcess, Sharded, Share, World
 
 __all__ = ["Learner", "LearnerConfig", "StepStats"]
@@ -104,6 +104,7 @@ class Learner:
         self._fresh_from = 0
         self._kl_of_rewards = 0.0
         self._loss = config.policy_loss
+        self._score = scorer(config.head_kernel)
         self._kl_penalty = penalty_of(config.kl.penalty)
         self._elementwise = is_elementwise(LOSSES[config.loss_name])
 
@@ -262,7 +263,7 @@ class Learner:
     def _logp(self, model: Decoder, part: TrainingBatch, temperature: float | None = None) -> Tensor:
         target_M, wanted = part.target_N[part.mask_N], temperature or self.temperature
         scores: TargetScores = model(
-            part.ids_N, _layout(part), lambda hidden, head: score_targets(hidden, head, target_M, wanted)
+            part.ids_N, _layout(part), lambda hidden, head: self._score(hidden, head, target_M, wanted)
         )
         return scores.logp_N
 
@@ -310,7 +311,7 @@ class Learner:
         target_M = part.target_N[part.mask_N]
 
         def read(hidden_ME: Tensor, head_VE: Tensor) -> tuple[TargetScores, Tensor]:
-            scores = score_targets(hidden_ME, head_VE, target_M, self.temperature)
+            scores = self._score(hidden_ME, head_VE, target_M, self.temperature)
             return scores, torch.zeros(()) if self._shared is None else self._shared.loss(hidden_ME, part)
 
         found: tuple[TargetScores, Tensor] = self.model(part.ids_N, _layout(part), read)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from agentgym.errors import ConfigError
 from agentgym.settings import is_bundled
@@ -14,6 +15,7 @@ from agentgym.trainers.fsdp_config import FsdpConfig
 from agentgym.trainers.kl import KLConfig
 from agentgym.trainers.losses import LOSSES, PolicyLossFn, is_silent_at_zero, loss_with
 from agentgym.trainers.off_policy import check_correction
+from agentgym.trainers.token_logprobs import HeadKernel
 
 __all__ = ["LearnerConfig"]
 
@@ -45,9 +47,18 @@ class LearnerConfig:
     """Weight of the entropy bonus."""
     micro_batch_tokens: int = 2048
     """Tokens of one forward pass; rows are never cut."""
+    device: str = "cpu"
+    """Where a run in one process keeps the model, learns and, with engine hf, samples: `cpu`, `cuda`, `cuda:1`. On a
+    cluster ray.gpus_per_learner and ray.gpus_per_engine say it."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What a run in one process keeps the model in, learns and samples with; the optimizer then steps on float32
+    copies, gradients and logprobs are float32 either way. On a cluster fsdp.param_dtype says it."""
     threads: int | None = None
     """CPU threads, each with micro-batches of its own; None is one per core, at most 8. Never changes a result. Of
     several ranks each computes in one thread, with torch's own settings."""
+    head_kernel: HeadKernel = "torch"
+    """What computes logprobs and entropies from final states: `torch` in chunks, or `liger`, Liger's fused linear
+    cross-entropy, which is a kernel on Hopper GPUs (in bfloat16) and chunks of its own elsewhere."""
     activation_checkpointing: bool = False
     """Whether the backward pass computes each layer's inner states again, in place of keeping them: a third more
     arithmetic, and one state a layer and token in memory."""

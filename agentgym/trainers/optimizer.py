@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from agentgym.errors import ConfigError
+from agentgym.trainers.master_weights import MasterWeights
 from agentgym.trainers.sharded_tensor import like, whole
 
 __all__ = ["OptimizerConfig", "PolicyOptimizer"]
@@ -46,7 +47,8 @@ class OptimizerConfig:
 class PolicyOptimizer:
     """AdamW (or Muon) over a model's parameters, with the configured schedule; `num_steps` is where it stands.
 
-    `further` are parameters outside of the model that learn with it, such as a head's.
+    `further` are parameters outside of the model that learn with it, such as a head's. Of bfloat16 parameters it keeps
+    float32 masters, see `MasterWeights`.
     """
 
     def __init__(
@@ -57,7 +59,9 @@ class PolicyOptimizer:
         self.num_steps = 0
         more = list(further)
         self.parameters = [*(parameter for parameter in model.parameters() if parameter.requires_grad), *more]
-        self._parts = _make_parts(model, config, more)
+        self._masters = MasterWeights(self.parameters)
+        self._stepped = [self._masters.of(parameter) for parameter in self.parameters]
+        self._parts = _make_parts(model, config, more, self._masters)
 
     @property
     def learning_rate(self) -> float:
@@ -71,12 +75,14 @@ class PolicyOptimizer:
 
         A norm that is not finite changes nothing and is returned, for the caller to halt on.
         """
-        norm = float(whole(nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)))
+        self._masters.take_gradients()
+        norm = float(whole(nn.utils.clip_grad_norm_(self._stepped, self.config.max_grad_norm)))
         if norm == norm and norm != float("inf"):
             for part in self._parts:
                 for group in part.param_groups:
                     group["lr"] = self.learning_rate
                 part.step()
+            self._masters.round()
             self.num_steps += 1
         for part in self._parts:
             part.zero_grad(set_to_none=True)
@@ -84,11 +90,13 @@ class PolicyOptimizer:
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` restores bitwise; whole tensors, however the parameters are sharded."""
-        return {"num_steps": self.num_steps, "parts": [_whole_state(part) for part in self._parts]}
+        state = {"num_steps": self.num_steps, "parts": [_whole_state(part) for part in self._parts]}
+        return state | ({"masters": self._masters.state()} if len(self._masters) else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over a saved state of an optimizer of the same model and configuration."""
         self.num_steps = state["num_steps"]
+        self._masters.load(state.get("masters", ()))
         for part, saved in zip(self._parts, state["parts"], strict=True):
             part.load_state_dict(_state_like(part, saved))
 
@@ -116,13 +124,13 @@ def _state_like(part: torch.optim.Optimizer, saved: Mapping[str, Any]) -> dict[s
 
 
 def _make_parts(
-    model: nn.Module, config: OptimizerConfig, further: Sequence[nn.Parameter]
+    model: nn.Module, config: OptimizerConfig, further: Sequence[nn.Parameter], masters: MasterWeights
 ) -> list[torch.optim.Optimizer]:
-    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    named = [(name, masters.of(parameter)) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
     def adamw(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(
-            [*parameters, *further],
+            [*parameters, *map(masters.of, further)],
             lr=config.learning_rate,
             betas=(config.beta1, config.beta2),
             weight_decay=config.weight_decay,

@@ -10,6 +10,8 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from agentgym.trainers.master_weights import gradient_type
+
 __all__ = ["GradientWorkers", "MicroResult"]
 
 T = TypeVar("T")
@@ -52,7 +54,7 @@ class GradientWorkers:
                 if gradient is None:
                     continue
                 if parameter.grad is None:
-                    parameter.grad = gradient
+                    parameter.grad = gradient.to(gradient_type(parameter))
                 else:
                     parameter.grad.add_(gradient)
         return reports

@@ -80,8 +80,9 @@ class ParityGate:
         """The first probe, which sets the bound; raises TrainingHalted that names the likely cause."""
         mismatch = await self.probe("start", version)
         if self.config.max_mismatch is None:
-            rounded = self._engine.dtype if isinstance(self._engine, ReplicatedEngine) else "float32"
-            if mismatch.mean > _START_MEAN or (rounded == "float32" and mismatch.max > _START_MAX):
+            types = {self._engine.dtype} if isinstance(self._engine, ReplicatedEngine) else set()
+            exact = types | {self._learner.config.dtype} == {"float32"}
+            if mismatch.mean > _START_MEAN or (exact and mismatch.max > _START_MAX):
                 await self.refuse(MismatchFound(mismatch, _START_MAX), version)
             self.bound = max(_LEAST_BOUND, _MARGIN * mismatch.max)
         elif mismatch.max > self.bound:

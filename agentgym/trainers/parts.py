@@ -10,12 +10,11 @@ from pathlib import Path
 
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.hf import HfEngine
-from agentgym.engines.hf_checkpoint import load_decoder
 from agentgym.engines.hf_model import Decoder
 from agentgym.engines.protocol import Engine
 from agentgym.errors import AgentGymError, ConfigError
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.engine import open_engine
+from agentgym.trainers.engine import load_model, open_engine
 from agentgym.trainers.learner import Learner
 from agentgym.trainers.policy_learner import PolicyLearner
 from agentgym.trainers.stage import LocalStage, Stage
@@ -86,7 +85,7 @@ async def open_parts(
         config.optimizer,
         total_steps=config.steps,
         temperature=config.sampling.temperature,
-        reference=load_decoder(origin.model_folder) if config.learner.kl.coefficient else None,
+        reference=load_model(origin.model_folder, config.learner) if config.learner.kl.coefficient else None,
     )
     stack.callback(learner.close)
     return RunParts(engine, LocalStage(config, metered(engine), origin.renderer), learner)

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from agentgym.engines.hf_linear import linear, padded_size, weight_gradient
+from agentgym.errors import ConfigError
 
-__all__ = ["TargetScores", "gradient_proxy", "score_targets"]
+__all__ = ["HeadKernel", "TargetScores", "gradient_proxy", "score_targets", "scorer"]
+
+HeadKernel = Literal["torch", "liger"]
+Scorer = Callable[[Tensor, Tensor, Tensor, float], "TargetScores"]
+"""Of final states `[N, E]`, the head `[V, E]`, targets `[N]` and a temperature."""
 
 # Shape suffixes: N tokens, E model width, V vocabulary.
 
 CHUNK_LOGITS = 4_000_000
-"""Logits held at once (16 MB in fp32); the chunk of tokens follows from the vocabulary."""
+"""Logits held at once (16 MB in fp32) on CPU; the chunk of tokens follows from the vocabulary."""
+
+GPU_CHUNK_LOGITS = 64_000_000
+"""Logits held at once on a GPU (256 MB): smaller products would leave most of it idle."""
 
 LARGE_VOCABULARY = 65_536
 """Words above which the head's gradient is summed in place: a second one of its size is too much memory there."""
@@ -28,6 +38,20 @@ class TargetScores(NamedTuple):  # a tuple: FSDP finds the tensors that a sharde
 
     logp_N: Tensor
     entropy_N: Tensor
+
+
+def scorer(kernel: HeadKernel) -> Scorer:
+    """What gives logprobs and entropies: `score_targets`, or the same by Liger's kernel; raises ConfigError where that
+    is not installed."""
+    if kernel == "torch":
+        return score_targets
+    try:
+        wrapper = import_module("agentgym.trainers.liger_head")
+    except ImportError as error:
+        raise ConfigError(
+            f"learner.head_kernel liger needs Liger ({error}): pip install 'agentgym-llm[liger]', or leave it out"
+        ) from error
+    return cast(Scorer, wrapper.score_targets_by_liger)
 
 
 def score_targets(hidden_NE: Tensor, head_VE: Tensor, target_N: Tensor, temperature: float = 1.0) -> TargetScores:
@@ -53,7 +77,7 @@ def gradient_proxy(hidden_NE: Tensor, head_VE: Tensor, target_N: Tensor, tempera
     as in `score_targets`.
     """
     found_N = torch.empty(len(target_N), device=hidden_NE.device)
-    for part in _chunks(len(target_N), len(head_VE)):
+    for part in _chunks(target_N, len(head_VE)):
         p_CV = _logits(hidden_NE[part], head_VE, temperature or 1.0).softmax(-1)
         target_C = p_CV.gather(1, target_N[part, None])[:, 0]
         found_N[part] = 1 - 2 * target_C + p_CV.square().sum(-1)
@@ -70,7 +94,7 @@ class _ScoreTargets(torch.autograd.Function):
         logp_N = torch.empty(len(target_N), device=hidden_NE.device)
         entropy_N = torch.empty_like(logp_N)
         p_CV = hidden_NE.new_empty(0)
-        for part in _chunks(len(target_N), len(head_VE)):
+        for part in _chunks(target_N, len(head_VE)):
             p_CV = _logits(hidden_NE[part], head_VE, temperature)
             logp_N[part], entropy_N[part] = _normalize(p_CV, target_N[part])
         ctx.save_for_backward(hidden_NE, head_VE, target_N, entropy_N)
@@ -81,9 +105,11 @@ class _ScoreTargets(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         hidden_NE, head_VE, target_N, entropy_N = ctx.saved_tensors
         grad_logp_N, grad_entropy_N = grads
-        grad_hidden_NE, grad_head_VE = torch.empty_like(hidden_NE), torch.zeros_like(head_VE)
+        grad_hidden_NE = torch.empty_like(hidden_NE)
+        # Many chunks: a sum in bfloat16 would lose some.
+        grad_head_VE = torch.zeros_like(head_VE, dtype=torch.promote_types(head_VE.dtype, torch.float32))
         uses_entropy = bool(grad_entropy_N.any())
-        for part in reversed(_chunks(len(target_N), len(head_VE))):
+        for part in reversed(_chunks(target_N, len(head_VE))):
             p_CV, ctx.last_p_CV = ctx.last_p_CV, None
             if p_CV is None:
                 p_CV = _logits(hidden_NE[part], head_VE, ctx.temperature).softmax(-1)
@@ -95,17 +121,18 @@ class _ScoreTargets(torch.autograd.Function):
             grad_CV.scatter_add_(1, target_N[part, None], grad_logp_N[part, None])
             grad_CV = grad_CV.div_(ctx.temperature).to(hidden_NE.dtype)
             grad_hidden_NE[part] = linear(grad_CV, head_VE.T)
-            if len(head_VE) > LARGE_VOCABULARY:
+            if len(head_VE) > LARGE_VOCABULARY and head_VE.dtype == grad_head_VE.dtype:
                 grad_head_VE.addmm_(grad_CV.T, hidden_NE[part])
             else:
                 grad_head_VE += weight_gradient(grad_CV, hidden_NE[part])
-        return grad_hidden_NE, grad_head_VE, None, None
+        return grad_hidden_NE, grad_head_VE.to(head_VE.dtype), None, None
 
 
-def _chunks(num_tokens: int, vocab_size: int) -> list[slice]:
-    size = max(1, CHUNK_LOGITS // vocab_size)
+def _chunks(target_N: Tensor, vocab_size: int) -> list[slice]:
+    most = CHUNK_LOGITS if target_N.device.type == "cpu" else GPU_CHUNK_LOGITS
+    size = max(1, most // vocab_size)
     size -= size % _BLOCK_ROWS if size > _BLOCK_ROWS else 0
-    return [slice(start, start + size) for start in range(0, num_tokens, size)]
+    return [slice(start, start + size) for start in range(0, len(target_N), size)]
 
 
 def _logits(hidden_CE: Tensor, head_VE: Tensor, temperature: float) -> Tensor:
@@ -116,8 +143,9 @@ def _logits(hidden_CE: Tensor, head_VE: Tensor, temperature: float) -> Tensor:
 def _normalize(logits_CV: Tensor, target_C: Tensor) -> tuple[Tensor, Tensor]:
     """Turns logits into probabilities in place; gives the log probability of each target, and the entropies."""
     logp_C, entropy_C = torch.empty_like(logits_CV[:, 0]), torch.empty_like(logits_CV[:, 0])
-    for start in range(0, len(target_C), _BLOCK_ROWS):  # blocks that stay in the processor's cache
-        block = slice(start, start + _BLOCK_ROWS)
+    size = _BLOCK_ROWS if target_C.device.type == "cpu" else len(target_C)  # blocks that stay in a processor's cache
+    for start in range(0, len(target_C), max(1, size)):
+        block = slice(start, start + size)
         log_p_BV = logits_CV[block].log_softmax(-1)
         logp_C[block] = log_p_BV.gather(1, target_C[block, None])[:, 0]
         p_BV = torch.exp(log_p_BV, out=logits_CV[block])

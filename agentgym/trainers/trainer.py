@@ -14,7 +14,6 @@ from typing import cast
 
 from agentgym.chat_templates import renderer_for
 from agentgym.embedded import embedded_folder
-from agentgym.engines.hf_checkpoint import load_decoder
 from agentgym.engines.protocol import WeightSync
 from agentgym.envs.text_env import TextEnv
 from agentgym.errors import ConfigError
@@ -26,7 +25,7 @@ from agentgym.rollout.sampler import TooManyFailures
 from agentgym.trainers.checkpoint import Checkpoint, Snapshot
 from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.credits import GroupCredit, credit_of_all
-from agentgym.trainers.engine import weights_for
+from agentgym.trainers.engine import load_model, weights_for
 from agentgym.trainers.estimators import needs_input
 from agentgym.trainers.halt import keep_episodes
 from agentgym.trainers.instruments import Instruments
@@ -93,7 +92,7 @@ class Trainer:
         if resume:
             self.folder, self.checkpoint = RunFolder.reopen(folder, config)
             source = self.checkpoint.path if self.checkpoint else source
-        self.model = load_decoder(source)
+        self.model = load_model(source, config.learner)
         if not resume:
             self.folder = RunFolder.create(folder, config)
         self.step = self.checkpoint.step if self.checkpoint else 0

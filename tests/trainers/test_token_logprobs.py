@@ -179,3 +179,14 @@ def test_a_large_vocabulary_has_the_gradients_of_log_softmax() -> None:
         grads += [one.grad for one in inputs]
     for mine, plainly in zip(found, wanted, strict=True):
         torch.testing.assert_close(mine, plainly, rtol=1e-4, atol=1e-5)
+
+
+def test_the_gradient_of_a_bfloat16_head_is_summed_over_chunks_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_tokens, vocab_size = 1024, 3
+    monkeypatch.setattr(token_logprobs, "CHUNK_LOGITS", vocab_size)  # a chunk for each token
+    hidden_NE, head_VE = torch.ones(num_tokens, 2).bfloat16(), torch.zeros(vocab_size, 2).bfloat16().requires_grad_()
+    score_targets(hidden_NE, head_VE, torch.zeros(num_tokens, dtype=torch.int64)).logp_N.sum().backward()
+    # Every token adds 2/3 to the first word and takes 1/3 off the others; a bfloat16 sum would stop at 256 times that.
+    expected = torch.tensor([[2.0, 2.0], [-1.0, -1.0], [-1.0, -1.0]]) * num_tokens / 3
+    assert head_VE.grad is not None
+    torch.testing.assert_close(head_VE.grad.float(), expected, rtol=1e-2, atol=0.0)

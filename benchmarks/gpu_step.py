@@ -1,0 +1,289 @@
+"""One GRPO step of a 0.6 B model, bfloat16, on a GPU: `agentgym train`, and TRL on the same machine in one run.
+
+Makes a folder with a model of Qwen3-0.6B's shape (random weights; the tokenizer is ours, the vocabulary padded to
+151,936), plays and learns TextGame-v0 with the `hf` engine in the process, with SGLang too where it is installed, and
+then gives TRL's GRPOTrainer the prompts of our first step, groups of the same size and replies of the same length. A
+random model cannot play: an episode is one reply of `--reply` tokens, and its even token ids are its reward.
+
+Ours are the numbers of metrics.jsonl. TRL keeps float32 weights and computes in bfloat16, its default: `trl` without
+gradient checkpointing, `trl_frugal` with. MFU of all is that of forward and backward over whole rows, three times the
+forward's matrix products, over what the GPU's vendor promises.
+
+    python benchmarks/gpu_step.py --output FOLDER                    # on a GPU: minutes
+    python benchmarks/gpu_step.py --device cpu --shape tiny          # the same, small, anywhere
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from trl_environment import run_beside_trl
+
+from agentgym.embedded import embedded_folder
+from agentgym.engines.hf import HfEngineConfig
+from agentgym.engines.hf_checkpoint import save_decoder
+from agentgym.engines.hf_model import Decoder, DecoderConfig
+from agentgym.engines.sglang import SglangConfig
+from agentgym.rollout.limits import Limits
+from agentgym.rollout.record import read_episodes
+from agentgym.rollout.sampler import SamplerConfig
+from agentgym.trainers.checkpoint import copy_tokenizer
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.learner_config import LearnerConfig
+from agentgym.trainers.optimizer import OptimizerConfig
+from agentgym.trainers.speed.peak import peak_flops
+from agentgym.trainers.speed.work import forward_flops
+from agentgym.trainers.trainer import Trainer
+from agentgym.trajectory import Source, Trajectory
+from agentgym.types import Task
+
+TRL_SCRIPT = Path(__file__).with_name("grpo_step_trl.py")
+TRL_SIDES = ("trl", "trl_frugal")
+ENGINES = ("hf", "sglang")
+WARMUP = 2
+COLUMNS = {
+    "step_s": "step s",
+    "generate_s": "play s",
+    "learn_s": "learn s",
+    "sync_s": "sync s",
+    "sampled_tokens_per_s": "sampled/s",
+    "trained_tokens_per_s": "trained/s",
+    "mfu": "MFU",
+    "gpu_mb": "GPU MB",
+}
+SHAPES = {
+    "0.6B": DecoderConfig(
+        family="qwen3",
+        vocab_size=151_936,
+        width=1024,
+        num_layers=28,
+        num_heads=16,
+        num_kv_heads=8,
+        head_width=128,
+        ffn_width=3072,
+        context_window=40_960,
+        rope_theta=1e6,
+        qk_norm=True,
+    ),
+    "tiny": DecoderConfig(
+        family="qwen3",
+        vocab_size=4096,
+        width=64,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_width=16,
+        ffn_width=128,
+        context_window=2048,
+        rope_theta=1e6,
+        qk_norm=True,
+    ),
+}
+
+
+def even_ids(trajectory: Trajectory, task: Task) -> float:
+    """The share of sampled ids that are even: a reward that differs among random replies; TRL's side counts them."""
+    ids = [one for row in trajectory.rows for span in row.spans if span.source is Source.POLICY for one in span.ids]
+    return sum(1 - one % 2 for one in ids) / max(1, len(ids))
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all sides do."""
+
+    shape: DecoderConfig
+    model: Path
+    device: str
+    tasks: int
+    group: int
+    reply: int
+    steps: int
+    head_kernel: str
+
+    @classmethod
+    def of(cls, given: argparse.Namespace, folder: Path) -> Job:
+        """As the command line says; `folder` has or gets the model."""
+        sizes = (given.tasks, given.group, given.reply, given.steps + WARMUP)
+        return cls(SHAPES[given.shape], folder / "model", given.device, *sizes, given.head_kernel)
+
+    def config(self, engine: str) -> TrainConfig:
+        """Our run."""
+        episodes, window = self.tasks * self.group, 1024 + self.reply
+        return TrainConfig(
+            env="TextGame-v0",
+            model=str(self.model),
+            engine=engine,
+            steps=self.steps,
+            tasks=self.tasks,
+            group_size=self.group,
+            eval_episodes=0,
+            learner=LearnerConfig(
+                device=self.device, dtype="bfloat16", micro_batch_tokens=16_384, head_kernel=self.head_kernel
+            ),
+            optimizer=OptimizerConfig(learning_rate=1e-6),
+            limits=Limits(max_turns=1, turn_tokens=self.reply, context_window=window),
+            sampler=SamplerConfig(concurrency=episodes),
+            hf=HfEngineConfig(num_slots=episodes, window=window, max_step_tokens=2048, compile=None),
+            sglang=SglangConfig(dtype="bfloat16", device="auto" if self.device == "cpu" else "cuda"),
+        )
+
+    @property
+    def peak(self) -> float | None:
+        """Operations a second that the device has for bfloat16."""
+        return peak_flops(torch.device(self.device), torch.bfloat16, 1)
+
+
+def make_model(job: Job) -> None:
+    """Random weights in bfloat16, as published checkpoints are, with the embedded model's tokenizer."""
+    save_decoder(Decoder(job.shape).initialize(0), job.model, dtype=torch.bfloat16)
+    copy_tokenizer(embedded_folder(), job.model)
+
+
+def run_ours(job: Job, engine: str, folder: Path) -> dict[str, float | None]:
+    """Medians over the run's steps behind the warm-up."""
+    trainer = Trainer(job.config(engine), folder, reward=even_ids)
+    trainer.fit()
+    steps: list[dict[str, Any]] = list(trainer.metrics[WARMUP:])
+
+    def middle(name: str, times: str | None = None) -> float | None:
+        found = [one[name] * (one[times] if times else 1) for one in steps if one[name] is not None]
+        return median(found) if found else None
+
+    return {
+        "step_s": middle("step_s"),
+        "generate_s": middle("generate_share", "step_s"),
+        "learn_s": middle("learn_share", "step_s"),
+        "sync_s": middle("sync_share", "step_s"),
+        "sampled_tokens_per_s": middle("sampled_tokens_per_s"),
+        "trained_tokens_per_s": middle("trained_tokens_per_s"),
+        "mfu": middle("mfu"),
+        "gpu_mb": steps[-1]["peak_gpu_memory_mb"],
+        "sampled_tokens": middle("trained_tokens"),
+    }
+
+
+def prompts_of(folder: Path, tasks: int) -> list[list[int]]:
+    """The prompts of the first step of a run, one for each of its tasks."""
+    found: dict[str, list[int]] = {}
+    for one in read_episodes(folder):
+        if one.phase == "train" and one.step == 1:
+            found[one.trajectory.group] = list(one.trajectory.rows[0].spans[0].ids)
+    assert len(found) == tasks, f"{len(found)} groups in step 1, {tasks} were played"
+    return list(found.values())
+
+
+def run_trl(job: Job, side: str, prompts: list[list[int]]) -> dict[str, float | None]:
+    """The same of TRL's trainer; it samples from the weights that it trains, so nothing is sent."""
+    spec = {
+        "model": str(job.model),
+        "vocab_size": job.shape.vocab_size,
+        "prompts": prompts,
+        "group_size": job.group,
+        "reply_tokens": job.reply,
+        "steps": job.steps,
+        "learning_rate": 1e-6,
+        "device": job.device,
+        "clock": "wall",
+        "bf16": True,
+        "checkpointing": side == "trl_frugal",
+    }
+    told = run_beside_trl(TRL_SCRIPT, spec)
+    generate_s, learn_s = median(told["generation_s"][WARMUP:]), median(told["update_s"][WARMUP:])
+    tokens = told["tokens"][-1]
+    lengths = [len(prompt) + job.reply for prompt in prompts for _ in range(job.group)]
+    flops, peak = 3 * forward_flops(job.shape, lengths, tokens), job.peak
+    return {
+        "step_s": generate_s + learn_s,
+        "generate_s": generate_s,
+        "learn_s": learn_s,
+        "sync_s": 0.0,
+        "sampled_tokens_per_s": tokens / generate_s,
+        "trained_tokens_per_s": tokens / learn_s,
+        "mfu": flops / peak / learn_s if peak else None,
+        "gpu_mb": told["gpu_mb"],
+        "sampled_tokens": tokens,
+    }
+
+
+def aside(given: argparse.Namespace, folder: Path, engine: str) -> dict[str, float | None]:
+    """What this file says in a process of its own, with the GPU to itself."""
+    arguments = ["--side", engine, "--output", str(folder)]
+    for name in ("shape", "device", "tasks", "group", "reply", "steps", "head_kernel"):
+        arguments += [f"--{name.replace('_', '-')}", str(getattr(given, name))]
+    done = subprocess.run([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{engine} failed with exit status {done.returncode}")
+    measured: dict[str, float | None] = json.loads(done.stdout.splitlines()[-1])
+    return measured
+
+
+def compare(given: argparse.Namespace, folder: Path) -> None:
+    """All sides, a line each."""
+    job = Job.of(given, folder)
+    make_model(job)
+    name = torch.cuda.get_device_name(given.device) if given.device.startswith("cuda") else given.device
+    print(f"{given.shape} on {name}: {job.tasks} groups of {job.group} replies of {job.reply} tokens, bfloat16")
+    print(f"{'':12}" + "".join(f"{title:>11}" for title in COLUMNS.values()), flush=True)
+    found: dict[str, dict[str, float | None]] = {}
+    for engine in given.engines or [one for one in ENGINES if one == "hf" or find_spec(one)]:
+        found[engine] = show(engine, aside(given, folder, engine))
+    prompts = prompts_of(folder / next(iter(found)), job.tasks)
+    for side in TRL_SIDES if given.trl else ():
+        found[side] = show(side, run_trl(job, side, prompts))
+    told = {"device": name, "shape": given.shape, "prompt_tokens": [len(one) for one in prompts], "sides": found}
+    (folder / "gpu_step.json").write_text(json.dumps(told, indent=2) + "\n")
+    print(f"in {folder / 'gpu_step.json'}")
+
+
+def show(side: str, one: dict[str, float | None]) -> dict[str, float | None]:
+    """A line of the table."""
+    cells = ("-" if one[name] is None else f"{one[name]:,.{0 if one[name] >= 100 else 3}f}" for name in COLUMNS)
+    print(f"{side:12}" + "".join(f"{cell:>11}" for cell in cells), flush=True)
+    return one
+
+
+def parse() -> argparse.Namespace:
+    """The arguments."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=tuple(SHAPES), default="0.6B")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tasks", type=int, default=8, help="prompts of a step")
+    parser.add_argument("--group", type=int, default=8, help="replies to each")
+    parser.add_argument("--reply", type=int, default=512, help="tokens of a reply")
+    parser.add_argument("--steps", type=int, default=5, help=f"that are measured, behind {WARMUP} that are not")
+    parser.add_argument("--head-kernel", choices=("torch", "liger"), default="torch", help="see learner.head_kernel")
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, help="hf, and sglang where it is installed")
+    parser.add_argument("--trl", action=argparse.BooleanOptionalAction, default=True, help="measure TRL too")
+    parser.add_argument("--output", type=Path, help="folder of the model, the runs and gpu_step.json, kept afterwards")
+    parser.add_argument("--side", choices=ENGINES, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Compares, or is one side."""
+    given = parse()
+    if given.device.startswith("cuda") and not torch.cuda.is_available():
+        sys.exit("torch finds no GPU here: --device cpu --shape tiny runs the same, small")
+    if given.side:
+        measured = run_ours(Job.of(given, given.output), given.side, given.output / given.side)
+        print(json.dumps(measured))
+    elif given.output:
+        given.output.mkdir(parents=True, exist_ok=True)
+        compare(given, given.output)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            compare(given, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

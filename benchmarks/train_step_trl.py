@@ -1,0 +1,134 @@
+"""TRL's side of `train_step.py`, run in TRL's own environment: `train_step_trl.py SPEC.json` prints JSON last.
+
+A real GRPOTrainer computes its own loss on rows that are given, padded as it pads them: prompts to the left, replies
+to the right. Its importance ratio is 1 and its loss is a mean over tokens, so the gradient is that of the other sides.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"  # before torch is imported
+
+import torch
+from datasets import Dataset
+from memory import Memory
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+from trl import GRPOConfig, GRPOTrainer
+
+SPEC: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
+
+
+def no_reward(completions: list[Any], **kwargs: Any) -> list[float]:
+    """A trainer wants one; nothing is sampled here."""
+    return [0.0] * len(completions)
+
+
+def make_trainer() -> GRPOTrainer:
+    """Over the saved model, in fp32; with TRL's default of computing each layer again in the backward pass, or
+    without."""
+    backend = Tokenizer(models.WordLevel({"t0": 0, "<end>": 1}, unk_token="t0"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", pad_token="t0")
+    config = GRPOConfig(
+        output_dir=SPEC["output"],
+        per_device_train_batch_size=len(SPEC["rows"]),
+        num_generations=len(SPEC["rows"]),
+        beta=0.0,
+        loss_type="dapo",
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=SPEC["checkpointing"],
+        report_to="none",
+        save_strategy="no",
+        model_init_kwargs={"dtype": "float32"},
+    )
+    data = Dataset.from_dict({"prompt": ["t0"]})
+    trainer = GRPOTrainer(SPEC["model"], no_reward, config, train_dataset=data, processing_class=tokenizer)
+    # What its `train` does before the first step.
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.model.train()
+    if SPEC["checkpointing"]:
+        trainer.model.gradient_checkpointing_enable(config.gradient_checkpointing_kwargs)
+    return trainer
+
+
+def make_inputs() -> dict[str, torch.Tensor]:
+    """The rows as `_compute_loss` takes them, with an advantage for each token."""
+    rows, prompt = SPEC["rows"], SPEC["prompt"]
+    longest = max(len(row) for row in rows) - prompt
+    size = (len(rows), longest)
+    completion_ids = torch.zeros(size, dtype=torch.long)
+    completion_mask, advantages = torch.zeros(size, dtype=torch.long), torch.zeros(size)
+    for number, (row, gains) in enumerate(zip(rows, SPEC["advantages"], strict=True)):
+        reply = slice(len(row) - prompt)
+        completion_ids[number, reply] = torch.tensor(row[prompt:])
+        completion_mask[number, reply] = 1
+        advantages[number, reply] = torch.tensor(gains)
+    prompt_ids = torch.tensor([row[:prompt] for row in rows])
+    return {
+        "prompt_ids": prompt_ids,
+        "prompt_mask": torch.ones_like(prompt_ids),
+        "completion_ids": completion_ids,
+        "completion_mask": completion_mask,
+        "advantages": advantages,
+        "num_items_in_batch": completion_mask.sum().float(),
+    }
+
+
+def step(trainer: GRPOTrainer, inputs: dict[str, torch.Tensor]) -> None:
+    """The loss and its gradient."""
+    trainer.accelerator.backward(trainer.compute_loss(trainer.model, inputs))
+
+
+def found(trainer: GRPOTrainer, inputs: dict[str, torch.Tensor]) -> None:
+    """Writes logprobs and gradients where the specification says."""
+    ids, seen = (torch.cat([inputs[f"prompt_{kind}"], inputs[f"completion_{kind}"]], 1) for kind in ("ids", "mask"))
+    longest = inputs["completion_ids"].shape[1]
+    with torch.no_grad():
+        logp = trainer._get_per_token_logps_and_entropies(trainer.model, ids, seen, longest)[0]
+    step(trainer, inputs)
+    tensors = {name: one.grad.contiguous() for name, one in trainer.model.named_parameters() if one.grad is not None}
+    save_file({**tensors, "logprobs": logp[inputs["completion_mask"].bool()].contiguous()}, SPEC["save"])
+
+
+def timed(trainer: GRPOTrainer, inputs: dict[str, torch.Tensor]) -> dict[str, float]:
+    """As `time_side` of the other sides."""
+    parameters = list(trainer.model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=1e-5, fused=True)
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    memory = Memory()
+    seconds, cpu = [], []
+    for _ in range(SPEC["repeats"] + 1):
+        started, cpu_started = time.perf_counter(), time.process_time()
+        optimizer.zero_grad()
+        step(trainer, inputs)
+        optimizer.step()
+        seconds.append(time.perf_counter() - started)
+        cpu.append(time.process_time() - cpu_started)
+    return {"seconds": median(seconds[1:]), "cpu_seconds": median(cpu[1:]), "memory_mb": memory.grown_mb}
+
+
+def main() -> None:
+    """Compares or measures, as the specification says."""
+    torch.set_num_threads(1)
+    trainer, inputs = make_trainer(), make_inputs()
+    told: dict[str, float] = {}
+    if SPEC["save"]:
+        found(trainer, inputs)
+    else:
+        told = timed(trainer, inputs)
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

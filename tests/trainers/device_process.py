@@ -1,0 +1,69 @@
+"""`device_process.py FOLDER DEVICE` trains each case for a step or two, and ends with a line of JSON: their metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import pretend_device
+
+from agentgym.engines.hf import HfEngineConfig
+from agentgym.rollout.limits import Limits
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.kl import KLConfig
+from agentgym.trainers.learner_config import LearnerConfig
+from agentgym.trainers.parity import ParityConfig
+from agentgym.trainers.trainer import Trainer
+
+LEARNER = LearnerConfig(threads=1)
+REGULARIZED = replace(
+    LEARNER, kl=KLConfig(coefficient=0.1), entropy_coefficient=0.01, correction="tis_token", minibatches=2
+)
+CASES = {
+    "regularized": ("grpo", REGULARIZED, 2),
+    "critic": ("ppo", LEARNER, 2),
+    # Not with activation_checkpointing: torch aborts where Python computes a device in the middle of a backward pass.
+    "sequences": ("gspo", LEARNER, 1),
+    "bfloat16": ("grpo", replace(LEARNER, dtype="bfloat16"), 1),
+}
+
+
+def config_of(case: str, device: str) -> TrainConfig:
+    """Few short episodes, which luck rewards."""
+    algo, learner, steps = CASES[case]
+    return TrainConfig(
+        env="LongRoad-v0",
+        env_kwargs={"length": 8},
+        algo=algo,
+        steps=steps,
+        tasks=2,
+        group_size=2,
+        eval_episodes=0,
+        learner=replace(learner, device=device),
+        hf=HfEngineConfig(compile=False, num_slots=4),
+        limits=Limits(max_turns=3, turn_tokens=24),
+        parity=ParityConfig(episodes=1, turns=2),
+    )
+
+
+def main(folder: str, device: str) -> None:
+    """Trains the cases one after the other."""
+    if device == pretend_device.NAME:
+        pretend_device.register()
+    found = {}
+    for case in CASES:
+        trainer = Trainer(config_of(case, device), Path(folder, f"{case}-{device}"))
+        trainer.fit()
+        assert trainer.model.embed.device.type == device
+        found[case] = trainer.metrics
+    print(json.dumps(found), flush=True)
+    os._exit(0)  # torch ends its threads for a device of Python by an abort
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

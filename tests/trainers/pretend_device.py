@@ -1,0 +1,89 @@
+"""A device without hardware: its tensors hold CPU tensors, and refuse what a GPU refuses.
+
+A tensor of it meets no tensor of the CPU in an operator (single numbers may), and gives no numpy array. What it
+computes is what the CPU computes: code that runs on it is the code that would run on a GPU, with numbers to compare.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
+
+NAME = "pretend"
+
+
+class PretendTensor(torch.Tensor):
+    """A tensor of the device, over the CPU tensor `held`."""
+
+    held: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor) -> PretendTensor:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls,
+            held.size(),
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device=torch.device(NAME, 0),
+            requires_grad=held.requires_grad,
+        )
+        made.held = held
+        return made
+
+    def tolist(self) -> Any:
+        return self.held.tolist()
+
+    @classmethod
+    def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return compute(operator, args, kwargs or {})
+
+
+@torch.inference_mode(False)  # in which no wrapper can be made
+def compute(operator: Any, args: Any, kwargs: Any) -> Any:
+    """What an operator gives on the device."""
+    moves = operator._schema.name in ("aten::_to_copy", "aten::copy_", "aten::_copy_from")
+    found: list[torch.Tensor] = []
+
+    def held(one: Any) -> Any:
+        if isinstance(one, PretendTensor):
+            return one.held
+        if isinstance(one, torch.Tensor):
+            found.append(one)
+        return torch.device("cpu") if isinstance(one, torch.device) and one.type == NAME else one
+
+    inner, named = tree_map(held, (args, kwargs))
+    indexes = operator._schema.name in ("aten::index", "aten::index_put_", "aten::_index_put_impl_")
+    if not moves and any(one.dim() and not indexes for one in found):
+        shapes = [tuple(one.shape) for one in found]
+        raise RuntimeError(f"{operator}: tensors on {NAME}:0 and on cpu, of shapes {shapes}")
+    wanted = kwargs.get("device")
+    leaves = wanted is not None and torch.device(wanted).type == "cpu"
+    result = operator(*inner, **named)
+    returns = operator._schema.returns
+    for argument, value in zip(operator._schema.arguments, args, strict=False):
+        if argument.alias_info is not None and argument.alias_info.is_write and returns and returns[0].alias_info:
+            return value
+    return tree_map(lambda one: PretendTensor(one) if isinstance(one, torch.Tensor) and not leaves else one, result)
+
+
+class Backend(_DummyBackendModule):  # type: ignore[misc]
+    """What torch asks of the device beside its operators."""
+
+    def is_available(self) -> bool:
+        """Not to libraries that would ask for its streams."""
+        return False
+
+
+def register() -> str:
+    """Makes the device known to this process; gives its name."""
+    _setup_privateuseone_for_python_backend(NAME, Backend())
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(lambda operator, *args, **kwargs: compute(operator, args, kwargs), "PrivateUse1")
+    copies = torch.library.Library("aten", "IMPL")  # `torch.tensor` copies past both the class and the fallback
+    copies.impl("copy_", lambda *args, **kwargs: compute(torch.ops.aten.copy_.default, args, kwargs), "PrivateUse1")
+    globals()["_libraries"] = (library, copies)
+    return NAME

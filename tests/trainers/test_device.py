@@ -1,0 +1,56 @@
+"""A run on a device beside the CPU: nothing of it stays on the CPU by mistake, and its numbers are the CPU's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentgym.errors import ConfigError
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.learner_config import LearnerConfig
+from agentgym.trainers.trainer import Trainer
+
+PROGRAM = Path(__file__).parent / "device_process.py"
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
+    reason="this torch has no devices that are written in Python",
+)
+def test_a_run_on_another_device_gives_the_numbers_of_the_cpu(tmp_path: Path) -> None:
+    begun = [
+        subprocess.Popen([sys.executable, str(PROGRAM), str(tmp_path), device], stdout=subprocess.PIPE, text=True)
+        for device in ("cpu", "pretend")
+    ]
+    told = [one.communicate()[0] for one in begun]
+    assert [one.returncode for one in begun] == [0, 0]
+    cpu, other = (json.loads(one.splitlines()[-1]) for one in told)
+    learned = {case: [step["grad_norm"] > 0 for step in steps] for case, steps in other.items()}
+    assert learned == {"regularized": [True, True], "critic": [True, True], "sequences": [True], "bfloat16": [True]}
+    del cpu["bfloat16"]  # there rounding may turn the choice of a token, and all that follows
+    for case, steps in cpu.items():
+        for here, there in zip(steps, other[case], strict=True):
+            assert seen(there) == pytest.approx(seen(here), rel=1e-4, abs=1e-6), case
+
+
+def seen(step: dict[str, Any]) -> dict[str, float]:
+    names = ("tokens", "reward_mean", "loss", "grad_norm", "entropy", "value_loss", "correction_mean")
+    return {name: step[name] for name in names if step.get(name) is not None}
+
+
+def test_a_device_that_is_not_there_is_named_before_the_run_has_a_folder(tmp_path: Path) -> None:
+    config = TrainConfig(env="TextGame-v0", learner=LearnerConfig(device="cuda:99"))
+    with pytest.raises(ConfigError, match=r"device 'cuda:99' cannot be used"):
+        Trainer(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_devices_of_a_cluster_are_not_those_of_one_process() -> None:
+    with pytest.raises(ConfigError, match=r"gpus_per_learner and learner\.fsdp\.param_dtype"):
+        TrainConfig(env="TextGame-v0", executor="ray", learner=LearnerConfig(dtype="bfloat16"))
