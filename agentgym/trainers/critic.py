@@ -229,9 +229,15 @@ class Critic:
 
 
 def _whole_state(module: nn.Module) -> dict[str, Tensor]:
-    return {name: whole(parameter) for name, parameter in module.state_dict().items()}
+    """Of what is trained: what is frozen is the model's that the run began with."""
+    return {name: whole(one) for name, one in module.named_parameters() if one.requires_grad}
 
 
 @torch.no_grad()
 def _load_whole(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    module.load_state_dict({name: like(state[name], one) for name, one in module.state_dict().items()})
+    trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
+    if trained.keys() != state.keys():
+        odd = sorted(trained.keys() ^ state.keys())
+        raise ConfigError(f"the state is of another critic: {len(odd)} tensors are of one alone, such as {odd[0]!r}")
+    for name, one in trained.items():
+        one.copy_(like(state[name], one))

@@ -86,7 +86,7 @@ async def open_parts(
         config.optimizer,
         total_steps=config.steps,
         temperature=config.sampling.temperature,
-        reference=load_decoder(origin.model_folder) if config.learner.kl.coefficient else None,
+        reference=load_decoder(origin.model_folder) if config.learner.needs_first_weights else None,
     )
     stack.callback(learner.close)
     return RunParts(engine, LocalStage(config, metered(engine), origin.renderer), learner)

@@ -78,10 +78,11 @@ class _ScoreTargets(torch.autograd.Function):
         return logp_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         hidden_NE, head_VE, target_N, entropy_N = ctx.saved_tensors
         grad_logp_N, grad_entropy_N = grads
-        grad_hidden_NE, grad_head_VE = torch.empty_like(hidden_NE), torch.zeros_like(head_VE)
+        grad_hidden_NE = torch.empty_like(hidden_NE)
+        grad_head_VE = torch.zeros_like(head_VE) if ctx.needs_input_grad[1] else None  # none of a head that is frozen
         uses_entropy = bool(grad_entropy_N.any())
         for part in reversed(_chunks(len(target_N), len(head_VE))):
             p_CV, ctx.last_p_CV = ctx.last_p_CV, None
@@ -95,6 +96,8 @@ class _ScoreTargets(torch.autograd.Function):
             grad_CV.scatter_add_(1, target_N[part, None], grad_logp_N[part, None])
             grad_CV = grad_CV.div_(ctx.temperature).to(hidden_NE.dtype)
             grad_hidden_NE[part] = linear(grad_CV, head_VE.T)
+            if grad_head_VE is None:
+                continue
             if len(head_VE) > LARGE_VOCABULARY:
                 grad_head_VE.addmm_(grad_CV.T, hidden_NE[part])
             else:
