@@ -30,7 +30,7 @@ from agentgym.trainers.world import World
 __all__ = ["Critic", "CriticConfig", "CriticStats", "ValueHead"]
 
 RATE = 5
-"""A critic's learning rate over the policy's."""
+"""A critic's learning rate over `optimizer.learning_rate`."""
 
 # Shape suffixes: N packed tokens, M trained targets, E model width, R rows.
 
@@ -44,8 +44,8 @@ class CriticConfig:
     costs next to nothing, and pulls at the policy's weights. None is `own` where the advantage takes values, else
     `none`."""
     learning_rate: float | None = None
-    """Of a trunk of its own and its head; None takes five times the policy's: one that lags credits the past.
-    The policy's other optimizer settings hold for both."""
+    """Of a trunk of its own and its head; None takes five times `optimizer.learning_rate`: one that lags credits the
+    past. The policy's other optimizer settings hold for both, and so does whether adapters are trained."""
     coefficient: float = 0.1
     """Weight of the value loss beside the policy's, where the trunk is shared."""
     clip: float | None = 0.5

@@ -110,7 +110,7 @@ class Learner:
             )
         self._shared = self.critic if config.critic.trunk == "shared" else None
         further = () if self._shared is None else self._shared.head.parameters()
-        self.optimizer = PolicyOptimizer(self.model, optimizer, num_steps, further)
+        self.optimizer = PolicyOptimizer(self.model, config.lora.rated(optimizer), num_steps, further)
         self._fresh_from = 0
         self._kl_of_rewards = 0.0
         self._loss = config.policy_loss

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -21,10 +21,13 @@ from agentgym.engines.hf_lora import GATE_UP, QKV, Adapter, LayerAdapters, adapt
 from agentgym.engines.hf_model import Decoder, DecoderLayer
 from agentgym.errors import ConfigError, nearest
 from agentgym.rollout.seeds import derive
+from agentgym.trainers.optimizer import OptimizerConfig
 from agentgym.trainers.sharded_tensor import is_sharded, like, whole
 
 __all__ = ["PROJECTIONS", "Adapters", "LoraConfig", "Unadapted", "adapt"]
 
+RATE = 10
+"""The adapters' learning rate over that of all weights."""
 PROJECTIONS = (*QKV, "o_proj", *GATE_UP, "down_proj")
 """What may be adapted: all linear layers but the head."""
 
@@ -44,6 +47,9 @@ class LoraConfig:
     """What an adapter adds is scaled by `alpha / rank` (peft's lora_alpha)."""
     target_modules: tuple[str, ...] = PROJECTIONS
     """The linear layers that are adapted, by their published names; by default all but the head."""
+    learning_rate: float | None = None
+    """Of the adapters; None takes ten times `optimizer.learning_rate`, which is what all weights would learn at
+    (Schulman et al. 2025)."""
     dropout: float = 0.0
     """0 is the only value: what is dropped in training is there while sampling, so that every token would be off its
     policy."""
@@ -61,10 +67,18 @@ class LoraConfig:
                 raise ConfigError(f"no module {name!r} for lora.target_modules{told} Known: {', '.join(PROJECTIONS)}")
         if not self.target_modules:
             raise ConfigError(f"lora.target_modules names nothing to adapt; known: {', '.join(PROJECTIONS)}")
+        if self.learning_rate is not None and not self.learning_rate > 0:
+            raise ConfigError(f"lora.learning_rate must be above 0, got {self.learning_rate}")
         if self.dropout:
             raise ConfigError(
                 f"lora.dropout {self.dropout} would drop in training what is there while sampling: leave it at 0"
             )
+
+    def rated(self, optimizer: OptimizerConfig) -> OptimizerConfig:
+        """The optimizer of what is trained: with the adapters' rate where that is adapters."""
+        if not self.rank:
+            return optimizer
+        return replace(optimizer, learning_rate=self.learning_rate or RATE * optimizer.learning_rate)
 
 
 def adapt(model: Decoder, config: LoraConfig) -> Decoder:

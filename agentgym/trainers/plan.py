@@ -87,7 +87,8 @@ def _trained(model: Decoder, config: TrainConfig) -> tuple[int, str]:
     if not lora.rank:
         return sum(one.numel() for one in model.parameters()), "all of the model's"
     trained = sum(one.numel() for one in adapt(model, lora).parameters() if one.requires_grad)
-    return trained, f"adapters of rank {lora.rank} on {', '.join(lora.target_modules)}"
+    rate = lora.rated(config.optimizer).learning_rate
+    return trained, f"adapters of rank {lora.rank} on {', '.join(lora.target_modules)}, at a learning rate of {rate:g}"
 
 
 def _prompt_tokens(task: Task, renderer: Renderer) -> int:

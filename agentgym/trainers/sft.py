@@ -98,7 +98,7 @@ def learn(
             " tokenizer that belongs to the model"
         )
     adapters = Adapters.of(model, None, config.lora) if config.lora.rank else None
-    optimizer = PolicyOptimizer(model, config.optimizer, config.steps)
+    optimizer = PolicyOptimizer(model, config.lora.rated(config.optimizer), config.steps)
     workers = GradientWorkers(config.threads)
     started = time.perf_counter()
     try:

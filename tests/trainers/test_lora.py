@@ -1,4 +1,4 @@
-"""Adapters against the peft package on the same checkpoint, and what a run with them leaves alone, keeps and resumes."""
+"""Adapters against the peft package on the same checkpoint; what a run with them leaves alone, keeps and resumes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Fresh = Callable[..., TrainingBatch]
 Train = Callable[..., Any]
 
 LORA = LoraConfig(rank=4, alpha=8.0)
-STEP = OptimizerConfig(learning_rate=3e-3, warmup_steps=1)
+STEP = OptimizerConfig(learning_rate=3e-4, warmup_steps=1)
 TARGETS = {
     "all": PROJECTIONS,
     "some-of-each-matrix": ("k_proj", "o_proj", "up_proj"),
@@ -255,6 +255,7 @@ def test_either_optimizer_trains_adapters(name: Any, tiny: Tiny, fresh_batch: Fr
         ({"rank": 4, "alpha": 0.0}, "alpha must be above 0"),
         ({"rank": 4, "target_modules": ("q_prj",)}, "did you mean 'q_proj'"),
         ({"rank": 4, "target_modules": ()}, "names nothing to adapt"),
+        ({"rank": 4, "learning_rate": 0.0}, "learning_rate must be above 0"),
         ({"rank": 4, "dropout": 0.1}, "leave it at 0"),
     ],
 )
@@ -295,7 +296,7 @@ def test_a_run_resumes_to_the_bit_and_is_exported_merged_or_as_an_adapter(
         theirs_TV = PeftModel.from_pretrained(base, tmp_path / "adapter")(ids_T[None]).logits[0]
     torch.testing.assert_close(theirs_TV, wanted_TV, rtol=1e-5, atol=1e-5)
     assert (theirs_TV - first_TV).abs().max() > 1e-3
-    with pytest.raises(RunFolderError, match="other settings.*rank: 4 there, 8 here"):
+    with pytest.raises(RunFolderError, match=r"other settings.*rank: 4 there, 8 here"):
         train(replace(run, learner=replace(learner, lora=LoraConfig(rank=8))), tmp_path / "parts", resume=True)
 
 
@@ -304,6 +305,13 @@ def test_a_run_without_an_adapter_has_none_to_export(small_run: TrainConfig, tra
     with pytest.raises(ConfigError, match="the run trained all weights"):
         export_adapter(find_checkpoint(tmp_path / "run"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_adapters_learn_at_ten_times_the_rate_of_all_weights_or_at_their_own(tiny: Tiny, fresh_batch: Fresh) -> None:
+    batch = fresh_batch(tiny())
+    rates = {rate: learner_of(tiny(), lora=replace(LORA, learning_rate=rate)).update(batch) for rate in (None, 0.02)}
+    assert {rate: stats.learning_rate for rate, stats in rates.items()} == pytest.approx({None: 3e-3, 0.02: 0.02})
+    assert learner_of(tiny(), lora=LoraConfig(learning_rate=0.02)).update(batch).learning_rate == 3e-4
 
 
 def test_adapters_are_put_on_before_a_model_is_sharded_or_on_a_copy(tiny: Tiny) -> None:
