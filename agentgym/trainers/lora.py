@@ -64,7 +64,10 @@ class LoraConfig:
         for name in self.target_modules:
             if name not in PROJECTIONS:
                 told = nearest(name, PROJECTIONS) or "."
-                raise ConfigError(f"no module {name!r} for lora.target_modules{told} Known: {', '.join(PROJECTIONS)}")
+                raise ConfigError(
+                    f"no module {name!r} for lora.target_modules{told} Known, and all of them where it is left out:"
+                    f" {', '.join(PROJECTIONS)}"
+                )
         if not self.target_modules:
             raise ConfigError(f"lora.target_modules names nothing to adapt; known: {', '.join(PROJECTIONS)}")
         if self.learning_rate is not None and not self.learning_rate > 0:

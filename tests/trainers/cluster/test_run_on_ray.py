@@ -24,6 +24,9 @@ from agentgym.errors import AgentGymError
 from agentgym.trainers.checkpoint_config import CheckpointConfig
 from agentgym.trainers.cluster_config import ClusterConfig
 from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.export import export_adapter, find_checkpoint
+from agentgym.trainers.kl import KLConfig
+from agentgym.trainers.lora import LoraConfig
 from agentgym.trainers.trainer import Trainer
 
 pytestmark = pytest.mark.slow
@@ -73,6 +76,20 @@ def test_two_ranks_have_the_losses_of_a_local_run(cluster: str, run: TrainConfig
     Trainer(run, tmp_path / "local").fit()
     Trainer(replace(run, executor="ray", ray=on(cluster, learners=2)), tmp_path / "ray").fit()
     assert losses(tmp_path / "ray") == pytest.approx(losses(tmp_path / "local"), abs=1e-5)
+
+
+def test_adapters_are_trained_on_ranks_as_locally_and_resumed(cluster: str, run: TrainConfig, tmp_path: Path) -> None:
+    lora = replace(run, learner=replace(run.learner, lora=LoraConfig(rank=4), kl=KLConfig(coefficient=0.1)))
+    local, often = tmp_path / "local", CheckpointConfig(every=3)
+    Trainer(lora, local).fit()
+    Trainer(replace(lora, executor="ray", ray=on(cluster)), tmp_path / "one").fit()
+    assert episodes(tmp_path / "one") == episodes(local)
+    assert losses(tmp_path / "one") == losses(local)
+    two = replace(lora, executor="ray", ray=on(cluster, learners=2), checkpoint=often)
+    Trainer(replace(two, steps=3), tmp_path / "two").fit()
+    Trainer.load(tmp_path / "two", steps=6).fit()
+    assert losses(tmp_path / "two") == pytest.approx(losses(local), abs=1e-5)
+    assert (export_adapter(find_checkpoint(tmp_path / "two"), tmp_path / "adapter")).step == 6
 
 
 @pytest.mark.parametrize("victim", ["EngineActor", "EpisodeActor", "RankActor"])
