@@ -17,12 +17,13 @@ def write_adapter(state: Mapping[str, Any], folder: Path, base: str | None, dtyp
     """Writes what `Adapters.state_dict` gave as `adapter_config.json` and `adapter_model.safetensors`; `base` is the
     folder or name of the model that the adapter belongs to, where that is known."""
     settings = state["settings"]
+    alpha = float(settings["alpha"])
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": settings["rank"],
-        "lora_alpha": settings["alpha"],
+        "lora_alpha": int(alpha) if alpha.is_integer() else alpha,
         "lora_dropout": 0.0,
         "target_modules": sorted(settings["target_modules"]),
         "bias": "none",
