@@ -122,6 +122,22 @@ def test_gradients_are_those_of_peft(
         torch.testing.assert_close(one, wanted[name], rtol=1e-5, atol=1e-5, msg=name)
 
 
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2"])
+@torch.no_grad()
+def test_logits_of_every_family_are_those_of_peft(family: str, tiny: Tiny, tmp_path: Path) -> None:
+    config = replace(tiny().config, family=family, qk_norm=False, qkv_bias=family == "qwen2", tied=False)
+    model = Decoder(config).initialize(1)
+    for one in model.parameters():
+        one.mul_(4.0).add_(0.1)
+    learner = learner_of(model, lora=replace(LORA, alpha=3.0))
+    theirs = in_peft(model, stirred(learner), tmp_path)
+    ids_T = torch.arange(3, 30, 2)
+    found_TV = learner.model.logits(learner.model.hidden(ids_T, PackedLayout([len(ids_T)])))
+    torch.testing.assert_close(found_TV, theirs(ids_T[None]).logits[0], rtol=1e-5, atol=1e-5)
+    with theirs.disable_adapter():
+        assert (theirs(ids_T[None]).logits[0] - found_TV).abs().max() > 0.01
+
+
 def test_the_first_values_are_drawn_as_pefts_are_and_follow_from_the_seed_alone(tiny: Tiny) -> None:
     def tensors(**changes: Any) -> dict[str, Tensor]:
         found: dict[str, Tensor] = learner_of(tiny(), lora=replace(LORA, **changes)).state_dict()["lora"]["tensors"]
