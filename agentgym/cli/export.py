@@ -11,7 +11,7 @@ import tyro
 
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json
-from agentgym.trainers.export import DType, export_model, find_checkpoint
+from agentgym.trainers.export import DType, export_adapter, export_model, find_checkpoint
 
 __all__ = ["main"]
 
@@ -19,7 +19,7 @@ __all__ = ["main"]
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
     """Writes the model of a run or checkpoint, without the trainer's state, as a folder that transformers, SGLang and
-    vLLM load."""
+    vLLM load. Where adapters were trained (LoRA), they are merged into it."""
 
     source: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """The run's folder, or one of its checkpoints."""
@@ -29,6 +29,8 @@ class ExportOptions:
     """The step whose checkpoint is written; by default the newest."""
     best: bool = False
     """Write the best checkpoint by `checkpoint.keep_best`."""
+    adapter: bool = False
+    """Write the adapter of a run with learner.lora alone, as peft loads it onto the model that the run began with."""
     dtype: DType = "float32"
     """The type of the weights in the files; training keeps them in float32."""
     json: bool = False
@@ -39,9 +41,11 @@ def main(args: Sequence[str]) -> int:
     """Runs `agentgym export ...`."""
     options = parse_options(ExportOptions, args, prog="agentgym export")
     checkpoint = find_checkpoint(options.source, step=options.step, best=options.best)
-    written = export_model(checkpoint, options.folder, dtype=options.dtype)
-    say(f"model of step {written.step} ({written.dtype}): {options.folder}")
-    say(f"try next: agentgym eval --env ID --policy {options.folder}")
+    export = export_adapter if options.adapter else export_model
+    written = export(checkpoint, options.folder, dtype=options.dtype)
+    say(f"{'adapter' if options.adapter else 'model'} of step {written.step} ({written.dtype}): {options.folder}")
+    if not options.adapter:
+        say(f"try next: agentgym eval --env ID --policy {options.folder}")
     if options.json:
         show_json({"folder": str(written.folder), "checkpoint": str(written.checkpoint), "step": written.step})
     return 0

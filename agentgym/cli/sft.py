@@ -6,7 +6,7 @@ import json
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -29,6 +29,7 @@ from agentgym.evaluation.eval_folder import free_folder
 from agentgym.evaluation.model_folder import EMBEDDED, model_folder
 from agentgym.rollout.seeds import derive
 from agentgym.trainers.demonstrations import Demonstration, DemonstrationConfig, stream
+from agentgym.trainers.lora import LoraConfig
 from agentgym.trainers.optimizer import OptimizerConfig
 from agentgym.trainers.sft import ImitationConfig, ImitationStep, learn, passes
 from agentgym.trainers.sft_folder import SftFolder
@@ -76,6 +77,7 @@ class SftOptions:
     threads: int = ImitationConfig.threads
     """Threads that share a step's demonstrations; part of the recipe, as sums depend on it in their last bits."""
     optimizer: OptimizerConfig = field(default_factory=lambda: ImitationConfig().optimizer)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     seed: int = 0
     """Tasks, mistakes and orders follow from it; demonstrations are never of held-out tasks."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
@@ -109,6 +111,7 @@ class SftOptions:
             steps=steps,
             episodes=self.batch_size,
             threads=self.threads,
+            lora=replace(self.lora, seed=self.seed if self.lora.seed is None else self.lora.seed),
         )
 
     @property

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from agentgym.engines.hf_layout import LayoutRows, PackedLayout
 from agentgym.engines.hf_linear import linear
+from agentgym.engines.hf_lora import GATE_UP, QKV, LayerAdapters
 from agentgym.engines.hf_norm import rms_norm
 from agentgym.errors import ConfigError
 from agentgym.types import JSON
@@ -155,6 +156,16 @@ class DecoderLayer(nn.Module):
         self.ffn_norm = nn.Parameter(torch.ones(c.width))
         self.gate_up = nn.Parameter(torch.empty(2 * c.ffn_width, c.width))
         self.down = nn.Parameter(torch.empty(c.width, c.ffn_width))
+        self.adapters: LayerAdapters | None = None
+
+    @property
+    def projections(self) -> dict[str, tuple[int, int]]:
+        """Outputs and inputs of each published projection; their weights lie in the layer's matrices."""
+        c = self.config
+        outputs = dict(zip(QKV, (self.q_width, self.kv_width, self.kv_width), strict=True)) | {"o_proj": c.width}
+        outputs |= dict.fromkeys(GATE_UP, c.ffn_width) | {"down_proj": c.width}
+        inputs = {"o_proj": self.q_width, "down_proj": c.ffn_width}
+        return {name: (number, inputs.get(name, c.width)) for name, number in outputs.items()}
 
     def forward(self, x_NE: Tensor, rope: tuple[Tensor, Tensor], layout: PackedLayout, is_last: bool) -> Tensor:
         """The residual stream behind this block: of all computed tokens, or only of the wanted ones in the last."""
@@ -179,10 +190,10 @@ class DecoderLayer(nn.Module):
         cos_ND, sin_ND = rope
         h_NE = rms_norm(x_NE, self.input_norm, c.norm_eps)
         if rows is None:
-            flat_q, flat_kv = self._linear(h_NE, slice(None)).split([self.q_width, 2 * self.kv_width], 1)
+            flat_q, flat_kv = self._qkv(h_NE, slice(None), QKV).split([self.q_width, 2 * self.kv_width], 1)
         else:
-            flat_q = self._linear(h_NE[rows.index_U], slice(self.q_width))
-            flat_kv = self._linear(h_NE, slice(self.q_width, None))
+            flat_q = self._qkv(h_NE[rows.index_U], slice(self.q_width), QKV[:1])
+            flat_kv = self._qkv(h_NE, slice(self.q_width, None), QKV[1:])
         q_NHD = flat_q.unflatten(1, (c.num_heads, c.head_width))
         k_NKD, v_NKD = flat_kv.unflatten(1, (2 * c.num_kv_heads, c.head_width)).chunk(2, 1)
         if self.q_norm is not None and self.k_norm is not None:
@@ -191,17 +202,25 @@ class DecoderLayer(nn.Module):
         cos_QD, sin_QD = (cos_ND, sin_ND) if rows is None else (cos_ND[rows.index_U], sin_ND[rows.index_U])
         return apply_rope(q_NHD, cos_QD, sin_QD), apply_rope(k_NKD, cos_ND, sin_ND), v_NKD
 
-    def _linear(self, h_NE: Tensor, outputs: slice) -> Tensor:
+    def _qkv(self, h_NE: Tensor, outputs: slice, projections: tuple[str, ...]) -> Tensor:
         flat = linear(h_NE, self.qkv[outputs])
-        return flat if self.qkv_bias is None else flat + self.qkv_bias[outputs]
+        flat = flat if self.qkv_bias is None else flat + self.qkv_bias[outputs]
+        return self._adapted(flat, h_NE, projections)
+
+    def _adapted(self, product_NO: Tensor, x_NI: Tensor, projections: tuple[str, ...]) -> Tensor:
+        """The outputs of projections of `x_NI` with what the adapters add to them."""
+        added_NO = None if self.adapters is None else self.adapters(x_NI, *projections)
+        return product_NO if added_NO is None else product_NO + added_NO
 
     def mix(self, x_NE: Tensor, attended_NHD: Tensor) -> Tensor:
         """Adds the attention output and the feed-forward to the residual stream."""
         c = self.config
-        x_NE = x_NE + linear(attended_NHD.flatten(1), self.out)
+        flat = attended_NHD.flatten(1)
+        x_NE = x_NE + self._adapted(linear(flat, self.out), flat, ("o_proj",))
         h_NE = rms_norm(x_NE, self.ffn_norm, c.norm_eps)
-        gate, up = linear(h_NE, self.gate_up).chunk(2, dim=-1)
-        return x_NE + linear(F.silu(gate) * up, self.down)
+        gate, up = self._adapted(linear(h_NE, self.gate_up), h_NE, GATE_UP).chunk(2, dim=-1)
+        inner = F.silu(gate) * up
+        return x_NE + self._adapted(linear(inner, self.down), inner, ("down_proj",))
 
 
 class Decoder(nn.Module):
@@ -237,6 +256,16 @@ class Decoder(nn.Module):
                 std = 0.02 * (scale if name.endswith((".out", ".down")) else 1.0)
                 parameter.normal_(0.0, std, generator=generator)
         return self
+
+    def like(self) -> Decoder:
+        """Another of the same shape, type and device, adapters included, whose weights are yet to be filled in."""
+        other = Decoder(self.config)
+        for mine, theirs in zip(self.layers, other.layers, strict=True):
+            assert isinstance(mine, DecoderLayer) and isinstance(theirs, DecoderLayer)
+            theirs.adapters = None if mine.adapters is None else mine.adapters.like()
+        for own, new in zip(self.parameters(), other.parameters(), strict=True):
+            new.requires_grad_(own.requires_grad)
+        return other.to(self.embed.device, self.embed.dtype)
 
     @property
     def head_weight(self) -> Tensor:

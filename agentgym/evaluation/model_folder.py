@@ -14,7 +14,7 @@ EMBEDDED = "embedded"
 
 
 def model_folder(name: str) -> Path:
-    """The folder; raises RunFolderError where it is missing, or is the folder of a run instead."""
+    """The folder; raises RunFolderError where it is missing, or is that of a run or an adapter."""
     folder = embedded_folder() if name == EMBEDDED else Path(name).expanduser()
     if name == EMBEDDED and not (folder / "tokenizer.json").is_file():
         raise RunFolderError(f"this installation lacks the embedded model in {str(folder)!r}: name a model folder")
@@ -23,4 +23,8 @@ def model_folder(name: str) -> Path:
     checkpoints = sorted((folder / "checkpoints").glob("step-*"))
     if checkpoints and not (folder / "config.json").is_file():
         raise RunFolderError(f"{name!r} is a run folder: name one of its checkpoints, such as {str(checkpoints[-1])!r}")
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise RunFolderError(
+            f"{name!r} is an adapter without its model: `agentgym export RUN DIR` writes the model with it merged in"
+        )
     return folder

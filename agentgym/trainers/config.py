@@ -162,7 +162,8 @@ class TrainConfig:
         """Whether nothing is left to the algo."""
         learner = self.learner
         left = (self.aggregation, self.advantage.name, self.advantage.settings, learner.loss, learner.loss_settings)
-        return None not in (*left, learner.critic.trunk, self.practice.filter)
+        seed = learner.lora.seed if learner.lora.rank else 0
+        return None not in (*left, learner.critic.trunk, self.practice.filter, seed)
 
     @property
     def resolved(self) -> TrainConfig:
@@ -181,6 +182,8 @@ class TrainConfig:
         if learner.critic.trunk is None:
             takes_values = needs_input(advantage.name or "", "values_BT")
             learner = replace(learner, critic=replace(learner.critic, trunk="own" if takes_values else "none"))
+        if learner.lora.rank and learner.lora.seed is None:
+            learner = replace(learner, lora=replace(learner.lora, seed=self.seed))
         aggregation = self.aggregation or preset.aggregation
         practice = replace(self.practice, filter=self.practice.filter or preset.filter)
         return replace(self, advantage=advantage, learner=learner, aggregation=aggregation, practice=practice)

@@ -30,7 +30,7 @@ from agentgym.trainers.world import World
 __all__ = ["Critic", "CriticConfig", "CriticStats", "ValueHead"]
 
 RATE = 5
-"""A critic's learning rate over the policy's."""
+"""A critic's learning rate over `optimizer.learning_rate`."""
 
 # Shape suffixes: N packed tokens, M trained targets, E model width, R rows.
 
@@ -44,8 +44,8 @@ class CriticConfig:
     costs next to nothing, and pulls at the policy's weights. None is `own` where the advantage takes values, else
     `none`."""
     learning_rate: float | None = None
-    """Of a trunk of its own and its head; None takes five times the policy's: one that lags credits the past.
-    The policy's other optimizer settings hold for both."""
+    """Of a trunk of its own and its head; None takes five times `optimizer.learning_rate`: one that lags credits the
+    past. The policy's other optimizer settings hold for both, and so does whether adapters are trained."""
     coefficient: float = 0.1
     """Weight of the value loss beside the policy's, where the trunk is shared."""
     clip: float | None = 0.5
@@ -229,9 +229,15 @@ class Critic:
 
 
 def _whole_state(module: nn.Module) -> dict[str, Tensor]:
-    return {name: whole(parameter) for name, parameter in module.state_dict().items()}
+    """Of what is trained: what is frozen is the model's that the run began with."""
+    return {name: whole(one) for name, one in module.named_parameters() if one.requires_grad}
 
 
 @torch.no_grad()
 def _load_whole(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    module.load_state_dict({name: like(state[name], one) for name, one in module.state_dict().items()})
+    trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
+    if trained.keys() != state.keys():
+        odd = sorted(trained.keys() ^ state.keys())
+        raise ConfigError(f"the state is of another critic: {len(odd)} tensors are of one alone, such as {odd[0]!r}")
+    for name, one in trained.items():
+        one.copy_(like(state[name], one))

@@ -1,22 +1,27 @@
-"""A checkpoint's model as a plain model folder."""
+"""A checkpoint's model as a plain model folder, or its adapter alone."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from agentgym.embedded import embedded_folder
 from agentgym.engines.hf_checkpoint import load_decoder, reading, save_decoder
 from agentgym.errors import ConfigError, RunFolderError
+from agentgym.trainers.adapter_folder import write_adapter
 from agentgym.trainers.checkpoint import Checkpoint, checkpoint_folders, copy_tokenizer, newest_whole, step_of
 from agentgym.trainers.checkpoints import BEST
 from agentgym.trainers.manifest import MANIFEST
+from agentgym.trainers.run_folder import read_settings
 
-__all__ = ["DType", "Exported", "export_model", "find_checkpoint"]
+__all__ = ["DType", "Exported", "export_adapter", "export_model", "find_checkpoint"]
 
 DType = Literal["float32", "bfloat16", "float16"]
 
@@ -73,6 +78,40 @@ def export_model(checkpoint: Checkpoint, folder: Path, *, dtype: DType = "float3
 
     Raises RunFolderError where the folder holds something or cannot be written; it appears when it is whole.
     """
+    with _written(checkpoint, folder) as part:
+        save_decoder(load_decoder(checkpoint.path), part, dtype=getattr(torch, dtype))
+        copy_tokenizer(checkpoint.path, part)
+    return Exported(folder=folder.resolve(), checkpoint=checkpoint.path, step=checkpoint.step, dtype=dtype)
+
+
+def export_adapter(checkpoint: Checkpoint, folder: Path, *, dtype: DType = "float32") -> Exported:
+    """Writes the adapter of a run that trained one (`learner.lora`), as `peft` loads it onto the run's first model.
+
+    Raises ConfigError where all weights were trained, and otherwise as `export_model`.
+    """
+    state = checkpoint.learner_state().get("lora")
+    if state is None:
+        raise ConfigError(
+            f"{str(checkpoint.path)!r} has no adapter: the run trained all weights. Leave adapter out, or train with"
+            " learner.lora.rank"
+        )
+    with _written(checkpoint, folder) as part:
+        write_adapter(state, part, _first_model(checkpoint), getattr(torch, dtype))
+    return Exported(folder=folder.resolve(), checkpoint=checkpoint.path, step=checkpoint.step, dtype=dtype)
+
+
+def _first_model(checkpoint: Checkpoint) -> str | None:
+    """The folder of the weights that the checkpoint's run began with; None for a checkpoint away from its run."""
+    run = checkpoint.path.resolve().parent.parent
+    if not (run / "config.yaml").is_file():
+        return None
+    model = str(read_settings(run).get("model", "embedded"))
+    return str(embedded_folder() if model == "embedded" else Path(model).resolve())
+
+
+@contextmanager
+def _written(checkpoint: Checkpoint, folder: Path) -> Iterator[Path]:
+    """A folder to write in, which takes the wanted one's place at the end; the checkpoint stays meanwhile."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunFolderError(f"{str(folder)!r} is taken already: name a new folder, or remove it")
     folder = folder.resolve()
@@ -81,15 +120,13 @@ def export_model(checkpoint: Checkpoint, folder: Path, *, dtype: DType = "float3
         with reading(checkpoint.path):
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
-            save_decoder(load_decoder(checkpoint.path), part, dtype=getattr(torch, dtype))
-            copy_tokenizer(checkpoint.path, part)
+            yield part
             os.replace(part, folder)
     except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
         shutil.rmtree(part, ignore_errors=True)
         if isinstance(error, RunFolderError):
             raise
         raise RunFolderError(f"cannot write the model to {str(folder)!r}: {error}") from error
-    return Exported(folder=folder, checkpoint=checkpoint.path, step=checkpoint.step, dtype=dtype)
 
 
 def _as_checkpoint(source: Path) -> Path | None:

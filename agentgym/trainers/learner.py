@@ -21,6 +21,7 @@ from agentgym.trainers.critic import Critic, CriticStats
 from agentgym.trainers.halt import NotFinite
 from agentgym.trainers.kl import penalty_of
 from agentgym.trainers.learner_config import LearnerConfig
+from agentgym.trainers.lora import Adapters, Unadapted
 from agentgym.trainers.losses import LOSSES, LossStats, PolicyLoss, is_elementwise
 from agentgym.trainers.mismatch import MismatchFound, MismatchSums
 from agentgym.trainers.off_policy import corrected_batch
@@ -64,6 +65,10 @@ class Learner:
     A model that is sharded is learned by all of its ranks: each has a Learner, and all of them call the same methods
     with the same batches, in the same order. `reference` is the model of the KL term; without one the model as it is
     now is copied. `total_steps` counts batches.
+
+    Where adapters are trained (`config.lora`), the reference is the base, which stays as it is: the adapters are put on
+    it, and the model is kept at what both come to. Without one they are put on the model itself, or, where that is
+    sharded, were so before; `weights` tells what it comes to.
     """
 
     def __init__(
@@ -79,14 +84,19 @@ class Learner:
         self.model = model if isinstance(model, Decoder) else model.decoder
         self.world = _world_of(model, config)
         self.config = config
+        self.adapters: Adapters | None = None
+        if config.lora.rank:
+            base = reference.decoder if isinstance(reference, Sharded) else reference
+            self.adapters = Adapters.of(self.model, base, config.lora)
+            self.model = self.adapters.model
         self.temperature = temperature
         self.kl = config.kl.controller()
         for layer in self.model.layers:
             assert isinstance(layer, DecoderLayer)
             layer.recomputes = config.activation_checkpointing
-        self.reference: Decoder | None = None
+        self.reference: Decoder | Unadapted | None = None
         if config.kl.coefficient:
-            self.reference = self._reference(reference).requires_grad_(False)
+            self.reference = self._reference(reference) if self.adapters is None else self.adapters.reference
         num_steps = total_steps * config.steps_per_batch
         self.critic: Critic | None = None
         if config.critic.exists:
@@ -100,7 +110,7 @@ class Learner:
             )
         self._shared = self.critic if config.critic.trunk == "shared" else None
         further = () if self._shared is None else self._shared.head.parameters()
-        self.optimizer = PolicyOptimizer(self.model, optimizer, num_steps, further)
+        self.optimizer = PolicyOptimizer(self.model, config.lora.rated(optimizer), num_steps, further)
         self._fresh_from = 0
         self._kl_of_rewards = 0.0
         self._loss = config.policy_loss
@@ -111,11 +121,11 @@ class Learner:
     def _reference(self, given: Decoder | Sharded | None) -> Decoder:
         """The model of the KL term, in the world of the policy."""
         if given is None:
-            return self.world.copy(self.model)
+            return self.world.copy(self.model).requires_grad_(False)
         if isinstance(given, Sharded):
-            return given.decoder
+            return given.decoder.requires_grad_(False)
         self.world.spread(given, list(given.layers))
-        return given
+        return given.requires_grad_(False)
 
     def update(self, batch: TrainingBatch, *, version: int = 0, max_mismatch: float = math.inf) -> StepStats:
         """Goes over the batch: `epochs` x `minibatches` optimizer steps of the policy.
@@ -176,6 +186,7 @@ class Learner:
         is not in it. Of several ranks all ask for it, and rank 0 gets it; the others get nothing."""
         state: dict[str, Any] = {"optimizer": self.optimizer.state_dict(), "kl_coefficient": self.kl.coefficient}
         state |= {} if self.critic is None else {"critic": self.critic.state_dict()}
+        state |= {} if self.adapters is None else {"lora": self.adapters.state_dict()}
         return state if self.world.rank == 0 else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -186,11 +197,16 @@ class Learner:
             self.kl = replace(self.config.kl, coefficient=state["kl_coefficient"]).controller()
         if self.critic is not None:
             self.critic.load_state_dict(state["critic"])
+        if self.adapters is not None:
+            self.adapters.load_state_dict(state["lora"])
+            self.world.run(self.adapters.publish)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The model's parameters under their published names, whole, one after the other. Of several ranks all go
-        through it to the end, and rank 0 gets the tensors; the others get nothing."""
-        for name, tensor in hf_named_views(self.model, whole):
+        """The parameters that learning changes under their published names, whole, one after the other: all of them, or
+        those that have an adapter, with it merged in. Of several ranks all go through it to the end, and rank 0 gets
+        the tensors; the others get nothing."""
+        named = hf_named_views(self.model, whole) if self.adapters is None else self.adapters.merged()
+        for name, tensor in named:
             if self.world.rank == 0:
                 yield name, tensor
 
@@ -218,6 +234,8 @@ class Learner:
                 f"the loss ({loss}) or gradient norm ({norm}) is not finite; the weights are as before the"
                 " optimizer step. Lower the learning rate, or look at the episodes of this step"
             )
+        if self.adapters is not None:
+            self.world.run(self.adapters.publish)
         return total.result(batch.num_trained_tokens, norm, learning_rate, self.kl.coefficient)
 
     def _total(self, reports: Sequence[Report]) -> Report:
@@ -245,7 +263,7 @@ class Learner:
         temperature of training, or at another one."""
         return self._logprobs(self.model, batch, temperature)
 
-    def _logprobs(self, model: Decoder, batch: TrainingBatch, temperature: float | None = None) -> Tensor:
+    def _logprobs(self, model: Decoder | Unadapted, batch: TrainingBatch, temperature: float | None = None) -> Tensor:
         return self._every_target(lambda part: self._logp(model, part, temperature), self._share(batch))
 
     def _share(self, batch: TrainingBatch) -> Share:
@@ -260,7 +278,7 @@ class Learner:
         self.world.close()
 
     @torch.no_grad()
-    def _logp(self, model: Decoder, part: TrainingBatch, temperature: float | None = None) -> Tensor:
+    def _logp(self, model: Decoder | Unadapted, part: TrainingBatch, temperature: float | None = None) -> Tensor:
         target_M, wanted = part.target_N[part.mask_N], temperature or self.temperature
         scores: TargetScores = model(
             part.ids_N, _layout(part), lambda hidden, head: self._score(hidden, head, target_M, wanted)

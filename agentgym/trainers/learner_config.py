@@ -13,6 +13,7 @@ from agentgym.trainers.corrections import CORRECTIONS
 from agentgym.trainers.critic import CriticConfig
 from agentgym.trainers.fsdp_config import FsdpConfig
 from agentgym.trainers.kl import KLConfig
+from agentgym.trainers.lora import LoraConfig
 from agentgym.trainers.losses import LOSSES, PolicyLossFn, is_silent_at_zero, loss_with
 from agentgym.trainers.off_policy import check_correction
 from agentgym.trainers.token_logprobs import HeadKernel
@@ -43,6 +44,7 @@ class LearnerConfig:
     """The settings of the correction, such as cap=2.0."""
     kl: KLConfig = field(default_factory=KLConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     entropy_coefficient: float = 0.0
     """Weight of the entropy bonus."""
     micro_batch_tokens: int = 2048
@@ -90,6 +92,11 @@ class LearnerConfig:
     def policy_loss(self) -> PolicyLossFn:
         """The loss with its settings."""
         return loss_with(self.loss_name, self.loss_settings or {})
+
+    @property
+    def needs_first_weights(self) -> bool:
+        """Whether the weights that the run began with stay in memory: as the base of adapters, or for a KL term."""
+        return bool(self.lora.rank or self.kl.coefficient)
 
     @property
     def needs_all_rows(self) -> bool:

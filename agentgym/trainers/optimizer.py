@@ -145,4 +145,5 @@ def _make_parts(
     muon = torch.optim.Muon(
         matrices, lr=config.learning_rate, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
     )
-    return [muon, adamw(parameter for _, parameter in named if id(parameter) not in chosen)]
+    rest = [parameter for _, parameter in named if id(parameter) not in chosen]
+    return [muon, adamw(rest)] if rest or further else [muon]

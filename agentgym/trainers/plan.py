@@ -12,9 +12,11 @@ from agentgym.chat_templates import renderer_for
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.embedded import embedded_folder
 from agentgym.engines.hf_checkpoint import load_decoder
+from agentgym.engines.hf_model import Decoder
 from agentgym.envs.resolve import make_env
 from agentgym.errors import ConfigError
 from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.lora import adapt
 from agentgym.trainers.run_tasks import open_tasks
 from agentgym.trainers.tasks import EnvChoice, env_choices
 from agentgym.trainers.tasks.mix import apportion
@@ -54,9 +56,12 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
     layer_floats = 12 * shape.width + 4 * shape.ffn_width + 4 * shape.num_heads * shape.head_width
     activations = threads * max(config.learner.micro_batch_tokens, window) * shape.num_layers * layer_floats
     learner, ahead = config.learner, config.max_staleness > 0
-    copies = 4 + threads + (4 if learner.critic.trunk == "own" else 0) + (1 if learner.kl.coefficient else 0)
-    copies += 1 if ahead and config.engine == "hf" else 0
-    memory = PROCESS_MB + (copies * parameters + cache + activations) * BYTES // 1_000_000
+    trained, what = _trained(model, config)
+    critics = 2 if learner.critic.trunk == "own" else 1  # gradients and AdamW's two means, for each
+    weights = parameters * (critics + (1 if learner.kl.coefficient else 0))
+    weights = 2 * parameters + critics * trained if learner.lora.rank else weights  # the base, and with adapters merged
+    weights += (3 * critics + threads) * trained + (parameters if ahead and config.engine == "hf" else 0)
+    memory = PROCESS_MB + (weights + cache + activations) * BYTES // 1_000_000
     episodes = config.episodes_per_step
     return [
         *_servers(config),
@@ -71,8 +76,19 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
         ("most tokens per step", episodes * window, "if every episode filled the window"),
         ("micro-batch tokens", config.learner.micro_batch_tokens, "of one forward and backward pass"),
         ("model parameters", parameters, f"{shape.family}, {shape.num_layers} layers of width {shape.width}"),
+        ("trained parameters", trained, what),
         ("memory MB", memory, "a rough bound: weights, optimizer, cache, activations, libraries"),
     ]
+
+
+def _trained(model: Decoder, config: TrainConfig) -> tuple[int, str]:
+    """How many parameters of the policy learn, and which; puts adapters on the model where they are trained."""
+    lora = config.learner.lora
+    if not lora.rank:
+        return sum(one.numel() for one in model.parameters()), "all of the model's"
+    trained = sum(one.numel() for one in adapt(model, lora).parameters() if one.requires_grad)
+    rate = lora.rated(config.optimizer).learning_rate
+    return trained, f"adapters of rank {lora.rank} on {', '.join(lora.target_modules)}, at a learning rate of {rate:g}"
 
 
 def _prompt_tokens(task: Task, renderer: Renderer) -> int:

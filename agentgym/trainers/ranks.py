@@ -150,7 +150,7 @@ class Ranks:
     @torch.no_grad()
     def copy(self, model: Decoder) -> Decoder:
         """A model of the same shards; nothing is sent."""
-        other = Decoder(model.config).to(model.embed.device, model.embed.dtype)
+        other = model.like()
         self.shard(other)
         for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):
             mine.copy_(theirs)

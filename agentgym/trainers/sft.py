@@ -18,6 +18,7 @@ from agentgym.engines.hf_model import Decoder
 from agentgym.envs.text_env import TextEnv
 from agentgym.errors import ConfigError, TrainingHalted
 from agentgym.trainers.demonstrations import Demonstration, DemonstrationConfig, stream
+from agentgym.trainers.lora import Adapters, LoraConfig
 from agentgym.trainers.optimizer import OptimizerConfig, PolicyOptimizer
 from agentgym.trainers.parallel import GradientWorkers, MicroResult
 from agentgym.trainers.token_logprobs import score_targets
@@ -39,6 +40,7 @@ class ImitationConfig:
     """Demonstrations, or rows, a step."""
     threads: int = 2
     """Threads that share a step's demonstrations; changes how they are split, so it belongs to the recipe."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
 
     def __post_init__(self) -> None:
         for name in ("steps", "episodes", "threads"):
@@ -87,14 +89,16 @@ def learn(
     """Trains `model` in place on what is shown, `config.episodes` of it a step.
 
     What is past the model's context window is not learned. Whatever `on_step` raises ends the training between two
-    steps. Raises TrainingHalted for a gradient that is not finite, with the weights of the step before.
+    steps. Raises TrainingHalted for a gradient that is not finite, with the weights of the step before. Adapters are
+    merged into the weights in the end, however that comes.
     """
     if renderer.vocab_size > model.config.vocab_size:
         raise ConfigError(
             f"the tokenizer has {renderer.vocab_size} ids and the model only {model.config.vocab_size}: use the"
             " tokenizer that belongs to the model"
         )
-    optimizer = PolicyOptimizer(model, config.optimizer, config.steps)
+    adapters = Adapters.of(model, None, config.lora) if config.lora.rank else None
+    optimizer = PolicyOptimizer(model, config.lora.rated(config.optimizer), config.steps)
     workers = GradientWorkers(config.threads)
     started = time.perf_counter()
     try:
@@ -106,6 +110,8 @@ def learn(
                 raise TrainingHalted(f"the gradient of imitation step {step} is not finite; lower the learning rate")
             on_step(_report(step, batch, loss, norm, time.perf_counter() - started))
     finally:
+        if adapters is not None:
+            workers.run(adapters.merge)
         workers.close()
 
 

@@ -102,12 +102,13 @@ class _ScoreTargets(torch.autograd.Function):
         return logp_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         hidden_NE, head_VE, target_N, entropy_N = ctx.saved_tensors
         grad_logp_N, grad_entropy_N = grads
         grad_hidden_NE = torch.empty_like(hidden_NE)
-        # Many chunks: a sum in bfloat16 would lose some.
-        grad_head_VE = torch.zeros_like(head_VE, dtype=torch.promote_types(head_VE.dtype, torch.float32))
+        # None of a head that is frozen. Many chunks: a sum in bfloat16 would lose some.
+        sums = torch.promote_types(head_VE.dtype, torch.float32)
+        grad_head_VE = torch.zeros_like(head_VE, dtype=sums) if ctx.needs_input_grad[1] else None
         uses_entropy = bool(grad_entropy_N.any())
         for part in reversed(_chunks(target_N, len(head_VE))):
             p_CV, ctx.last_p_CV = ctx.last_p_CV, None
@@ -121,11 +122,13 @@ class _ScoreTargets(torch.autograd.Function):
             grad_CV.scatter_add_(1, target_N[part, None], grad_logp_N[part, None])
             grad_CV = grad_CV.div_(ctx.temperature).to(hidden_NE.dtype)
             grad_hidden_NE[part] = linear(grad_CV, head_VE.T)
+            if grad_head_VE is None:
+                continue
             if len(head_VE) > LARGE_VOCABULARY and head_VE.dtype == grad_head_VE.dtype:
                 grad_head_VE.addmm_(grad_CV.T, hidden_NE[part])
             else:
                 grad_head_VE += weight_gradient(grad_CV, hidden_NE[part])
-        return grad_hidden_NE, grad_head_VE.to(head_VE.dtype), None, None
+        return grad_hidden_NE, None if grad_head_VE is None else grad_head_VE.to(head_VE.dtype), None, None
 
 
 def _chunks(target_N: Tensor, vocab_size: int) -> list[slice]:

@@ -134,8 +134,8 @@ class OneProcess(GradientWorkers):
         return [scalars_K]
 
     def copy(self, model: Decoder) -> Decoder:
-        """A deep copy."""
-        return copy.deepcopy(model)
+        """A deep copy; what is frozen is the same memory."""
+        return copy.deepcopy(model, {id(one): one for one in model.parameters() if not one.requires_grad})
 
     def spread(self, root: nn.Module, parts: Sequence[nn.Module] = ()) -> None:
         """Nothing: there is one rank."""

@@ -16,7 +16,7 @@ import pytest
 import torch
 import yaml
 
-from agentgym.engines.hf_checkpoint import load_decoder, save_decoder
+from agentgym.engines.hf_checkpoint import hf_named_views, load_decoder, save_decoder
 from agentgym.engines.hf_model import Decoder, DecoderConfig
 
 Command = Callable[..., Any]
@@ -71,6 +71,20 @@ def test_it_leaves_a_model_folder_that_everything_loads(agentgym: Command, model
     )
     assert played.code == 0, played.err
     assert played.json["num_episodes"] == 2
+
+
+def test_adapters_are_merged_into_the_model_that_is_left(agentgym: Command, model: Path, tmp_path: Path) -> None:
+    lora = ("--lora.rank", 2, "--lora.target-modules", "q_proj", "down_proj", "--optimizer.learning-rate", 0.01)
+    done = agentgym(
+        *("sft", "--env", "GuessNumber-v0", "--env-kwargs", "level=1", "--model", model, *QUICK, *lora),
+        *("--output", "learned", "--json"),
+    )
+    assert done.code == 0, done.err
+    first, learned = (dict(hf_named_views(load_decoder(folder))) for folder in (model, tmp_path / "learned"))
+    changed = {name.split(".")[-2] for name, one in first.items() if not torch.equal(one, learned[name])}
+    assert changed == {"q_proj", "down_proj"}
+    moved = learned["model.layers.0.self_attn.q_proj.weight"] - first["model.layers.0.self_attn.q_proj.weight"]
+    assert torch.linalg.matrix_rank(moved, rtol=1e-3) <= 2
 
 
 def test_equal_seeds_give_equal_models_and_other_seeds_others(agentgym: Command, model: Path, tmp_path: Path) -> None:

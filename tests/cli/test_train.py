@@ -153,6 +153,20 @@ def test_a_dry_run_counts_and_starts_nothing(tmp_path: Path, capsys: pytest.Capt
     assert plan["memory_MB"] > 100 and not output.exists()
 
 
+def test_a_dry_run_tells_what_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    def plan(*args: str) -> tuple[dict[str, int], str]:
+        assert main([*SMALL, "--dry-run", "--json", *args]) == 0
+        said = capsys.readouterr().out
+        found: dict[str, int] = json.loads(said.splitlines()[-1])
+        return found, " ".join(said.split())
+
+    (full, told), (lora, said) = plan(), plan("--learner.lora.rank", "8", "--learner.lora.target-modules", "o_proj")
+    assert full["trained_parameters"] == full["model_parameters"] and "all of the model's" in told
+    assert lora["trained_parameters"] == 4 * 8 * (128 + 128) and lora["model_parameters"] == full["model_parameters"]
+    assert "adapters of rank 8 on o_proj, at a learning rate of 0.004" in said
+    assert lora["memory_MB"] < full["memory_MB"]
+
+
 def test_settings_of_another_engine_are_noticed_and_a_dry_run_tells_the_servers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

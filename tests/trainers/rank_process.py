@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from agentgym.engines.hf_checkpoint import hf_named_views
 from agentgym.errors import AgentGymError
 from agentgym.trainers.learner import Learner
+from agentgym.trainers.lora import adapt
 from agentgym.trainers.ranks import Ranks
 from agentgym.trainers.sharded_tensor import whole
 
@@ -42,6 +43,9 @@ def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
         with torch.no_grad():
             for name, view in hf_named_views(model):
                 view.copy_(case["weights"][name])
+    lora = case["config"].lora
+    if lora.rank and ranks and not case.get("bare"):
+        adapt(model, lora)
     sharded = ranks.shard(model) if ranks else model
     learned = sharded.decoder if case.get("alone") else sharded
     reference = copy.deepcopy(case.get("reference"))

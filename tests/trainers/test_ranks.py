@@ -21,6 +21,7 @@ from agentgym.trainers.critic import CriticConfig
 from agentgym.trainers.fsdp_config import FsdpConfig
 from agentgym.trainers.kl import KLConfig
 from agentgym.trainers.learner import LearnerConfig
+from agentgym.trainers.lora import LoraConfig
 from agentgym.trainers.optimizer import OptimizerConfig
 from agentgym.trainers.ranks import Ranks
 
@@ -31,6 +32,7 @@ Found = dict[str, Any]
 
 PROGRAM = Path(__file__).parent / "rank_process.py"
 STEP = OptimizerConfig(learning_rate=1e-3, warmup_steps=1, max_grad_norm=0.5)
+LORA = LoraConfig(rank=3, target_modules=("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"))
 ROWS = {1: 1, 4: 44, 16: 180}
 """Tokens of a micro-batch by the rows that it then holds, about: rows have 5 to 16."""
 LOSSES: dict[str, dict[str, object]] = {
@@ -46,6 +48,9 @@ SETTINGS: dict[str, dict[str, object]] = {
     "gathered-once": {"fsdp": FsdpConfig(reshard_after_forward=False), "loss": "gspo"},
     "sharded-gradients": {"fsdp": FsdpConfig(gradients="sharded"), "loss": "gspo"},
     "critic": {"critic": CriticConfig(trunk="own", clip=None)},
+    "lora": {"lora": LORA},
+    "lora-kl": {"lora": LORA, "kl": KLConfig(coefficient=0.1), "activation_checkpointing": True, "epochs": 2},
+    "lora-critic": {"lora": LORA, "critic": CriticConfig(trunk="own", clip=None), "loss": "gspo"},
 }
 
 
@@ -92,6 +97,8 @@ def cases(make_tiny: Tiny, make_batch: Fresh) -> dict[str, Case]:
         "muon": {**plain, "optimizer": replace(STEP, name="muon")},
         "bfloat16": {**plain, "config": replace(plain["config"], fsdp=FsdpConfig(param_dtype="bfloat16"))},
         "resumed": {**plain, "state": before["state"], "weights": before["between"]},
+        "lora-resumed": {**found["lora"], "state": in_one_process(found["lora"])["state"]},
+        "lora-late": {**found["lora"], "bare": True},
         "offload": {**plain, "config": replace(plain["config"], fsdp=FsdpConfig(cpu_offload=True))},
         "differs": {**plain, "differs": True},
         "alone": {**plain, "alone": True},
@@ -103,6 +110,7 @@ REFUSED = {
     "offload": "leave it out on a CPU",
     "differs": "different batches",
     "alone": "what Ranks.shard gave",
+    "lora-late": "before it is sharded",
     "shared-trunk": "critic.trunk own",
 }
 LEARNED = [
@@ -205,6 +213,21 @@ def test_a_state_of_two_ranks_goes_on_in_one_process_and_back(
     assert_close(list(back["weights"].values()), list(wanted["weights"].values()), 1e-6)
     assert asdict(back["last"]) == pytest.approx(asdict(wanted["last"]), rel=1e-5, abs=1e-6)
     assert alone["last"].learning_rate == back["last"].learning_rate
+
+
+def test_adapters_of_two_ranks_go_on_in_one_process_and_back(
+    cases: dict[str, Case], two_ranks: list[dict[str, Found]]
+) -> None:
+    saved = two_ranks[0]["lora"]
+    alone = in_one_process({**cases["lora"], "state": saved["state"]})
+    back, wanted = two_ranks[0]["lora-resumed"], in_one_process(cases["lora-resumed"])
+    assert len(back["gradients"]) == len(wanted["gradients"]) == 20 and all(one.any() for one in wanted["gradients"])
+    for rank in two_ranks:
+        assert_close(rank["lora-resumed"]["gradients"], wanted["gradients"], 1e-6)
+    for one, two in ((alone, saved), (back, wanted)):
+        assert_close(list(one["weights"].values()), list(two["weights"].values()), 1e-5)
+        assert len(one["weights"]) == 10, "only weights that have an adapter are sent"
+        assert asdict(one["last"]) == pytest.approx(asdict(two["last"]), rel=1e-4, abs=1e-5)
 
 
 def test_whole_weights_and_states_go_to_rank_0_alone(cases: dict[str, Case], two_ranks: list[dict[str, Found]]) -> None:

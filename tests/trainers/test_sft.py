@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,9 @@ from agentgym.engines.hf_model import Decoder
 from agentgym.envs.resolve import make_env
 from agentgym.errors import ConfigError, TrainingHalted
 from agentgym.trainers.demonstrations import Demonstration, DemonstrationConfig, stream
+from agentgym.trainers.lora import LoraConfig
 from agentgym.trainers.optimizer import OptimizerConfig
-from agentgym.trainers.sft import ImitationConfig, ImitationStep, imitate, imitation_loss
+from agentgym.trainers.sft import ImitationConfig, ImitationStep, imitate, imitation_loss, learn
 
 Tiny = Callable[..., Decoder]
 QUICK = OptimizerConfig(name="muon", learning_rate=1e-2, warmup_steps=1)
@@ -60,6 +61,21 @@ def test_the_loss_falls_and_every_step_is_told(tiny: Tiny, renderer: Renderer) -
     assert steps[-1].elapsed_s > steps[0].elapsed_s
     first = list(islice(stream([env], renderer, 0, DemonstrationConfig()), 4))
     assert steps[0].tokens == sum(len(one.ids) for one in first)
+
+
+def test_adapters_imitate_and_leave_a_model_without_adapters(tiny: Tiny, renderer: Renderer) -> None:
+    model = tiny(vocab_size=renderer.vocab_size, window=2048)
+    embed, qkv = model.embed.detach().clone(), model.layers[0].qkv.detach().clone()  # type: ignore[operator, union-attr]
+    shown = list(islice(stream([make_env("GuessNumber-v0")], renderer, 7, DemonstrationConfig()), 4))
+    config = ImitationConfig(steps=30, episodes=4, optimizer=OptimizerConfig(warmup_steps=1), lora=LoraConfig(rank=4))
+    steps: list[ImitationStep] = []
+    learn(model, renderer, cycle(shown), config, on_step=steps.append)
+    assert steps[-1].loss < 0.7 * steps[0].loss
+    now = float(imitation_loss(model, shown).detach()) / sum(sum(one.mask) for one in shown)
+    assert now < 1.05 * steps[-1].loss, "what was learned is in the weights"
+    assert torch.equal(model.embed, embed) and not torch.equal(model.layers[0].qkv, qkv)  # type: ignore[arg-type]
+    names = [name for name, one in model.named_parameters() if one.requires_grad]
+    assert names == [name for name, _ in tiny().named_parameters()]
 
 
 def test_a_step_reports_the_mean_loss_before_it(tiny: Tiny, renderer: Renderer) -> None:

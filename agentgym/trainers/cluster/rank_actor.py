@@ -23,6 +23,7 @@ from agentgym.trainers.cluster.board import report_warnings
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.critic import CriticStats
 from agentgym.trainers.learner import Learner, StepStats
+from agentgym.trainers.lora import adapt
 from agentgym.trainers.parts import LearnerLost
 from agentgym.trainers.ranks import Ranks
 from agentgym.trainers.world import Sharded
@@ -73,17 +74,22 @@ class RankActor:
             )
         ranks = Ranks(config.learner.fsdp, "cuda" if on_gpu else "cpu") if size > 1 else None
 
+        lora = config.learner.lora
+
         def load(folder: str) -> Decoder | Sharded:
             model = load_decoder(folder).to("cuda" if on_gpu else "cpu")
-            return model if ranks is None else ranks.shard(model)
+            if ranks is None:
+                return model
+            return ranks.shard(adapt(model, lora) if lora.rank else model)
 
+        # Adapters are put on the weights that the run began with, and are not in the folder that it goes on from.
         self._learner = Learner(
-            load(beginning.model_folder),
+            load(beginning.reference_folder if lora.rank else beginning.model_folder),
             config.learner,
             config.optimizer,
             total_steps=config.steps,
             temperature=config.sampling.temperature,
-            reference=load(beginning.reference_folder) if config.learner.kl.coefficient else None,
+            reference=load(beginning.reference_folder) if config.learner.kl.coefficient and not lora.rank else None,
         )
         return os.getpid()
 
@@ -103,7 +109,7 @@ class RankActor:
         return found if self._rank == 0 else None
 
     def weights(self) -> dict[str, Tensor]:
-        """The model's parameters by their published names, from rank 0."""
+        """The parameters that learning changes by their published names, from rank 0."""
         return {name: tensor.cpu() for name, tensor in self._learner.weights()}
 
     def num_steps(self) -> int:

@@ -31,7 +31,8 @@ class UpdateWork:
     """What they do compute: prefixes that rows share, once."""
     flops: float
     """Of the model's forward and backward passes over whole rows, whatever is shared, see `forward_flops`; the backward
-    counts twice. Passes of a reference model, a critic or a correction are not in it."""
+    counts twice, or once where adapters are trained, since the weights under them take no gradient. Passes of a
+    reference model, a critic or a correction are not in it."""
 
 
 def update_work(batch: TrainingBatch, learner: LearnerConfig, shape: DecoderConfig) -> UpdateWork:
@@ -48,7 +49,7 @@ def update_work(batch: TrainingBatch, learner: LearnerConfig, shape: DecoderConf
         padded_tokens=epochs * padded,
         packed_tokens=epochs * batch.num_tokens,
         computed_tokens=epochs * computed,
-        flops=3.0 * epochs * forward_flops(shape, batch.seqlens, num_trained),
+        flops=(2.0 if learner.lora.rank else 3.0) * epochs * forward_flops(shape, batch.seqlens, num_trained),
     )
 
 

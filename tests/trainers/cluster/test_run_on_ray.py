@@ -24,6 +24,9 @@ from agentgym.errors import AgentGymError
 from agentgym.trainers.checkpoint_config import CheckpointConfig
 from agentgym.trainers.cluster_config import ClusterConfig
 from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.export import export_adapter, find_checkpoint
+from agentgym.trainers.kl import KLConfig
+from agentgym.trainers.lora import LoraConfig
 from agentgym.trainers.trainer import Trainer
 
 pytestmark = pytest.mark.slow
@@ -73,6 +76,32 @@ def test_two_ranks_have_the_losses_of_a_local_run(cluster: str, run: TrainConfig
     Trainer(run, tmp_path / "local").fit()
     Trainer(replace(run, executor="ray", ray=on(cluster, learners=2)), tmp_path / "ray").fit()
     assert losses(tmp_path / "ray") == pytest.approx(losses(tmp_path / "local"), abs=1e-5)
+
+
+@pytest.fixture
+def lora(run: TrainConfig) -> TrainConfig:
+    """A run that trains adapters, held to the weights without them."""
+    return replace(run, learner=replace(run.learner, lora=LoraConfig(rank=4), kl=KLConfig(coefficient=0.1)), steps=4)
+
+
+def test_one_rank_trains_adapters_with_the_bytes_of_a_local_run(
+    cluster: str, lora: TrainConfig, tmp_path: Path
+) -> None:
+    Trainer(lora, tmp_path / "local").fit()
+    Trainer(replace(lora, executor="ray", ray=on(cluster)), tmp_path / "ray").fit()
+    assert episodes(tmp_path / "ray") == episodes(tmp_path / "local")
+    assert losses(tmp_path / "ray") == losses(tmp_path / "local")
+
+
+def test_adapters_that_two_ranks_train_are_resumed_and_exported(
+    cluster: str, lora: TrainConfig, tmp_path: Path
+) -> None:
+    Trainer(lora, tmp_path / "local").fit()
+    two = replace(lora, executor="ray", ray=on(cluster, learners=2))
+    Trainer(replace(two, steps=2), tmp_path / "ray").fit()
+    Trainer.load(tmp_path / "ray", steps=4).fit()
+    assert losses(tmp_path / "ray") == pytest.approx(losses(tmp_path / "local"), abs=1e-5)
+    assert export_adapter(find_checkpoint(tmp_path / "ray"), tmp_path / "adapter").step == 4
 
 
 @pytest.mark.parametrize("victim", ["EngineActor", "EpisodeActor", "RankActor"])

@@ -12,6 +12,7 @@ from agentgym.engines.hf_layout import PackedLayout
 from agentgym.engines.hf_model import Decoder, DecoderConfig
 from agentgym.trainers.batch import TrainingBatch, plain_batch
 from agentgym.trainers.learner import Learner, LearnerConfig
+from agentgym.trainers.lora import LoraConfig
 from agentgym.trainers.optimizer import OptimizerConfig
 from agentgym.trainers.speed.work import forward_flops, update_work
 from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
@@ -87,7 +88,10 @@ def test_operations_are_those_that_torch_counts_in_whole_rows() -> None:
 def test_an_update_counts_forward_and_twice_for_backward(tiny: Callable[..., Decoder]) -> None:
     shape = tiny().config
     batch = two_rows()
-    assert update_work(batch, LearnerConfig(), shape).flops == 3 * forward_flops(shape, (60, 80), 42)
+    forward = forward_flops(shape, (60, 80), 42)
+    assert update_work(batch, LearnerConfig(), shape).flops == 3 * forward
+    adapters = LearnerConfig(lora=LoraConfig(rank=2))
+    assert update_work(batch, adapters, shape).flops == 2 * forward, "frozen weights take no gradient"
 
 
 def test_the_learner_computes_the_tokens_that_are_counted(
