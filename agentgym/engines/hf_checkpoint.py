@@ -5,20 +5,23 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from agentgym.engines.hf_model import Decoder, DecoderConfig, DecoderLayer
 from agentgym.engines.protocol import LoraWeights, Weights
 from agentgym.errors import ConfigError, EngineError, RunFolderError
 
 __all__ = [
+    "decoder_config",
+    "fill_decoder",
     "hf_named_views",
     "is_read",
     "load_decoder",
@@ -87,14 +90,89 @@ def own_tensors(model: Decoder, weights: Weights) -> list[tuple[Tensor, Tensor]]
 
 def load_decoder(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32) -> Decoder:
     """Loads a model folder (`config.json` and safetensors, sharded or not); raises RunFolderError naming what lacks."""
+    model = Decoder(decoder_config(folder)).to(dtype)
+    fill_decoder(model, folder, lambda parameter, stored: parameter.copy_(stored))
+    return model
+
+
+def decoder_config(folder: str | os.PathLike[str]) -> DecoderConfig:
+    """The shape of the model in a folder; raises RunFolderError where there is none."""
     path = Path(folder)
     if not (path / "config.json").is_file():
         raise RunFolderError(f"no model in {str(path)!r}: it needs a config.json and safetensors; give a model folder")
-    shards = sorted(path.glob("*.safetensors"))
-    if not shards:
-        raise RunFolderError(f"model folder {str(path)!r} holds no .safetensors file; save the model in that format")
     with reading(path):
-        return _load(path, shards, dtype)
+        return DecoderConfig.from_hf(json.loads((path / "config.json").read_text()))
+
+
+@torch.no_grad()
+def fill_decoder(model: Decoder, folder: str | os.PathLike[str], put: Callable[[nn.Parameter, Tensor], object]) -> None:
+    """Calls `put` with each parameter and its whole value in the folder, one after the other: no more than one of them
+    is in memory at a time. Raises RunFolderError as `load_decoder` does, before the first."""
+    path = Path(folder)
+    with reading(path), _StoredTensors(path) as stored:
+        stored.check({name: view.shape for name, view in hf_named_views(model, _without_memory)})
+        begun: list[tuple[nn.Parameter, Tensor]] = []
+
+        def begin(parameter: Tensor) -> Tensor:
+            """Memory for the next parameter, whose views then follow; the one before is complete."""
+            assert isinstance(parameter, nn.Parameter)
+            if begun:
+                put(*begun.pop())
+            begun.append((parameter, torch.empty(parameter.shape, dtype=parameter.dtype)))
+            return begun[0][1]
+
+        for name, view in hf_named_views(model, begin):
+            view.copy_(stored.read(name))
+        put(*begun.pop())
+
+
+def _without_memory(parameter: Tensor) -> Tensor:
+    return torch.empty(parameter.shape, device="meta")
+
+
+class _StoredTensors:
+    """The tensors of a folder's safetensors files, read one by one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._stack = path, ExitStack()
+        self._files: dict[str, Any] = {}
+
+    def __enter__(self) -> _StoredTensors:
+        shards = sorted(self._path.glob("*.safetensors"))
+        if not shards:
+            raise RunFolderError(
+                f"model folder {str(self._path)!r} holds no .safetensors file; save the model in that format"
+            )
+        for shard in shards:
+            try:
+                file = self._stack.enter_context(safe_open(shard, "pt"))
+            except SafetensorError as error:
+                raise RunFolderError(f"{str(shard)!r} is torn or not a safetensors file: {error}") from error
+            self._files |= dict.fromkeys(file.keys(), file)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def check(self, wanted: Mapping[str, torch.Size]) -> None:
+        """Raises RunFolderError unless these tensors are there, and no others but a head that is the embedding."""
+        found = {name for name in self._files if name in wanted or name != "lm_head.weight"}
+        if missing := sorted(wanted.keys() - found):
+            raise RunFolderError(f"{str(self._path)!r} lacks {len(missing)} tensors, the first is {missing[0]!r}")
+        if unknown := sorted(found - wanted.keys()):
+            told = f"{len(unknown)} tensors of no known use, the first is {unknown[0]!r}"
+            raise RunFolderError(f"{str(self._path)!r} holds {told}")
+        for name, shape in wanted.items():
+            stored = tuple(self._files[name].get_slice(name).get_shape())
+            if stored != tuple(shape):
+                raise RunFolderError(
+                    f"tensor {name!r} of {str(self._path)!r} has shape {stored}, config.json says {tuple(shape)}"
+                )
+
+    def read(self, name: str) -> Tensor:
+        """The tensor of that name."""
+        tensor: Tensor = self._files[name].get_tensor(name)
+        return tensor
 
 
 def on_device(model: Decoder, device: str) -> Decoder:
@@ -127,29 +205,6 @@ def is_read(folder: Path) -> bool:
     except OSError:
         return True
     return False
-
-
-def _load(path: Path, shards: Sequence[Path], dtype: torch.dtype) -> Decoder:
-    model = Decoder(DecoderConfig.from_hf(json.loads((path / "config.json").read_text()))).to(dtype)
-    tensors: dict[str, Tensor] = {}
-    for shard in shards:
-        try:
-            tensors.update(load_file(shard))
-        except SafetensorError as error:
-            raise RunFolderError(f"{str(shard)!r} is torn or not a safetensors file: {error}") from error
-    wanted = dict(hf_named_views(model))
-    tensors = {name: tensor for name, tensor in tensors.items() if name in wanted or name != "lm_head.weight"}
-    if missing := sorted(wanted.keys() - tensors.keys()):
-        raise RunFolderError(f"{str(path)!r} lacks {len(missing)} tensors, the first is {missing[0]!r}")
-    if unknown := sorted(tensors.keys() - wanted.keys()):
-        raise RunFolderError(f"{str(path)!r} holds {len(unknown)} tensors of no known use, the first is {unknown[0]!r}")
-    with torch.no_grad():
-        for name, view in wanted.items():
-            if view.shape != tensors[name].shape:
-                shapes = f"{tuple(tensors[name].shape)}, config.json says {tuple(view.shape)}"
-                raise RunFolderError(f"tensor {name!r} of {str(path)!r} has shape {shapes}")
-            view.copy_(tensors[name])
-    return model
 
 
 def model_tensors(model: Decoder, *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:

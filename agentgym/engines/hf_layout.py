@@ -13,9 +13,11 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from agentgym.engines.hf_exchange import ALONE, Exchange
 from agentgym.engines.hf_linear import padded_size
 
 __all__ = ["MIN_SHARED", "Block", "LayoutRows", "PackedLayout", "Segment", "num_computed", "shared_length"]
@@ -52,8 +54,14 @@ class LayoutRows:
     """Some of the computed tokens, in order, then padding to a size of `padded_size`."""
 
     index_U: Tensor
+    """Where they are among all computed tokens; of a pass that ranks share, among those that this rank's products
+    take."""
+    own_U: Tensor
+    """Where they are in this rank's own portion; the same in one process."""
     position_U: Tensor
+    """Of the tokens of `index_U`, in their sequences."""
     blocks: tuple[Block, ...]
+    """Of all tokens, whoever has them."""
     num_padding: int
 
 
@@ -61,7 +69,8 @@ class PackedLayout:
     """Where the entries of packed sequences are computed: `seqlens` of them each, one sequence after the other.
 
     With `ids_N` prefixes that sequences have in common are computed once; with `wanted_N` (bool) only those entries
-    have a final state. `entry_M` gives each wanted entry's place among `wanted` rows.
+    have a final state. `entry_M` gives each wanted entry's place among `wanted` rows, `exchange` what ranks that share
+    the pass tell each other in it.
     Example: ids (1, 2, 3) and (1, 2, 4) with a shared prefix (1, 2) compute 4 tokens: segments (1, 2), (3), (4).
     """
 
@@ -75,6 +84,7 @@ class PackedLayout:
         min_shared: int = MIN_SHARED,
     ) -> None:
         ids = None if ids_N is None else ids_N.cpu().numpy()
+        self.exchange: Exchange = ALONE
         tree = _Tree(seqlens, ids, min_shared)
         self.segments, place_N = tuple(tree.segments), tree.place_N
         self.num_tokens = tree.num_tokens
@@ -85,6 +95,7 @@ class PackedLayout:
         wanted_U = np.zeros(self.num_tokens, bool)
         wanted_U[place_N[wanted]] = True
         self.source_U = torch.from_numpy(_padded(source_U)).to(device)
+        self._causal = _CausalBias(device)
         self.every = self._rows(np.arange(self.num_tokens), position_U, device)
         is_all = bool(wanted_U.all())
         self.wanted = self.every if is_all else self._rows(np.flatnonzero(wanted_U), position_U, device)
@@ -108,10 +119,10 @@ class PackedLayout:
                 continue
             for start in range(0, len(own), _BLOCK_ROWS):
                 own_T = own[start : start + _BLOCK_ROWS]
-                bias_TL = _bias(own_T + self._num_before(segment)).to(device)
+                bias_TL = self._causal.of(own_T + self._num_before(segment))
                 blocks.append(Block(len(own_T), number, bias_TL.shape[1], bias_TL))
-        padded, position = torch.from_numpy(_padded(index_U)), torch.from_numpy(_padded(position_U[index_U]))
-        return LayoutRows(padded.to(device), position.to(device), tuple(blocks), len(padded) - len(index_U))
+        padded, position = torch.from_numpy(_padded(index_U)).to(device), torch.from_numpy(_padded(position_U[index_U]))
+        return LayoutRows(padded, padded, position.to(device), tuple(blocks), len(padded) - len(index_U))
 
 
 class _Tree:
@@ -168,10 +179,27 @@ def shared_length(a_T: NDArray[np.int64], b_T: NDArray[np.int64]) -> int:
     return int(differs.argmax()) if differs.any() else length
 
 
-def _bias(place_T: NDArray[np.int64]) -> Tensor:
-    """What rows at these places add to their scores, `[T, L]`: -inf on later keys."""
-    hidden_TL = torch.arange(int(place_T[-1]) + 1) > torch.from_numpy(place_T)[:, None]
-    return torch.zeros(hidden_TL.shape).masked_fill_(hidden_TL, -torch.inf)
+class _CausalBias:
+    """Biases that hide later keys. Those of consecutive rows are views of one memory: a copy for each block of a long
+    sequence would grow with the square of its length."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._device = device
+        self._shared_TL = torch.zeros(0, 0)
+
+    def of(self, place_T: NDArray[np.int64]) -> Tensor:
+        """What rows at these places add to their scores, `[T, L]`: -inf on later keys."""
+        first, last, num_rows = int(place_T[0]), int(place_T[-1]), len(place_T)
+        if last - first + 1 != num_rows or num_rows > _BLOCK_ROWS:
+            hidden_TL = torch.arange(last + 1) > torch.from_numpy(place_T)[:, None]
+            return torch.zeros(hidden_TL.shape).masked_fill_(hidden_TL, -torch.inf).to(self._device)
+        num_before = self._shared_TL.shape[1] - _BLOCK_ROWS
+        if first > num_before:
+            num_before = max(first, 2 * num_before, 1024)
+            later_TT = torch.full((_BLOCK_ROWS, _BLOCK_ROWS), -torch.inf).triu(1)
+            self._shared_TL = F.pad(later_TT, (num_before, 0)).to(self._device)
+        bias_TL = self._shared_TL[:num_rows, num_before - first : num_before + num_rows]
+        return bias_TL if bias_TL.device.type == "cpu" else bias_TL.contiguous()  # a GPU's kernels want aligned rows
 
 
 def _padded(index_U: NDArray[np.int64]) -> NDArray[np.int64]:

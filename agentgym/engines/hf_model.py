@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from agentgym.engines.hf_exchange import Exchange
 from agentgym.engines.hf_layout import LayoutRows, PackedLayout
 from agentgym.engines.hf_linear import linear
 from agentgym.engines.hf_lora import GATE_UP, QKV, LayerAdapters
@@ -178,33 +179,35 @@ class DecoderLayer(nn.Module):
 
     def _block(self, x_NE: Tensor, rope: tuple[Tensor, Tensor], layout: PackedLayout, is_last: bool) -> Tensor:
         cuts = is_last and layout.wanted is not layout.every
-        rows = layout.wanted if cuts else layout.every
-        q_RHD, k_NKD, v_NKD = self.project(x_NE, rope, rows if cuts else None)
-        return self.mix(x_NE[rows.index_U] if cuts else x_NE, _attend(q_RHD, k_NKD, v_NKD, layout, rows))
+        rows, exchange = layout.wanted if cuts else layout.every, layout.exchange
+        q_RHD, k_NKD, v_NKD = self._project(x_NE, rope, rows if cuts else None, exchange)
+        attended_RHD = _attend(*exchange.to_heads(q_RHD, k_NKD, v_NKD, cuts), layout, rows)
+        return self._mix(x_NE[rows.own_U] if cuts else x_NE, exchange.to_tokens(attended_RHD, cuts), exchange)
 
-    def project(
-        self, x_NE: Tensor, rope: tuple[Tensor, Tensor], rows: LayoutRows | None = None
+    def _project(
+        self, x_NE: Tensor, rope: tuple[Tensor, Tensor], rows: LayoutRows | None, exchange: Exchange
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Normalized, rotated queries `[N, H, D]` of all rows, or of some, and keys and values `[N, K, D]` of all."""
-        c = self.config
+        c, weight = self.config, exchange.weight
         cos_ND, sin_ND = rope
-        h_NE = rms_norm(x_NE, self.input_norm, c.norm_eps)
+        q_width, kv_width = self.q_width // exchange.num_parts, self.kv_width // exchange.num_parts
+        h_NE = exchange.gathered(rms_norm(x_NE, weight(self.input_norm), c.norm_eps))
         if rows is None:
-            flat_q, flat_kv = self._qkv(h_NE, slice(None), QKV).split([self.q_width, 2 * self.kv_width], 1)
+            flat_q, flat_kv = self._qkv(h_NE, slice(None), QKV, exchange).split([q_width, 2 * kv_width], 1)
         else:
-            flat_q = self._qkv(h_NE[rows.index_U], slice(self.q_width), QKV[:1])
-            flat_kv = self._qkv(h_NE, slice(self.q_width, None), QKV[1:])
-        q_NHD = flat_q.unflatten(1, (c.num_heads, c.head_width))
-        k_NKD, v_NKD = flat_kv.unflatten(1, (2 * c.num_kv_heads, c.head_width)).chunk(2, 1)
+            flat_q = self._qkv(h_NE[rows.index_U], slice(q_width), QKV[:1], exchange)
+            flat_kv = self._qkv(h_NE, slice(q_width, None), QKV[1:], exchange)
+        q_NHD = flat_q.unflatten(1, (-1, c.head_width))
+        k_NKD, v_NKD = flat_kv.unflatten(1, (-1, c.head_width)).chunk(2, 1)
         if self.q_norm is not None and self.k_norm is not None:
-            q_NHD = rms_norm(q_NHD, self.q_norm, c.norm_eps)
-            k_NKD = rms_norm(k_NKD, self.k_norm, c.norm_eps)
+            q_NHD = rms_norm(q_NHD, weight(self.q_norm), c.norm_eps)
+            k_NKD = rms_norm(k_NKD, weight(self.k_norm), c.norm_eps)
         cos_QD, sin_QD = (cos_ND, sin_ND) if rows is None else (cos_ND[rows.index_U], sin_ND[rows.index_U])
         return apply_rope(q_NHD, cos_QD, sin_QD), apply_rope(k_NKD, cos_ND, sin_ND), v_NKD
 
-    def _qkv(self, h_NE: Tensor, outputs: slice, projections: tuple[str, ...]) -> Tensor:
-        flat = linear(h_NE, self.qkv[outputs])
-        flat = flat if self.qkv_bias is None else flat + self.qkv_bias[outputs]
+    def _qkv(self, h_NE: Tensor, outputs: slice, projections: tuple[str, ...], exchange: Exchange) -> Tensor:
+        flat = linear(h_NE, exchange.weight(self.qkv)[outputs])
+        flat = flat if self.qkv_bias is None else flat + exchange.weight(self.qkv_bias)[outputs]
         return self._adapted(flat, h_NE, projections)
 
     def _adapted(self, product_NO: Tensor, x_NI: Tensor, projections: tuple[str, ...]) -> Tensor:
@@ -212,15 +215,15 @@ class DecoderLayer(nn.Module):
         added_NO = None if self.adapters is None else self.adapters(x_NI, *projections)
         return product_NO if added_NO is None else product_NO + added_NO
 
-    def mix(self, x_NE: Tensor, attended_NHD: Tensor) -> Tensor:
+    def _mix(self, x_NE: Tensor, attended_NHD: Tensor, exchange: Exchange) -> Tensor:
         """Adds the attention output and the feed-forward to the residual stream."""
-        c = self.config
+        c, weight, summed = self.config, exchange.weight, exchange.summed
         flat = attended_NHD.flatten(1)
-        x_NE = x_NE + self._adapted(linear(flat, self.out), flat, ("o_proj",))
-        h_NE = rms_norm(x_NE, self.ffn_norm, c.norm_eps)
-        gate, up = self._adapted(linear(h_NE, self.gate_up), h_NE, GATE_UP).chunk(2, dim=-1)
+        x_NE = x_NE + summed(self._adapted(linear(flat, weight(self.out)), flat, ("o_proj",)))
+        h_NE = exchange.gathered(rms_norm(x_NE, weight(self.ffn_norm), c.norm_eps))
+        gate, up = self._adapted(linear(h_NE, weight(self.gate_up)), h_NE, GATE_UP).chunk(2, dim=-1)
         inner = F.silu(gate) * up
-        return x_NE + self._adapted(linear(inner, self.down), inner, ("down_proj",))
+        return x_NE + summed(self._adapted(linear(inner, weight(self.down)), inner, ("down_proj",)))
 
 
 class Decoder(nn.Module):
@@ -236,9 +239,10 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
         self.final_norm = nn.Parameter(torch.ones(config.width))
         self.head = None if config.tied else nn.Parameter(torch.empty(config.vocab_size, config.width))
-        self._make_rope()
+        self.make_rope()
 
-    def _make_rope(self) -> None:
+    def make_rope(self) -> None:
+        """Computes the tables of the rotary embedding: where the model was made without memory, it has none."""
         c = self.config
         frequency = c.rope_theta ** -(torch.arange(0, c.head_width, 2, dtype=torch.float64) / c.head_width)
         angle_TD = torch.outer(torch.arange(c.context_window, dtype=torch.float64), frequency)
@@ -275,17 +279,18 @@ class Decoder(nn.Module):
     def forward(self, ids_N: Tensor, layout: PackedLayout, read: Callable[[Tensor, Tensor], T]) -> T:
         """What `read(hidden_ME, head_weight)` makes of the final states: where the parameters are sharded, they are
         whole in here and nowhere else. `read` then gives tensors: one, or a tuple."""
-        return read(self.hidden(ids_N, layout), self.head_weight)
+        return read(self.hidden(ids_N, layout), layout.exchange.whole_weight(self.head_weight))
 
     def hidden(self, ids_N: Tensor, layout: PackedLayout) -> Tensor:
         """Final normalized states `[M, E]` of the wanted entries of packed sequences (all N, where nothing else is
-        said); attention is causal and stays inside each sequence."""
+        said; of ranks that share the pass, each has its own ones); attention is causal and stays inside each
+        sequence."""
         every = layout.every
         rope = self.cos_TD[every.position_U], self.sin_TD[every.position_U]
-        x_NE = F.embedding(ids_N[layout.source_U], self.embed)
+        x_NE = layout.exchange.embedded(ids_N[layout.source_U], self.embed)
         for index, layer in enumerate(self.layers):
             x_NE = layer(x_NE, rope, layout, index == self.config.num_layers - 1)
-        return rms_norm(x_NE[layout.entry_M], self.final_norm, self.config.norm_eps)
+        return rms_norm(x_NE[layout.entry_M], layout.exchange.weight(self.final_norm), self.config.norm_eps)
 
     def logits(self, hidden_NE: Tensor) -> Tensor:
         """Logits `[N, V]`; for training take them in chunks, never for a whole batch."""

@@ -156,6 +156,10 @@ class TrainConfig:
                 "learner.device and learner.dtype are those of a run in one process: on a cluster ray.gpus_per_learner"
                 " and learner.fsdp.param_dtype say it"
             )
+        if self.executor == "local":
+            self.learner.mesh.check_alone()
+        if self.executor == "ray":
+            self.learner.mesh.data(self.ray.learners)
 
     @property
     def is_resolved(self) -> bool:

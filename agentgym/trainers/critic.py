@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from agentgym.engines.hf_layout import PackedLayout
+from agentgym.engines.hf_exchange import ALONE, Exchange
 from agentgym.engines.hf_model import Decoder
 from agentgym.errors import ConfigError
 from agentgym.trainers.batch import TrainingBatch
@@ -102,10 +102,10 @@ class ValueHead(nn.Module):
         self.weight_E = nn.Parameter(torch.zeros(width))
         self.bias = nn.Parameter(torch.zeros(1))
 
-    def forward(self, hidden_NE: Tensor) -> Tensor:
-        """float32 `[N]`."""
-        value_N: Tensor = hidden_NE.float() @ self.weight_E.float() + self.bias.float()
-        return value_N
+    def forward(self, hidden_OE: Tensor, exchange: Exchange = ALONE) -> Tensor:
+        """float32 `[M]`, of all entries of a pass whose final states are here, or on the ranks that share it."""
+        weight_E, bias = exchange.weight(self.weight_E), exchange.weight(self.bias)
+        return exchange.joined(hidden_OE.float() @ weight_E.float() + bias.float())
 
 
 class Critic:
@@ -161,10 +161,10 @@ class Critic:
             )
         return norm
 
-    def loss(self, hidden_ME: Tensor, part: TrainingBatch) -> Tensor:
+    def loss(self, hidden_OE: Tensor, part: TrainingBatch, exchange: Exchange = ALONE) -> Tensor:
         """The value loss of the trained targets, weighted as the policy's loss is; a scalar."""
         mask_N = part.mask_N
-        values_M = self.head(hidden_ME)
+        values_M = self.head(hidden_OE, exchange)
         old_M, return_M = part.old_value_N[mask_N], part.return_N[mask_N]
         found = value_clip(
             values_M, old_M, return_M, torch.ones_like(values_M, dtype=torch.bool), clip=self.config.clip
@@ -214,16 +214,16 @@ class Critic:
             wanted.append(torch.cat([mask_T, torch.ones_like(mask_T[-1:])]))
         ids_N, wanted_N = torch.cat(ids), torch.cat(wanted)
         seqlens = [length + 1 for length in part.seqlens]
-        layout = PackedLayout(seqlens, ids_N.device, ids_N=ids_N, wanted_N=wanted_N)
-        value_W: Tensor = self.trunk(ids_N, layout, lambda hidden_ME, _: self.head(hidden_ME))
+        layout = self._world.layout(seqlens, ids_N, wanted_N)
+        value_W: Tensor = self.trunk(ids_N, layout, lambda hidden_OE, _: self.head(hidden_OE, layout.exchange))
         is_end_N = torch.cat([torch.arange(length + 1, device=ids_N.device) == length for length in part.seqlens])
         is_end_W = is_end_N[wanted_N]
         return value_W[~is_end_W], value_W[is_end_W]
 
     def _compute(self, given: tuple[TrainingBatch, bool]) -> MicroResult[Tensor]:
         part, is_idle = given
-        layout = PackedLayout(part.seqlens, part.ids_N.device, ids_N=part.ids_N, wanted_N=part.mask_N)
-        loss: Tensor = self.trunk(part.ids_N, layout, lambda hidden_ME, _: self.loss(hidden_ME, part))
+        layout = self._world.layout(part.seqlens, part.ids_N, part.mask_N)
+        loss: Tensor = self.trunk(part.ids_N, layout, lambda hidden_OE, _: self.loss(hidden_OE, part, layout.exchange))
         loss = 0 * loss if is_idle else loss
         return MicroResult(loss, loss.detach())
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from agentgym.engines.hf_checkpoint import hf_named_views
+from agentgym.engines.hf_exchange import Exchange
 from agentgym.engines.hf_layout import PackedLayout
 from agentgym.engines.hf_model import Decoder, DecoderLayer
 from agentgym.errors import ConfigError
@@ -124,7 +125,7 @@ class Learner:
             return self.world.copy(self.model).requires_grad_(False)
         if isinstance(given, Sharded):
             return given.decoder.requires_grad_(False)
-        self.world.spread(given, list(given.layers))
+        self.world.spread(given)
         return given.requires_grad_(False)
 
     def update(self, batch: TrainingBatch, *, version: int = 0, max_mismatch: float = math.inf) -> StepStats:
@@ -173,10 +174,13 @@ class Learner:
         """`1 - 2 p + sum p^2` of the batch's trained targets, `[M]`: the squared norm of the logits' gradient."""
 
         def one(part: TrainingBatch) -> Tensor:
-            target_M = part.target_N[part.mask_N]
-            found_M: Tensor = self.model(
-                part.ids_N, _layout(part), lambda hidden, head: gradient_proxy(hidden, head, target_M, self.temperature)
-            )
+            layout = self._layout(part)
+
+            def read(hidden_OE: Tensor, head_VE: Tensor) -> Tensor:
+                target_O = layout.exchange.own(part.target_N[part.mask_N])
+                return layout.exchange.joined(gradient_proxy(hidden_OE, head_VE, target_O, self.temperature))
+
+            found_M: Tensor = self.model(part.ids_N, layout, read)
             return found_M
 
         return self._every_target(one, self._share(batch))
@@ -269,6 +273,17 @@ class Learner:
     def _share(self, batch: TrainingBatch) -> Share:
         return self.world.share(batch, self.config.micro_batch_tokens)
 
+    def _scores(
+        self, hidden_OE: Tensor, head_VE: Tensor, part: TrainingBatch, exchange: Exchange, temperature: float
+    ) -> TargetScores:
+        """What the policy says of all trained targets of a part: of those whose final states are here, and of the
+        others what the ranks say that have them."""
+        found = self._score(hidden_OE, head_VE, exchange.own(part.target_N[part.mask_N]), temperature)
+        return TargetScores(exchange.joined(found.logp_N), exchange.joined(found.entropy_N))
+
+    def _layout(self, part: TrainingBatch) -> PackedLayout:
+        return self.world.layout(part.seqlens, part.ids_N, part.mask_N)
+
     def _every_target(self, work: Callable[[TrainingBatch], Tensor], share: Share) -> Tensor:
         """What `work` gives for the trained targets of micro-batches, for those of the batch, `[M]`."""
         return self.world.whole(self.world.map(work, share.parts)[: share.num_own], share.targets)
@@ -279,9 +294,9 @@ class Learner:
 
     @torch.no_grad()
     def _logp(self, model: Decoder | Unadapted, part: TrainingBatch, temperature: float | None = None) -> Tensor:
-        target_M, wanted = part.target_N[part.mask_N], temperature or self.temperature
+        layout, wanted = self._layout(part), temperature or self.temperature
         scores: TargetScores = model(
-            part.ids_N, _layout(part), lambda hidden, head: self._score(hidden, head, target_M, wanted)
+            part.ids_N, layout, lambda hidden, head: self._scores(hidden, head, part, layout.exchange, wanted)
         )
         return scores.logp_N
 
@@ -306,7 +321,7 @@ class Learner:
         own, idle = share.parts[: share.num_own], share.parts[share.num_own :]
         here, sizes = share.targets.here, [part.num_trained_tokens for part in own]
         losses, slopes = corrected_M.detach()[here].split(sizes), (slope_M / weight_M)[here].split(sizes)
-        stats = [policy.stats if self.world.rank == 0 else policy.stats.nothing, *[policy.stats.nothing] * len(own)]
+        stats = [policy.stats if self.world.portion == 0 else policy.stats.nothing, *[policy.stats.nothing] * len(own)]
         found = (_Found(*one) for one in zip(losses, slopes, stats, strict=False))
         return [
             *(_Part(part, one) for part, one in zip(own, found, strict=True)),
@@ -326,13 +341,13 @@ class Learner:
 
     def _forward(self, part: TrainingBatch) -> tuple[TargetScores, Tensor]:
         """What the policy says of the trained targets, and the value loss of a critic on its trunk, else 0."""
-        target_M = part.target_N[part.mask_N]
+        layout = self._layout(part)
 
-        def read(hidden_ME: Tensor, head_VE: Tensor) -> tuple[TargetScores, Tensor]:
-            scores = self._score(hidden_ME, head_VE, target_M, self.temperature)
-            return scores, torch.zeros(()) if self._shared is None else self._shared.loss(hidden_ME, part)
+        def read(hidden_OE: Tensor, head_VE: Tensor) -> tuple[TargetScores, Tensor]:
+            scores = self._scores(hidden_OE, head_VE, part, layout.exchange, self.temperature)
+            return scores, torch.zeros(()) if self._shared is None else self._shared.loss(hidden_OE, part)
 
-        found: tuple[TargetScores, Tensor] = self.model(part.ids_N, _layout(part), read)
+        found: tuple[TargetScores, Tensor] = self.model(part.ids_N, layout, read)
         return found
 
     def _compute(self, micro: _Part) -> MicroResult[Report]:
@@ -371,10 +386,6 @@ class Learner:
         return MicroResult(loss, report)
 
 
-def _layout(part: TrainingBatch) -> PackedLayout:
-    return PackedLayout(part.seqlens, part.ids_N.device, ids_N=part.ids_N, wanted_N=part.mask_N)
-
-
 def _world_of(model: Decoder | Sharded, config: LearnerConfig) -> World:
     if isinstance(model, Sharded):
         if config.critic.trunk == "shared":
@@ -385,5 +396,6 @@ def _world_of(model: Decoder | Sharded, config: LearnerConfig) -> World:
         return model.ranks
     if is_sharded(model.embed):
         raise ConfigError("the model is sharded: give the learner what Ranks.shard gave, which knows the ranks")
+    config.mesh.check_alone()
     device = model.embed.device
     return OneProcess(device, config.num_threads if device.type == "cpu" else 1)

@@ -15,6 +15,7 @@ from agentgym.trainers.fsdp_config import FsdpConfig
 from agentgym.trainers.kl import KLConfig
 from agentgym.trainers.lora import LoraConfig
 from agentgym.trainers.losses import LOSSES, PolicyLossFn, is_silent_at_zero, loss_with
+from agentgym.trainers.mesh_config import MeshConfig
 from agentgym.trainers.off_policy import check_correction
 from agentgym.trainers.token_logprobs import HeadKernel
 
@@ -48,7 +49,7 @@ class LearnerConfig:
     entropy_coefficient: float = 0.0
     """Weight of the entropy bonus."""
     micro_batch_tokens: int = 2048
-    """Tokens of one forward pass; rows are never cut."""
+    """Tokens of one forward pass; rows are never cut. Ranks that share their passes (`mesh`) have them together."""
     device: str = "cpu"
     """Where a run in one process keeps the model, learns and, with engine hf, samples: `cpu`, `cuda`, `cuda:1`. On a
     cluster ray.gpus_per_learner and ray.gpus_per_engine say it."""
@@ -65,6 +66,7 @@ class LearnerConfig:
     """Whether the backward pass computes each layer's inner states again, in place of keeping them: a third more
     arithmetic, and one state a layer and token in memory."""
     fsdp: FsdpConfig = field(default_factory=FsdpConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
 
     def __post_init__(self) -> None:
         for name in ("epochs", "minibatches", "micro_batch_tokens"):
@@ -76,6 +78,10 @@ class LearnerConfig:
             check_correction(self.correction, self.correction_settings)
         elif self.correction_settings:
             raise ConfigError("correction_settings are those of a correction: name it with correction")
+        if self.lora.rank and self.mesh.tensor > 1:
+            raise ConfigError(
+                "learner.lora is not split by learner.mesh.tensor: leave one out, or use learner.mesh.sequence"
+            )
         _ = self.policy_loss  # raises where the loss or a setting cannot work
 
     @property

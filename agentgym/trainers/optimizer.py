@@ -102,14 +102,19 @@ class PolicyOptimizer:
 
 
 def _whole_state(part: torch.optim.Optimizer) -> dict[str, Any]:
-    saved = part.state_dict()
-    found = saved["state"].items()
-    return {**saved, "state": {index: {name: whole(one) for name, one in state.items()} for index, state in found}}
+    saved, parameters = part.state_dict(), _parameters(part)
+    return {
+        **saved,
+        "state": {
+            index: {name: whole(one, of=parameters[index]) for name, one in state.items()}
+            for index, state in saved["state"].items()
+        },
+    }
 
 
 def _state_like(part: torch.optim.Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
     """The saved state, cut as the optimizer's parameters are; numbers that are one for a whole parameter stay so."""
-    parameters = [parameter for group in part.param_groups for parameter in group["params"]]
+    parameters = _parameters(part)
 
     def cut(one: Tensor, parameter: Tensor) -> Tensor:
         return like(one, parameter) if one.shape == parameter.shape else one
@@ -121,6 +126,10 @@ def _state_like(part: torch.optim.Optimizer, saved: Mapping[str, Any]) -> dict[s
             for index, state in saved["state"].items()
         },
     }
+
+
+def _parameters(part: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in part.param_groups for parameter in group["params"]]
 
 
 def _make_parts(

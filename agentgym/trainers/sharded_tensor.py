@@ -10,13 +10,17 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["is_sharded", "like", "whole"]
+__all__ = ["is_sharded", "keep_rows", "like", "whole"]
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """The tensor without a graph, gathered from all ranks where it is sharded: they all ask for the same one."""
+def whole(tensor: Tensor, of: Tensor | None = None) -> Tensor:
+    """The tensor without a graph, gathered from all ranks where it is sharded: they all ask for the same one. `of` is
+    the parameter that it belongs to, such as its gradient; without one it is a parameter itself."""
     detached = tensor.detach()
-    return detached.full_tensor() if is_sharded(detached) else detached
+    if not is_sharded(detached):
+        return detached
+    order, found = _kept_rows(tensor if of is None else of), detached.full_tensor()
+    return found if order is None else torch.empty_like(found).index_copy_(0, order.to(found.device), found)
 
 
 @torch.no_grad()
@@ -26,9 +30,22 @@ def like(tensor: Tensor, parameter: Tensor) -> Tensor:
         return tensor
     from torch.distributed.tensor import distribute_tensor  # takes most of a second, and settings import this file
 
-    mesh = parameter.device_mesh
-    sharded = distribute_tensor(tensor.to(mesh.device_type), mesh, parameter.placements, src_data_rank=None)
-    return sharded.to(parameter.device)
+    mesh, order = parameter.device_mesh, _kept_rows(parameter)
+    kept = tensor.to(mesh.device_type)
+    kept = kept if order is None else kept[order.to(kept.device)]
+    sharded = distribute_tensor(kept, mesh, parameter.placements, src_data_rank=None).to(parameter.device)
+    # A part of the columns is a view with gaps, and fused optimizers go through memory as it lies.
+    return torch.empty_like(parameter, dtype=tensor.dtype).copy_(sharded)
+
+
+def keep_rows(parameter: Tensor, order: Tensor) -> None:
+    """Notes at a sharded parameter that row `i` of it, and of what belongs to it, is row `order[i]` of the whole."""
+    parameter.kept_rows = order  # type: ignore[attr-defined]
+
+
+def _kept_rows(parameter: Tensor) -> Tensor | None:
+    order: Tensor | None = getattr(parameter, "kept_rows", None)
+    return order
 
 
 def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:

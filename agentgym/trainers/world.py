@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from agentgym.engines.hf_layout import PackedLayout
 from agentgym.engines.hf_model import Decoder
 from agentgym.trainers.batch import TrainingBatch
 from agentgym.trainers.parallel import GradientWorkers, MicroResult
@@ -59,11 +60,17 @@ class World(Protocol):
 
     rank: int
     size: int
+    portion: int
+    """Which of the shares of a batch is this rank's. Ranks that share their forward passes have the same one."""
     device: torch.device
     """Where this rank computes."""
 
     def share(self, batch: TrainingBatch, max_tokens: int) -> Share:
         """This rank's part of the batch, in micro-batches of at most `max_tokens` (see `TrainingBatch.split`)."""
+        ...
+
+    def layout(self, seqlens: Sequence[int], ids_N: Tensor, wanted_N: Tensor) -> PackedLayout:
+        """How rows lie in a forward pass, each shared prefix once, with final states of the wanted entries."""
         ...
 
     def accumulate(
@@ -77,11 +84,11 @@ class World(Protocol):
         ...
 
     def whole(self, values: Sequence[Tensor], place: Place) -> Tensor:
-        """The numbers of all ranks `[place.total]`, on every rank; `values` are this rank's, in order."""
+        """The numbers of all shares `[place.total]`, on every rank; `values` are this rank's, in order."""
         ...
 
     def gathered(self, scalars_K: Tensor) -> list[Tensor]:
-        """The same numbers of each rank, in the order of ranks."""
+        """The same numbers of each share, in their order."""
         ...
 
     def run(self, work: Callable[[], S]) -> S:
@@ -92,8 +99,8 @@ class World(Protocol):
         """Another model with the same weights, spread over the ranks as this one is."""
         ...
 
-    def spread(self, root: nn.Module, parts: Sequence[nn.Module] = ()) -> None:
-        """Shards a module over the ranks: each of its parts, and what of the root is in none of them."""
+    def spread(self, module: nn.Module) -> None:
+        """Shards a module over the ranks; a decoder layer by layer."""
         ...
 
     def close(self) -> None:
@@ -114,6 +121,7 @@ class OneProcess(GradientWorkers):
 
     rank = 0
     size = 1
+    portion = 0
 
     def __init__(self, device: torch.device, num_threads: int) -> None:
         super().__init__(num_threads)
@@ -124,6 +132,10 @@ class OneProcess(GradientWorkers):
         parts = tuple(batch.to(self.device).split(max_tokens))
         num_targets, num_rows = batch.num_trained_tokens, batch.num_rows
         return Share(parts, len(parts), Place(0, num_targets, num_targets), Place(0, num_rows, num_rows))
+
+    def layout(self, seqlens: Sequence[int], ids_N: Tensor, wanted_N: Tensor) -> PackedLayout:
+        """The layout of all tokens."""
+        return PackedLayout(seqlens, ids_N.device, ids_N=ids_N, wanted_N=wanted_N)
 
     def whole(self, values: Sequence[Tensor], place: Place) -> Tensor:
         """All values in one."""
@@ -137,5 +149,5 @@ class OneProcess(GradientWorkers):
         """A deep copy; what is frozen is the same memory."""
         return copy.deepcopy(model, {id(one): one for one in model.parameters() if not one.requires_grad})
 
-    def spread(self, root: nn.Module, parts: Sequence[nn.Module] = ()) -> None:
+    def spread(self, module: nn.Module) -> None:
         """Nothing: there is one rank."""

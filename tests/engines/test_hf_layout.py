@@ -53,6 +53,21 @@ def test_a_group_s_prompt_is_one_segment_and_its_replies_are_its_branches() -> N
     assert PackedLayout(seqlens).num_tokens == sum(seqlens)  # without ids nothing is shared
 
 
+def test_a_long_row_hides_later_keys_in_memory_that_grows_with_its_length_alone() -> None:
+    layout = PackedLayout([5000], wanted_N=torch.arange(5000) % 700 > 300)
+    for rows in (layout.every, layout.wanted):
+        place, biases = 0, {}
+        for block in rows.blocks:
+            assert block.bias_TL is not None
+            place_T = rows.position_U[place : place + block.num_rows]
+            wanted_TL = torch.where(torch.arange(block.num_keys) > place_T[:, None], -torch.inf, 0.0)
+            assert torch.equal(block.bias_TL, wanted_TL)
+            biases[block.bias_TL.untyped_storage().data_ptr()] = block.bias_TL.untyped_storage().nbytes()
+            place += block.num_rows
+        if rows is layout.every:
+            assert sum(biases.values()) < 2 * 4 * 128 * 5000 * 2, "twice as much while it grows"
+
+
 def decoder(family: str) -> Decoder:
     shape = {"vocab_size": 50, "width": 32, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "head_width": 8}
     model = Decoder(DecoderConfig(family=family, ffn_width=40, context_window=600, **shape, **FAMILIES[family]))

@@ -17,7 +17,15 @@ from agentgym.types import Message, Task
 TASK = Task("TextGame-v0", seed=7)
 
 
-def make_model(*, seed: int = 0, vocab_size: int = 40, tied: bool = True, window: int = 512) -> Decoder:
+def make_model(
+    *,
+    seed: int = 0,
+    vocab_size: int = 40,
+    tied: bool = True,
+    window: int = 512,
+    num_kv_heads: int = 2,
+    qkv_bias: bool = False,
+) -> Decoder:
     """About ten thousand parameters; weights large enough that its predictions are far from uniform."""
     config = DecoderConfig(
         family="qwen3",
@@ -25,11 +33,12 @@ def make_model(*, seed: int = 0, vocab_size: int = 40, tied: bool = True, window
         width=32,
         num_layers=2,
         num_heads=4,
-        num_kv_heads=2,
+        num_kv_heads=num_kv_heads,
         head_width=8,
         ffn_width=48,
         context_window=window,
         qk_norm=True,
+        qkv_bias=qkv_bias,
         tied=tied,
     )
     model = Decoder(config).initialize(seed)
@@ -37,6 +46,9 @@ def make_model(*, seed: int = 0, vocab_size: int = 40, tied: bool = True, window
         for parameter in model.parameters():
             if parameter.ndim == 2:
                 parameter.mul_(8.0)
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.copy_(torch.linspace(-1, 1, len(parameter)))
     return model
 
 
@@ -65,15 +77,16 @@ def played(model: Decoder, ids: Sequence[int], prompt: int, reward: float, membe
     )
 
 
-def batch_of(model: Decoder, *, num_groups: int = 3, seed: int = 0, shared: int = 0) -> TrainingBatch:
-    """Groups of four replies of unequal lengths, rewarded 0, 1, 2, 3; `shared` ids in front are those of the group."""
+def batch_of(model: Decoder, *, num_groups: int = 3, seed: int = 0, shared: int = 0, longer: int = 0) -> TrainingBatch:
+    """Groups of four replies of unequal lengths, rewarded 0, 1, 2, 3; `shared` ids in front are those of the group, and
+    replies are `longer` than a dozen ids."""
     generator = torch.Generator().manual_seed(seed)
     groups = []
     for index in range(num_groups):
         members = []
         prompt = torch.randint(0, model.config.vocab_size, (shared,), generator=generator).tolist()
         for member in range(4):
-            length = 6 + int(torch.randint(0, 12, (), generator=generator))
+            length = 6 + longer + int(torch.randint(0, 12, (), generator=generator))
             ids = torch.randint(0, model.config.vocab_size, (length,), generator=generator).tolist()
             members.append(played(model, prompt + ids, shared + 4, float(member), member, str(index)))
         groups.append(Group(str(index), TASK, tuple(members)))
@@ -82,13 +95,13 @@ def batch_of(model: Decoder, *, num_groups: int = 3, seed: int = 0, shared: int 
 
 @pytest.fixture
 def tiny() -> Callable[..., Decoder]:
-    """`tiny(seed=0, vocab_size=40, tied=True, window=512)` makes a model."""
+    """`tiny(seed=0, vocab_size=40, tied=True, window=512, num_kv_heads=2, qkv_bias=False)` makes a model."""
     return make_model
 
 
 @pytest.fixture
 def fresh_batch() -> Callable[..., TrainingBatch]:
-    """`fresh_batch(model, num_groups=3, seed=0, shared=0)` makes a batch that the model itself has sampled."""
+    """`fresh_batch(model, num_groups=3, seed=0, shared=0, longer=0)` makes a batch that the model has sampled."""
     return batch_of
 
 

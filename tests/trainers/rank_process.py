@@ -16,11 +16,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from agentgym.engines.hf_checkpoint import hf_named_views
+from agentgym.engines.hf_model import Decoder
 from agentgym.errors import AgentGymError
 from agentgym.trainers.learner import Learner
 from agentgym.trainers.lora import adapt
 from agentgym.trainers.ranks import Ranks
 from agentgym.trainers.sharded_tensor import whole
+from agentgym.trainers.world import Sharded
 
 
 class Calls(TorchDispatchMode):
@@ -36,6 +38,24 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class Kept:
+    """Counts the bytes that a model keeps for its backward pass, each memory once; of a step in one micro-batch."""
+
+    def __init__(self, model: Decoder) -> None:
+        self.memory: dict[int, int] = {}
+        self._forward = model.forward
+        model.forward = self._counted  # type: ignore[method-assign]
+
+    def _counted(self, *arguments: Any) -> Any:
+        with torch.autograd.graph.saved_tensors_hooks(self._seen, lambda tensor: tensor):
+            return self._forward(*arguments)
+
+    def _seen(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        self.memory[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+
 def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
     """Two updates of `case["model"]`, and what is seen of them; one where a `state` to go on from is given."""
     model = copy.deepcopy(case["model"])
@@ -46,8 +66,10 @@ def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
     lora = case["config"].lora
     if lora.rank and ranks and not case.get("bare"):
         adapt(model, lora)
-    sharded = ranks.shard(model) if ranks else model
-    learned = sharded.decoder if case.get("alone") else sharded
+    sharded: Decoder | Sharded = model
+    if ranks:
+        sharded = ranks.load(case["folder"]) if case.get("folder") else ranks.shard(model)
+    learned = sharded.decoder if case.get("alone") and isinstance(sharded, Sharded) else sharded
     reference = copy.deepcopy(case.get("reference"))
     learner = Learner(learned, case["config"], case["optimizer"], total_steps=4, reference=reference)
     gradients: list[Tensor] = []
@@ -55,7 +77,9 @@ def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
 
     def seen() -> float:
         if not gradients:
-            gradients.extend(whole(one.grad).clone() for one in learner.optimizer.parameters if one.grad is not None)
+            gradients.extend(
+                whole(one.grad, of=one).clone() for one in learner.optimizer.parameters if one.grad is not None
+            )
         return step()
 
     learner.optimizer.step = seen  # type: ignore[method-assign]
@@ -65,7 +89,9 @@ def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
     if case.get("state"):
         learner.load_state_dict(case["state"])
     else:
-        found = {"first": learner.update(batch), "critic": learner.update_critic(batch)}
+        kept = Kept(learner.model)
+        first = learner.update(batch)
+        found = {"first": first, "kept": sum(kept.memory.values()), "critic": learner.update_critic(batch)}
         found |= {
             "state": copy.deepcopy(learner.state_dict()),
             "between": {name: one.clone() for name, one in learner.weights()},
@@ -90,7 +116,7 @@ def main(folder: Path, rank: int, size: int) -> None:
     found: dict[str, object] = {}
     for name, case in torch.load(folder / "cases.pt", weights_only=False).items():
         try:
-            found[name] = learn(case, Ranks(case["config"].fsdp))
+            found[name] = learn(case, Ranks(case["config"].fsdp, mesh=case["config"].mesh))
         except AgentGymError as error:
             found[name] = error
     torch.save(found, folder / f"rank-{rank}.pt")

@@ -10,6 +10,8 @@ from agentgym.errors import ConfigError
 from agentgym.rollout.limits import Limits
 from agentgym.trainers.cluster_config import ClusterConfig
 from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.learner_config import LearnerConfig
+from agentgym.trainers.mesh_config import MeshConfig
 
 
 def test_every_actor_has_a_bundle_learners_first() -> None:
@@ -36,3 +38,13 @@ def test_impossible_clusters_are_refused(settings: dict[str, Any], told: str) ->
 def test_what_a_cluster_cannot_do_yet_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="leave engine and serve out"):
         TrainConfig(env="TextGame-v0", executor="ray", limits=Limits(max_turns=4), **settings)
+
+
+def test_learners_that_no_blocks_fill_are_refused() -> None:
+    learner = LearnerConfig(mesh=MeshConfig(sequence=2))
+    run = {"env": "TextGame-v0", "limits": Limits(max_turns=4), "learner": learner}
+    with pytest.raises(ConfigError, match=r"3 learner ranks are no multiple of .* 2 x .* 1: give 2, or a multiple"):
+        TrainConfig(**run, executor="ray", ray=ClusterConfig(learners=3))
+    with pytest.raises(ConfigError, match="is for a learner of several ranks: give executor ray"):
+        TrainConfig(**run)
+    assert TrainConfig(**run, executor="ray", ray=ClusterConfig(learners=4)).learner.mesh.data(4) == 2

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from agentgym.engines.hf_checkpoint import save_decoder
 from agentgym.engines.hf_model import Decoder
 from agentgym.errors import AgentGymError, ConfigError
 from agentgym.trainers.batch import TrainingBatch
@@ -22,6 +23,7 @@ from agentgym.trainers.fsdp_config import FsdpConfig
 from agentgym.trainers.kl import KLConfig
 from agentgym.trainers.learner import LearnerConfig
 from agentgym.trainers.lora import LoraConfig
+from agentgym.trainers.mesh_config import MeshConfig
 from agentgym.trainers.optimizer import OptimizerConfig
 from agentgym.trainers.ranks import Ranks
 
@@ -53,6 +55,22 @@ SETTINGS: dict[str, dict[str, object]] = {
     "lora-critic": {"lora": LORA, "critic": CriticConfig(trunk="own", clip=None), "loss": "gspo"},
 }
 
+SHARED = {"sequence": MeshConfig(sequence=2), "tensor": MeshConfig(tensor=2)}
+"""How two ranks share their forward passes."""
+SHARING = [
+    "ppo_clip-4",
+    "gspo-4",
+    "kl",
+    "checkpointing",
+    "critic",
+    "shared-prefixes",
+    "one-row",
+    "untied",
+    "biased",
+    "long",
+]
+"""What they learn so."""
+
 
 def moved(batch: TrainingBatch) -> TrainingBatch:
     """Sampled by a policy that was another one, so that losses differ; two rows a trajectory."""
@@ -68,13 +86,18 @@ def moved(batch: TrainingBatch) -> TrainingBatch:
     )
 
 
+def sharing(case: Case, mesh: MeshConfig) -> Case:
+    """The case on ranks that share forward passes."""
+    return {**case, "config": replace(case["config"], mesh=mesh)}
+
+
 def in_one_process(case: Case) -> Found:
     learn: Callable[..., Found] = runpy.run_path(str(PROGRAM))["learn"]
-    return learn(case, None)
+    return learn(sharing(case, MeshConfig()), None)
 
 
 @pytest.fixture(scope="module")
-def cases(make_tiny: Tiny, make_batch: Fresh) -> dict[str, Case]:
+def cases(make_tiny: Tiny, make_batch: Fresh, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
     """What is learned, by name."""
     model = make_tiny()
     batch, shared = moved(make_batch(model, num_groups=5)), moved(make_batch(model, num_groups=3, shared=40))
@@ -84,12 +107,15 @@ def cases(make_tiny: Tiny, make_batch: Fresh) -> dict[str, Case]:
         for rows, tokens in ROWS.items()
     }
     settings |= {name: {"micro_batch_tokens": 44, **own} for name, own in SETTINGS.items()}
+    folder = tmp_path_factory.mktemp("model")
+    save_decoder(model, folder)
+    long_model = make_tiny(window=4096)
+    long_batch = moved(make_batch(long_model, num_groups=1, shared=900, longer=2000)).select([0, 1])
     base = {"model": model, "optimizer": STEP, "batch": batch}
     found = {name: {**base, "config": LearnerConfig(threads=1, **own)} for name, own in settings.items()}  # type: ignore[arg-type]
     plain = found["ppo_clip-4"]
     before = in_one_process(plain)
-    return {
-        **found,
+    found |= {
         "shared-prefixes": {**plain, "batch": shared},
         "reference": {**found["kl"], "reference": make_tiny(seed=1)},
         "one-row": {**plain, "batch": batch.select([5])},
@@ -103,7 +129,25 @@ def cases(make_tiny: Tiny, make_batch: Fresh) -> dict[str, Case]:
         "differs": {**plain, "differs": True},
         "alone": {**plain, "alone": True},
         "shared-trunk": {**plain, "config": replace(plain["config"], critic=CriticConfig(trunk="shared"))},
+        "three": sharing(plain, MeshConfig(sequence=3)),
+        "one-head": sharing({**plain, "model": make_tiny(num_kv_heads=1)}, MeshConfig(tensor=2)),
+        "loaded": {**plain, "folder": folder},
+        "loaded-tensor": sharing({**plain, "folder": folder}, MeshConfig(tensor=2)),
+        "biased": {**plain, "model": make_tiny(qkv_bias=True)},
+        "few-heads": sharing({**plain, "model": make_tiny(num_kv_heads=1)}, MeshConfig(sequence=2)),
+        "long": {
+            **plain,
+            "model": long_model,
+            "batch": long_batch,
+            "config": LearnerConfig(threads=1, micro_batch_tokens=8192),
+        },
     }
+    shared_passes = {
+        f"{name}-{mesh}": sharing(found[name], SHARED[mesh])
+        for mesh in SHARED
+        for name in [*SHARING, "muon", "resumed"]
+    }
+    return found | shared_passes
 
 
 REFUSED = {
@@ -112,6 +156,8 @@ REFUSED = {
     "alone": "what Ranks.shard gave",
     "lora-late": "before it is sharded",
     "shared-trunk": "critic.trunk own",
+    "three": "2 learner ranks are no multiple of learner.mesh.sequence 3",
+    "one-head": "1 key/value heads cannot be split into 2 equal parts, as learner.mesh.tensor",
 }
 LEARNED = [
     *(f"{loss}-{rows}" for loss in LOSSES for rows in ROWS),
@@ -131,8 +177,22 @@ QUICK = [
     "shared-prefixes",
     "one-row",
     "reference",
+    "loaded",
 ]
 """The cases of every run of the tests; the others are learned with the slow ones."""
+SHARED_PASSES = [
+    *("ppo_clip-4-sequence", "gspo-4-sequence", "shared-prefixes-sequence", "critic-sequence", "long-sequence"),
+    *(
+        "few-heads",
+        "ppo_clip-4-tensor",
+        "shared-prefixes-tensor",
+        "critic-tensor",
+        "long-tensor",
+        "loaded-tensor",
+        "biased-tensor",
+    ),
+]
+"""The same, by ranks that share their passes."""
 
 
 def on_ranks(cases: dict[str, Case], size: int, folder: Path) -> list[dict[str, Found]]:
@@ -152,8 +212,15 @@ def on_ranks(cases: dict[str, Case], size: int, folder: Path) -> list[dict[str, 
 @pytest.fixture(scope="module")
 def two_ranks(cases: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
     """What each of two ranks found."""
-    chosen = {name: case for name, case in cases.items() if name in QUICK or name not in LEARNED}
+    chosen = {name: cases[name] for name in [*QUICK, *REFUSED, "muon", "bfloat16", "resumed"]}
     return on_ranks(chosen, 2, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture(scope="module")
+def one_block(cases: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
+    """The same of two ranks that share their passes."""
+    names = [*SHARED_PASSES, "muon-tensor", "resumed-sequence", "resumed-tensor"]
+    return on_ranks({name: cases[name] for name in names}, 2, tmp_path_factory.mktemp("block"))
 
 
 def check(found: list[Found], wanted: Found) -> None:
@@ -184,6 +251,34 @@ def test_two_ranks_learn_what_one_process_learns(
     check([rank[name] for rank in two_ranks], in_one_process(cases[name]))
 
 
+@pytest.mark.parametrize("name", SHARED_PASSES)
+def test_two_ranks_that_share_passes_learn_what_one_process_learns(
+    name: str, cases: dict[str, Case], one_block: list[dict[str, Found]]
+) -> None:
+    check([rank[name] for rank in one_block], in_one_process(cases[name]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mesh",
+    [MeshConfig(sequence=2), MeshConfig(tensor=2), MeshConfig(sequence=2, tensor=2), MeshConfig(sequence=4)],
+    ids=str,
+)
+def test_four_ranks_that_share_passes_learn_what_one_process_learns(
+    mesh: MeshConfig, cases: dict[str, Case], tmp_path: Path
+) -> None:
+    found = on_ranks({name: sharing(cases[name], mesh) for name in SHARING}, 4, tmp_path)
+    for name in SHARING:
+        check([rank[name] for rank in found], in_one_process(cases[name]))
+
+
+def test_ranks_that_share_a_pass_keep_less_of_it(cases: dict[str, Case], one_block: list[dict[str, Found]]) -> None:
+    wanted = in_one_process(cases["long"])["kept"]
+    for rank in one_block:
+        assert rank["long-sequence"]["kept"] < 0.7 * wanted, "what hides later keys is the same for any number of ranks"
+        assert rank["long-tensor"]["kept"] < 0.75 * wanted
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_any_number_of_ranks_learns_what_one_process_learns(size: int, cases: dict[str, Case], tmp_path: Path) -> None:
@@ -192,24 +287,27 @@ def test_any_number_of_ranks_learns_what_one_process_learns(size: int, cases: di
         check([rank[name] for rank in found], in_one_process(cases[name]))
 
 
+@pytest.mark.parametrize(("name", "ranks"), [("muon", "two_ranks"), ("muon-tensor", "one_block")])
 def test_muon_orthogonalizes_whole_matrices_up_to_its_bfloat16(
-    cases: dict[str, Case], two_ranks: list[dict[str, Found]]
+    name: str, ranks: str, cases: dict[str, Case], request: pytest.FixtureRequest
 ) -> None:
-    found, wanted = two_ranks[0]["muon"], in_one_process(cases["muon"])
+    found, wanted = request.getfixturevalue(ranks)[0][name], in_one_process(cases[name])
     assert asdict(found["first"]) == pytest.approx(asdict(wanted["first"]), rel=1e-5, abs=1e-6)
     for name, one in found["weights"].items():
         moved_by = (wanted["weights"][name] - wanted["between"][name]).norm()
         assert (one - wanted["weights"][name]).norm() < 0.05 * moved_by, name
 
 
+@pytest.mark.parametrize(("mesh", "ranks"), [("", "two_ranks"), ("-sequence", "one_block"), ("-tensor", "one_block")])
 def test_a_state_of_two_ranks_goes_on_in_one_process_and_back(
-    cases: dict[str, Case], two_ranks: list[dict[str, Found]]
+    mesh: str, ranks: str, cases: dict[str, Case], request: pytest.FixtureRequest
 ) -> None:
-    saved = two_ranks[0]["ppo_clip-4"]
+    first_rank = request.getfixturevalue(ranks)[0]
+    saved = first_rank[f"ppo_clip-4{mesh}"]
     alone = in_one_process({**cases["ppo_clip-4"], "state": saved["state"], "weights": saved["between"]})
     assert_close(list(alone["weights"].values()), list(saved["weights"].values()), 1e-6)
     assert asdict(alone["last"]) == pytest.approx(asdict(saved["last"]), rel=1e-5, abs=1e-6)
-    back, wanted = two_ranks[0]["resumed"], in_one_process(cases["resumed"])
+    back, wanted = first_rank[f"resumed{mesh}"], in_one_process(cases["resumed"])
     assert_close(list(back["weights"].values()), list(wanted["weights"].values()), 1e-6)
     assert asdict(back["last"]) == pytest.approx(asdict(wanted["last"]), rel=1e-5, abs=1e-6)
     assert alone["last"].learning_rate == back["last"].learning_rate

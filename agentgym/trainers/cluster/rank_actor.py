@@ -72,24 +72,24 @@ class RankActor:
                 world_size=size,
                 timeout=timedelta(seconds=COLLECTIVE_S),
             )
-        ranks = Ranks(config.learner.fsdp, "cuda" if on_gpu else "cpu") if size > 1 else None
+        device, learner = "cuda" if on_gpu else "cpu", config.learner
+        ranks = Ranks(learner.fsdp, device, mesh=learner.mesh) if size > 1 else None
 
         lora = config.learner.lora
 
         def load(folder: str) -> Decoder | Sharded:
-            model = load_decoder(folder).to("cuda" if on_gpu else "cpu")
             if ranks is None:
-                return model
-            return ranks.shard(adapt(model, lora) if lora.rank else model)
+                return load_decoder(folder).to(device)
+            return ranks.shard(adapt(load_decoder(folder).to(device), lora)) if lora.rank else ranks.load(folder)
 
         # Adapters are put on the weights that the run began with, and are not in the folder that it goes on from.
         self._learner = Learner(
             load(beginning.reference_folder if lora.rank else beginning.model_folder),
-            config.learner,
+            learner,
             config.optimizer,
             total_steps=config.steps,
             temperature=config.sampling.temperature,
-            reference=load(beginning.reference_folder) if config.learner.kl.coefficient and not lora.rank else None,
+            reference=load(beginning.reference_folder) if learner.kl.coefficient and not lora.rank else None,
         )
         return os.getpid()
 

@@ -22,6 +22,7 @@ async def open_cluster(
     config: TrainConfig, origin: Origin, stack: AsyncExitStack, tell: Callable[[str], None]
 ) -> RunParts:
     """Begins the actors of a run; the stack ends them. `tell` is given lines that a user should see."""
+    config.learner.mesh.check(origin.model.config, config.ray.learners)
     cluster = stack.enter_context(Cluster(config.ray))
     for line in resource_plan(config, cluster.nodes()):
         tell(line)
