@@ -87,7 +87,7 @@ def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
     if case.get("differs") and dist.get_rank() == 1:
         batch = batch.select([0, 1])
     if case.get("state"):
-        learner.load_state_dict(case["state"])
+        learner.load_state_dict(copy.deepcopy(case["state"]))  # it is taken over, and the case is learned again
     else:
         kept = Kept(learner.model)
         first = learner.update(batch)

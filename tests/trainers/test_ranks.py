@@ -212,7 +212,7 @@ def on_ranks(cases: dict[str, Case], size: int, folder: Path) -> list[dict[str, 
 @pytest.fixture(scope="module")
 def two_ranks(cases: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
     """What each of two ranks found."""
-    chosen = {name: cases[name] for name in [*QUICK, *REFUSED, "muon", "bfloat16", "resumed"]}
+    chosen = {name: cases[name] for name in [*QUICK, *REFUSED, "muon", "bfloat16", "resumed", "lora-resumed"]}
     return on_ranks(chosen, 2, tmp_path_factory.mktemp("ranks"))
 
 
