@@ -276,8 +276,7 @@ class Learner:
     def _scores(
         self, hidden_OE: Tensor, head_VE: Tensor, part: TrainingBatch, exchange: Exchange, temperature: float
     ) -> TargetScores:
-        """What the policy says of all trained targets of a part: of those whose final states are here, and of the
-        others what the ranks say that have them."""
+        """What the policy says of all trained targets of a part, wherever their final states are."""
         found = self._score(hidden_OE, head_VE, exchange.own(part.target_N[part.mask_N]), temperature)
         return TargetScores(exchange.joined(found.logp_N), exchange.joined(found.entropy_N))
 
@@ -389,10 +388,8 @@ class Learner:
 def _world_of(model: Decoder | Sharded, config: LearnerConfig) -> World:
     if isinstance(model, Sharded):
         if config.critic.trunk == "shared":
-            raise ConfigError(
-                "a critic on the policy's trunk is for a learner in one process; on several ranks give it a trunk of"
-                " its own (critic.trunk own)"
-            )
+            told = "on several ranks give it a trunk of its own (critic.trunk own)"
+            raise ConfigError(f"a critic on the policy's trunk is for a learner in one process; {told}")
         return model.ranks
     if is_sharded(model.embed):
         raise ConfigError("the model is sharded: give the learner what Ranks.shard gave, which knows the ranks")

@@ -10,6 +10,7 @@ import pytest
 from agentgym.engines.hf_model import Decoder
 from agentgym.errors import ConfigError
 from agentgym.trainers.learner import Learner, LearnerConfig
+from agentgym.trainers.lora import LoraConfig
 from agentgym.trainers.mesh_config import MeshConfig
 from agentgym.trainers.optimizer import OptimizerConfig
 
@@ -50,3 +51,8 @@ def test_one_process_shares_its_passes_with_nobody(tiny: Callable[..., Decoder])
     config = LearnerConfig(mesh=MeshConfig(tensor=2))
     with pytest.raises(ConfigError, match="is for a learner of several ranks"):
         Learner(tiny(), config, OptimizerConfig(), total_steps=1)
+
+
+def test_adapters_are_not_split_by_heads() -> None:
+    with pytest.raises(ConfigError, match=r"learner.lora is not split by learner\.mesh\.tensor"):
+        LearnerConfig(lora=LoraConfig(rank=4), mesh=MeshConfig(tensor=2))

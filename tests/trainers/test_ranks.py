@@ -147,7 +147,7 @@ def cases(make_tiny: Tiny, make_batch: Fresh, tmp_path_factory: pytest.TempPathF
         for mesh in SHARED
         for name in [*SHARING, "muon", "resumed"]
     }
-    return found | shared_passes
+    return found | shared_passes | {"lora-sequence": sharing(found["lora"], SHARED["sequence"])}
 
 
 REFUSED = {
@@ -181,7 +181,14 @@ QUICK = [
 ]
 """The cases of every run of the tests; the others are learned with the slow ones."""
 SHARED_PASSES = [
-    *("ppo_clip-4-sequence", "gspo-4-sequence", "shared-prefixes-sequence", "critic-sequence", "long-sequence"),
+    *(
+        "ppo_clip-4-sequence",
+        "gspo-4-sequence",
+        "shared-prefixes-sequence",
+        "critic-sequence",
+        "long-sequence",
+        "lora-sequence",
+    ),
     *(
         "few-heads",
         "ppo_clip-4-tensor",
