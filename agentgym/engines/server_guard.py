@@ -1,27 +1,34 @@
 """Runs a server as a child and ends it, with all of its own children, when its parent is gone.
 
 `python -m agentgym.engines.server_guard COMMAND...`: the parent holds the other end of standard input; when that end
-closes, because the parent closed it, crashed or was killed, the server's whole process group is ended.
+closes, because the parent closed it, crashed or was killed, the server's whole process group is ended. What the server
+leaves in its temporary folder (SGLang and vLLM: sockets) goes with it: it has one of its own.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 
 GRACE_S = 5.0
 """Seconds between asking the server to end and ending it."""
+LONGEST = 60
+"""Characters of a folder in which the path of a socket (107 at most) may end in a UUID."""
 
 
 def main(command: Sequence[str]) -> int:
     """Runs `command` until it ends or standard input does; returns its exit code."""
+    folder = _private_folder()
     try:
-        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, env=_environment(folder))
     except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
         print(f"cannot run {command[0]!r}: {error.strerror}", file=sys.stderr)
         return 127
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -29,7 +36,22 @@ def main(command: Sequence[str]) -> int:
     threading.Thread(target=_watch, args=(server,), daemon=True).start()
     code = server.wait()
     _signal(server, signal.SIGKILL)  # whatever it started and left
+    shutil.rmtree(folder, ignore_errors=True)
     return code if code >= 0 else 128 - code
+
+
+def _private_folder() -> str:
+    parent = tempfile.gettempdir()
+    return tempfile.mkdtemp(
+        prefix="agentgym-", dir=parent if len(parent) < LONGEST - len("/agentgym-12345678") else "/tmp"
+    )
+
+
+def _environment(folder: str) -> dict[str, str]:
+    """Our own, with the folder for what is temporary, and what is compiled kept where it was."""
+    compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
+    given = {"TORCHINDUCTOR_CACHE_DIR": compiled, **os.environ}
+    return {**given, "TMPDIR": folder, "VLLM_RPC_BASE_PATH": folder}
 
 
 def _watch(server: subprocess.Popen[bytes]) -> None:
