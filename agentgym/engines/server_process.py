@@ -17,7 +17,7 @@ from pathlib import Path
 from agentgym.engines.http import HttpClient, HttpRefusal, HttpUnreachable
 from agentgym.errors import ConfigError, EngineError
 
-__all__ = ["ServerCommand", "ServerProcess", "free_port", "serving_device", "start_together"]
+__all__ = ["ServerCommand", "ServerProcess", "device_environment", "free_port", "serving_device", "start_together"]
 
 _log = logging.getLogger(__name__)
 END_S = 12.0
@@ -170,6 +170,15 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def device_environment(number: int, replicas: int) -> dict[str, str]:
+    """What shows the `number`-th of several servers one GPU, of those that this process sees; a server that is alone
+    sees all of them."""
+    if replicas == 1:
+        return {}
+    seen = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    return {"CUDA_VISIBLE_DEVICES": seen[number] if number < len(seen) else str(number)}
 
 
 def serving_device(wanted: str) -> str:

@@ -14,7 +14,14 @@ from typing import Any, ClassVar
 from agentgym.engines.http import HttpClient, server_address
 from agentgym.engines.replicated import ReplicatedEngine, ServingSettings
 from agentgym.engines.server_config import ServerConfig
-from agentgym.engines.server_process import ServerCommand, ServerProcess, free_port, serving_device, start_together
+from agentgym.engines.server_process import (
+    ServerCommand,
+    ServerProcess,
+    device_environment,
+    free_port,
+    serving_device,
+    start_together,
+)
 from agentgym.engines.sglang_api import SglangTransport
 from agentgym.engines.sglang_replica import SglangReplica
 from agentgym.errors import EngineError, RunFolderError
@@ -195,7 +202,7 @@ async def launch_sglang(config: SglangConfig, model_folder: Path) -> list[Server
             words=launch_words(config, model_folder, port),
             port=port,
             log=folder / f"sglang-{number}.log",
-            env=CPU_ENVIRONMENT if on_cpu else {"CUDA_VISIBLE_DEVICES": str(number)},
+            env=CPU_ENVIRONMENT if on_cpu else device_environment(number, config.replicas),
             ready_s=config.ready_s,
         )
         processes.append(ServerProcess(command))

@@ -13,7 +13,14 @@ from typing import ClassVar
 
 from agentgym.engines.replicated import ReplicatedEngine, ServingSettings
 from agentgym.engines.server_config import ServerConfig
-from agentgym.engines.server_process import ServerCommand, ServerProcess, free_port, serving_device, start_together
+from agentgym.engines.server_process import (
+    ServerCommand,
+    ServerProcess,
+    device_environment,
+    free_port,
+    serving_device,
+    start_together,
+)
 from agentgym.engines.vllm_api import VllmTransport
 from agentgym.engines.vllm_replica import VllmReplica
 from agentgym.engines.vllm_server import VllmServer
@@ -120,9 +127,8 @@ def _command(config: VllmConfig, model_folder: Path, folder: Path, number: int) 
     port = free_port()
     on_cpu = serving_device(config.device) == "cpu"
     env = {**_ENV, **(CPU_ENVIRONMENT if on_cpu else {})}
-    if not on_cpu and config.replicas > 1:
-        env["CUDA_VISIBLE_DEVICES"] = str(number)
     env = {name: os.environ.get(name, value) for name, value in env.items()}
+    env |= {} if on_cpu else device_environment(number, config.replicas)
     env["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     return ServerCommand(
         name="vllm",
