@@ -23,6 +23,7 @@ from agentgym.engines.compiler import cpp_compiler
 from agentgym.engines.hf_cache import SlotCache
 from agentgym.engines.hf_checkpoint import own_tensors
 from agentgym.engines.hf_compiled import CompiledStep
+from agentgym.engines.hf_memory import regain_memory, release_memory
 from agentgym.engines.hf_model import Decoder
 from agentgym.engines.hf_probe import batch_invariance_findings
 from agentgym.engines.hf_sampling import draw
@@ -36,6 +37,7 @@ __all__ = ["HfEngine", "HfEngineConfig"]
 _log = logging.getLogger(__name__)
 _SMALL_MODEL = 20_000_000  # parameters; below it calling operators is much of the work: one thread is best, and a graph
 _CLOSED = "the hf engine is closed; make a new one"
+_RELEASED = -1  # in place of the weights' mark: a step before new weights fails, and reads nothing
 _Delivery = tuple[Request, "Completion | EngineError"]
 
 
@@ -170,6 +172,8 @@ class HfEngine:
         if version < self._version:
             raise EngineError(f"policy versions never fall: the engine is at {self._version}, got {version}")
         started = time.perf_counter()
+        if weights and self._weights_mark == _RELEASED:
+            await self._command(lambda: regain_memory(self._parameters, self._cache))
         tensors = own_tensors(self.model, weights)
         await self._command(lambda: self._renew(version, tensors))
         if not tensors:
@@ -189,6 +193,11 @@ class HfEngine:
     async def resume(self) -> None:
         """Goes on where `pause` stopped."""
         await self._command(lambda: self._set_paused(False))
+
+    async def release_memory(self) -> None:
+        """Gives up the memory of weights and cache until the next update, which has to bring all weights; the engine
+        is paused, and the model is nobody else's."""
+        await self._command(self._release)
 
     async def abort(self, session: str) -> None:
         """Ends the session's request in flight with finish reason `abort`, and frees its slot."""
@@ -339,6 +348,10 @@ class HfEngine:
             own.copy_(new)
         self._version, self._weights_mark = version, self._mark_weights()
         self._scheduler.restart()
+
+    def _release(self) -> None:
+        release_memory(self._parameters, self._cache)
+        self._weights_mark = _RELEASED
 
     def _set_paused(self, paused: bool) -> None:
         self._paused = paused

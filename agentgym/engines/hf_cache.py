@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import mmap
 from collections import OrderedDict
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -19,7 +21,6 @@ __all__ = ["L_BLOCK", "SlotCache", "round_up"]
 
 L_BLOCK = 64
 """Attention reads keys up to a multiple of this; what lies beyond a row's own position is masked."""
-_ALIGNMENT = 4096
 _QUICK = 16  # tokens compared first when prefixes are sought
 
 
@@ -43,7 +44,7 @@ class SlotCache:
         self.num_slots, self.window = num_slots, window
         # A block more than can be read, so that what is read is a part whatever its length: one graph serves all.
         shape = (2, num_slots + 1, c.num_kv_heads, round_up(window, L_BLOCK) + L_BLOCK, c.head_width)
-        self.kv = _zeros(c.num_layers, shape, model.embed)
+        self.kv, self._pages = _zeros(c.num_layers, shape, model.embed)
         self.kv_flat = tuple(kv.view(-1, c.head_width) for kv in self.kv)
         # The first row in `kv_flat` of every slot's keys, then values, head by head.
         heads = np.arange(2 * (num_slots + 1) * c.num_kv_heads).reshape(2, num_slots + 1, c.num_kv_heads)
@@ -121,6 +122,22 @@ class SlotCache:
         """The rows of a layer's `kv_flat` that hold the keys, then the values, of each token, `[N * 2K]`."""
         return (self._first_row_SH[slot_N] + position_N[:, None]).ravel()
 
+    def release_memory(self) -> None:
+        """Gives up the memory of keys and values, which are stale then; on CPU it comes back where they are written."""
+        self.invalidate()
+        for kv in self.kv:
+            if kv.device.type != "cpu":
+                kv.untyped_storage().resize_(0)
+        for pages in self._pages:
+            pages.madvise(mmap.MADV_DONTNEED)
+
+    def regain_memory(self) -> None:
+        """Takes memory for keys and values again."""
+        for kv in self.kv:
+            if not kv.untyped_storage().nbytes():
+                kv.untyped_storage().resize_(kv.numel() * kv.element_size())
+                kv.zero_()
+
     def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
         """Copies the first `num_tokens` keys and values from one slot to another, in every layer."""
         for kv in self.kv:
@@ -144,21 +161,24 @@ class SlotCache:
         self._session_of[slot] = None
 
 
-def _zeros(num_layers: int, shape: tuple[int, ...], like: Tensor) -> tuple[Tensor, ...]:
+def _zeros(num_layers: int, shape: tuple[int, ...], like: Tensor) -> tuple[tuple[Tensor, ...], tuple[mmap.mmap, ...]]:
+    """A tensor a layer; on CPU also the pages that each lies in."""
     num_bytes = int(np.prod(shape)) * like.element_size()
     try:
         if like.device.type != "cpu":
-            return tuple(torch.zeros(shape, dtype=like.dtype, device=like.device) for _ in range(num_layers))
-        return tuple(_lazy_zeros(num_bytes).view(like.dtype).view(shape) for _ in range(num_layers))
-    except (MemoryError, torch.OutOfMemoryError) as error:
+            return tuple(torch.zeros(shape, dtype=like.dtype, device=like.device) for _ in range(num_layers)), ()
+        pages = tuple(_lazy_zeros(num_bytes) for _ in range(num_layers))
+    except (MemoryError, OSError, OverflowError, torch.OutOfMemoryError) as error:
         raise ConfigError(
             f"the key/value cache needs {num_layers * num_bytes / 2**30:.1f} GiB ({shape[1] - 1} slots of {shape[3]}"
             f" tokens), which {like.device} does not give; lower num_slots or window"
         ) from error
+    return tuple(torch.frombuffer(one, dtype=like.dtype).view(shape) for one in pages), pages
 
 
-def _lazy_zeros(num_bytes: int) -> Tensor:
-    # numpy asks the system for zeroed pages, which cost nothing until they are used
-    raw = torch.from_numpy(np.zeros(num_bytes + _ALIGNMENT, np.uint8))
-    start = -raw.data_ptr() % _ALIGNMENT  # else every vector load would touch two cache lines
-    return raw[start : start + num_bytes]
+def _lazy_zeros(num_bytes: int) -> mmap.mmap:
+    # Zeroed pages of the system, which cost nothing until they are used; aligned for vector loads, as pages are.
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without large pages
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages

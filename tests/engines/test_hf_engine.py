@@ -7,10 +7,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+import psutil
 import pytest
 import torch
 
 from agentgym.engines.hf import HfEngine, HfEngineConfig
+from agentgym.engines.hf_checkpoint import hf_named_views
 from agentgym.engines.hf_layout import PackedLayout
 from agentgym.engines.hf_model import Decoder, DecoderConfig
 from agentgym.engines.protocol import Completion, Engine, Sampling
@@ -278,3 +280,41 @@ def test_settings_that_cannot_work_are_refused() -> None:
         HfEngineConfig(num_slots=0)
     with pytest.raises(ConfigError, match="context window 384"):
         HfEngine(decoder(), HfEngineConfig(window=385))
+
+
+def large_decoder() -> Decoder:
+    """A hundred megabytes of weights."""
+    shape = {"vocab_size": 100_000, "width": 256, "num_layers": 1, "head_width": 64, "context_window": 1024}
+    config = DecoderConfig(family="qwen3", num_heads=8, num_kv_heads=8, ffn_width=64, qk_norm=True, tied=True, **shape)
+    return Decoder(config).initialize(0)
+
+
+def test_memory_that_is_given_up_is_the_systems_until_new_weights_come() -> None:
+    """What the engine then samples is, bit for bit, what it sampled before."""
+    prompt, sampling = list(range(1000)), Sampling(max_tokens=4, seed=1)
+
+    def resident() -> int:
+        return int(psutil.Process().memory_info().rss)
+
+    async def run() -> None:
+        model = large_decoder()
+        read = bytearray(model.embed.detach().numpy().tobytes())  # a storage that cannot be resized, as of a file
+        model.embed.data = torch.frombuffer(read, dtype=torch.float32).view(-1, 256)
+        del read
+        engine = HfEngine(model, HfEngineConfig(num_slots=8, compile=False))
+        weights = {name: view.detach().clone() for name, view in hf_named_views(model)}
+        prompts = [[number, *prompt] for number in range(8)]
+        before = [await engine.generate(one, sampling, session=f"{one[0]}") for one in prompts]
+        await engine.pause()
+        full, num_kv_bytes = resident(), 8 * 1001 * 2 * 8 * 64 * 4
+        await engine.release_memory()
+        assert full - resident() > 0.9 * (100_000 * 256 * 4 + num_kv_bytes)
+        await engine.resume()
+        with pytest.raises(EngineError, match="the weights changed under version 0 without update_weights"):
+            await engine.generate(prompt, sampling, session="early")
+        await engine.update_weights(weights, 1)
+        after = [await engine.generate(one, sampling, session=f"{one[0]}") for one in prompts[:3]]
+        assert [(one.ids, one.logprobs) for one in after] == [(one.ids, one.logprobs) for one in before[:3]]
+        await engine.close()
+
+    asyncio.run(run())
