@@ -166,7 +166,7 @@ def _finish(config: TrainConfig, result: TrainResult, *, as_json: bool) -> int:
 
 def _say_what_is_left(folder: Path, error: str) -> None:
     """Of a run that failed: from where it can go on, and where its servers said why."""
-    if logs := [path for path in sorted((folder / "servers").glob("*.log")) if path.name not in error]:
+    if logs := [path for path in sorted((folder / "servers").rglob("*.log")) if path.name not in error]:
         logger.warning("what the servers said last is in %s", ", ".join(map(str, logs)))
     if checkpoints := sorted((folder / "checkpoints").glob("step-*")):
         logger.warning(

@@ -120,6 +120,8 @@ class ReplicatedEngine:
     """
 
     takes_grammar = True
+    updates_running = False
+    """Whether weights may be updated without a pause around it, because the replicas see to that."""
 
     def __init__(
         self,
@@ -277,7 +279,7 @@ class ReplicatedEngine:
         while True:
             if not self._open.is_set():
                 await self._open.wait()
-            index = flight.replica = self.router.acquire(session)
+            index = flight.replica = await self._acquire(session)
             replica = self.replicas[index]
             # Unlike those of any other client: SGLang ends what bears the id of a stream two seconds after the stream.
             # The mark at the end: a server may take the id that it is to abort for the beginning of others.
@@ -305,6 +307,10 @@ class ReplicatedEngine:
             finally:
                 self.router.release(index, answered_s)
                 flight.rid = ""
+
+    async def _acquire(self, session: str) -> int:
+        """The server for a request, which is released afterwards; raises EngineError when all are dead."""
+        return self.router.acquire(session)
 
     async def _lost(self, flight: _Flight, error: HttpUnreachable) -> int:
         """After an answer that did not come: 0 when the server is dead and left, 1 when it lives and is told to forget

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from agentgym.errors import ConfigError
 
-__all__ = ["ClusterConfig"]
+__all__ = ["ClusterConfig", "Role"]
+
+Role: TypeAlias = Literal["learner", "engine", "worker"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +22,7 @@ class ClusterConfig:
     learners: int = 1
     """Ranks that share the learner (FSDP)."""
     engines: int = 1
-    """Replicas of the in-process engine."""
+    """Replicas of the engine: of the model in process, or servers (engine sglang or vllm), each with an actor."""
     workers: int = 2
     """Processes that play episodes: environments, chat templates, the rollout loop."""
     cpus_per_learner: float = 1.0
@@ -33,6 +35,9 @@ class ClusterConfig:
     """GPUs that Ray reserves for a learner rank; untested above 0."""
     gpus_per_engine: float = 0.0
     """GPUs that Ray reserves for an engine; untested above 0."""
+    layout: Literal["disaggregated", "colocated"] = "disaggregated"
+    """`disaggregated` gives learner ranks and engines places of their own. `colocated` has an engine beside every rank,
+    on the same cores and GPU: it gives its memory up while the rank learns, and takes it again with the new weights."""
     placement: Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"] = "SPREAD"
     """Ray's placement strategy: over as many nodes as there are, or on as few."""
     max_restarts: int = 3
@@ -53,10 +58,43 @@ class ClusterConfig:
         if not self.start_s > 0:
             raise ConfigError(f"ray.start_s must be above 0, got {self.start_s}")
 
+        if self.layout == "colocated":
+            self._check_colocated()
+
+    def _check_colocated(self) -> None:
+        if self.engines != self.learners:
+            raise ConfigError(
+                f"ray.layout colocated has one engine beside every learner rank: got ray.learners={self.learners} and"
+                f" ray.engines={self.engines}"
+            )
+        if self.gpus_per_learner != self.gpus_per_engine or self.gpus_per_engine not in (0.0, 1.0):
+            raise ConfigError(
+                "ray.layout colocated has a rank and its engine on one GPU: gpus_per_learner and gpus_per_engine are"
+                f" both 1, or both 0, got {self.gpus_per_learner:g} and {self.gpus_per_engine:g}"
+            )
+
     @property
     def bundles(self) -> list[dict[str, float]]:
-        """What each actor reserves, in Ray's words: learners first, then engines, then workers."""
+        """What is reserved, in Ray's words: for learners, then engines (those of colocated ones are the learners'),
+        then workers."""
         learner = {"CPU": self.cpus_per_learner, "GPU": self.gpus_per_learner}
         engine = {"CPU": self.cpus_per_engine, "GPU": self.gpus_per_engine}
         counted = [(self.learners, learner), (self.engines, engine), (self.workers, {"CPU": self.cpus_per_worker})]
+        if self.layout == "colocated":
+            both = {"CPU": self.cpus_per_learner + self.cpus_per_engine, "GPU": self.gpus_per_learner}
+            counted = [(self.learners, both), counted[2]]
         return [{name: one for name, one in bundle.items() if one} for number, bundle in counted for _ in range(number)]
+
+    def place(self, role: Role, number: int) -> int:
+        """The bundle of an actor."""
+        if role == "learner":
+            return number
+        before = self.learners if self.layout == "disaggregated" else 0
+        return before + number if role == "engine" else before + self.engines + number
+
+    def needs(self, role: Role) -> dict[str, float]:
+        """What an actor takes of its bundle; two that share a GPU take half of it each."""
+        cpus = {"learner": self.cpus_per_learner, "engine": self.cpus_per_engine, "worker": self.cpus_per_worker}
+        gpus = {"learner": self.gpus_per_learner, "engine": self.gpus_per_engine, "worker": 0.0}
+        share = 2 if self.layout == "colocated" else 1
+        return {name: one for name, one in {"CPU": cpus[role], "GPU": gpus[role] / share}.items() if one}

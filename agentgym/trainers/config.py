@@ -147,19 +147,10 @@ class TrainConfig:
             if self.compaction.at is not None:
                 raise ConfigError("an agent outside (serve) shortens its conversation itself: leave compaction.at out")
         self._check_sampling()
-        if self.executor == "ray" and (self.engine != "hf" or self.serve is not None):
-            raise ConfigError(
-                "executor ray samples with engine hf, and has no door for agents outside: leave engine and serve out"
-            )
-        if self.executor == "ray" and (self.learner.device, self.learner.dtype) != ("cpu", "float32"):
-            raise ConfigError(
-                "learner.device and learner.dtype are those of a run in one process: on a cluster ray.gpus_per_learner"
-                " and learner.fsdp.param_dtype say it"
-            )
         if self.executor == "local":
             self.learner.mesh.check_alone()
         if self.executor == "ray":
-            self.learner.mesh.data(self.ray.learners)
+            self._check_cluster()
 
     @property
     def is_resolved(self) -> bool:
@@ -196,6 +187,42 @@ class TrainConfig:
     def estimator(self) -> str:
         """The name of what credits the sampled tokens."""
         return self.advantage.name or preset_of(self.algo).advantage
+
+    @property
+    def cluster(self) -> ClusterConfig:
+        """The actors of a run on a cluster. For each server that runs already there is an engine actor, which reserves
+        nothing."""
+        urls = {"sglang": self.sglang.urls, "vllm": self.vllm.urls}.get(self.engine)
+        if not urls:
+            return self.ray
+        return replace(self.ray, engines=len(urls), cpus_per_engine=0.0, gpus_per_engine=0.0)
+
+    def _check_cluster(self) -> None:
+        if self.serve is not None:
+            raise ConfigError("executor ray has no door for agents outside: leave serve out")
+        self.learner.mesh.data(self.ray.learners)
+        if (self.learner.device, self.learner.dtype) != ("cpu", "float32"):
+            raise ConfigError(
+                "learner.device and learner.dtype are those of a run in one process: on a cluster ray.gpus_per_learner"
+                " and learner.fsdp.param_dtype say it"
+            )
+        if self.ray.layout == "colocated":
+            if self.max_staleness:
+                raise ConfigError(
+                    "ray.layout colocated has engines that give their memory up while the learner learns, and"
+                    f" max_staleness {self.max_staleness} has them sample meanwhile: leave one of them out"
+                )
+            if self.engine != "hf":
+                raise ConfigError(
+                    f"ray.layout colocated is for engine hf, which gives its memory up: engine {self.engine} has places"
+                    " of its own, leave ray.layout out"
+                )
+        for name, servers in (("sglang", self.sglang), ("vllm", self.vllm)):
+            if self.engine == name and servers.replicas != 1:
+                raise ConfigError(
+                    f"with executor ray every engine actor has one server: say ray.engines={servers.replicas}, and"
+                    f" leave {name}.replicas out"
+                )
 
     def _check_algorithm(self) -> None:
         name, critic = self.estimator, self.learner.critic

@@ -12,12 +12,13 @@ from agentgym.engines.hf import HfEngine
 from agentgym.engines.hf_checkpoint import hf_named_views, load_decoder, on_device
 from agentgym.engines.hf_model import Decoder
 from agentgym.engines.protocol import Engine, Weights
+from agentgym.engines.replicated import ReplicatedEngine
 from agentgym.engines.sglang import open_sglang
 from agentgym.engines.vllm import open_vllm
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner_config import LearnerConfig
 
-__all__ = ["load_model", "open_engine", "weights_for"]
+__all__ = ["load_model", "open_engine", "open_servers", "weights_for"]
 
 
 def load_model(folder: Path, learner: LearnerConfig) -> Decoder:
@@ -35,6 +36,11 @@ async def open_engine(
     if config.engine == "hf":
         sampled = copy.deepcopy(model).requires_grad_(False) if config.max_staleness else model
         return HfEngine(sampled, config.hf, version=version)
+    return await open_servers(config, model_folder, version=version, log_folder=log_folder)
+
+
+async def open_servers(config: TrainConfig, model_folder: Path, *, version: int, log_folder: Path) -> ReplicatedEngine:
+    """The engine of a run that samples on servers."""
     if config.engine == "sglang":
         sglang = replace(config.sglang, log_folder=config.sglang.log_folder or str(log_folder))
         return await open_sglang(sglang, model_folder, version=version)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from agentgym.engines.protocol import Engine, WeightSync
+from agentgym.engines.replicated import ReplicatedEngine
 from agentgym.errors import TrainingHalted
 from agentgym.trainers.batch import TrainingBatch, build_batch
 from agentgym.trainers.config import TrainConfig
@@ -51,7 +52,10 @@ class Learning:
     """Writes a checkpoint of the last whole step."""
 
     async def credit(self, done: int, groups: Sequence[Group], greedy: Mapping[str, float]) -> list[GroupCredit]:
-        """What the groups earned; nothing where that is no number and the run goes on without the step."""
+        """What the groups earned; nothing where that is no number and the run goes on without the step. Where nothing
+        is played meanwhile, the engine is paused from here on until it has the new weights."""
+        if not self.config.max_staleness:
+            await self.engine.pause()
         try:
             return await self._meanwhile(lambda: credit_step(groups, self.config, self.learner, greedy))
         except TrainingHalted as halted:
@@ -72,8 +76,6 @@ class Learning:
             drop_zero=not config.learner.needs_all_rows,
         )
         stats = critic = None
-        if not config.max_staleness:
-            await self.engine.pause()
         if batch.num_rows:
             step = HaltedStep(step=done + 1, groups=groups, credits=credits, batch=batch)
             num_steps = self.learner.num_steps
@@ -83,11 +85,20 @@ class Learning:
                 critic = await self._meanwhile(lambda: self.learner.update_critic(batch))
             except TrainingHalted as halted:
                 await self._keep(step, halted, is_whole=self.learner.num_steps == num_steps)
-        if config.max_staleness:
-            await self.engine.pause()
-        sync = await self.publish(done + 1)
-        await self.engine.resume()
+        sync = await self._send(done + 1)
         return stats, critic, sync
+
+    async def _send(self, version: int) -> WeightSync:
+        """Publishes the weights while the engine is paused, which it is already where nothing is played meanwhile; an
+        engine that takes weights as it samples is not paused at all."""
+        engine = self.engine
+        if self.config.max_staleness:
+            if isinstance(engine, ReplicatedEngine) and engine.updates_running:
+                return await self.publish(version)
+            await engine.pause()
+        sync = await self.publish(version)
+        await self.engine.resume()
+        return sync
 
     def _update(self, batch: TrainingBatch, version: int) -> StepStats:
         """Steps on the batch; raises TrainingHalted where that did not go well."""

@@ -128,14 +128,14 @@ def _practice(config: TrainConfig, choices: Sequence[EnvChoice]) -> list[PlanLin
 
 def _actors(config: TrainConfig) -> list[PlanLine]:
     """What a run on a cluster is made of; the cluster is not asked."""
-    cluster = config.ray
+    cluster = config.cluster
     if config.executor == "local":
         return []
     cpus = sum(bundle.get("CPU", 0) for bundle in cluster.bundles)
     gpus = sum(bundle.get("GPU", 0) for bundle in cluster.bundles)
     return [
         ("learner ranks", cluster.learners, "processes that share the learner"),
-        ("engine actors", cluster.engines, "replicas of the in-process engine"),
+        ("engine actors", cluster.engines, "replicas: each samples in its process, or has a server"),
         ("worker actors", cluster.workers, "processes that play episodes"),
         ("bundles", len(cluster.bundles), f"{cpus:g} CPU and {gpus:g} GPU in all, placed by {cluster.placement}"),
     ]
@@ -148,4 +148,5 @@ def _servers(config: TrainConfig) -> list[PlanLine]:
     given = config.sglang if config.engine == "sglang" else config.vllm
     if given.urls:
         return [(f"{config.engine} servers", len(given.urls), f"that run: {', '.join(given.urls)}")]
-    return [(f"{config.engine} servers", given.replicas, f"launched with {given.python or sys.executable}")]
+    number = given.replicas if config.executor == "local" else config.ray.engines
+    return [(f"{config.engine} servers", number, f"launched with {given.python or sys.executable}")]

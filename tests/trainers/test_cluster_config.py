@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from agentgym.engines.sglang import SglangConfig
 from agentgym.errors import ConfigError
 from agentgym.rollout.limits import Limits
 from agentgym.trainers.cluster_config import ClusterConfig
@@ -19,9 +21,33 @@ def test_every_actor_has_a_bundle_learners_first() -> None:
     assert config.bundles == [{"CPU": 1}, {"CPU": 1}, {"CPU": 1, "GPU": 1}, *[{"CPU": 0.25}] * 3]
 
 
+def test_colocated_ranks_and_engines_share_their_bundles() -> None:
+    config = ClusterConfig(layout="colocated", learners=2, engines=2, workers=1, gpus_per_learner=1, gpus_per_engine=1)
+    assert config.bundles == [{"CPU": 2, "GPU": 1}, {"CPU": 2, "GPU": 1}, {"CPU": 0.5}]
+    assert [config.place("learner", 1), config.place("engine", 1), config.place("worker", 0)] == [1, 1, 2]
+    assert config.needs("learner") == config.needs("engine") == {"CPU": 1, "GPU": 0.5}
+    apart = replace(config, layout="disaggregated")
+    assert [apart.place("learner", 1), apart.place("engine", 1), apart.place("worker", 0)] == [1, 3, 4]
+    assert apart.needs("engine") == {"CPU": 1, "GPU": 1}
+
+
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
+        ({"max_staleness": 1}, "max_staleness 1 has them sample meanwhile"),
+        ({"engine": "sglang"}, "ray.layout colocated is for engine hf"),
+    ],
+)
+def test_what_cannot_share_memory_with_the_learner_is_not_colocated(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        TrainConfig(env="TextGame-v0", executor="ray", ray=ClusterConfig(layout="colocated"), **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"layout": "colocated", "engines": 2}, "got ray.learners=1 and ray.engines=2"),
+        ({"layout": "colocated", "gpus_per_engine": 1}, "both 1, or both 0, got 0 and 1"),
         ({"learners": 0}, "ray.learners must be at least 1, got 0"),
         ({"workers": -1}, "ray.workers must be at least 1, got -1"),
         ({"cpus_per_engine": -0.5}, "at least 0, got -0.5"),
@@ -34,12 +60,6 @@ def test_impossible_clusters_are_refused(settings: dict[str, Any], told: str) ->
         ClusterConfig(**settings)
 
 
-@pytest.mark.parametrize("settings", [{"engine": "sglang"}, {"serve": 0}])
-def test_what_a_cluster_cannot_do_yet_is_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="leave engine and serve out"):
-        TrainConfig(env="TextGame-v0", executor="ray", limits=Limits(max_turns=4), **settings)
-
-
 def test_learners_that_no_blocks_fill_are_refused() -> None:
     learner = LearnerConfig(mesh=MeshConfig(sequence=2))
     run = {"env": "TextGame-v0", "limits": Limits(max_turns=4), "learner": learner}
@@ -48,3 +68,24 @@ def test_learners_that_no_blocks_fill_are_refused() -> None:
     with pytest.raises(ConfigError, match="is for a learner of several ranks: give executor ray"):
         TrainConfig(**run)
     assert TrainConfig(**run, executor="ray", ray=ClusterConfig(learners=4)).learner.mesh.data(4) == 2
+def test_agents_outside_have_no_door_to_a_cluster() -> None:
+    with pytest.raises(ConfigError, match="leave serve out"):
+        TrainConfig(env="TextGame-v0", executor="ray", limits=Limits(max_turns=4), serve=0)
+
+
+def test_the_number_of_servers_on_a_cluster_is_that_of_the_engine_actors() -> None:
+    with pytest.raises(ConfigError, match=r"say ray.engines=3, and leave sglang.replicas out"):
+        TrainConfig(env="TextGame-v0", executor="ray", engine="sglang", sglang=SglangConfig(replicas=3))
+
+
+def test_servers_that_run_already_have_an_engine_actor_each_that_reserves_nothing() -> None:
+    urls = ("http://a:30000", "http://b:30000", "http://c:30000")
+    config = TrainConfig(
+        env="TextGame-v0",
+        executor="ray",
+        engine="sglang",
+        sglang=SglangConfig(urls=urls),
+        ray=ClusterConfig(gpus_per_engine=1, workers=1),
+    )
+    assert config.cluster.bundles == [{"CPU": 1}, {}, {}, {}, {"CPU": 0.5}]
+    assert replace(config, engine="hf").cluster == config.ray

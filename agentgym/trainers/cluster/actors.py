@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,16 +16,29 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from agentgym.errors import AgentGymError, EngineError
-from agentgym.trainers.cluster_config import ClusterConfig
+from agentgym.trainers.cluster_config import ClusterConfig, Role
 
-__all__ = ["Actor", "ActorFailed", "ActorLost", "Cluster", "Parcel", "own_address", "together"]
+__all__ = [
+    "Actor",
+    "ActorFailed",
+    "ActorLost",
+    "Cluster",
+    "Parcel",
+    "own_address",
+    "restore_path",
+    "together",
+    "was_begun_anew",
+]
 
 _log = logging.getLogger(__name__)
+FAREWELL_S = 10.0
+"""Seconds after the failure of one of several actors in which the death of another is taken for its cause."""
+_PATH = "AGENTGYM_PYTHONPATH"
 
 
 class ActorLost(EngineError):
@@ -92,7 +106,9 @@ class Actor:
         """Turns what Ray raises into what `call` promises."""
         try:
             yield
-        except (RayActorError, ActorUnavailableError) as error:
+        except RayActorError as error:
+            if error.actor_init_failed:
+                raise ActorFailed(f"{self.label} cannot begin: {error}") from None
             raise ActorLost(f"{self.label} is gone: its process died, or its node cannot be reached") from error
         except RayTaskError as error:
             raise self._cause_of(error) from None
@@ -111,15 +127,46 @@ class Actor:
 
 def together(actors: Sequence[Actor], method: str, *arguments: object) -> list[Any]:
     """What the method gives on each actor, when all of them do it at once; blocks. The first one that fails ends the
-    wait for the others: raises as `Actor.call` does."""
+    wait for the others: raises as `Actor.call` does. Where that is no error of ours it may be another one's death as it
+    is felt from outside (a broken connection), so a death that shows soon after is raised instead."""
     shared = [ray.put(one) for one in arguments]
     asked = {getattr(one.handle, method).remote(*shared): one for one in actors}
     waiting, found = list(asked), {}
     while waiting:
         (done,), waiting = ray.wait(waiting, num_returns=1)
-        with asked[done].errors():
-            found[done] = ray.get(done)
+        try:
+            with asked[done].errors():
+                found[done] = ray.get(done)
+        except ActorFailed:
+            _raise_deaths({ref: asked[ref] for ref in waiting})
+            raise
     return [found[ref] for ref in asked]
+
+
+def _raise_deaths(asked: Mapping[Any, Actor]) -> None:
+    """Raises ActorLost where one of the actors dies within a while."""
+    waiting, ends = list(asked), time.monotonic() + FAREWELL_S
+    while waiting and time.monotonic() < ends:
+        done, waiting = ray.wait(waiting, num_returns=1, timeout=ends - time.monotonic())
+        for ref in done:
+            try:
+                ray.get(ref)
+            except RayActorError as error:
+                raise ActorLost(f"{asked[ref].label} is gone: its process died") from error
+            except RayTaskError:
+                continue
+
+
+def was_begun_anew() -> bool:
+    """Whether this actor's process takes the place of one that died."""
+    return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+
+
+def restore_path() -> None:
+    """Gives the processes that this actor starts the PYTHONPATH of the command: the actor's own holds all that the
+    command could import, and an interpreter of another environment would import it too."""
+    if _PATH in os.environ:
+        os.environ["PYTHONPATH"] = os.environ[_PATH]
 
 
 def own_address() -> str:
@@ -154,16 +201,16 @@ class Cluster:
     ) -> None:
         self._leave()
 
-    def actor(self, place: int, label: str, kind: type, *arguments: object, max_concurrency: int = 1000) -> Actor:
-        """Begins an actor of the class `kind` on the `place`-th of the reserved bundles (`ClusterConfig.bundles`)."""
-        bundle = self.config.bundles[place]
+    def actor(self, role: Role, number: int, kind: type, *arguments: object, max_concurrency: int = 1000) -> Actor:
+        """Begins an actor of the class `kind` on its reserved bundle; it is given its label, then the arguments."""
+        label, place, needs = f"{role} {number}", self.config.place(role, number), self.config.needs(role)
         assert self._group is not None
         return self._begin(
             label,
             kind,
-            arguments,
-            num_cpus=bundle.get("CPU", 0),
-            num_gpus=bundle.get("GPU", 0),
+            (label, *arguments),
+            num_cpus=needs.get("CPU", 0),
+            num_gpus=needs.get("GPU", 0),
             max_restarts=self.config.max_restarts,
             max_task_retries=0,
             max_concurrency=max_concurrency,
@@ -172,7 +219,8 @@ class Cluster:
 
     def post(self, label: str, kind: type, *arguments: object) -> Actor:
         """Begins an actor that takes no resources."""
-        return self._begin(label, kind, arguments, num_cpus=0, max_concurrency=1000)
+        options = {"num_cpus": 0, "max_concurrency": 1000, "max_restarts": self.config.max_restarts}
+        return self._begin(label, kind, arguments, max_task_retries=0, **options)
 
     def _begin(self, label: str, kind: type, arguments: Sequence[object], **options: Any) -> Actor:
         name = f"agentgym-{self._run}-{label.replace(' ', '-')}"
@@ -194,14 +242,14 @@ class Cluster:
         path = os.pathsep.join(dict.fromkeys([os.getcwd(), *sys.path[1:]]))
         try:
             ray.init(
-                address=address,
+                address=address or "local",  # without a name Ray joins whatever runs on this machine
                 num_cpus=None if address else max(os.cpu_count() or 1, self._num_cpus()),
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.WARNING,
-                runtime_env={"env_vars": {"PYTHONPATH": path}},
+                runtime_env={"env_vars": {"PYTHONPATH": path, _PATH: os.environ.get("PYTHONPATH", "")}},
             )
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        except Exception as error:  # Ray raises this itself where a node does not start in time
             where = f"join the Ray cluster at {address!r}" if address else "begin a Ray cluster on this machine"
             raise EngineError(f"cannot {where}: {_first_line(error)}; see `ray status`") from error
 

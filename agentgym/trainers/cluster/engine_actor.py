@@ -1,202 +1,182 @@
-"""An in-process engine in a process of its own, and what stands for it elsewhere."""
+"""An engine in an actor: a model in its process, or a server on its node that it owns."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, cast
 
 from torch import Tensor
 
-from agentgym.engines.hf import HfEngine, HfEngineConfig
-from agentgym.engines.hf_checkpoint import hf_named_views, load_decoder
-from agentgym.engines.hf_weights import fused_digests, overall_digest
 from agentgym.engines.http import HttpUnreachable
-from agentgym.engines.protocol import Completion, LoraWeights, Sampling, Weights, WeightSync
-from agentgym.engines.replicated import ReplicatedEngine, ServingSettings
-from agentgym.engines.weight_check import WeightCheck
+from agentgym.engines.protocol import Completion, Sampling, WeightSync
+from agentgym.engines.replicated import ReplicatedEngine
 from agentgym.errors import EngineError
-from agentgym.trainers.cluster.actors import Actor, ActorLost, Parcel
+from agentgym.trainers.cluster.actors import Actor, ActorLost, Parcel, restore_path, was_begun_anew
 from agentgym.trainers.cluster.board import Posted, report_warnings
+from agentgym.trainers.cluster.inner_engine import InnerEngine, Part, open_inner
 
-__all__ = ["ClusterEngine", "EngineActor"]
+__all__ = ["EngineActor", "EngineFacts"]
+
+_log = logging.getLogger(__name__)
+NEWEST_S = 30.0
+"""Seconds that an engine begun anew waits for the board to tell of weights; a board may be begun anew too."""
+POLL_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFacts:
+    """What is known of an engine that began."""
+
+    vocab_size: int
+    context_window: int
+    dtype: str
 
 
 class EngineActor:
-    """An `HfEngine` over a model of its own; one that was begun anew takes the newest weights before it answers."""
+    """Answers for one engine; one that was begun anew takes the newest weights before it answers.
 
-    def __init__(self, label: str, folder: str, config: HfEngineConfig, version: int, board: Actor) -> None:
+    A server of its own that dies takes the actor with it, so that both are begun anew.
+    """
+
+    def __init__(self, label: str, part: Part, board: Actor) -> None:
         report_warnings(label, board)
-        self.model = load_decoder(folder)
-        self.engine = HfEngine(self.model, config, version=version)
-        self._views = dict(hf_named_views(self.model))
+        restore_path()
+        self._label = label
+        self._part = part
         self._board = board
-        self._ready: asyncio.Task[None] | None = None
+        self._inner: InnerEngine | None = None
+        self._opening: asyncio.Task[InnerEngine] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._is_paused = False
+        self._is_released = False
+        """Whether it gave its memory up."""
 
-    async def identity(self) -> tuple[int, int, int]:
-        """Vocabulary, context window and process id."""
-        return self.engine.vocab_size, self.engine.context_window, os.getpid()
+    async def identity(self) -> EngineFacts:
+        """Waits until the engine can answer."""
+        inner = await self._begun()
+        engine = inner.engine
+        return EngineFacts(vocab_size=engine.vocab_size, context_window=engine.context_window, dtype=inner.dtype)
+
+    async def is_ready(self) -> bool:
+        """Whether it can answer now; one that cannot tries meanwhile to get there."""
+        opening = self._open()
+        if not opening.done():
+            return False
+        if (failure := opening.exception()) is not None:
+            if self._inner is None:
+                _log.warning("it cannot be begun anew: %s", failure)
+            self._opening = None
+            return False
+        if await opening.result().is_alive():
+            return True
+        self._opening = None  # a server that is not ours: it is asked again, and gets the newest weights first
+        self._open()
+        return False
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
-        """See `Engine.generate`."""
-        await self._begun()
-        return await self.engine.generate(prompt_ids, sampling, session=session)
+        """See `Engine.generate`; raises HttpUnreachable where its server is dead."""
+        inner = await self._begun()
+        try:
+            return await inner.engine.generate(prompt_ids, sampling, session=session)
+        except EngineError as error:
+            if await inner.is_alive():
+                raise
+            raise HttpUnreachable(f"{self._label} has lost its server: {error}") from error
 
     async def abort(self, session: str) -> None:
         """See `Engine.abort`."""
-        await self.engine.abort(session)
+        if self._inner is not None:
+            await self._inner.engine.abort(session)
 
     async def pause(self) -> None:
         """See `Engine.pause`."""
-        await self._begun()
-        await self.engine.pause()
+        inner = await self._begun()
+        await inner.engine.pause()
+        self._is_paused = True
+        if self._part.config.ray.layout == "colocated" and not self._is_released:
+            await inner.release_memory()
+            self._is_released = True
 
     async def resume(self) -> None:
-        """See `Engine.resume`."""
-        await self.engine.resume()
-
-    async def prepare(self) -> None:
-        """Compiles now what the first request would wait for."""
-        await self._begun()
-        if self.engine.compiles:
-            await self.engine.prepare()
-
-    async def update(self, parcel: Parcel, version: int) -> tuple[WeightSync, dict[str, str]]:
-        """Takes over the weights of a parcel, and gives the digests of what it then has; the engine is paused."""
-        await self._begun()
-        return await self._take(parcel, version)
-
-    async def _begun(self) -> None:
-        if self._ready is None:
-            self._ready = asyncio.ensure_future(self._catch_up())
-        await asyncio.shield(self._ready)
-
-    async def _catch_up(self) -> None:
-        posted: Posted | None = await self._board.call("newest")
-        if posted is not None:
-            await self._take(posted.weights, posted.version)
-
-    async def _take(self, parcel: Parcel, version: int) -> tuple[WeightSync, dict[str, str]]:
-        started = time.perf_counter()
-        tensors: Mapping[str, Tensor] = await parcel.open()
-        received = time.perf_counter()
-        await self.engine.update_weights(tensors, version)
-        digests = fused_digests({name: view.detach() for name, view in self._views.items()})
-        sync = WeightSync(
-            version=version,
-            checksum=overall_digest(digests),
-            num_tensors=len(tensors),
-            num_bytes=sum(one.nbytes for one in tensors.values()),
-            transfer_s=received - started,
-            load_s=time.perf_counter() - received,
-        )
-        return sync, digests
-
-
-@dataclass(frozen=True, eq=False)
-class Shipment:
-    """Weights on their way to all engines."""
-
-    version: int
-    weights: Parcel
-    digests: Mapping[str, str]
-
-    @classmethod
-    def of(cls, weights: Mapping[str, Tensor], version: int) -> Shipment:
-        """Stores the weights in the cluster."""
-        tensors = {name: tensor.detach().cpu() for name, tensor in weights.items()}
-        return cls(version, Parcel.of(tensors), fused_digests(tensors))
-
-
-class ActorReplica:
-    """A `Replica` that is an `EngineActor`."""
-
-    dtype = "float32"
-
-    def __init__(self, actor: Actor) -> None:
-        self.actor = actor
-        self.shipment: Shipment | None = None
-        """What the next update brings."""
-        self._check = WeightCheck(actor.label, is_exact=True)
-
-    @property
-    def name(self) -> str:
-        """The engine in messages."""
-        return self.actor.label
-
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, rid: str, version: int) -> Completion:
-        """Samples one reply; the part of `rid` before its last # is the session."""
-        completion: Completion = await self._call("generate", prompt_ids, sampling, rid.rpartition("#")[0])
-        return completion
-
-    async def abort(self, rid: str | None) -> None:
-        """Ends the request of a session."""
-        if rid is not None:
-            await self._call("abort", rid.rpartition("#")[0])
-
-    async def is_alive(self) -> bool:
-        """Whether the actor answers, an actor that was begun anew included."""
-        try:
-            async with asyncio.timeout(5.0):
-                await self._call("identity")
-        except (HttpUnreachable, TimeoutError):
-            return False
-        return True
-
-    async def pause(self) -> None:
-        """Stops sampling at a token boundary."""
-        await self._call("pause")
-
-    async def resume(self) -> None:
-        """Goes on."""
-        await self._call("resume")
+        """See `Engine.resume`; an engine without memory takes the newest weights first."""
+        inner = await self._begun()
+        if self._is_released and (posted := await self._newest()) is not None:
+            await self._take(inner, posted)
+        self._is_paused = False
+        await inner.engine.resume()
 
     async def flush(self) -> None:
-        """Nothing to do: an update empties the cache."""
+        """Empties a server's prefix cache; the model in process reads none that is stale."""
+        engine = (await self._begun()).engine
+        if isinstance(engine, ReplicatedEngine):
+            await engine.flush()
 
-    async def update_weights(self, weights: Weights, version: int) -> WeightSync:
-        """Has the actor fetch the shipment that was made of the weights, and compares what arrived."""
-        shipment = self.shipment
-        if shipment is None or shipment.version != version:
-            raise EngineError(f"no shipment of version {version} was made for {self.name}")
-        answer: tuple[WeightSync, dict[str, str]] = await self._call("update", shipment.weights, version)
-        sync, digests = answer
-        self._check.compare(shipment.digests, digests, version)
-        return sync
+    async def prepare(self) -> None:
+        """Does now what the first request would wait for."""
+        await (await self._begun()).prepare()
 
-    async def close(self) -> None:
-        """Nothing to do: the cluster ends its actors."""
+    async def update(self, parcel: Parcel, version: int) -> tuple[WeightSync, dict[str, str]]:
+        """Takes over the weights of a parcel, and gives the digests of what it then has, for the caller to compare; a
+        server compares them itself. They are fetched while it samples."""
+        return await self._take(await self._begun(), Posted(version, parcel))
 
-    async def _call(self, method: str, *arguments: object) -> Any:
-        try:
-            return await self.actor.call(method, *arguments)
-        except ActorLost as error:
-            raise HttpUnreachable(str(error)) from error
+    async def catch_up(self) -> None:
+        """Takes the newest weights where it has older ones, and goes on: nobody could tell it of them."""
+        inner = await self._begun()
+        posted: Posted | None = await self._board.call("newest")
+        if posted is not None and posted.version > self._version:
+            await self._take(inner, posted)
+        if self._is_paused:
+            await self.resume()
 
+    def _open(self) -> asyncio.Task[InnerEngine]:
+        if self._opening is None:
+            self._opening = asyncio.ensure_future(self._opened())
+        return self._opening
 
-class ClusterEngine(ReplicatedEngine):
-    """The engines of a run, behind the driver or a worker; `board` is where an engine begun anew finds the weights."""
+    async def _begun(self) -> InnerEngine:
+        return await asyncio.shield(self._open())
 
-    takes_grammar = False
+    async def _opened(self) -> InnerEngine:
+        """The engine, with the newest weights where it does not begin with the run."""
+        inner, is_first = self._inner, self._inner is None and not was_begun_anew()
+        if inner is None:
+            inner = self._inner = await open_inner(self._part)
+            self._version = self._part.version
+            self._watch = asyncio.ensure_future(self._end_with(inner))
+        if not is_first and (posted := await self._newest()) is not None:
+            await self._take(inner, posted)
+        return inner
 
-    def __init__(self, actors: Sequence[Actor], board: Actor, *, size: tuple[int, int], version: int) -> None:
-        replicas = [ActorReplica(actor) for actor in actors]
-        vocab_size, window = size
-        super().__init__(replicas, ServingSettings(), vocab_size=vocab_size, context_window=window, version=version)
-        self._board = board
+    async def _newest(self) -> Posted | None:
+        """The newest weights that the board knows of; None where there are none for a while."""
+        ends = asyncio.get_running_loop().time() + NEWEST_S
+        posted: Posted | None = None
+        while posted is None and asyncio.get_running_loop().time() < ends:
+            with suppress(ActorLost):
+                posted = await self._board.call("newest")
+            if posted is None:
+                await asyncio.sleep(POLL_S)
+        return posted
 
-    async def update_weights(self, weights: Weights, version: int) -> WeightSync:
-        """Stores the weights in the cluster once, for all engines and for those that are begun anew."""
-        if isinstance(weights, LoraWeights):
-            raise EngineError("the in-process engine takes no adapter alone")
+    async def _take(self, inner: InnerEngine, posted: Posted) -> tuple[WeightSync, dict[str, str]]:
         started = time.perf_counter()
-        shipment = Shipment.of(cast("Mapping[str, Tensor]", weights), version)
-        gather_s = time.perf_counter() - started
-        await self._board.call("post", Posted(version, shipment.weights))
-        for replica in self.replicas:
-            cast(ActorReplica, replica).shipment = shipment
-        sync = await super().update_weights(weights, version)
-        return replace(sync, gather_s=gather_s)
+        tensors: Mapping[str, Tensor] = await posted.weights.open()
+        fetched = time.perf_counter()
+        sync, digests = await inner.take(tensors, posted.version, is_paused=self._is_paused)
+        self._version = posted.version
+        self._is_released = False
+        sync = replace(sync, transfer_s=sync.transfer_s + fetched - started)
+        return sync, digests
+
+    async def _end_with(self, inner: InnerEngine) -> None:
+        told = await inner.end()
+        try:
+            await self._board.call("warn", self._label, logging.WARNING, f"{told}; both are begun anew")
+        finally:
+            os._exit(1)  # the only end that has an actor begun anew

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import cast
 
 from agentgym.chat_templates import renderer_for
-from agentgym.errors import EngineError
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.errors import AgentGymError, EngineError
 from agentgym.rollout.episode import Draft, Ending, Episode
 from agentgym.rollout.episode_loop import SURPLUS, EpisodeLoop
 from agentgym.rollout.home import HostedEnv
 from agentgym.rollout.sampler import Sampler, cancelled
 from agentgym.trainers.cluster.actors import Actor, ActorLost
 from agentgym.trainers.cluster.board import report_warnings
-from agentgym.trainers.cluster.engine_actor import ClusterEngine
+from agentgym.trainers.cluster.engine import ClusterEngine, Engines
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.stage import Part, limits_for, loop_for
 from agentgym.trajectory import Status, StopReason, Trajectory
@@ -36,10 +37,8 @@ class Cast:
 
     config: TrainConfig
     model_folder: str
-    engines: Sequence[Actor]
+    engines: Engines
     board: Actor
-    size: tuple[int, int]
-    """The engines' vocabulary and context window."""
 
 
 class EpisodeActor:
@@ -48,9 +47,9 @@ class EpisodeActor:
     def __init__(self, label: str, cast: Cast) -> None:
         report_warnings(label, cast.board)
         self._cast = cast
-        self._renderer = renderer_for(Path(cast.model_folder), cast.config.family)
-        self._samplers: dict[Part, Sampler] = {}
+        self._renderer: Renderer | None = None
         self._engine: ClusterEngine | None = None
+        self._samplers: dict[Part, Sampler] = {}
 
     async def ready(self) -> bool:
         """Answers when the worker can play."""
@@ -61,14 +60,15 @@ class EpisodeActor:
         """One episode; its failures are statuses, as in `Sampler.play`."""
         sampler = self._sampler(part)
         assert self._engine is not None
-        await self._engine.revive()
+        self._engine.look_for_dead()
         return await sampler.play(episode)
 
     def _sampler(self, part: Part) -> Sampler:
         if part not in self._samplers:
             cast, config = self._cast, self._cast.config
-            if self._engine is None:
-                self._engine = ClusterEngine(cast.engines, cast.board, size=cast.size, version=0)
+            if self._renderer is None or self._engine is None:
+                self._renderer = renderer_for(Path(cast.model_folder), config.family)
+                self._engine = ClusterEngine(cast.engines)
             loop = loop_for(part, config, self._engine, self._renderer)
             self._samplers[part] = Sampler(loop, config=config.sampler)
         return self._samplers[part]
@@ -135,6 +135,9 @@ class ClusterStage:
             except ActorLost:
                 await asyncio.sleep(RETRY_S)
                 continue
+            except AgentGymError as error:
+                _log.warning("%s cannot be begun anew: %s", worker.label, error)
+                return
             del self._recovering[worker]
             _log.warning("%s is back", worker.label)
             return

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 
-from agentgym.trainers.cluster.actors import Actor, Cluster
-from agentgym.trainers.cluster.board import Board, relay_warnings
-from agentgym.trainers.cluster.engine_actor import ClusterEngine, EngineActor
+from agentgym.trainers.cluster.actors import Actor, ActorLost, Cluster
+from agentgym.trainers.cluster.board import Board, BoardKeeper
+from agentgym.trainers.cluster.engine import ClusterEngine, Engines
+from agentgym.trainers.cluster.engine_actor import EngineActor, EngineFacts
 from agentgym.trainers.cluster.episodes import Cast, ClusterStage, EpisodeActor
+from agentgym.trainers.cluster.inner_engine import Part
 from agentgym.trainers.cluster.rank_actor import ClusterLearner, RankActor
+from agentgym.trainers.cluster_config import Role
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.parts import Origin, RunParts
 
 __all__ = ["open_cluster"]
+
+LAST_WORDS_S = 5.0
 
 
 async def open_cluster(
@@ -23,21 +28,20 @@ async def open_cluster(
 ) -> RunParts:
     """Begins the actors of a run; the stack ends them. `tell` is given lines that a user should see."""
     config.learner.mesh.check(origin.model.config, config.ray.learners)
-    cluster = stack.enter_context(Cluster(config.ray))
+    cluster = stack.enter_context(Cluster(config.cluster))
     for line in resource_plan(config, cluster.nodes()):
         tell(line)
-    board = cluster.post("board", Board)
-    relay = asyncio.ensure_future(relay_warnings(board))
-    stack.push_async_callback(_ended, relay)
+    board = cluster.post("the board", Board)
+    keeper = BoardKeeper(board)
+    stack.push_async_callback(_ended, asyncio.ensure_future(keeper.relay()), keeper)
     begun = _Beginning(config, origin, cluster, board)
-    ranks, engines = begun.ranks(), begun.engines()
-    sizes = await asyncio.gather(*(one.call("identity") for one in engines))
-    size = sizes[0][:2]
-    workers = begun.workers(engines, size)
+    ranks, actors = begun.ranks(), begun.engines()
+    engines = await _met(actors, config)
+    workers = begun.workers(engines)
     learner = ClusterLearner(ranks, config, origin.model)
     meeting = asyncio.to_thread(learner.begin, config, origin.weights_folder, origin.model_folder)
-    await asyncio.gather(meeting, *(one.call("ready") for one in workers), *(one.call("prepare") for one in engines))
-    engine = ClusterEngine(engines, board, size=size, version=origin.version)
+    await asyncio.gather(meeting, *(one.call("ready") for one in workers), *(one.call("prepare") for one in actors))
+    engine = ClusterEngine(engines, keeper, version=origin.version)
     stage = ClusterStage(config, workers)
     stack.push_async_callback(engine.close)
     stack.push_async_callback(stage.close)
@@ -54,43 +58,67 @@ class _Beginning:
     board: Actor
 
     def ranks(self) -> list[Actor]:
-        number = self.config.ray.learners
-        labels = [f"learner {rank}" for rank in range(number)]
+        number = self.cluster.config.learners
         return [
-            self.cluster.actor(place, label, RankActor, label, self.board, place, number, max_concurrency=1)
-            for place, label in enumerate(labels)
+            self.cluster.actor("learner", rank, RankActor, self.board, rank, number, max_concurrency=1)
+            for rank in range(number)
         ]
 
     def engines(self) -> list[Actor]:
-        made, folder = [], str(self.origin.weights_folder.absolute())
-        for number in range(self.config.ray.engines):
-            label, place = f"engine {number}", self.config.ray.learners + number
-            arguments = (label, folder, self.config.hf, self.origin.version, self.board)
-            made.append(self.cluster.actor(place, label, EngineActor, *arguments))
+        made, origin, ray = [], self.origin, self.cluster.config
+        is_model = self.config.engine == "hf"  # a server begins as everywhere, with the run's first weights
+        folder = str((origin.weights_folder if is_model else origin.model_folder).absolute())
+        logs, version = str(origin.logs.absolute()), origin.version
+        for number in range(ray.engines):
+            part = Part(config=self.config, number=number, folder=folder, logs=logs, version=version)
+            most = self.config.sampler.concurrency + 64
+            made.append(self.cluster.actor("engine", number, EngineActor, part, self.board, max_concurrency=most))
         return made
 
-    def workers(self, engines: Sequence[Actor], size: tuple[int, int]) -> list[Actor]:
-        ray, made = self.config.ray, []
-        part = Cast(self.config, str(self.origin.model_folder.absolute()), tuple(engines), self.board, size)
+    def workers(self, engines: Engines) -> list[Actor]:
+        ray, made = self.cluster.config, []
+        part = Cast(self.config, str(self.origin.model_folder.absolute()), engines, self.board)
         for number in range(ray.workers):
-            label, place = f"worker {number}", ray.learners + ray.engines + number
             most = self.config.sampler.concurrency + 16
-            made.append(self.cluster.actor(place, label, EpisodeActor, label, part, max_concurrency=most))
+            made.append(self.cluster.actor("worker", number, EpisodeActor, part, max_concurrency=most))
         return made
 
 
-async def _ended(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait({task})
+async def _met(actors: Sequence[Actor], config: TrainConfig) -> Engines:
+    """The engines, when all of them have begun."""
+    facts: list[EngineFacts] = await asyncio.gather(*(one.call("identity") for one in actors))
+    common = EngineFacts(
+        vocab_size=min(one.vocab_size for one in facts),
+        context_window=min(one.context_window for one in facts),
+        dtype=facts[0].dtype,
+    )
+    servers = config.sglang if config.engine == "sglang" else config.vllm
+    start_s = config.ray.start_s + (servers.ready_s if config.engine != "hf" else 0)
+    return Engines(tuple(actors), common, patience_s=start_s)
+
+
+async def _ended(relay: asyncio.Task[None], keeper: BoardKeeper) -> None:
+    """Ends the relay with what the actors said last."""
+    relay.cancel()
+    await asyncio.wait({relay})
+    with suppress(ActorLost, TimeoutError):
+        async with asyncio.timeout(LAST_WORDS_S):
+            await keeper.tell_news()
 
 
 def resource_plan(config: TrainConfig, nodes: list[str]) -> list[str]:
     """Which actors stand on which node, a line each kind."""
-    cluster, lines, start = config.ray, [], 0
-    for kind, number in (("learner", cluster.learners), ("engine", cluster.engines), ("worker", cluster.workers)):
-        bundle = cluster.bundles[start]
-        needs = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items()) or "nothing reserved"
-        where = ", ".join(nodes[start : start + number])
-        lines.append(f"{number} {kind}{'s' if number > 1 else ''} ({needs} each) on {where}")
-        start += number
+    cluster, lines = config.cluster, []
+    counted: tuple[tuple[Role, int], ...] = (
+        ("learner", cluster.learners),
+        ("engine", cluster.engines),
+        ("worker", cluster.workers),
+    )
+    for role, number in counted:
+        amounts = cluster.needs(role).items()
+        needs = ", ".join(f"{amount:g} {name}" for name, amount in amounts) or "nothing reserved"
+        where = ", ".join(nodes[cluster.place(role, one)] for one in range(number))
+        lines.append(f"{number} {role}{'s' if number > 1 else ''} ({needs} each) on {where}")
+    if cluster.layout == "colocated":
+        lines.append("colocated: an engine gives its memory up while the rank beside it learns")
     return lines

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,8 @@ import ray
 from ray.cluster_utils import Cluster
 
 from agentgym.errors import AgentGymError
+from agentgym.evaluation.verify import verify_run
+from agentgym.rollout.record import read_episodes
 from agentgym.trainers.checkpoint_config import CheckpointConfig
 from agentgym.trainers.cluster_config import ClusterConfig
 from agentgym.trainers.config import TrainConfig
@@ -45,16 +51,18 @@ def cluster() -> Iterator[str]:
     finally:
         if ray.is_initialized():
             ray.shutdown()
-        nodes.shutdown()
+        nodes.shutdown()  # type: ignore[no-untyped-call]
 
 
 @pytest.fixture
 def run(small_run: TrainConfig) -> TrainConfig:
-    return replace(small_run, env="TextGame-v0", env_kwargs={"level": 1}, steps=6, tasks=4, group_size=4)
+    run = replace(small_run, env="TextGame-v0", env_kwargs={"level": 1}, steps=6, tasks=4, group_size=4)
+    return replace(run, hf=replace(run.hf, compile=False))
 
 
 def on(address: str, **settings: Any) -> ClusterConfig:
-    return ClusterConfig(address=address, engines=2, workers=4, cpus_per_learner=0.5, cpus_per_engine=0.5, **settings)
+    small = {"engines": 2, "workers": 4, "cpus_per_learner": 0.5, "cpus_per_engine": 0.5}
+    return ClusterConfig(address=address, **{**small, **settings})
 
 
 def losses(folder: Path) -> list[float]:
@@ -68,6 +76,15 @@ def episodes(folder: Path) -> list[str]:
 def test_one_rank_gives_the_bytes_of_a_local_run(cluster: str, run: TrainConfig, tmp_path: Path) -> None:
     Trainer(run, tmp_path / "local").fit()
     Trainer(replace(run, executor="ray", ray=on(cluster)), tmp_path / "ray").fit()
+    assert episodes(tmp_path / "ray") == episodes(tmp_path / "local")
+    assert losses(tmp_path / "ray") == losses(tmp_path / "local")
+
+
+def test_colocated_engines_that_give_their_memory_up_give_the_bytes_of_a_local_run(
+    cluster: str, run: TrainConfig, tmp_path: Path
+) -> None:
+    Trainer(run, tmp_path / "local").fit()
+    Trainer(replace(run, executor="ray", ray=on(cluster, layout="colocated", engines=1)), tmp_path / "ray").fit()
     assert episodes(tmp_path / "ray") == episodes(tmp_path / "local")
     assert losses(tmp_path / "ray") == losses(tmp_path / "local")
 
@@ -104,7 +121,7 @@ def test_adapters_that_two_ranks_train_are_resumed_and_exported(
     assert export_adapter(find_checkpoint(tmp_path / "ray"), tmp_path / "adapter").step == 4
 
 
-@pytest.mark.parametrize("victim", ["EngineActor", "EpisodeActor", "RankActor"])
+@pytest.mark.parametrize("victim", ["EngineActor", "EpisodeActor", "RankActor", "Board"])
 def test_a_run_outlives_the_death_of_any_actor(
     cluster: str, run: TrainConfig, tmp_path: Path, victim: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -118,9 +135,37 @@ def test_a_run_outlives_the_death_of_any_actor(
     assert not killer.is_alive()
     assert episodes(folder) == episodes(tmp_path / "local")
     assert losses(folder) == losses(tmp_path / "local")
-    label = {"EngineActor": "engine", "EpisodeActor": "worker", "RankActor": "learner"}[victim]
-    gone = [one for one in caplog.messages if f"{label} 0 is gone" in one or f"{label} 1 is gone" in one]
-    assert gone, caplog.messages
+    label = {"EngineActor": "engine .", "EpisodeActor": "worker .", "RankActor": "learner .", "Board": "the board"}
+    assert any(re.search(f"{label[victim]} is gone", one) for one in caplog.messages), caplog.messages
+
+
+@pytest.mark.parametrize("victim", ["EngineActor", "EpisodeActor", "RankActor"])
+def test_a_run_that_learns_while_later_steps_are_played_outlives_any_death(
+    cluster: str, run: TrainConfig, tmp_path: Path, victim: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two ranks, two engines, four workers: every group is learned from once, and no token is too old."""
+    run = replace(run, max_staleness=2, checkpoint=CheckpointConfig(every=2), executor="ray")
+    folder = tmp_path / "run"
+    killer = threading.Thread(target=kill_one, args=(victim, folder / "metrics.jsonl"), daemon=True)
+    killer.start()
+    Trainer(replace(run, ray=on(cluster, learners=2)), folder).fit()
+    killer.join(LIMIT_S)
+    assert not killer.is_alive()
+    assert any("is gone" in one for one in caplog.messages), caplog.messages
+    records = [one for one in read_episodes(folder) if one.phase == "train"]
+    assert [one.trajectory.status.trainable for one in records] == [True] * 6 * 4 * 4
+    assert len({(one.trajectory.group, one.trajectory.member) for one in records}) == len(records)
+    ages = [
+        one.step - 1 - int(version)
+        for one in records
+        for row in one.trajectory.rows
+        for version in row.policy_versions[row.sampled]
+    ]
+    assert 0 <= min(ages) and 0 < max(ages) <= 2
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 7))
+    assert max(line.get("mismatch_max", 0.0) for line in lines) < 1e-4
+    assert verify_run(folder).ok
 
 
 def test_an_error_in_an_environment_is_shown_once_with_its_origin(
@@ -132,6 +177,45 @@ def test_an_error_in_an_environment_is_shown_once_with_its_origin(
     told = [one for one in caplog.messages if "a wheel came off" in one]
     assert len(told) == 1
     assert "test_halt.py" in told[0] and told[0].rstrip().endswith("RuntimeError: a wheel came off")
+
+
+def test_the_only_engine_is_waited_for_when_it_dies(cluster: str, run: TrainConfig, tmp_path: Path) -> None:
+    Trainer(run, tmp_path / "local").fit()
+    folder = tmp_path / "ray"
+    killer = threading.Thread(target=kill_one, args=("EngineActor", folder / "metrics.jsonl"), daemon=True)
+    killer.start()
+    Trainer(replace(run, executor="ray", ray=on(cluster, engines=1)), folder).fit()
+    killer.join(LIMIT_S)
+    assert not killer.is_alive()
+    assert episodes(folder) == episodes(tmp_path / "local")
+
+
+def test_what_an_engine_lacks_is_told_with_its_origin(cluster: str, run: TrainConfig, tmp_path: Path) -> None:
+    greedy = replace(run, executor="ray", ray=on(cluster), hf=replace(run.hf, num_slots=10**10))
+    with pytest.raises(AgentGymError, match=r"the key/value cache needs .* GiB") as raised:
+        Trainer(greedy, tmp_path / "run").fit()
+    assert any("raised in engine" in note for note in raised.value.__notes__)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_interrupt_ends_the_run_and_all_that_it_began(tmp_path: Path) -> None:
+    """As Ctrl-C does, the whole group of processes gets the signal."""
+    words = "train --env TextGame-v0 --executor ray --max-staleness 1 --ray.workers 2 --ray.cpus-per-worker 0.2"
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "agentgym", *words.split(), "--eval-episodes", "0", "--output", str(folder)]
+    driver = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + LIMIT_S
+    while not (folder / "metrics.jsonl").exists() or not (folder / "metrics.jsonl").read_text():
+        assert driver.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    below = psutil.Process(driver.pid).children(recursive=True)
+    os.killpg(driver.pid, signal.SIGINT)
+    _, told = driver.communicate(timeout=LIMIT_S)
+    assert driver.returncode == 130
+    assert b"interrupted after step" in told and b"Traceback" not in told
+    while left := [one for one in below if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
 
 
 def test_a_cluster_that_is_too_small_says_what_it_has(cluster: str, run: TrainConfig, tmp_path: Path) -> None:
@@ -148,8 +232,9 @@ def kill_one(kind: str, metrics: Path) -> None:
         if metrics.exists() and len(metrics.read_text().splitlines()) >= 3:
             break
         time.sleep(0.05)
-    for process in psutil.process_iter(["cmdline"]):
-        if any(f"ray::{kind}" in word for word in process.info["cmdline"] or ()):
-            os.kill(process.pid, signal.SIGKILL)
-            return
+    for process in psutil.Process().children(recursive=True):  # others on this machine may have a cluster too
+        with suppress(psutil.Error):
+            if any(f"ray::{kind}" in word for word in process.cmdline()):
+                os.kill(process.pid, signal.SIGKILL)
+                return
     raise AssertionError(f"no process of {kind} runs")

@@ -1,0 +1,200 @@
+"""The engine actors of a run as one engine, for the driver and for each worker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+from torch import Tensor
+
+from agentgym.engines.hf_weights import fused_digests
+from agentgym.engines.http import HttpUnreachable
+from agentgym.engines.protocol import Completion, LoraWeights, Sampling, Weights, WeightSync
+from agentgym.engines.replicated import Replica, ReplicatedEngine, ServingSettings
+from agentgym.engines.weight_check import WeightCheck
+from agentgym.errors import EngineError
+from agentgym.trainers.cluster.actors import Actor, ActorLost, Parcel
+from agentgym.trainers.cluster.board import BoardKeeper, Posted
+from agentgym.trainers.cluster.engine_actor import EngineFacts
+
+__all__ = ["ClusterEngine", "Engines"]
+
+READY_S = 5.0
+"""Seconds in which an engine that lives says so."""
+POLL_S = 0.5
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Engines:
+    """The engine actors of a run, as others know them."""
+
+    actors: Sequence[Actor]
+    facts: EngineFacts
+    """What holds for all of them."""
+    patience_s: float
+    """Seconds that a request waits while all of them are begun anew."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shipment:
+    """Weights on their way to all engines."""
+
+    version: int
+    weights: Parcel
+    digests: Mapping[str, str]
+
+    @classmethod
+    def of(cls, weights: Mapping[str, Tensor], version: int) -> Shipment:
+        """Stores the weights in the cluster."""
+        tensors = {name: tensor.detach().cpu() for name, tensor in weights.items()}
+        return cls(version, Parcel.of(tensors), fused_digests(tensors))
+
+
+class ActorReplica:
+    """A `Replica` that is an `EngineActor`."""
+
+    def __init__(self, actor: Actor, dtype: str) -> None:
+        self.actor = actor
+        self.dtype = dtype
+        self.shipment: Shipment | None = None
+        """What the next update brings."""
+        self._check = WeightCheck(actor.label, is_exact=True)
+
+    @property
+    def name(self) -> str:
+        """The engine in messages."""
+        return self.actor.label
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, rid: str, version: int) -> Completion:
+        """Samples one reply."""
+        completion: Completion = await self._call("generate", prompt_ids, sampling, session_of(rid))
+        return completion
+
+    async def abort(self, rid: str | None) -> None:
+        """Ends the request of a session."""
+        if rid is not None:
+            await self._call("abort", session_of(rid))
+
+    async def is_alive(self) -> bool:
+        """Whether the actor answers, an actor that was begun anew included."""
+        try:
+            async with asyncio.timeout(READY_S):
+                return bool(await self._call("is_ready"))
+        except (HttpUnreachable, TimeoutError):
+            return False
+
+    async def pause(self) -> None:
+        """Stops sampling at a token boundary."""
+        await self._call("pause")
+
+    async def resume(self) -> None:
+        """Goes on."""
+        await self._call("resume")
+
+    async def flush(self) -> None:
+        """Empties the prefix cache."""
+        await self._call("flush")
+
+    async def update_weights(self, weights: Weights, version: int) -> WeightSync:
+        """Has the actor fetch the shipment that was made of the weights, and compares what arrived."""
+        shipment = self.shipment
+        if shipment is None or shipment.version != version:
+            raise EngineError(f"no shipment of version {version} was made for {self.name}")
+        answer: tuple[WeightSync, dict[str, str]] = await self._call("update", shipment.weights, version)
+        sync, digests = answer
+        if digests:
+            self._check.compare(shipment.digests, digests, version)
+        return sync
+
+    async def close(self) -> None:
+        """Nothing to do: the cluster ends its actors."""
+
+    async def _call(self, method: str, *arguments: object) -> Any:
+        try:
+            return await self.actor.call(method, *arguments)
+        except ActorLost as error:
+            raise HttpUnreachable(str(error)) from error
+
+
+def session_of(rid: str) -> str:
+    """The session of a request, under a name that is of one process alone: an episode that another worker played
+    before it died may still have a request in flight."""
+    return rid.rpartition(".")[0]
+
+
+class ClusterEngine(ReplicatedEngine):
+    """The engines of a run, behind the driver or a worker. Where none lives, it waits until one is begun anew.
+
+    The driver gives the `keeper` of the board, where an engine that is begun anew finds the newest weights.
+    """
+
+    takes_grammar = False
+    updates_running = True
+
+    def __init__(self, engines: Engines, keeper: BoardKeeper | None = None, *, version: int = 0) -> None:
+        facts = engines.facts
+        replicas = [ActorReplica(actor, facts.dtype) for actor in engines.actors]
+        limits = {"vocab_size": facts.vocab_size, "context_window": facts.context_window}
+        super().__init__(replicas, ServingSettings(), version=version, **limits)
+        self._actors = tuple(engines.actors)
+        self._patience_s = engines.patience_s
+        self._keeper = keeper
+        self._search: asyncio.Task[None] | None = None
+
+    async def update_weights(self, weights: Weights, version: int) -> WeightSync:
+        """Stores the weights in the cluster once, for all engines and for those that are begun anew."""
+        if isinstance(weights, LoraWeights):
+            raise EngineError("engines on a cluster take no adapter alone: give them the merged weights")
+        assert self._keeper is not None
+        started = time.perf_counter()
+        shipment = Shipment.of(cast("Mapping[str, Tensor]", weights), version)
+        gather_s = time.perf_counter() - started
+        await self._keeper.post(Posted(version, shipment.weights))
+        for replica in self.replicas:
+            cast(ActorReplica, replica).shipment = shipment
+        sync = await super().update_weights(weights, version)
+        for index in set(range(len(self.replicas))) - set(self.router.alive):
+            self._actors[index].tell("catch_up")  # one that lives, and was not heard in time
+        return replace(sync, gather_s=sync.gather_s + gather_s)
+
+    async def abort(self, session: str) -> None:
+        """Ends the session's request in flight, and has the engines forget the session."""
+        await super().abort(session)
+        for index in self.router.alive:
+            self._actors[index].tell("abort", f"{session}#{self._mark}"[:-1])
+
+    def look_for_dead(self) -> None:
+        """Looks in the background whether dead engines are back."""
+        if len(self.router.alive) < len(self.replicas):
+            self._searching()
+
+    def _searching(self) -> asyncio.Task[None]:
+        if self._search is None or self._search.done():
+            self._search = asyncio.ensure_future(self.revive())
+        return self._search
+
+    async def _acquire(self, session: str) -> int:
+        await self._until_alive()
+        return await super()._acquire(session)
+
+    async def _everywhere(self, order: Callable[[Replica], Awaitable[T]]) -> list[T]:
+        while True:
+            await self._until_alive()
+            is_hopeless = not self.router.alive
+            try:
+                return await super()._everywhere(order)
+            except EngineError:
+                if is_hopeless or self.router.alive or self._closed:
+                    raise
+
+    async def _until_alive(self) -> None:
+        """Waits while all engines are dead, as long as one may come back."""
+        ends = time.monotonic() + self._patience_s
+        while not self.router.alive and not self._closed and time.monotonic() < ends:
+            await asyncio.wait({self._searching()})
+            if not self.router.alive:
+                await asyncio.sleep(POLL_S)

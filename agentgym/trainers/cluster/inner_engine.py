@@ -1,0 +1,157 @@
+"""What an engine actor samples with: a model in its own process, or a server that it owns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, TypeAlias, cast
+
+from torch import Tensor
+
+from agentgym.engines.hf import HfEngine
+from agentgym.engines.hf_checkpoint import hf_named_views, load_decoder
+from agentgym.engines.hf_weights import fused_digests, overall_digest
+from agentgym.engines.protocol import Engine, WeightSync
+from agentgym.engines.replicated import ReplicatedEngine
+from agentgym.engines.server_process import ServerProcess
+from agentgym.engines.sglang import SglangServer
+from agentgym.engines.sglang_replica import SglangReplica
+from agentgym.engines.vllm_replica import VllmReplica
+from agentgym.engines.vllm_server import VllmServer
+from agentgym.errors import EngineError
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.engine import open_servers
+
+__all__ = ["InnerEngine", "Part", "open_inner"]
+
+POLL_S = 0.5
+Tensors: TypeAlias = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Part:
+    """What an engine actor is begun with."""
+
+    config: TrainConfig
+    number: int
+    """Which of the engines it is."""
+    folder: str
+    """Of the model and its weights."""
+    logs: str
+    """The folder for logs of servers, on the actor's node."""
+    version: int
+    """The policy version of the folder's weights."""
+
+
+class InnerEngine(Protocol):
+    """One engine, and what an actor needs to know of it beside what every engine does."""
+
+    @property
+    def engine(self) -> Engine:
+        """What samples."""
+
+    @property
+    def dtype(self) -> str:
+        """Of its weights."""
+
+    async def take(self, weights: Tensors, version: int, *, is_paused: bool) -> tuple[WeightSync, dict[str, str]]:
+        """Updates the weights, and gives digests for the caller to compare; none where they were compared already.
+        Where it was not paused, it is so no longer than it has to be."""
+
+    async def prepare(self) -> None:
+        """Does now what the first request would wait for."""
+
+    async def release_memory(self) -> None:
+        """Gives up what it can until the next update, for a learner beside it; it is paused."""
+
+    async def is_alive(self) -> bool:
+        """Whether it can answer."""
+
+    async def end(self) -> str:
+        """Returns when it ended by itself, and says how."""
+
+
+async def open_inner(part: Part) -> InnerEngine:
+    """Makes the engine: loads the model, or starts a server and waits until it answers."""
+    config = part.config
+    if config.engine == "hf":
+        return _InnerHf(part)
+    name = config.engine
+    servers = config.sglang if name == "sglang" else config.vllm
+    urls = servers.urls[part.number : part.number + 1]
+    device = servers.device if servers.device != "auto" or config.ray.gpus_per_engine else "cpu"
+    logs = servers.log_folder or part.logs
+    own = replace(servers, urls=urls, device=device, log_folder=str(Path(logs) / f"engine-{part.number}"))
+    mine = replace(config, executor="local", **{name: own})  # type: ignore[arg-type]
+    engine = await open_servers(mine, Path(part.folder), version=part.version, log_folder=Path(logs))
+    return _InnerServer(engine)
+
+
+class _InnerHf:
+    """The model in this process."""
+
+    def __init__(self, part: Part) -> None:
+        self._model = load_decoder(part.folder)
+        self.engine = HfEngine(self._model, part.config.hf, version=part.version)
+        self.dtype = "float32"
+
+    async def take(self, weights: Tensors, version: int, *, is_paused: bool) -> tuple[WeightSync, dict[str, str]]:
+        sync = await self.engine.update_weights(weights, version)
+        digests = fused_digests({name: view.detach() for name, view in hf_named_views(self._model)})
+        return replace(sync, checksum=overall_digest(digests)), digests
+
+    async def prepare(self) -> None:
+        if self.engine.compiles:
+            await self.engine.prepare()
+
+    async def release_memory(self) -> None:
+        await self.engine.release_memory()
+
+    async def is_alive(self) -> bool:
+        return True
+
+    async def end(self) -> str:
+        await asyncio.Event().wait()
+        raise AssertionError("it ends with its process")
+
+
+class _InnerServer:
+    """One server, which compares the weights that it took itself."""
+
+    def __init__(self, engine: ReplicatedEngine) -> None:
+        self.engine = engine
+        (self._replica,) = cast("tuple[SglangReplica | VllmReplica]", engine.replicas)
+        self.dtype = engine.dtype
+
+    async def take(self, weights: Tensors, version: int, *, is_paused: bool) -> tuple[WeightSync, dict[str, str]]:
+        await self.engine.revive()
+        if is_paused:
+            return await self.engine.update_weights(weights, version), {}
+        await self.engine.pause()
+        try:
+            return await self.engine.update_weights(weights, version), {}
+        finally:
+            await self.engine.resume()
+
+    async def prepare(self) -> None:
+        pass
+
+    async def release_memory(self) -> None:
+        raise EngineError("a server keeps its memory: colocated engines are in process")
+
+    async def is_alive(self) -> bool:
+        return bool(self.engine.router.alive) and await self._replica.is_alive()
+
+    async def end(self) -> str:
+        process = self._process
+        while process is None or process.alive:
+            await asyncio.sleep(POLL_S)
+        return f"the {process.command.name} server ended; its log is {process.command.log}"
+
+    @property
+    def _process(self) -> ServerProcess | None:
+        """Where it was started here."""
+        transport = self._replica.transport
+        return transport.process if isinstance(transport, SglangServer | VllmServer) else None

@@ -1,0 +1,136 @@
+"""Servers that engine actors of a Ray run own: they sample, take weights, are begun anew, and leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'agentgym-llm[ray]'")
+
+from agentgym.cli.main import main
+from agentgym.engines.sglang import SglangConfig
+from agentgym.evaluation.verify import verify_run
+from agentgym.rollout.record import read_episodes
+from agentgym.trainers.cluster_config import ClusterConfig
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.metrics import StepMetrics
+
+pytestmark = pytest.mark.engine
+LIMIT_S = 600.0
+LAUNCHED = {"sglang": "sglang.launch_server", "vllm": "vllm.entrypoints"}
+Train = Callable[..., Any]
+
+
+def words_of(engine: str, python: str, folder: Path) -> list[str]:
+    """The command line of a small run on one server."""
+    words = f"train --env TextGame-v0 --executor ray --engine {engine} --{engine}.python {python} --steps 4 --tasks 3"
+    words += " --group-size 4 --eval-episodes 0 --ray.workers 2 --ray.cpus-per-worker 0.2"
+    return [*words.split(), "--output", str(folder)]
+
+
+def servers_below(parent: psutil.Process, engine: str) -> list[psutil.Process]:
+    """The servers that run below a process, without their guards and children."""
+    found = []
+    for process in parent.children(recursive=True):
+        with suppress(psutil.Error):
+            words = process.cmdline()
+            if any(LAUNCHED[engine] in word for word in words) and not any("server_guard" in word for word in words):
+                found.append(process)
+    return found
+
+
+def until(happens: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not happens():
+        assert time.monotonic() < deadline, f"{what} did not happen within {LIMIT_S:g} s"
+        time.sleep(0.1)
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def check_run(folder: Path, steps: int) -> None:
+    """Each step's tokens bear the version before it, have the trainer's logprobs, and none is lost or twice there."""
+    lines = lines_of(folder)
+    assert [line["step"] for line in lines] == [line["sync_version"] for line in lines] == list(range(1, steps + 1))
+    assert max(line.get("mismatch_max", 0.0) for line in lines) < 1e-4
+    records = [one for one in read_episodes(folder) if one.phase == "train"]
+    assert len({(one.trajectory.group, one.trajectory.member) for one in records}) == len(records) == steps * 12
+    assert all(one.trajectory.status.trainable for one in records)
+    for one in records:
+        for row in one.trajectory.rows:
+            assert set(row.policy_versions[row.sampled]) <= {one.step - 1}
+    assert verify_run(folder).ok
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_an_actor_begins_its_server_anew_with_the_newest_weights(
+    engine: str, request: pytest.FixtureRequest, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The only server is killed after the second step: the run waits for the next one."""
+    folder, ourselves = tmp_path / "run", psutil.Process()
+    killed: list[int] = []
+
+    def kill() -> None:
+        until(lambda: len(lines_of(folder)) >= 2, "the second step")
+        for process in servers_below(ourselves, engine):
+            killed.append(process.pid)
+            os.kill(process.pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    assert main(words_of(engine, request.getfixturevalue(f"{engine}_python"), folder)) == 0
+    killer.join(LIMIT_S)
+    assert killed
+    check_run(folder, steps=4)
+    assert f"engine 0: the {engine} server ended" in capfd.readouterr().err
+    until(lambda: not servers_below(ourselves, engine), "the end of the servers")
+
+
+def test_a_driver_that_is_killed_leaves_no_server(sglang_python: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = [sys.executable, "-m", "agentgym", *words_of("sglang", sglang_python, folder)]
+    driver = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until(lambda: driver.poll() is not None or bool(lines_of(folder)), "the first step")
+    below = psutil.Process(driver.pid).children(recursive=True)
+    assert any("sglang" in " ".join(commands(one)) for one in below)
+    driver.kill()
+    driver.wait()
+    until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in below), "the end")
+
+
+def commands(process: psutil.Process) -> Sequence[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return ()
+
+
+def test_servers_that_run_already_serve_a_run_on_a_cluster(
+    start_sglang: Callable[..., Any], small_run: TrainConfig, train: Train, tmp_path: Path
+) -> None:
+    """Groups go on over updates there too, and the server lives on."""
+    server = start_sglang()
+    ray = ClusterConfig(workers=2, cpus_per_learner=0.5, cpus_per_worker=0.2)
+    config = replace(small_run, engine="sglang", sglang=SglangConfig(urls=(server.url,)), executor="ray", ray=ray)
+    config = replace(config, max_staleness=1, steps=3)
+    steps: list[StepMetrics] = list(train(config, tmp_path / "run")[1].steps)
+    assert [one.sync.version for one in steps] == [1, 2, 3]
+    assert all(one.update is None or one.update.mismatch_max < 1e-4 for one in steps)
+    assert server.alive
+    assert verify_run(tmp_path / "run").ok
