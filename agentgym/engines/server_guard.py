@@ -23,7 +23,22 @@ LONGEST = 60
 
 
 def main(command: Sequence[str]) -> int:
-    """Runs `command` until it ends or standard input does; returns its exit code."""
+    """Runs `command` until it ends or standard input does; returns its exit code.
+
+    A second process does it, which outlives this one: a parent that is an actor of Ray takes its children with it,
+    by a signal that leaves them no time to end theirs.
+    """
+    second = os.fork()
+    if not second:
+        os._exit(guard(command))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: os.kill(second, number))
+    code = os.waitstatus_to_exitcode(os.waitpid(second, 0)[1])
+    return code if code >= 0 else 128 - code
+
+
+def guard(command: Sequence[str]) -> int:
+    """Runs the command, and ends it with standard input."""
     folder = _private_folder()
     try:
         server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, env=_environment(folder))
