@@ -7,6 +7,7 @@ leaves in its temporary folder (SGLang and vLLM: sockets) goes with it: it has o
 
 from __future__ import annotations
 
+import getpass
 import os
 import shutil
 import signal
@@ -64,7 +65,7 @@ def _private_folder() -> str:
 
 def _environment(folder: str) -> dict[str, str]:
     """Our own, with the folder for what is temporary, and what is compiled kept where it was."""
-    compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
+    compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
     given = {"TORCHINDUCTOR_CACHE_DIR": compiled, **os.environ}
     return {**given, "TMPDIR": folder, "VLLM_RPC_BASE_PATH": folder}
 

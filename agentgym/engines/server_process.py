@@ -58,7 +58,7 @@ class ServerProcess:
         command = self.command
         command.log.parent.mkdir(parents=True, exist_ok=True)
         guard = [sys.executable, "-m", "agentgym.engines.server_guard", *command.words]
-        with open(command.log, "wb") as log:
+        with open(command.log, "ab") as log:
             try:
                 self._process = subprocess.Popen(
                     guard,

@@ -68,9 +68,16 @@ def test_learners_that_no_blocks_fill_are_refused() -> None:
     with pytest.raises(ConfigError, match="is for a learner of several ranks: give executor ray"):
         TrainConfig(**run)
     assert TrainConfig(**run, executor="ray", ray=ClusterConfig(learners=4)).learner.mesh.data(4) == 2
+
+
 def test_agents_outside_have_no_door_to_a_cluster() -> None:
     with pytest.raises(ConfigError, match="leave serve out"):
         TrainConfig(env="TextGame-v0", executor="ray", limits=Limits(max_turns=4), serve=0)
+
+
+def test_servers_of_vllm_are_for_local_runs() -> None:
+    with pytest.raises(ConfigError, match="take engine sglang or hf"):
+        TrainConfig(env="TextGame-v0", executor="ray", engine="vllm")
 
 
 def test_the_number_of_servers_on_a_cluster_is_that_of_the_engine_actors() -> None:

@@ -204,18 +204,21 @@ def test_an_interrupt_ends_the_run_and_all_that_it_began(tmp_path: Path) -> None
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "agentgym", *words.split(), "--eval-episodes", "0", "--output", str(folder)]
     driver = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + LIMIT_S
-    while not (folder / "metrics.jsonl").exists() or not (folder / "metrics.jsonl").read_text():
-        assert driver.poll() is None and time.monotonic() < deadline
-        time.sleep(0.1)
-    below = psutil.Process(driver.pid).children(recursive=True)
-    os.killpg(driver.pid, signal.SIGINT)
-    _, told = driver.communicate(timeout=LIMIT_S)
-    assert driver.returncode == 130
-    assert b"interrupted after step" in told and b"Traceback" not in told
-    while left := [one for one in below if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        while not (folder / "metrics.jsonl").exists() or not (folder / "metrics.jsonl").read_text():
+            assert driver.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        below = psutil.Process(driver.pid).children(recursive=True)
+        os.killpg(driver.pid, signal.SIGINT)
+        _, told = driver.communicate(timeout=LIMIT_S)
+        assert driver.returncode == 130
+        assert b"interrupted after step" in told and b"Traceback" not in told
+        while left := [one for one in below if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.1)
+    finally:
+        driver.kill()
 
 
 def test_a_cluster_that_is_too_small_says_what_it_has(cluster: str, run: TrainConfig, tmp_path: Path) -> None:
