@@ -13,12 +13,12 @@ import yaml
 
 from agentgym.engines.hf_checkpoint import save_decoder
 from agentgym.engines.hf_model import Decoder
-from agentgym.errors import RunFolderError
+from agentgym.errors import ConfigError, RunFolderError
 from agentgym.rollout.folder_lock import FolderLock
 from agentgym.trainers.checkpoint import Checkpoint, copy_tokenizer, guarded, replace_file
 from agentgym.trainers.checkpoint_config import CheckpointConfig
 from agentgym.trainers.checkpoints import Checkpoints
-from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.metrics import StepMetrics
 from agentgym.types import JSON
 
@@ -62,8 +62,7 @@ class RunFolder:
     @classmethod
     def reopen(cls, path: Path, config: TrainConfig) -> tuple[RunFolder, Checkpoint | None]:
         """A run to go on with and its newest checkpoint; refuses a configuration that differs in more than length."""
-        settings = read_settings(path)
-        stored, given = _flat(settings), _flat(json.loads(json.dumps(asdict(config))))
+        stored, given = _flat(_completed(read_settings(path))), _flat(json.loads(json.dumps(asdict(config))))
         free = {"steps", "max_minutes", "eval_episodes"}
         names = [*given, *(name for name in stored if name not in given)]
         changed = [name for name in names if name not in free and stored.get(name) != given.get(name)]
@@ -145,6 +144,17 @@ def read_settings(folder: Path) -> dict[str, Any]:
     if not isinstance(settings, dict) or "algo" not in settings:
         raise RunFolderError(f"{str(folder)!r} holds no training run: its config.yaml is that of another command")
     return settings
+
+
+def _completed(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run, with the defaults of those that there were not when it began; as they are, where they
+    hold what there is no more."""
+    try:
+        config = config_from_mapping(TrainConfig, settings)
+    except ConfigError:
+        return settings
+    completed: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    return completed
 
 
 def _flat(settings: Mapping[str, Any], where: str = "") -> dict[str, Any]:

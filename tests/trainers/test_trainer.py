@@ -198,6 +198,21 @@ def test_a_folder_that_holds_a_run_is_not_overwritten_and_not_resumed_with_other
         train(config, tmp_path / "run", resume=True)
 
 
+def test_a_run_of_a_version_with_fewer_settings_goes_on_with_their_defaults(
+    small_run: TrainConfig, train: Train, tmp_path: Path
+) -> None:
+    config, place = replace(small_run, steps=1, eval_episodes=0), tmp_path / "run" / "config.yaml"
+    train(config, tmp_path / "run")
+    stored = yaml.safe_load(place.read_text())
+    del stored["max_staleness"], stored["learner"]["lora"]
+    place.write_text(yaml.safe_dump(stored))
+    with pytest.raises(RunFolderError, match="max_staleness: 0 there, 1 here"):
+        train(replace(config, max_staleness=1), tmp_path / "run", resume=True)
+    result, _ = train(replace(config, steps=2), tmp_path / "run", resume=True)
+    assert result.steps == 2
+
+
+
 def test_a_setting_with_a_typing_error_names_the_nearest_right_one() -> None:
     assert config_from_mapping(TrainConfig, {"env": "X", "optimizer": {"learning_rate": 0.1}}).optimizer.name == "adamw"
     with pytest.raises(ConfigError, match=r"optimizer\.learning_rte.*learning_rate"):

@@ -38,6 +38,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 FAREWELL_S = 10.0
 """Seconds after the failure of one of several actors in which the death of another is taken for its cause."""
+TOKENS = "ray._private.authentication.authentication_token_setup"
 _PATH = "AGENTGYM_PYTHONPATH"
 
 
@@ -183,6 +184,8 @@ class Cluster:
         self._actors: list[Actor] = []
         self._group: PlacementGroup | None = None
         self._was_connected = ray.is_initialized()
+        self.cores: int | None = None
+        """Of this machine, where the cluster is on it alone and ends with the run."""
         self._run = secrets.token_hex(4)
 
     def __enter__(self) -> Cluster:
@@ -238,12 +241,14 @@ class Cluster:
 
     def _connect(self, address: str | None) -> None:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        logging.getLogger(TOKENS).addFilter(_is_no_default)
+        self.cores = None if address else os.cpu_count() or 1
         # Actors find what this process finds: environments and rewards beside the command, a checkout.
         path = os.pathsep.join(dict.fromkeys([os.getcwd(), *sys.path[1:]]))
         try:
             ray.init(
                 address=address or "local",  # without a name Ray joins whatever runs on this machine
-                num_cpus=None if address else max(os.cpu_count() or 1, self._num_cpus()),
+                num_cpus=max(self.cores, self._num_cpus()) if self.cores else None,
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.WARNING,
@@ -258,6 +263,12 @@ class Cluster:
 
     def _reserve(self) -> None:
         bundles = [bundle or {"CPU": 0.001} for bundle in self.config.bundles]
+        num_gpus = sum(bundle.get("GPU", 0) for bundle in bundles)
+        if self.cores and num_gpus > (there := _resources().get("GPU", 0)):  # no node will come
+            raise EngineError(
+                f"the run asks for {num_gpus:g} GPUs, and Ray finds {there:g} on this machine: ask for less"
+                " (--ray.gpus-per-learner, --ray.gpus-per-engine), or join a cluster with --ray.address"
+            )
         self._group = placement_group(bundles, strategy=self.config.placement)
         try:
             ray.get(self._group.ready(), timeout=self.config.start_s)
@@ -277,6 +288,11 @@ class Cluster:
             self._group = None
         if not self._was_connected and ray.is_initialized():
             ray.shutdown()
+
+
+def _is_no_default(record: logging.LogRecord) -> bool:
+    """False for what Ray warns of in every run: that it asks for a token, which is its default."""
+    return not record.getMessage().startswith("Token authentication is enabled")
 
 
 def _resources() -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ async def open_cluster(
     """Begins the actors of a run; the stack ends them. `tell` is given lines that a user should see."""
     config.learner.mesh.check(origin.model.config, config.ray.learners)
     cluster = stack.enter_context(Cluster(config.cluster))
-    for line in resource_plan(config, cluster.nodes()):
+    for line in resource_plan(config, cluster.nodes(), cluster.cores):
         tell(line)
     board = cluster.post("the board", Board)
     keeper = BoardKeeper(board)
@@ -106,8 +107,8 @@ async def _ended(relay: asyncio.Task[None], keeper: BoardKeeper) -> None:
             await keeper.tell_news()
 
 
-def resource_plan(config: TrainConfig, nodes: list[str]) -> list[str]:
-    """Which actors stand on which node, a line each kind."""
+def resource_plan(config: TrainConfig, nodes: list[str], cores: int | None = None) -> list[str]:
+    """Which actors stand on which node, a line each kind; `cores` are those of a cluster of this machine alone."""
     cluster, lines = config.cluster, []
     counted: tuple[tuple[Role, int], ...] = (
         ("learner", cluster.learners),
@@ -117,8 +118,11 @@ def resource_plan(config: TrainConfig, nodes: list[str]) -> list[str]:
     for role, number in counted:
         amounts = cluster.needs(role).items()
         needs = ", ".join(f"{amount:g} {name}" for name, amount in amounts) or "nothing reserved"
-        where = ", ".join(nodes[cluster.place(role, one)] for one in range(number))
+        stand = Counter(nodes[cluster.place(role, one)] for one in range(number))
+        where = ", ".join(node if many == number else f"{node} {many}" for node, many in stand.items())
         lines.append(f"{number} {role}{'s' if number > 1 else ''} ({needs} each) on {where}")
     if cluster.layout == "colocated":
         lines.append("colocated: an engine gives its memory up while the rank beside it learns")
+    if cores is not None:
+        lines.append(f"all on this machine, which has {cores} core{'s' if cores > 1 else ''} for them")
     return lines
