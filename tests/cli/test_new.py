@@ -68,6 +68,7 @@ def test_the_files_are_short_and_as_ruff_writes_them(kind: str, agentgym: Comman
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_files_are_typed(agentgym: Command, tmp_path: Path) -> None:
     for words in NEW.values():
         agentgym(*words, "--output", "mine")

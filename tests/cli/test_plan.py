@@ -53,6 +53,7 @@ def test_mistakes_are_told_in_one_line(options: str, said: str, agentgym: Comman
     assert said in done.err
 
 
+@pytest.mark.slow
 def test_figures_are_measured_and_planned_with(agentgym: Command, tmp_path: Path) -> None:
     file = str(tmp_path / "cpu.json")
     measuring = "--measuring.context 16 --measuring.batches 1 4 --measuring.compile False --measuring.device cpu"

@@ -147,6 +147,7 @@ asyncio.run(play())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wanted", ["auto", "on"])
 def test_a_compiler_that_fails_is_an_error_where_it_was_asked_for_and_else_a_warning(
     wanted: str, tmp_path: Path

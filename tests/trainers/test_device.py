@@ -23,6 +23,7 @@ PROGRAM = Path(__file__).parent / "device_process.py"
     not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="this torch has no devices that are written in Python",
 )
+@pytest.mark.slow
 def test_a_run_on_another_device_gives_the_numbers_of_the_cpu(tmp_path: Path) -> None:
     begun = [
         subprocess.Popen([sys.executable, str(PROGRAM), str(tmp_path), device], stdout=subprocess.PIPE, text=True)

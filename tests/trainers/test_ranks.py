@@ -178,6 +178,8 @@ QUICK = [
     "one-row",
     "reference",
     "loaded",
+    "ppo_clip-4-sequence",
+    "shared-prefixes-tensor",
 ]
 """The cases of every run of the tests; the others are learned with the slow ones."""
 SHARED_PASSES = [
@@ -258,6 +260,7 @@ def test_two_ranks_learn_what_one_process_learns(
     check([rank[name] for rank in two_ranks], in_one_process(cases[name]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHARED_PASSES)
 def test_two_ranks_that_share_passes_learn_what_one_process_learns(
     name: str, cases: dict[str, Case], one_block: list[dict[str, Found]]
@@ -279,6 +282,7 @@ def test_four_ranks_that_share_passes_learn_what_one_process_learns(
         check([rank[name] for rank in found], in_one_process(cases[name]))
 
 
+@pytest.mark.slow
 def test_ranks_that_share_a_pass_keep_less_of_it(cases: dict[str, Case], one_block: list[dict[str, Found]]) -> None:
     wanted = in_one_process(cases["long"])["kept"]
     for rank in one_block:
@@ -294,7 +298,9 @@ def test_any_number_of_ranks_learns_what_one_process_learns(size: int, cases: di
         check([rank[name] for rank in found], in_one_process(cases[name]))
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("muon", "two_ranks"), ("muon-tensor", "one_block")])
+@pytest.mark.parametrize(
+    ("name", "ranks"), [("muon", "two_ranks"), pytest.param("muon-tensor", "one_block", marks=pytest.mark.slow)]
+)
 def test_muon_orthogonalizes_whole_matrices_up_to_its_bfloat16(
     name: str, ranks: str, cases: dict[str, Case], request: pytest.FixtureRequest
 ) -> None:
@@ -305,7 +311,14 @@ def test_muon_orthogonalizes_whole_matrices_up_to_its_bfloat16(
         assert (one - wanted["weights"][name]).norm() < 0.05 * moved_by, name
 
 
-@pytest.mark.parametrize(("mesh", "ranks"), [("", "two_ranks"), ("-sequence", "one_block"), ("-tensor", "one_block")])
+@pytest.mark.parametrize(
+    ("mesh", "ranks"),
+    [
+        ("", "two_ranks"),
+        pytest.param("-sequence", "one_block", marks=pytest.mark.slow),
+        pytest.param("-tensor", "one_block", marks=pytest.mark.slow),
+    ],
+)
 def test_a_state_of_two_ranks_goes_on_in_one_process_and_back(
     mesh: str, ranks: str, cases: dict[str, Case], request: pytest.FixtureRequest
 ) -> None:

@@ -212,7 +212,6 @@ def test_a_run_of_a_version_with_fewer_settings_goes_on_with_their_defaults(
     assert result.steps == 2
 
 
-
 def test_a_setting_with_a_typing_error_names_the_nearest_right_one() -> None:
     assert config_from_mapping(TrainConfig, {"env": "X", "optimizer": {"learning_rate": 0.1}}).optimizer.name == "adamw"
     with pytest.raises(ConfigError, match=r"optimizer\.learning_rte.*learning_rate"):
