@@ -240,8 +240,8 @@ def check(found: list[Found], wanted: Found) -> None:
             assert asdict(found[0][name]) == pytest.approx(asdict(wanted[name]), rel=bound, abs=bound / 10), name
     for one in found:
         assert_close(one["gradients"], wanted["gradients"], 1e-6)
-        torch.testing.assert_close(one["logprobs"], wanted["logprobs"], rtol=0, atol=1e-4)
-        torch.testing.assert_close(one["proxies"], wanted["proxies"], rtol=0, atol=1e-4)
+        for name in ("logprobs", "proxies"):  # behind up to eight steps of Adam
+            torch.testing.assert_close(one[name], wanted[name], rtol=0, atol=3e-4)
         for name in ("penalties", "values", "ends"):
             assert (name in one) == (name in wanted)
             if name in wanted:

@@ -119,7 +119,7 @@ class Actor:
         if isinstance(cause, AgentGymError):
             cause.add_note(f"raised in {self.label}")
             return cause
-        return ActorFailed(f"{self.label} raised {type(cause).__name__}: {cause}\n{error.traceback_str}")
+        return ActorFailed(f"{self.label} raised {type(cause).__name__}: {cause}\n{error}")  # its text is the traceback
 
     def kill(self) -> None:
         """Ends its process for good."""
