@@ -240,8 +240,8 @@ def check(found: list[Found], wanted: Found) -> None:
             assert asdict(found[0][name]) == pytest.approx(asdict(wanted[name]), rel=bound, abs=bound / 10), name
     for one in found:
         assert_close(one["gradients"], wanted["gradients"], 1e-6)
-        for name in ("logprobs", "proxies"):  # behind up to eight steps of Adam
-            torch.testing.assert_close(one[name], wanted[name], rtol=0, atol=3e-4)
+        torch.testing.assert_close(one["logprobs"], wanted["logprobs"], rtol=0, atol=1e-4)
+        torch.testing.assert_close(one["proxies"], wanted["proxies"], rtol=0, atol=1e-4)
         for name in ("penalties", "values", "ends"):
             assert (name in one) == (name in wanted)
             if name in wanted:
@@ -277,9 +277,12 @@ def test_two_ranks_that_share_passes_learn_what_one_process_learns(
 def test_four_ranks_that_share_passes_learn_what_one_process_learns(
     mesh: MeshConfig, cases: dict[str, Case], tmp_path: Path
 ) -> None:
-    found = on_ranks({name: sharing(cases[name], mesh) for name in SHARING}, 4, tmp_path)
-    for name in SHARING:
-        check([rank[name] for rank in found], in_one_process(cases[name]))
+    # Eight steps of Adam, which makes more of rounding with each: at half the rate.
+    slower = {**cases["kl"], "optimizer": replace(STEP, learning_rate=STEP.learning_rate / 2)}
+    chosen = {name: cases[name] for name in SHARING} | {"kl": slower}
+    found = on_ranks({name: sharing(case, mesh) for name, case in chosen.items()}, 4, tmp_path)
+    for name, case in chosen.items():
+        check([rank[name] for rank in found], in_one_process(case))
 
 
 @pytest.mark.slow
