@@ -111,7 +111,15 @@ def test_a_driver_that_is_killed_leaves_no_server(sglang_python: str, tmp_path: 
     assert any("sglang" in " ".join(commands(one)) for one in below)
     driver.kill()
     driver.wait()
-    until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in below), "the end")
+    until(lambda: all(ended(one) for one in below), "the end")
+
+
+def ended(process: psutil.Process) -> bool:
+    """Whether a process is gone; one that nobody reaped is."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # between the two looks
+        return True
 
 
 def commands(process: psutil.Process) -> Sequence[str]:

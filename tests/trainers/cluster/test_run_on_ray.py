@@ -214,11 +214,19 @@ def test_an_interrupt_ends_the_run_and_all_that_it_began(tmp_path: Path) -> None
         _, told = driver.communicate(timeout=LIMIT_S)
         assert driver.returncode == 130
         assert b"interrupted after step" in told and b"Traceback" not in told
-        while left := [one for one in below if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]:
+        while left := [one for one in below if not ended(one)]:
             assert time.monotonic() < deadline, left
             time.sleep(0.1)
     finally:
         driver.kill()
+
+
+def ended(process: psutil.Process) -> bool:
+    """Whether a process is gone; one that nobody reaped is."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # between the two looks
+        return True
 
 
 def test_a_cluster_that_is_too_small_says_what_it_has(cluster: str, run: TrainConfig, tmp_path: Path) -> None:
