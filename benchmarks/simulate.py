@@ -2,7 +2,9 @@
 
 Replies take log-normal seconds of a clock that jumps, so what is left on the real one is what scheduling costs. The
 first table has samples per simulated second by max_staleness, with how old the tokens were that steps learned from. The
-second has the CPU seconds of an episode by the number of live ones, and how they grow.
+second has the CPU seconds of an episode by the number of live ones, and how they grow: all of them, those of the same
+replies and environments without a scheduler, and the difference, which is the scheduler's; beside it how many calls of
+functions the scheduler makes for an episode, which no cache changes.
 
     python benchmarks/simulate.py [--steps 40] [--live 1000 10000 100000] [--json]
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import cProfile
 import gc
 import json
 import time
@@ -19,6 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
+from agentgym.engines.protocol import Sampling
+from agentgym.rollout.garbage import young_garbage_only
 from agentgym.rollout.sampler import Sampler
 from agentgym.rollout.stream import GroupStream, Order
 from agentgym.testing.simulated import ENV_ID, LogNormalSeconds, SimulatedEngine, SimulatedEnv, simulated_sampler
@@ -28,6 +33,8 @@ from agentgym.types import Task
 
 GROUP_SIZE = 8
 TARGET = 1.8
+LAP = 20_000
+"""The least episodes that a cost is measured over."""
 MEDIAN_S = 1.0
 
 
@@ -56,10 +63,7 @@ class Score:
 
     episodes: int = 0
     """Of the steps."""
-    begun: int = 0
-    """Those that were still being played at the end too."""
     simulated_s: float = 0.0
-    cpu_s: float = 0.0
     ages: Counter[int] = field(default_factory=Counter)
     """Trained tokens by how many updates old they were."""
     learner_wait_s: float = 0.0
@@ -91,9 +95,9 @@ class Simulation:
     async def run(self) -> Score:
         """All steps; the clocks run from the first episode to the last update."""
         gc.collect()
-        clock, started, cpu = asyncio.get_running_loop().time, asyncio.get_running_loop().time(), time.process_time()
+        clock, started = asyncio.get_running_loop().time, asyncio.get_running_loop().time()
         await (self.ahead() if self.scenario.max_staleness else self.in_turn())
-        self.score.simulated_s, self.score.cpu_s = clock() - started, time.process_time() - cpu
+        self.score.simulated_s = clock() - started
         self.sampler.close()
         return self.score
 
@@ -135,21 +139,53 @@ class Simulation:
         await self.engine.resume()
 
 
-def simulate(scenario: Scenario) -> Score:
+class Lap:
+    """What episodes cost from one beginning of an episode to a later one, when each that begins takes the place of one
+    that ended: the first ones begin together, and cost more. Counts calls of Python functions instead of CPU seconds
+    where asked to, which takes seconds of its own."""
+
+    def __init__(self, live: int, episodes: int, *, calls: bool = False) -> None:
+        self.episodes = episodes
+        self._at = (2 * live, 2 * live + episodes)
+        self._begun = count(1)
+        self._profile = cProfile.Profile(builtins=False) if calls else None
+        self._read: list[float] = []
+
+    def begin(self) -> None:
+        """Counts an episode."""
+        if next(self._begun) not in self._at:
+            return
+        if self._profile is not None and not self._read:
+            self._profile.enable()
+        elif self._profile is not None:
+            self._profile.disable()
+        self._read.append(time.process_time())
+
+    @property
+    def cpu_us(self) -> float:
+        """Microseconds of an episode."""
+        first, last = self._read
+        return 1e6 * (last - first) / self.episodes
+
+    @property
+    def calls(self) -> float:
+        """Calls and resumptions of functions, for an episode."""
+        assert self._profile is not None
+        return sum(entry.callcount for entry in self._profile.getstats()) / self.episodes
+
+
+def simulate(scenario: Scenario, lap: Lap | None = None) -> Score:
     """One run in simulated time."""
 
     async def run() -> Score:
-        begun = count()
-
         def make(task: Task) -> SimulatedEnv:
-            next(begun)
+            if lap is not None:
+                lap.begin()
             return SimulatedEnv(scenario.turns)
 
         seconds = LogNormalSeconds(MEDIAN_S, scenario.sigma)
         sampler, engine = await simulated_sampler(seconds, make=make, concurrency=scenario.live)
-        score = await Simulation(scenario, sampler, engine).run()
-        score.begun = next(begun) - 1
-        return score
+        return await Simulation(scenario, sampler, engine).run()
 
     return run_in_virtual_time(run())
 
@@ -170,20 +206,72 @@ def by_staleness(steps: int) -> dict[int, Score]:
     return scores
 
 
-def by_live(sizes: list[int], repeats: int) -> dict[int, float]:
-    """Prints the second table: all sizes play the same steps, of a quarter of their live episodes each. The least of
-    the repeats counts, as whatever else the machine does only adds."""
-    print(f"\n{'live episodes':<15}{'begun':>9}{'CPU s':>8}{'us an episode':>15}{'against the first':>19}")
-    costs: dict[int, float] = {}
+def unscheduled(scenario: Scenario, lap: Lap) -> None:
+    """The same environments and replies, asked for in turn by as many bare tasks."""
+    engine = SimulatedEngine(LogNormalSeconds(MEDIAN_S, scenario.sigma))
+    numbers = iter(range(3 * scenario.live + lap.episodes))
+
+    async def play() -> None:
+        for number in numbers:
+            lap.begin()
+            env = SimulatedEnv(scenario.turns)
+            env.reset(seed=number)
+            for turn in range(scenario.turns):
+                sampling = Sampling(max_tokens=2, seed=number * scenario.turns + turn)
+                await engine.generate((1, 3), sampling, session="bare")
+                env.step("on")
+            env.close()
+
+    async def run() -> None:
+        with young_garbage_only():
+            await asyncio.gather(*(play() for _ in range(scenario.live)))
+
+    gc.collect()
+    run_in_virtual_time(run())
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What an episode costs: all of it, and the environment and the replies alone."""
+
+    all_us: float
+    unscheduled_us: float
+    calls: float
+    """Of the scheduler's functions."""
+
+    @property
+    def scheduler_us(self) -> float:
+        """CPU microseconds of the scheduler."""
+        return self.all_us - self.unscheduled_us
+
+
+def cost_of(live: int, repeats: int) -> Cost:
+    """What an episode costs beside so many. The least of the repeats counts: what else the machine does only adds."""
+    tasks, episodes = max(1, live // GROUP_SIZE // 4), max(live, LAP)
+    steps = 2 + (live + episodes) // (tasks * GROUP_SIZE)
+    scenario = Scenario(max_staleness=4, live=live, tasks=tasks, steps=steps, turns=2)
+    laps = [(Lap(live, episodes), Lap(live, episodes)) for _ in range(repeats)]
+    counted = (Lap(live, episodes, calls=True), Lap(live, episodes, calls=True))
+    for lap, bare in (*laps, counted):
+        simulate(scenario, lap)
+        unscheduled(scenario, bare)
+    all_us, unscheduled_us = (min(one.cpu_us for one in kind) for kind in zip(*laps, strict=True))
+    return Cost(all_us, unscheduled_us, counted[0].calls - counted[1].calls)
+
+
+def by_live(sizes: list[int], repeats: int) -> dict[int, Cost]:
+    """Prints the second table: all sizes play the same steps, of a quarter of their live episodes each."""
+    print("\nan episode's CPU microseconds, and calls of the scheduler's functions")
+    print(
+        f"{'live episodes':<15}{'all':>9}{'without scheduler':>19}{'scheduler':>11}{'grown':>7}{'calls':>9}{'grown':>7}"
+    )
+    costs: dict[int, Cost] = {}
     for live in sizes:
-        scenario = Scenario(max_staleness=4, live=live, tasks=max(1, live // GROUP_SIZE // 4), steps=6, turns=2)
-        rounds = [[simulate(scenario) for _ in range(max(1, 20_000 // live))] for _ in range(repeats)]
-        begun = sum(one.begun for one in rounds[0])
-        cpu_s = min(sum(one.cpu_s for one in scores) for scores in rounds)
-        costs[live] = 1e6 * cpu_s / begun
-        print(
-            f"{live:<15}{begun:>9}{cpu_s:>8.2f}{costs[live]:>15.1f}{costs[live] / costs[sizes[0]]:>19.2f}", flush=True
-        )
+        one = costs[live] = cost_of(live, repeats)
+        first = costs[sizes[0]]
+        seconds = f"{one.all_us:>9.1f}{one.unscheduled_us:>19.1f}{one.scheduler_us:>11.1f}"
+        grown, more_calls = one.scheduler_us / first.scheduler_us, one.calls / first.calls
+        print(f"{live:<15}{seconds}{grown:>7.2f}{one.calls:>9.1f}{more_calls:>7.3f}", flush=True)
     return costs
 
 
@@ -201,7 +289,11 @@ def main() -> None:
     print(f"max_staleness 4 is {ratio:.2f} times as fast as 0 (target {TARGET}); the oldest token by bound: {oldest}")
     costs = by_live(arguments.live, arguments.repeats) if arguments.live else {}
     if arguments.json:
-        print(json.dumps({"ratio": ratio, "oldest": oldest, "cpu_us": costs}))
+        print(
+            json.dumps(
+                {"ratio": ratio, "oldest": oldest, "cpu_us": {live: one.scheduler for live, one in costs.items()}}
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 from agentgym.engines.protocol import Completion
 from agentgym.rollout.answer import Answer, plain_answers
@@ -20,6 +22,7 @@ _RESULT_COUNTERS = {
     "timeout": "tool_errors",
 }
 """The metric that counts a kind of failed tool result; calls that cannot be read are counted from the reply itself."""
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 _COUNTERS = ("num_tool_calls", "malformed_calls", "truncated_calls", *_RESULT_COUNTERS.values())
 
 
@@ -57,6 +60,24 @@ class Ending:
 class Draft:
     """The growing record of an episode. `ids` are all ids of the current row, and only ever grow by what is new."""
 
+    __slots__ = (
+        "_answer",
+        "_info",
+        "_messages",
+        "_metrics",
+        "_noted_info",
+        "_noted_metrics",
+        "_reply",
+        "_rows",
+        "_spans",
+        "_tools",
+        "episode",
+        "ids",
+        "num_finished",
+        "num_summaries",
+        "turns",
+    )
+
     def __init__(self, episode: Episode) -> None:
         self.episode = episode
         self.ids: list[int] = []
@@ -71,11 +92,10 @@ class Draft:
         self._tools: tuple[ToolSpec, ...] | None = None
         self._reply: tuple[Message, str, float] | None = None
         self._answer: Answer | None = None
-        self._metrics: dict[str, float] = {}
-        self._info: dict[str, JSON] = {}
-        self._noted_metrics: dict[str, float] = {}
-        self._noted_info: dict[str, JSON] = {}
-        self._counts = dict.fromkeys(_COUNTERS, 0)
+        self._metrics: Mapping[str, float] = NOTHING
+        self._info: Mapping[str, JSON] = NOTHING
+        self._noted_metrics: Mapping[str, float] = NOTHING
+        self._noted_info: Mapping[str, JSON] = NOTHING
 
     @property
     def num_tokens(self) -> int:
@@ -112,10 +132,6 @@ class Draft:
     def begin_turn(self, message: Message, finish_reason: str, generate_s: float) -> None:
         """Opens the turn of a reply whose ids are not held."""
         self._reply = (message, finish_reason, generate_s)
-        self._counts["num_tool_calls"] += len(message.tool_calls)
-        for call in message.tool_calls:
-            if isinstance(call, MalformedCall):
-                self._counts["truncated_calls" if call.truncated else "malformed_calls"] += 1
 
     def add_summary(self, completion: Completion, message: Message, asked: str, *, trained: bool) -> None:
         """Appends a reply that the rollout asked for, as a turn that nobody answers."""
@@ -135,9 +151,6 @@ class Draft:
         said = (answer.observation, answer.tool_results)
         told = None if answer.messages in ((), *plain_answers(*said)) else answer.messages
         self.turns.append(Turn(message, answer.reward, *said, finish_reason, messages=told, timings=timings))
-        for result in answer.tool_results:
-            if result.error in _RESULT_COUNTERS:
-                self._counts[_RESULT_COUNTERS[result.error]] += 1
 
     def keep_info(self) -> None:
         """Takes over what the last answer's info says about the episode; raises EnvironmentFault if it is no number."""
@@ -167,7 +180,7 @@ class Draft:
             turns=tuple(self.turns),
             status=ending.status,
             stop_reason=ending.reason,
-            metrics={**self._metrics, **self._counts, **self._noted_metrics, **self._turn_counts()},
+            metrics={**self._metrics, **call_counts(self.turns), **self._noted_metrics, **self._turn_counts()},
             error=ending.error,
             info={**self._info, **self._noted_info, **(ending.info or {})},
         )
@@ -181,3 +194,19 @@ class Draft:
             self._rows.append(Row(tuple(self._spans), self._messages, self._tools))
             self.num_finished += len(self.ids)
             self._spans, self.ids = [], []
+
+
+def call_counts(turns: Sequence[Turn]) -> dict[str, float]:
+    """How many tool calls the environment was asked for, and what was wrong with how many."""
+    counts = dict[str, float](dict.fromkeys(_COUNTERS, 0))
+    for turn in turns:
+        if turn.asked:  # by the rollout, which runs no tools
+            continue
+        counts["num_tool_calls"] += len(turn.message.tool_calls)
+        for call in turn.message.tool_calls:
+            if isinstance(call, MalformedCall):
+                counts["truncated_calls" if call.truncated else "malformed_calls"] += 1
+        for result in turn.tool_results:
+            if result.error in _RESULT_COUNTERS:
+                counts[_RESULT_COUNTERS[result.error]] += 1
+    return counts

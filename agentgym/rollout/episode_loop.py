@@ -13,6 +13,7 @@ from agentgym.chat_templates.formats.reply import reply_problem
 from agentgym.envs.action import Action
 from agentgym.errors import EngineError, EnvironmentFault, RenderError
 from agentgym.rollout.answer import Answer, read_reset, read_step
+from agentgym.rollout.deadlines import Deadlines
 from agentgym.rollout.episode import Draft, Ending, Episode
 from agentgym.rollout.home import Env, EnvCallTimeout, Home, HostedEnv
 from agentgym.rollout.limits import Limits
@@ -33,6 +34,7 @@ class EpisodeLoop(ABC):
         self.limits = limits
         self.home = Home(limits)
         self.turnstile = Turnstile()
+        self._deadlines = Deadlines(limits.deadline_s)
         self.end_thinking = "</think>"
         """How the model closes its reasoning."""
 
@@ -52,7 +54,7 @@ class EpisodeLoop(ABC):
         """
         draft = Draft(episode)
         try:
-            async with asyncio.timeout(self.limits.deadline_s):
+            async with self._deadlines.limit():
                 ending = await self._converse(env, draft)
             draft.keep_info()
         except EnvCallTimeout as error:

@@ -51,6 +51,8 @@ class HostedEnv:
     `reset` and `step` raise EnvironmentFault (its cause is what the environment raised) or EnvCallTimeout.
     """
 
+    __slots__ = ("_home", "_thread", "env", "kind", "system_prompt")
+
     def __init__(self, env: Env, kind: Kind, home: Home, thread: EnvThread | None = None) -> None:
         self.env = env
         self.kind = kind
