@@ -73,6 +73,6 @@ class _Limit:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
-    ) -> bool | None:
+    ) -> None:
         self._deadlines.end(self._timeout)
-        return await self._timeout.__aexit__(kind, error, frames)
+        await self._timeout.__aexit__(kind, error, frames)
