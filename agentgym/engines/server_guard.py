@@ -2,7 +2,8 @@
 
 `python -m agentgym.engines.server_guard COMMAND...`: the parent holds the other end of standard input; when that end
 closes, because the parent closed it, crashed or was killed, the server's whole process group is ended. What the server
-leaves in its temporary folder (SGLang and vLLM: sockets) goes with it: it has one of its own.
+leaves in its temporary folder (SGLang and vLLM: sockets) goes with it: it has one of its own. So does what it leaves in
+shared memory.
 """
 
 from __future__ import annotations
@@ -15,10 +16,15 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 GRACE_S = 5.0
 """Seconds between asking the server to end and ending it."""
+POLL_S = 0.05
+TRACKER = b"multiprocessing.resource_tracker"
 LONGEST = 60
 """Characters of a folder in which the path of a socket (107 at most) may end in a UUID."""
 
@@ -51,7 +57,7 @@ def guard(command: Sequence[str]) -> int:
         signal.signal(number, lambda *_: _end(server))
     threading.Thread(target=_watch, args=(server,), daemon=True).start()
     code = server.wait()
-    _signal(server, signal.SIGKILL)  # whatever it started and left
+    _kill(server)  # whatever it started and left
     shutil.rmtree(folder, ignore_errors=True)
     return code if code >= 0 else 128 - code
 
@@ -78,9 +84,33 @@ def _watch(server: subprocess.Popen[bytes]) -> None:
 
 def _end(server: subprocess.Popen[bytes]) -> None:
     _signal(server, signal.SIGTERM)
-    timer = threading.Timer(GRACE_S, _signal, (server, signal.SIGKILL))
+    timer = threading.Timer(GRACE_S, _kill, (server,))
     timer.daemon = True
     timer.start()
+
+
+def _kill(server: subprocess.Popen[bytes]) -> None:
+    """Kills what is left of the group. Python's resource tracker goes last and by itself: when the others are gone, it
+    frees the shared memory that they left (vLLM: hundreds of megabytes), which nobody else ever does."""
+    ends = time.monotonic() + GRACE_S
+    while (rest := _rest(server.pid)) and time.monotonic() < ends:
+        for process, command in rest:
+            if TRACKER not in command:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+        time.sleep(POLL_S)
+    _signal(server, signal.SIGKILL)
+
+
+def _rest(group: int) -> list[tuple[int, bytes]]:
+    """The processes of a group and their commands; none where there is no /proc."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended meanwhile
+            command = (process / "cmdline").read_bytes()
+            if command and os.getpgid(int(process.name)) == group:  # without a command: ended, and not yet reaped
+                found.append((int(process.name), command))
+    return found
 
 
 def _signal(server: subprocess.Popen[bytes], number: signal.Signals) -> None:

@@ -22,7 +22,7 @@ class ClusterConfig:
     learners: int = 1
     """Ranks that share the learner (FSDP)."""
     engines: int = 1
-    """Replicas of the engine: of the model in process, or servers (engine sglang), each with an actor."""
+    """Replicas of the engine: of the model in process, or servers (engine sglang or vllm), each with an actor."""
     workers: int = 2
     """Processes that play episodes: environments, chat templates, the rollout loop."""
     cpus_per_learner: float = 1.0

@@ -206,8 +206,6 @@ class TrainConfig:
                 "learner.device and learner.dtype are those of a run in one process: on a cluster ray.gpus_per_learner"
                 " and learner.fsdp.param_dtype say it"
             )
-        if self.engine == "vllm":
-            raise ConfigError("executor ray has servers of SGLang alone so far: take engine sglang or hf")
         if self.ray.layout == "colocated":
             if self.max_staleness:
                 raise ConfigError(
@@ -219,11 +217,12 @@ class TrainConfig:
                     f"ray.layout colocated is for engine hf, which gives its memory up: engine {self.engine} has places"
                     " of its own, leave ray.layout out"
                 )
-        if self.engine == "sglang" and self.sglang.replicas != 1:
-            raise ConfigError(
-                f"with executor ray every engine actor has one server: say ray.engines={self.sglang.replicas}, and"
-                " leave sglang.replicas out"
-            )
+        for name, servers in (("sglang", self.sglang), ("vllm", self.vllm)):
+            if self.engine == name and servers.replicas != 1:
+                raise ConfigError(
+                    f"with executor ray every engine actor has one server: say ray.engines={servers.replicas}, and"
+                    f" leave {name}.replicas out"
+                )
 
     def _check_algorithm(self) -> None:
         name, critic = self.estimator, self.learner.critic

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import psutil
@@ -54,3 +55,22 @@ def test_a_server_has_a_temporary_folder_that_ends_with_it(end: str, tmp_path: P
     while folder.exists() or psutil.pid_exists(pid):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+SHARED = """
+import os, pathlib, signal, sys
+from multiprocessing.shared_memory import SharedMemory
+memory = SharedMemory(create=True, size=4096)
+pathlib.Path(sys.argv[1]).write_text(memory.name)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_server_that_is_killed_leaves_no_shared_memory(tmp_path: Path) -> None:
+    """Python's resource tracker, a child of the server, is left to free it."""
+    told = tmp_path / "told"
+    words = [sys.executable, "-m", "agentgym.engines.server_guard", sys.executable, "-c", SHARED, str(told)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as guard:
+        assert guard.wait(LIMIT_S) == 128 + signal.SIGKILL
+    with pytest.raises(FileNotFoundError):
+        SharedMemory(told.read_text())

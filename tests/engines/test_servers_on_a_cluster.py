@@ -30,7 +30,7 @@ from agentgym.trainers.metrics import StepMetrics
 
 pytestmark = pytest.mark.engine
 LIMIT_S = 600.0
-LAUNCHED = {"sglang": "sglang.launch_server"}
+LAUNCHED = {"sglang": "sglang.launch_server", "vllm": "vllm.entrypoints"}
 Train = Callable[..., Any]
 
 
@@ -78,7 +78,7 @@ def check_run(folder: Path, steps: int) -> None:
     assert verify_run(folder).ok
 
 
-@pytest.mark.parametrize("engine", ["sglang"])
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_an_actor_begins_its_server_anew_with_the_newest_weights(
     engine: str, request: pytest.FixtureRequest, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

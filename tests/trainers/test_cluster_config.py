@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agentgym.engines.sglang import SglangConfig
+from agentgym.engines.vllm import VllmConfig
 from agentgym.errors import ConfigError
 from agentgym.rollout.limits import Limits
 from agentgym.trainers.cluster_config import ClusterConfig
@@ -75,14 +76,11 @@ def test_agents_outside_have_no_door_to_a_cluster() -> None:
         TrainConfig(env="TextGame-v0", executor="ray", limits=Limits(max_turns=4), serve=0)
 
 
-def test_servers_of_vllm_are_for_local_runs() -> None:
-    with pytest.raises(ConfigError, match="take engine sglang or hf"):
-        TrainConfig(env="TextGame-v0", executor="ray", engine="vllm")
-
-
 def test_the_number_of_servers_on_a_cluster_is_that_of_the_engine_actors() -> None:
     with pytest.raises(ConfigError, match=r"say ray.engines=3, and leave sglang.replicas out"):
         TrainConfig(env="TextGame-v0", executor="ray", engine="sglang", sglang=SglangConfig(replicas=3))
+    with pytest.raises(ConfigError, match=r"say ray.engines=2, and leave vllm.replicas out"):
+        TrainConfig(env="TextGame-v0", executor="ray", engine="vllm", vllm=VllmConfig(replicas=2))
 
 
 def test_servers_that_run_already_have_an_engine_actor_each_that_reserves_nothing() -> None:

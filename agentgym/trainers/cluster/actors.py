@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import secrets
 import sys
 import time
@@ -16,7 +17,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -111,6 +112,8 @@ class Actor:
             if error.actor_init_failed:
                 raise ActorFailed(f"{self.label} cannot begin: {error}") from None
             raise ActorLost(f"{self.label} is gone: its process died, or its node cannot be reached") from error
+        except OutOfMemoryError as error:
+            raise ActorLost(f"{self.label} is gone: {_shortage(error)}") from error
         except RayTaskError as error:
             raise self._cause_of(error) from None
 
@@ -154,8 +157,16 @@ def _raise_deaths(asked: Mapping[Any, Actor]) -> None:
                 ray.get(ref)
             except RayActorError as error:
                 raise ActorLost(f"{asked[ref].label} is gone: its process died") from error
+            except OutOfMemoryError as error:
+                raise ActorLost(f"{asked[ref].label} is gone: {_shortage(error)}") from error
             except RayTaskError:
                 continue
+
+
+def _shortage(error: RayError) -> str:
+    found = re.search(r"was (\S+) used / (\S+) limit", str(error))
+    used = f" ({found[1]} of {found[2]} used)" if found else ""
+    return f"Ray ended it, because its node was low on memory{used}: have fewer actors there, or less beside them"
 
 
 def was_begun_anew() -> bool:

@@ -229,6 +229,17 @@ def ended(process: psutil.Process) -> bool:
         return True
 
 
+def test_actors_that_ray_ends_for_want_of_memory_are_told_as_that(tmp_path: Path) -> None:
+    """Ray is told to see a shortage where a hundredth of the memory is in use, which is always."""
+    words = "train --env TextGame-v0 --executor ray --steps 1 --tasks 2 --group-size 2 --ray.max-restarts 0".split()
+    command = [sys.executable, "-m", "agentgym", *words, "--output", str(tmp_path / "run")]
+    environment = {**os.environ, "RAY_memory_usage_threshold": "0.01"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 1
+    assert re.search(r"error: \w+ \d is gone: Ray ended it, because its node was low on memory \(", done.stderr)
+    assert "Traceback" not in done.stderr
+
+
 def test_a_cluster_that_is_too_small_says_what_it_has(cluster: str, run: TrainConfig, tmp_path: Path) -> None:
     greedy = ClusterConfig(address=cluster, engines=40, start_s=3)
     with pytest.raises(AgentGymError, match=r"the cluster did not give .*CPU.* it has .*12"):
