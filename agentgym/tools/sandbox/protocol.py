@@ -123,7 +123,7 @@ class Sandbox(Protocol):
         """Runs a whole program in a box of its own.
 
         `files` (relative path to content) are put into its working folder; `collect` names the files to bring out, by
-        path or pattern (`*.csv`). Whatever the program does is in the Outcome; SandboxError is the sandbox's own failure.
+        path or pattern (`*.csv`). What the program does is in the Outcome; SandboxError is the sandbox's own failure.
         """
 
     def session(self) -> SandboxSession:

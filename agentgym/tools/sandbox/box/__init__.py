@@ -1,1 +1,1 @@
-"""What runs inside the server of a sandbox: the standard library alone, loaded by a bare interpreter (`python -I -S`)."""
+"""What runs in the server of a sandbox: the standard library alone, in a bare interpreter (`python -I -S`)."""

@@ -1,5 +1,6 @@
 """The kernel's calls that Python has no function for, by ctypes; a failure is an OSError that names the call."""
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -118,10 +119,8 @@ def drop_capabilities() -> None:
             prctl(PR_CAPBSET_DROP, capability)
         except OSError:  # EINVAL behind the last one; EPERM where there never were any
             break
-    try:
+    with contextlib.suppress(OSError):  # only who has capabilities can, or needs to
         prctl(PR_SET_SECUREBITS, SECUREBITS_LOCKED)
-    except OSError:  # only who has capabilities can, or needs to
-        pass
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
     _check(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
 

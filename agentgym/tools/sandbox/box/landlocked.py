@@ -21,6 +21,8 @@ __all__ = ["LandlockBox"]
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 MOST_FILES = 16384
+SIGNALS_STAY_INSIDE = 6
+"""The version of Landlock from which signals do not leave it."""
 
 
 class LandlockBox:
@@ -31,12 +33,15 @@ class LandlockBox:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
+        self._version = landlock_version()
+        self._read = [*readable_folders(plan), "/etc/ld.so.cache"]
+        self._filter = assemble(os.uname().machine, owns_files=False, leaves_group=False, signals=True)
         self._group = 0
         self.home = ""
 
     def enclose_server(self) -> None:
         """Makes sure that the server can hold what it promises."""
-        if landlock_version() < 1:
+        if self._version < 1:
             raise OSError("the kernel has no Landlock, or it is switched off")
         kernel.become_subreaper()
 
@@ -53,15 +58,15 @@ class LandlockBox:
     def confine(self) -> None:
         """By the program's process, before the first line of it is run."""
         os.setpgid(0, 0)
-        version = landlock_version()
         kernel.die_with_parent(signal.SIGKILL)
         kernel.drop_capabilities()
         limit_resources(self._plan)
         kernel.forbid_new_privileges()
-        read = [*readable_folders(self._plan), "/etc/ld.so.cache"]
-        restrict_files(version, read=read, devices=DEVICES, write=[self.home])
-        program = assemble(os.uname().machine, owns_files=False, leaves_group=False, signals=version >= 6)
-        install_filter(program)
+        restrict_files(self._version, read=self._read, devices=DEVICES, write=[self.home])
+        if self._version < SIGNALS_STAY_INSIDE:  # the filter holds them in then, and names this very process
+            install_filter(assemble(os.uname().machine, owns_files=False, leaves_group=False, signals=False))
+        else:
+            install_filter(self._filter)
 
     def started(self, pid: int) -> None:
         """By the first process: `pid` is the program's, and the name of its group."""

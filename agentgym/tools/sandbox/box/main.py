@@ -5,6 +5,7 @@ the parent is gone, or closes its end of the control socket, both end, and every
 """
 
 import contextlib
+import gc
 import os
 import select
 import shutil
@@ -65,6 +66,7 @@ def _serve(box: Box, plan: Plan, control: socket.socket) -> None:
     except BaseException as error:  # noqa: BLE001  # told to whoever wanted the sandbox
         frames.send(control, {"error": str(error) or repr(error)})
         os._exit(1)
+    gc.freeze()  # a collection in a fork would copy every page
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors are not waited for
     frames.send(control, {"ready": True})
     while True:

@@ -1,8 +1,8 @@
 """Box 1: namespaces of the kernel. A program sees a read-only system, a /tmp of its own, its own processes, no network.
 
 The server lives in a user, mount, network, IPC, UTS and PID namespace and has no other files than the box's. Each
-execution has a PID and a mount namespace in it, and its program a user namespace in that: so the number of its processes
-is counted for itself, and it has no rights over what the server mounted.
+execution has a PID and a mount namespace in it, and its program a user namespace in that: so the number of its
+processes is counted for itself, and it has no rights over what the server mounted.
 """
 
 import contextlib
@@ -97,6 +97,7 @@ class NamespaceBox:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
+        self._filter = assemble(os.uname().machine, owns_files=True, leaves_group=True, signals=True)
 
     def enclose_server(self) -> None:
         """Leaves the server nothing but the box's own root."""
@@ -149,7 +150,7 @@ class NamespaceBox:
         kernel.limit(resource.RLIMIT_NPROC, plan.num_processes)  # counted in the user namespace, so after it is made
         limit_resources(plan)
         kernel.forbid_new_privileges()
-        install_filter(assemble(os.uname().machine, owns_files=True, leaves_group=True, signals=True))
+        install_filter(self._filter)
 
     def started(self, pid: int) -> None:
         """By the first process: `pid` is the program's."""

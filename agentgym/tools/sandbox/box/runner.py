@@ -4,6 +4,7 @@ A session is a chain of forks. The process that holds the state waits while a co
 to the end is the state from then on, and one that does not leaves the state as it was.
 """
 
+import itertools
 import os
 import select
 import socket
@@ -65,7 +66,7 @@ def _enter(box: Box, plan: Plan, output: Output, kept: tuple[int, ...]) -> None:
     for target, source in enumerate((nothing, *output)):
         os.dup2(source, target)
     borders = [2, *sorted(kept), 1 << 16]
-    for low, high in zip(borders, borders[1:], strict=False):
+    for low, high in itertools.pairwise(borders):
         os.closerange(low + 1, high)
     box.confine()
     adopt(box.home, plan.environment(box.home), plan.packages)
