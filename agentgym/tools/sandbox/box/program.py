@@ -13,6 +13,9 @@ import types
 
 __all__ = ["Cell", "adopt", "new_main", "run_python", "run_to_the_end"]
 
+MOST_FRAMES = 100
+"""The last ones of a traceback are shown: a recursion without end has a million."""
+
 Cell = tuple[str, str]
 """A name for tracebacks, and code."""
 
@@ -95,7 +98,7 @@ def _show(error: BaseException, name: str) -> None:
     while trace is not None and trace.tb_frame.f_code.co_filename != name:
         trace = trace.tb_next
     try:
-        traceback.print_exception(type(error), error, trace)
+        traceback.print_exception(type(error), error, trace, limit=-MOST_FRAMES)
     except BaseException:  # noqa: BLE001  # no memory is left, or its own __str__ raises
         os.write(2, f"{type(error).__name__}\n".encode())
 
