@@ -13,30 +13,35 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from agentgym.tools.sandbox import Ended, Outcome, Sandbox, SandboxLimits, open_sandbox
 
+Call = dict[str, Any]
+"""Arguments of `Sandbox.run`."""
 ROOT = Path(__file__).parents[3]
 SECRET = "the-secret-of-the-machine"
 LIMITS = SandboxLimits(time_limit_s=8.0, memory_mb=256, num_processes=24, scratch_mb=16, output_kb=64)
 
 DRIVER = """
-import dataclasses, json, sys
+import concurrent.futures, dataclasses, json, sys
 from agentgym.tools.sandbox import SandboxLimits, open_sandbox
 given = json.loads(sys.argv[1])
 with open_sandbox(given["backend"], limits=SandboxLimits(**given["limits"])) as sandbox:
     print(sandbox._server._process.pid, flush=True)
-    for line in sys.stdin:
-        outcome = sandbox.run(**json.loads(line))
-        said = dataclasses.asdict(outcome)
-        print(json.dumps({**said, "files": sorted(said["files"])}), flush=True)
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        for line in sys.stdin:
+            calls = [threads.submit(sandbox.run, **one) for one in json.loads(line)]
+            said = [dataclasses.asdict(one.result()) for one in calls]
+            print(json.dumps([{**one, "files": sorted(one["files"])} for one in said]), flush=True)
 """
-"""Answers requests as whoever runs it."""
+"""Answers requests, those of a line at once, as whoever runs it."""
 
 AS_ORDINARY_USER = """
 mount -t tmpfs tmpfs /mnt && mkdir -p /mnt/python /mnt/site /mnt/repo /mnt/tmp && chmod 1777 /mnt/tmp || exit 1
@@ -116,8 +121,8 @@ def outside() -> Iterator[Outside]:
 class Opened:
     """A sandbox, whoever opened it."""
 
-    def __init__(self, backend: str, user: str, server: int, run: Callable[..., Outcome]) -> None:
-        self.backend, self.user, self.run = backend, user, run
+    def __init__(self, backend: str, server: int, run_all: Callable[[list[Call]], list[Outcome]]) -> None:
+        self.backend, self.run_all = backend, run_all
         self._server = psutil.Process(server)
         self._at_rest = self.num_processes()
 
@@ -134,9 +139,14 @@ class Opened:
 
 
 @contextlib.contextmanager
-def _by_ourselves(backend: str, user: str) -> Iterator[Opened]:
-    with open_sandbox(backend, limits=LIMITS) as sandbox:
-        yield Opened(backend, user, sandbox._server._process.pid, sandbox.run)  # type: ignore[attr-defined]
+def _by_ourselves(backend: str) -> Iterator[Opened]:
+    with open_sandbox(backend, limits=LIMITS) as sandbox, ThreadPoolExecutor() as threads:
+
+        def run_all(calls: list[Call]) -> list[Outcome]:
+            begun = [threads.submit(sandbox.run, **call) for call in calls]
+            return [one.result() for one in begun]
+
+        yield Opened(backend, sandbox._server._process.pid, run_all)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -148,16 +158,18 @@ def _by_ordinary_user(backend: str) -> Iterator[Opened]:
     driver = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert driver.stdin and driver.stdout
 
-    def run(code: str, **given: object) -> Outcome:
-        driver.stdin.write(json.dumps({"code": code, **given}) + "\n")
+    def run_all(calls: list[Call]) -> list[Outcome]:
+        driver.stdin.write(json.dumps(calls) + "\n")
         driver.stdin.flush()
         said = json.loads(driver.stdout.readline())
-        return Outcome(**{**said, "ended": Ended(said["ended"]), "files": dict.fromkeys(said["files"], b"")})
+        return [
+            Outcome(**{**one, "ended": Ended(one["ended"]), "files": dict.fromkeys(one["files"], b"")}) for one in said
+        ]
 
     try:
         line = driver.stdout.readline()
         assert line, "the ordinary user's sandbox did not open; see standard error"
-        yield Opened(backend, "ordinary", int(line), run)
+        yield Opened(backend, int(line), run_all)
     finally:
         driver.stdin.close()
         driver.wait(20)
@@ -175,7 +187,7 @@ def opened(request: pytest.FixtureRequest, outside: Outside) -> Iterator[Opened]
         pytest.skip("these tests run as an ordinary user: only root can open root's sandbox")
     os.environ["AGENTGYM_TEST_TOKEN"] = SECRET
     try:
-        with _by_ordinary_user(backend) if user == "ordinary" and is_root else _by_ourselves(backend, user) as one:
+        with _by_ordinary_user(backend) if user == "ordinary" and is_root else _by_ourselves(backend) as one:
             yield one
     finally:
         del os.environ["AGENTGYM_TEST_TOKEN"]

@@ -5,16 +5,13 @@ Every attack would do little harm without a box: bombs have bounds of their own,
 
 from __future__ import annotations
 
-import re
-import threading
-from dataclasses import dataclass, field
-from typing import Any
-
 import platform
+import re
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from agentgym.tools.sandbox import Outcome
 from agentgym.tools.sandbox.box.syscalls import ATTRIBUTES, EXAMINED, REFUSED, numbers
 
 CALLS = numbers(REFUSED + EXAMINED + ATTRIBUTES, platform.machine())
@@ -48,7 +45,6 @@ class Attack:
     language: str = "python"
     time_limit_s: float = 8.0
     collect: tuple[str, ...] = ()
-    options: dict[str, Any] = field(default_factory=dict)
 
 
 def by(namespaces: str, landlock: str) -> dict[str, str]:
@@ -113,7 +109,7 @@ ATTACKS = [
         "EPERM",
         "no capability",
     ),
-    files("reads files through a shell", "cat /etc/shadow $SECRET; echo $AGENTGYM_TEST_TOKEN", "\n", language="shell"),
+    files("reads files through a shell", "cat /etc/shadow $SECRET; echo $AGENTGYM_TEST_TOKEN", "", language="shell"),
     files(
         "looks for secrets in its environment",
         "print(sorted(os.environ))",
@@ -207,7 +203,8 @@ ATTACKS = [
     Attack(
         "forks without end",
         "RLIMIT_NPROC | watched processes",
-        "n = 0\nwhile n < 150:\n  try: pid = os.fork()\n  except OSError as e: print(e.errno == errno.EAGAIN, n < 30); break\n"
+        "n = 0\nwhile n < 150:\n  try: pid = os.fork()\n"
+        "  except OSError as e: print(e.errno == errno.EAGAIN, n < 30); break\n"
         "  if not pid: time.sleep(30); os._exit(0)\n  n += 1\nelse: time.sleep(5)",
         by("True True", ""),
         by("exited", "process_limit"),
@@ -224,14 +221,16 @@ ATTACKS = [
     Attack(
         "starts threads without end",
         "RLIMIT_NPROC | RLIMIT_AS",
-        "import threading\nthreading.stack_size(1 << 25)\nn = 0\ntry:\n  while n < 100: threading.Thread(target=time.sleep, args=(20,), daemon=True).start(); n += 1\n"
+        "import threading\nthreading.stack_size(1 << 25)\nn = 0\ntry:\n"
+        "  while n < 100: threading.Thread(target=time.sleep, args=(20,), daemon=True).start(); n += 1\n"
         "except RuntimeError: print(n < 30)\nos._exit(0)",
         "True",
     ),
     Attack(
         "leaves a daemon",
         "the end of PID 1 | killed group",
-        "if not os.fork():\n  try: os.setsid()\n  except OSError: pass\n  if not os.fork():\n    time.sleep(60)\n  os._exit(0)\nprint('left')",
+        "if not os.fork():\n  try: os.setsid()\n  except OSError: pass\n  if not os.fork():\n"
+        "    time.sleep(60)\n  os._exit(0)\nprint('left')",
         "left",
     ),
     Attack(
@@ -245,7 +244,8 @@ ATTACKS = [
     stopped(
         "ignores every signal",
         "SIGKILL to PID 1 | group",
-        "for n in range(1, 65):\n  try: signal.signal(n, signal.SIG_IGN)\n  except (OSError, ValueError): pass\nwhile True: time.sleep(1)",
+        "for n in range(1, 65):\n  try: signal.signal(n, signal.SIG_IGN)\n"
+        "  except (OSError, ValueError): pass\nwhile True: time.sleep(1)",
         "time_limit",
         time_limit_s=0.5,
     ),
@@ -281,7 +281,8 @@ ATTACKS = [
     stopped(
         "takes memory in children",
         "watched memory",
-        "for _ in range(6):\n  if not os.fork():\n    kept = bytearray(b'x') * (80 << 20); time.sleep(20); os._exit(0)\ntime.sleep(20)",
+        "for _ in range(6):\n  if not os.fork():\n"
+        "    kept = bytearray(b'x') * (80 << 20); time.sleep(20); os._exit(0)\ntime.sleep(20)",
         "memory",
     ),
     stopped(
@@ -332,7 +333,7 @@ ATTACKS = [
     Attack(
         "recurses without end",
         "its own process",
-        "sys.setrecursionlimit(1 << 30)\ndef f(): f()\nf()",
+        "sys.setrecursionlimit(20_000)\ndef f(): f()\nf()",
         "",
         exit_code=None,
     ),
@@ -351,12 +352,14 @@ def test_an_attack_stays_in_its_box_and_harms_no_job_beside_it(attack: Attack, o
         code = f"SECRET={outside.names['SECRET']}\n{code}"
     else:
         code = "".join(f"{name} = {value!r}\n" for name, value in known.items()) + PRELUDE + code
-    result = opened.run(code, language=attack.language, time_limit_s=attack.time_limit_s, collect=list(attack.collect))
+    call = {"language": attack.language, "time_limit_s": attack.time_limit_s, "collect": list(attack.collect)}
+    result, honest = opened.run_all([{**call, "code": code}, {"code": HONEST}])
     assert expected(attack.ended, opened.backend) == result.ended.value, result
     assert re.fullmatch(expected(attack.seen, opened.backend), result.stdout.removesuffix("\n")), result
     assert attack.exit_code is None or result.exit_code == attack.exit_code, result
     assert "secret" not in result.stdout.replace("secret.txt", "") + result.stderr.replace("secret.txt", "")
     assert not result.files
+    assert (honest.stdout, honest.exit_code) == (HONEST_OUTPUT, 0), honest
     opened.assert_at_rest()
     outside.assert_untouched()
 

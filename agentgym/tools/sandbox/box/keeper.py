@@ -54,7 +54,8 @@ def keep(box: Box, orders: socket.socket, job: Job) -> None:
     box.started(program)
     frames.send(orders, {"ready": True})
     while True:
-        ready, _, _ = select.select([orders, woken], [], [])
+        waited: list[int | socket.socket] = [orders, woken]
+        ready, _, _ = select.select(waited, [], [])
         if woken in ready:
             os.read(woken, 4096)
         ended = dict(reap())
