@@ -1,4 +1,4 @@
-"""What a sandbox does for honest programs: files in and out, limits, sessions, many at once, and nothing left behind."""
+"""What a sandbox does for honest programs: files in and out, limits, sessions, many at once, nothing left behind."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def test_files_go_in_and_out(sandbox: Sandbox) -> None:
     code = """
 from pathlib import Path
 data = Path('in/data.bin').read_bytes()
-Path('out').mkdir(); Path('out/a.txt').write_bytes(data[::-1]); Path('b.csv').write_text('1,2'); Path('c').write_text('')
+Path('out').mkdir()
+Path('out/a.txt').write_bytes(data[::-1]); Path('b.csv').write_text('1,2'); Path('c').write_text('')
 """
     outcome = sandbox.run(code, files={"in/data.bin": bytes(range(256))}, collect=["out/*", "*.csv", "missing"])
     assert dict(outcome.files) == {"out/a.txt": bytes(range(256))[::-1], "b.csv": b"1,2"}
@@ -176,14 +177,15 @@ def test_an_exception_leaves_what_was_done_before_it(sandbox: Sandbox) -> None:
 
 
 def test_what_a_cell_started_ends_with_it(sandbox: Sandbox) -> None:
-    before = len(server_of(sandbox).children(recursive=True))
+    server = server_of(sandbox)
+    wait_for(lambda: len(server.children(recursive=True)) == 1)
     with sandbox.session() as session:
         session.run("import subprocess; child = subprocess.Popen(['sleep', '60'])")
         assert session.run("child.poll() is not None or child.wait(5) is not None").stdout == "True\n"
         for _ in range(10):
             session.run("1")
-        assert len(server_of(sandbox).children(recursive=True)) == before + 3  # supervisor, first process, state
-    wait_for(lambda: len(server_of(sandbox).children(recursive=True)) == before)
+        assert len(server.children(recursive=True)) == 4  # server, supervisor, first process, state
+    wait_for(lambda: len(server.children(recursive=True)) == 1)
 
 
 def test_a_program_that_kills_the_state_loses_its_session_and_nothing_else(sandbox: Sandbox) -> None:
@@ -224,6 +226,7 @@ def test_closing_ends_programs_that_still_run() -> None:
         below = [server_of(sandbox), *server_of(sandbox).children(recursive=True)]
         scratch = sandbox._server._finish.peek()[2][2]  # type: ignore[attr-defined]
         sandbox.close()
+        session.close()
         assert len(below) >= 4 and not any(one.is_running() and one.status() != "zombie" for one in below)
         assert not scratch or not os.path.exists(scratch)
         with pytest.raises(SandboxError, match="closed"):

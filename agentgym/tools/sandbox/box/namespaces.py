@@ -1,4 +1,4 @@
-"""Box 1: namespaces of the kernel. A program sees a read-only system, a /tmp of its own, its own processes, no network.
+"""Box 1: namespaces of the kernel. A program sees a read-only system, a folder of its own, its own processes, no network.
 
 The server lives in a user, mount, network, IPC, UTS and PID namespace and has no other files than the box's. Each
 execution has a PID and a mount namespace in it, and its program a user namespace in that: so the number of its
@@ -22,6 +22,8 @@ MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 163
 MNT_DETACH = 2
 DEVICES = ("null", "zero", "random", "urandom")
 BUILT_ON = ("/mnt", "/srv", "/media", "/sys", "/opt")
+HOME = "/box"
+"""Where programs may write; /tmp is another name of it."""
 NOBODY = 65534
 INSIDE = 1000
 """The user that programs are."""
@@ -92,7 +94,7 @@ def _write(path: str, text: str) -> None:
 class NamespaceBox:
     """What differs between boxes, in namespaces."""
 
-    home = "/tmp"
+    home = HOME
     end_signal = signal.SIGKILL
 
     def __init__(self, plan: Plan) -> None:
@@ -112,8 +114,10 @@ class NamespaceBox:
         _add_links(root)
         _add_devices(root)
         _add_accounts(root)
-        for folder in ("/proc", "/tmp"):
-            os.makedirs(root + folder, exist_ok=True)
+        for folder in ("/proc", HOME):
+            os.makedirs(root + folder)
+        if not os.path.exists(f"{root}/tmp"):  # Python itself, or packages, may be below it
+            os.symlink(HOME, f"{root}/tmp")
         kernel.mount("proc", f"{root}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
         os.mkdir(f"{root}/.old")
         os.chdir(root)
@@ -130,10 +134,10 @@ class NamespaceBox:
     def begin(self) -> None:
         """By the box's first process, which is PID 1 of it."""
         options = f"mode=1777,size={self._plan.scratch_bytes},nr_inodes=16384"
-        kernel.mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, options)
+        kernel.mount("tmpfs", HOME, "tmpfs", MS_NOSUID | MS_NODEV, options)
         kernel.mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "hidepid=invisible,subset=pid")
         kernel.set_dumpable(False)
-        os.chdir("/tmp")
+        os.chdir(HOME)
 
     def confine(self) -> None:
         """By the program's process, before the first line of it is run."""
@@ -192,13 +196,13 @@ def _add_devices(root: str) -> None:
     os.mkdir(f"{root}/dev")
     for name in DEVICES:
         _bind_file(f"/dev/{name}", f"{root}/dev/{name}", nodev=False)
-    links = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "shm": "/tmp"}
+    links = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "shm": HOME}
     for name, target in links.items():
         os.symlink(target, f"{root}/dev/{name}")
 
 
 def _add_accounts(root: str) -> None:
-    for name, line in (("passwd", f"user:x:{INSIDE}:{INSIDE}::/tmp:/bin/sh\n"), ("group", f"user:x:{INSIDE}:\n")):
+    for name, line in (("passwd", f"user:x:{INSIDE}:{INSIDE}::{HOME}:/bin/sh\n"), ("group", f"user:x:{INSIDE}:\n")):
         with open(f"{root}/etc/{name}", "w", encoding="ascii") as file:
             file.write(line)
 

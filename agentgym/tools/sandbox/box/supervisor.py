@@ -23,7 +23,7 @@ __all__ = ["supervise"]
 WATCH_S = 0.02
 CHANNEL_S = 5.0
 """Longest that a box may take to read a cell or to say that it rolled back."""
-CHUNK = 1 << 16
+CHUNK, MOST_CHUNKS = 1 << 16, 32
 
 
 @dataclass
@@ -53,8 +53,14 @@ class _Running:
         self.output[pipe] += part[:room]
         if len(part) > room:
             self.why = "output_limit" if self.why in ("", "exited") else self.why
-            return False
         return bool(part)
+
+    def drain(self) -> None:
+        """Reads what ended processes have left in the pipes: no more than fits into one."""
+        for pipe in self.output:
+            for _ in range(MOST_CHUNKS):
+                if not select.select([pipe], [], [], 0)[0] or not self.take(pipe):
+                    break
 
 
 class _Supervisor:
@@ -115,7 +121,7 @@ class _Supervisor:
         if not self._is_session or running.is_over:
             self.end()
             running.is_over = True
-        self._drain(running, open_pipes)
+        running.drain()
         return running
 
     def _await_state(self, running: _Running) -> None:
@@ -213,15 +219,6 @@ class _Supervisor:
             running.is_over = running.is_over or running.holder != self._holder
             running.why, running.code, running.rolled_back = why, code, not running.is_over
         self._holder = running.holder
-
-    def _drain(self, running: _Running, open_pipes: list[int]) -> None:
-        """Reads what ended processes have left in the pipes, which is bounded."""
-        for pipe in open_pipes:
-            before = -1
-            while before != len(running.output[pipe]):
-                before = len(running.output[pipe])
-                if not running.take(pipe):
-                    break
 
     def end(self) -> None:
         """Ends the box, if it has not ended, and waits until all of it has."""
