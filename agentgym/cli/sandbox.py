@@ -61,6 +61,8 @@ def _run(args: Sequence[str]) -> int:
     sys.stderr.write(outcome.stderr)
     print(_verdict(outcome), file=sys.stderr, flush=True)
     if options.json:
+        if outcome.stdout and not outcome.stdout.endswith("\n"):
+            print()
         show_json(
             {
                 "ended": outcome.ended.value,

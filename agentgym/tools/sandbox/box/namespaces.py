@@ -1,4 +1,4 @@
-"""Box 1: namespaces of the kernel. A program sees a read-only system, a folder of its own, its own processes, no network.
+"""Box 1: namespaces of the kernel. A program has a read-only system, one folder, its own processes and no network.
 
 The server lives in a user, mount, network, IPC, UTS and PID namespace and has no other files than the box's. Each
 execution has a PID and a mount namespace in it, and its program a user namespace in that: so the number of its
