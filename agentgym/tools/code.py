@@ -1,4 +1,4 @@
-"""The tools `python` and `shell`: code that a model writes, run in a sandbox, with state for the length of an episode."""
+"""The tools `python` and `shell`: code that a model writes, run in a sandbox, with state for an episode."""
 
 from __future__ import annotations
 

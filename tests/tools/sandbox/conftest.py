@@ -62,12 +62,14 @@ class Outside:
     sentinel: subprocess.Popen[bytes]
     """A process of the same user."""
     listeners: list[socket.socket]
+    written_at: float
     names: dict[str, object]
     """What attacks know of it."""
 
     def assert_untouched(self) -> None:
         assert (self.folder / "secret.txt").read_text() == SECRET
-        assert (self.folder / "secret.txt").stat().st_mode & 0o777 == 0o666
+        about = (self.folder / "secret.txt").stat()
+        assert (about.st_mode & 0o777, about.st_uid, about.st_mtime == self.written_at) == (0o666, os.geteuid(), True)
         assert sorted(one.name for one in self.folder.iterdir()) == ["dgram", "secret.txt", "stream"]
         assert self.sentinel.poll() is None
         assert psutil.Process(self.sentinel.pid).rlimit(psutil.RLIMIT_NOFILE) == (64, 64)
@@ -109,7 +111,7 @@ def outside() -> Iterator[Outside]:
             time.sleep(0.01)
         names = {"OUTSIDE": str(folder), "SECRET": str(folder / "secret.txt"), "SENTINEL": sentinel.pid}
         names |= {"PORT": listeners[0].getsockname()[1], "ABSTRACT": f"\0agentgym-test-{os.getpid()}"}
-        yield Outside(folder, sentinel, listeners, names)
+        yield Outside(folder, sentinel, listeners, (folder / "secret.txt").stat().st_mtime, names)
     finally:
         for one in listeners:
             one.close()

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from agentgym.tools.sandbox.box.syscalls import ATTRIBUTES, EXAMINED, REFUSED, numbers
+from agentgym.tools.sandbox.box.syscalls import EXAMINED, OWNERS, REFUSED, numbers
 
-CALLS = numbers(REFUSED + EXAMINED + ATTRIBUTES, platform.machine())
+CALLS = numbers(REFUSED + EXAMINED + OWNERS + " inotify_init1:294:26", platform.machine())
 PRELUDE = """
 import ctypes, errno, os, signal, socket, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -85,8 +85,10 @@ ATTACKS = [
     files("moves a file in", "attempt(os.rename, SECRET, 'f')", by("ENOENT", "EXDEV|EACCES")),
     files("removes a file", "attempt(os.unlink, SECRET)", GONE),
     files("cuts a file short", "attempt(os.truncate, SECRET, 0)", by("ENOENT", "EPERM")),
-    files("changes a mode", "attempt(os.chmod, SECRET, 0)", by("ENOENT", "EPERM")),
-    files("changes times", "attempt(os.utime, SECRET, (0, 0))", by("ENOENT", "EPERM")),
+    files("changes a mode", "attempt(os.chmod, SECRET, 0)", by("ENOENT", "DONE None")),
+    files("changes times", "attempt(os.utime, SECRET, (0, 0))", by("ENOENT", "DONE None")),
+    files("takes a file over", "attempt(os.chown, SECRET, 1000, 1000)", by("ENOENT", "EPERM")),
+    files("watches a file", "call('inotify_init1', 0)", "ENOSYS", "seccomp"),
     files("reads by /proc/self/root", "attempt(open, '/proc/self/root' + SECRET)", GONE),
     files("reads the first process's environment", "attempt(open, '/proc/1/environ', 'rb')", GONE, "hidepid"),
     files("reads its parent's memory", "attempt(open, f'/proc/{os.getppid()}/mem', 'rb')", GONE, "hidepid"),
@@ -100,8 +102,8 @@ ATTACKS = [
     ),
     files(
         "spares itself from the OOM killer",
-        "attempt(lambda: open('/proc/self/oom_score_adj', 'w').write('-1000') and None)",
-        by("EACCES|EPERM|DONE None", "EACCES"),
+        "attempt(lambda: os.write(os.open('/proc/self/oom_score_adj', os.O_WRONLY), b'-1000'))",
+        "EACCES",
     ),
     files(
         "makes a device",

@@ -70,6 +70,19 @@ child.start(); child.join()
     assert outcome.stdout.split("\n") == ["42", "7", "SHELL", "3", "(2,)", "child", ""], outcome
 
 
+def test_copies_and_archives_are_made(sandbox: Sandbox) -> None:
+    code = """
+import shutil, tarfile
+open('a', 'w').write('x')
+shutil.copy('a', 'b'); shutil.copy2('a', 'c')
+with tarfile.open('t.tar', 'w') as tar: tar.add('a'); tar.add('b')
+with tarfile.open('t.tar') as tar: tar.extractall('out')
+print(open('out/b').read() + open('c').read())
+"""
+    outcome = sandbox.run(code)
+    assert (outcome.stdout, outcome.stderr) == ("xx\n", "")
+
+
 def test_a_shell_script_is_run(sandbox: Sandbox) -> None:
     outcome = sandbox.run("for n in 1 2; do echo $n; done; ls; exit 4", language="shell", files={"a/b.txt": b"x"})
     assert (outcome.stdout, outcome.exit_code) == ("1\n2\na\n", 4)
@@ -298,6 +311,52 @@ def test_what_cannot_be_run_is_refused_with_what_to_do(sandbox: Sandbox) -> None
 
 def test_this_machine_holds_both_boxes() -> None:
     assert sandbox_faults() == {"namespaces": None, "landlock": None}
+
+
+OLD_LANDLOCK = """
+import os, signal
+from agentgym.tools.sandbox.box.kernel import forbid_new_privileges
+from agentgym.tools.sandbox.box.landlock import restrict_files
+from agentgym.tools.sandbox.box.seccomp import assemble, install_filter
+def attempt(function, *arguments):
+    try: print('DONE', function(*arguments))
+    except OSError as error: print(type(error).__name__)
+os.chdir({scratch!r})
+read = ["/usr", "/lib", "/lib64", {prefix!r}]
+child = os.fork()
+if child == 0: signal.pause()
+forbid_new_privileges()
+restrict_files({version}, read=read, devices=["/dev/null"], write=[{scratch!r}])
+install_filter(assemble(os.uname().machine, owns_files=False, leaves_group=False, signals=False))
+attempt(lambda: open("mine", "w").close())
+attempt(open, {secret!r})
+attempt(os.truncate, {secret!r}, 0)
+attempt(os.kill, child, 9)
+attempt(os.kill, os.getpid(), 0)
+print(flush=True)
+os.abort()
+"""
+
+
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
+def test_older_versions_of_landlock_contain_with_the_filters_help(version: int, tmp_path: Path) -> None:
+    (tmp_path / "box").mkdir()
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    code = OLD_LANDLOCK.format(
+        scratch=str(tmp_path / "box"), prefix=sys.base_prefix, secret=str(secret), version=version
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert process.stdout
+        said = [process.stdout.readline().strip() for _ in range(5)]
+        assert said == ["DONE None", "PermissionError", "PermissionError", "PermissionError", "DONE None"]
+        assert process.wait(60) == -signal.SIGABRT
+        assert secret.read_text() == "secret"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        assert process.stdout
+        process.stdout.close()
 
 
 NEITHER = """

@@ -1,5 +1,6 @@
 """The limits of one process that hold in every box."""
 
+import contextlib
 import resource
 
 from agentgym.tools.sandbox.box.kernel import limit
@@ -16,3 +17,5 @@ def limit_resources(plan: Plan) -> None:
     limit(resource.RLIMIT_NOFILE, plan.num_open_files)
     limit(resource.RLIMIT_MEMLOCK, 0)
     limit(resource.RLIMIT_CORE, 0)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")  # where the machine runs out of memory, this goes first

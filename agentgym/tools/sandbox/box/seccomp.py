@@ -10,7 +10,7 @@ import os
 import struct
 
 from agentgym.tools.sandbox.box.kernel import prctl
-from agentgym.tools.sandbox.box.syscalls import ATTRIBUTES, EXAMINED, GROUPS, ORDINARY, REFUSED, SIGNALS, numbers
+from agentgym.tools.sandbox.box.syscalls import EXAMINED, GROUPS, MODES, ORDINARY, OWNERS, REFUSED, SIGNALS, numbers
 
 __all__ = ["assemble", "install_filter"]
 
@@ -91,8 +91,9 @@ def _bodies(own_signals: bool) -> dict[str, list[Instruction]]:
 def assemble(machine: str, *, owns_files: bool, leaves_group: bool, signals: bool) -> bytes:
     """The filter's program.
 
-    `owns_files` says whether modes and owners may be changed, `leaves_group` whether processes may begin sessions,
-    `signals` whether they may signal others.
+    `owns_files` says whether modes and owners may be changed; otherwise modes and times stay as they are, without an
+    error, for copying and unpacking set them. `leaves_group` says whether processes may begin sessions, `signals`
+    whether they may signal others.
     """
     program = _Program()
     program.add(LOAD, ARCHITECTURE)
@@ -107,8 +108,10 @@ def assemble(machine: str, *, owns_files: bool, leaves_group: bool, signals: boo
     for name, body in examined.items():
         program.examine(calls[name], body)
     allowed, refused = numbers(ORDINARY, machine), numbers(REFUSED, machine)
-    for table, free in ((ATTRIBUTES, owns_files), (GROUPS, leaves_group), (SIGNALS, signals)):
+    for table, free in ((OWNERS, owns_files), (GROUPS, leaves_group), (SIGNALS, signals)):
         (allowed if free else refused).update(numbers(table, machine))
+    for number in numbers(MODES, machine).values():
+        program.answer(number, ALLOW if owns_files else ERROR)  # error 0: the call seems to have worked
     for name, number in allowed.items():
         if name not in examined:
             program.answer(number, ALLOW)

@@ -3,7 +3,7 @@
 Numbers are the kernel's interface (asm/unistd_64.h, asm-generic/unistd.h) and never change.
 """
 
-__all__ = ["ATTRIBUTES", "EXAMINED", "GROUPS", "ORDINARY", "REFUSED", "SIGNALS", "numbers"]
+__all__ = ["EXAMINED", "GROUPS", "MODES", "ORDINARY", "OWNERS", "REFUSED", "SIGNALS", "numbers"]
 
 ORDINARY = """
 read:0:63 write:1:64 open:2:- close:3:57 stat:4:- fstat:5:80 lstat:6:- poll:7:- lseek:8:62 mmap:9:222 mprotect:10:226
@@ -24,24 +24,27 @@ lgetxattr:192:9 fgetxattr:193:10 listxattr:194:11 llistxattr:195:12 flistxattr:1
 sched_getaffinity:204:123 epoll_create:213:- getdents64:217:61 set_tid_address:218:96 restart_syscall:219:128
 fadvise64:221:223 timer_create:222:107 timer_settime:223:110 timer_gettime:224:108 timer_getoverrun:225:109
 timer_delete:226:111 clock_gettime:228:113 clock_getres:229:114 clock_nanosleep:230:115 exit_group:231:94
-epoll_wait:232:- epoll_ctl:233:21 waitid:247:95 inotify_init:253:- inotify_add_watch:254:27 inotify_rm_watch:255:28
+epoll_wait:232:- epoll_ctl:233:21 waitid:247:95
 openat:257:56 mkdirat:258:34 mknodat:259:33 newfstatat:262:79 unlinkat:263:35 renameat:264:38 linkat:265:37
 symlinkat:266:36 readlinkat:267:78 faccessat:269:48 pselect6:270:72 ppoll:271:73 set_robust_list:273:99
 get_robust_list:274:100 epoll_pwait:281:22 signalfd:282:- timerfd_create:283:85 eventfd:284:- fallocate:285:47
 timerfd_settime:286:86 timerfd_gettime:287:87 signalfd4:289:74 eventfd2:290:19 epoll_create1:291:20 dup3:292:24
-pipe2:293:59 inotify_init1:294:26 preadv:295:69 pwritev:296:70 recvmmsg:299:243 getcpu:309:168 renameat2:316:276
+pipe2:293:59 preadv:295:69 pwritev:296:70 recvmmsg:299:243 getcpu:309:168 renameat2:316:276
 getrandom:318:278 execveat:322:281 membarrier:324:283 copy_file_range:326:285 preadv2:327:286 pwritev2:328:287
 statx:332:291 rseq:334:293 pidfd_open:434:434 close_range:436:436 openat2:437:437 faccessat2:439:439
 epoll_pwait2:441:441 futex_waitv:449:449 flock:73:32
 """
 """What programs need, with any arguments."""
 
-ATTRIBUTES = """
-chmod:90:- fchmod:91:52 fchmodat:268:53 fchmodat2:452:452 chown:92:- fchown:93:55 lchown:94:- fchownat:260:54
-utime:132:- utimes:235:- futimesat:261:- utimensat:280:88 setxattr:188:5 lsetxattr:189:6 fsetxattr:190:7
-removexattr:197:14 lremovexattr:198:15 fremovexattr:199:16 truncate:76:45
+MODES = """
+chmod:90:- fchmod:91:52 fchmodat:268:53 fchmodat2:452:452 utime:132:- utimes:235:- futimesat:261:- utimensat:280:88
 """
-"""Modes, owners and times of files: harmless where every file outside is on a read-only mount, and only there."""
+"""Modes and times of files: harmless where every file outside is on a read-only mount. Elsewhere nothing happens."""
+OWNERS = """
+chown:92:- fchown:93:55 lchown:94:- fchownat:260:54 setxattr:188:5 lsetxattr:189:6 fsetxattr:190:7 removexattr:197:14
+lremovexattr:198:15 fremovexattr:199:16 truncate:76:45
+"""
+"""Owners and attributes of files, and cutting them short by name: harmless there too, refused elsewhere."""
 
 GROUPS = """
 setpgid:109:154 setsid:112:157
