@@ -202,7 +202,7 @@ class _Server:
         finally:
             theirs.close()
         self._control = ours
-        self._finish = weakref.finalize(self, _finish, ours, self._process, plan.scratch)
+        self._finish = weakref.finalize(self, _finish, ours, self._process, plan.scratch, os.getpid())
         ours.settimeout(ANSWER_S)
         try:
             said = frames.receive(ours)
@@ -229,8 +229,10 @@ class _Server:
         self._finish()
 
 
-def _finish(control: socket.socket, process: subprocess.Popen[bytes], scratch: str) -> None:
+def _finish(control: socket.socket, process: subprocess.Popen[bytes], scratch: str, owner: int) -> None:
     control.close()
+    if os.getpid() != owner:  # a fork of the owner ends, and the server is not its
+        return
     try:
         process.wait(END_S)
     except subprocess.TimeoutExpired:

@@ -270,6 +270,20 @@ sandbox.run("import os, time; os.fork(); time.sleep(9)")
     wait_for(lambda: not list(tmp_path.iterdir()))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_fork_of_the_owner_that_ends_takes_nothing_with_it(backend: str) -> None:
+    code = f"""
+import os, sys
+from agentgym.tools.sandbox import open_sandbox
+sandbox = open_sandbox({backend!r})
+if not os.fork(): sys.exit(0)
+os.wait()
+print(sandbox.run("print(42)").stdout)
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert said.stdout == "42\n\n", said
+
+
 def test_a_server_that_was_killed_is_started_again() -> None:
     with open_sandbox() as sandbox:
         for one in (*server_of(sandbox).children(), server_of(sandbox)):

@@ -4,6 +4,7 @@ In a PID namespace it is PID 1, so nothing in the box outlives it.
 """
 
 import fnmatch
+import itertools
 import os
 import select
 import signal
@@ -19,6 +20,8 @@ from agentgym.tools.sandbox.box.runner import Box
 __all__ = ["Job", "keep"]
 
 MOST_FILES_OUT = 256
+MOST_FOLDERS = 16384
+"""A thread of a session may add folders for as long as one looks."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,8 @@ def _collected(patterns: list[str], most_bytes: int) -> tuple[list[str], list[by
     contents: list[bytes] = []
     if not patterns:
         return names, contents
-    for folder, _, found, handle in os.fwalk(".", follow_symlinks=False):
+    walk = itertools.islice(os.fwalk(".", follow_symlinks=False), MOST_FOLDERS)
+    for folder, _, found, handle in walk:
         for name in sorted(found):
             path = os.path.normpath(os.path.join(folder, name))
             if len(names) < MOST_FILES_OUT and any(fnmatch.fnmatchcase(path, one) for one in patterns):

@@ -21,7 +21,7 @@ from agentgym.tools.sandbox.box.runner import REPORT, Box, run_once, run_session
 __all__ = ["supervise"]
 
 WATCH_S = 0.02
-CHANNEL_S = 5.0
+CHANNEL_S = 20.0
 """Longest that a box may take to read a cell or to say that it rolled back."""
 CHUNK, MOST_CHUNKS = 1 << 16, 32
 
@@ -128,7 +128,7 @@ class _Supervisor:
         while not running.holder and not running.why:
             ready, _, _ = select.select([self._reports, self._orders], [], [], CHANNEL_S)
             if not ready:
-                running.why = "killed"
+                running.why, running.is_over = "killed", True
             if self._orders in ready:
                 self._hear_keeper(running)
             if self._reports in ready:
