@@ -13,6 +13,7 @@ __all__ = [
     "InvalidTrajectory",
     "RenderError",
     "RunFolderError",
+    "SandboxError",
     "ToolSchemaError",
     "TrainingHalted",
     "UnknownName",
@@ -70,6 +71,10 @@ class UserCodeFault(AgentGymError, RuntimeError):
 
 class EngineError(AgentGymError, RuntimeError):
     """An inference engine that failed, or was asked for what it cannot do."""
+
+
+class SandboxError(AgentGymError, RuntimeError):
+    """A sandbox that cannot be held here, or that itself failed; what a program does in one is an Outcome."""
 
 
 class TrainingHalted(AgentGymError, RuntimeError):

@@ -16,6 +16,7 @@ BUILTINS = {
     "InvalidTrajectory": ValueError,
     "RenderError": ValueError,
     "RunFolderError": OSError,
+    "SandboxError": RuntimeError,
     "ToolSchemaError": ValueError,
     "TrainingHalted": RuntimeError,
     "UnknownName": KeyError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from agentgym.cli.advice import Advice, Findings, advice
@@ -23,6 +23,7 @@ from agentgym.cli.terminal import say, show_json, show_table
 from agentgym.engines.compiler import cpp_compiler
 from agentgym.errors import AgentGymError
 from agentgym.evaluation.model_folder import EMBEDDED, model_folder
+from agentgym.tools.sandbox import sandbox_faults
 from agentgym.types import JSON
 
 __all__ = ["main"]
@@ -46,17 +47,19 @@ def main(args: Sequence[str]) -> int:
     options = parse_options(DoctorOptions, args, prog="agentgym doctor")
     found = _examine()
     todo = advice(found)
-    engines = _engines(found)
+    engines, boxes = _engines(found), sandbox_faults()
     show_table(["part", "version", "for"], _library_rows(found))
     show_table(["engine", "usable", "how"], [[name, "yes" if ok else "no", how] for name, (ok, how) in engines.items()])
     show_table(["machine", ""], _machine_rows(found))
+    show_table(["sandbox", "usable", "what it lacks"], _sandbox_rows(boxes))
     for one in todo:
         say(str(one))
     if not any(one.kind != "optional" for one in todo):
         say("nothing that is needed is missing" if todo else "nothing is missing")
     ok = all(one.kind == "optional" for one in todo)
     if options.json:
-        show_json(_report(found, engines, todo, ok))
+        usable: list[JSON] = [name for name, fault in boxes.items() if fault is None]
+        show_json({**_report(found, engines, todo, ok), "sandboxes": usable})
     return 0 if ok else 1
 
 
@@ -133,6 +136,11 @@ def _machine_rows(found: Findings) -> list[list[str]]:
     rows.append(["open files", "no limit" if size.open_files < 0 else str(size.open_files)])
     rows += [["GPU", f"{one.name}, {one.memory_gib:.0f} GiB, driver {one.driver}"] for one in found.gpus]
     return rows if found.gpus else [*rows, ["GPU", "none"]]
+
+
+def _sandbox_rows(boxes: Mapping[str, str | None]) -> list[list[str]]:
+    """Each kind of sandbox, in the order of preference; tools that run code take the first that is usable."""
+    return [[name, "yes" if fault is None else "no", fault or ""] for name, fault in boxes.items()]
 
 
 def _report(found: Findings, engines: dict[str, tuple[bool, str]], todo: Sequence[Advice], ok: bool) -> dict[str, JSON]:

@@ -66,6 +66,7 @@ def test_it_names_versions_engines_and_sizes(agentgym: Command, monkeypatch: pyt
         done.json["versions"]
     )
     assert done.json["engines"] == ["scripted", "openai", "hf", "sglang", "vllm"]
+    assert done.json["sandboxes"] == ["namespaces", "landlock"]
     assert done.json["torch"]["error"] is None
     assert done.json["machine"]["num_cores"] >= 1 and done.json["machine"]["memory_gib"] > 0
     assert done.json["gpus"] == [] and done.json["model"]

@@ -1,0 +1,100 @@
+"""`agentgym sandbox run FILE.py`: runs a program in a box, as tools do, and says why it ended."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from agentgym.cli.groups import Subcommand, run_group
+from agentgym.cli.options import parse_options
+from agentgym.cli.terminal import show_json
+from agentgym.errors import ConfigError
+from agentgym.tools.sandbox import Ended, Language, Outcome, SandboxLimits, open_sandbox
+
+__all__ = ["main"]
+
+TIME_LIMIT_CODE, KILLED_CODE = 124, 137
+"""Exit codes as of `timeout` and of a shell."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Runs a Python program, or a shell script (`FILE.sh`), in a box; its output and exit code are the program's.
+
+    The last line on standard error says why it ended. A program that passed the time limit ends with exit code 124,
+    one that something else ended with 137 or 128 plus the signal.
+    """
+
+    file: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")]
+    """The program; `-` reads it from standard input."""
+    backend: Literal["auto", "namespaces", "landlock"] = "auto"
+    """The kind of box; by default the first one that works here."""
+    time_limit_s: float = 10.0
+    """Seconds that it may take."""
+    memory_mb: int = 512
+    """MiB that all its processes may hold."""
+    packages: tuple[Path, ...] = ()
+    """Folders that it can import from, beside the standard library."""
+    json: bool = False
+    """End with one line of JSON."""
+
+
+def main(args: Sequence[str]) -> int:
+    """Runs `agentgym sandbox ...`."""
+    return run_group("sandbox", args, {"run": Subcommand("run a program in a box", _run)})
+
+
+def _run(args: Sequence[str]) -> int:
+    options = parse_options(RunOptions, args, prog="agentgym sandbox run")
+    code = _read(options.file)
+    language: Language = "shell" if options.file.suffix in (".sh", ".bash") else "python"
+    limits = SandboxLimits(time_limit_s=options.time_limit_s, memory_mb=options.memory_mb)
+    with open_sandbox(options.backend, limits=limits, packages=options.packages) as sandbox:
+        outcome = sandbox.run(code, language=language)
+    sys.stdout.write(outcome.stdout)
+    sys.stdout.flush()
+    sys.stderr.write(outcome.stderr)
+    print(_verdict(outcome), file=sys.stderr, flush=True)
+    if options.json:
+        if outcome.stdout and not outcome.stdout.endswith("\n"):
+            print()
+        show_json(
+            {
+                "ended": outcome.ended.value,
+                "exit_code": outcome.exit_code,
+                "backend": outcome.backend,
+                "seconds": round(outcome.seconds, 4),
+                "stdout": outcome.stdout,
+                "stderr": outcome.stderr,
+            }
+        )
+    return _exit_code(outcome)
+
+
+def _read(path: Path) -> str:
+    if str(path) == "-":
+        return sys.stdin.read()
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read the program {str(path)!r}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the program {str(path)!r} is not UTF-8 text: {error}") from error
+
+
+def _verdict(outcome: Outcome) -> str:
+    how = f"exit code {outcome.exit_code}" if outcome.ended is Ended.EXITED else "killed"
+    return f"ended: {outcome.ended.value}, {how}, {outcome.seconds:.2f} s, in {outcome.backend}"
+
+
+def _exit_code(outcome: Outcome) -> int:
+    if outcome.ended is Ended.TIME_LIMIT:
+        return TIME_LIMIT_CODE
+    if outcome.ended is not Ended.EXITED:
+        return KILLED_CODE
+    return outcome.exit_code if outcome.exit_code >= 0 else 128 - outcome.exit_code

@@ -1,0 +1,138 @@
+"""The tools `python` and `shell`: code that a model writes, run in a sandbox, with state for an episode."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from agentgym.errors import ConfigError, EnvironmentFault, SandboxError
+from agentgym.tools.definition import Tool, as_tool, tool
+from agentgym.tools.sandbox import Ended, Language, Outcome, Sandbox, SandboxLimits, SandboxSession, open_sandbox
+
+__all__ = ["CodeTools"]
+
+ANSWER_S = 60.0
+"""Seconds beyond the program's own after which a call is given up: the sandbox itself has failed by then."""
+STOPPED = {
+    Ended.TIME_LIMIT: "it was stopped after {limits.time_limit_s:g} s",
+    Ended.MEMORY: "it was stopped: its processes held more than {limits.memory_mb} MiB",
+    Ended.PROCESS_LIMIT: "it was stopped: more than {limits.num_processes} processes",
+    Ended.DISK_LIMIT: "it was stopped: more than {limits.scratch_mb} MiB of files",
+    Ended.OUTPUT_LIMIT: "it was stopped: more than {limits.output_kb} KiB of output, of which this is the beginning",
+    Ended.KILLED: "it was killed",
+}
+
+
+class CodeTools:
+    """Gives an environment the tools `python` and `shell`: `tool_sources=[CodeTools]`.
+
+    Each episode has a session of its own: Python's variables and the files live from call to call. All episodes of a
+    process that ask for the same limits share the sandbox's server. What a program does is answered to the model; a
+    failure of the sandbox itself is an EnvironmentFault, so that the episode is no zero.
+    """
+
+    def __init__(
+        self,
+        *,
+        names: Sequence[Literal["python", "shell"]] = ("python", "shell"),
+        limits: SandboxLimits | None = None,
+        backend: str = "auto",
+        max_calls: int | None = None,
+        max_seconds: float | None = None,
+    ) -> None:
+        """`max_calls` and `max_seconds` are an episode's budgets: calls, and seconds of programs together."""
+        unknown = sorted(set(names) - {"python", "shell"})
+        if unknown or not names:
+            raise ConfigError(f"names must be of python and shell, got {list(names)}")
+        for name, budget in (("max_calls", max_calls), ("max_seconds", max_seconds)):
+            if budget is not None and not budget > 0:
+                raise ConfigError(f"{name} must be positive, or None for no limit, got {budget!r}")
+        self._names, self._limits, self._backend = tuple(names), limits or SandboxLimits(), backend
+        self._max_calls, self._max_seconds = max_calls, max_seconds
+        self._session: SandboxSession | None = None
+        self._calls, self._seconds = 0, 0.0
+
+    def open(self) -> Sequence[Tool]:
+        """Begins an episode's session."""
+        self._calls, self._seconds = 0, 0.0
+        timeout_s = self._limits.time_limit_s + ANSWER_S
+        made = [as_tool(fn).bound_to(self, fn) for fn in (self.python, self.shell)]
+        return [replace(one, timeout_s=timeout_s, on_error="raise") for one in made if one.name in self._names]
+
+    def close(self) -> None:
+        """Ends the session, and all it has started."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    @tool
+    def python(self, code: str) -> str:
+        """Runs Python code. Variables and files are kept for the next call; the value of a last expression is shown.
+
+        Args:
+            code: The code. It has the standard library, and no network.
+        """
+        return self._run(code, "python")
+
+    @tool
+    def shell(self, command: str) -> str:
+        """Runs shell commands (sh). Files are kept for the next call, variables are not.
+
+        Args:
+            command: One or more commands.
+        """
+        return self._run(command, "shell")
+
+    def _run(self, code: str, language: Language) -> str:
+        if self._max_calls is not None and self._calls >= self._max_calls:
+            return f"not run: this episode's {self._max_calls} calls are used up"
+        left = self._limits.time_limit_s
+        if self._max_seconds is not None:
+            left = min(left, self._max_seconds - self._seconds)
+        if left <= 0:
+            return f"not run: this episode's {self._max_seconds:g} seconds are used up"
+        if language == "shell" and "\0" in code:
+            return "not run: a command cannot hold a NUL character"
+        try:
+            if self._session is None:
+                self._session = _shared(self._backend, self._limits).session()
+            outcome = self._session.run(code, language=language, time_limit_s=left)
+        except SandboxError as error:
+            raise EnvironmentFault(f"the sandbox failed: {error}") from error
+        self._calls += 1
+        self._seconds += outcome.seconds
+        if outcome.is_lost:
+            self.close()
+        return _told(outcome, replace(self._limits, time_limit_s=left), language)
+
+
+def _told(outcome: Outcome, limits: SandboxLimits, language: Language) -> str:
+    """What the model reads: standard output, standard error, and how it ended unless all went well."""
+    parts = [text.removesuffix("\n") for text in (outcome.stdout, outcome.stderr) if text]
+    notes = []
+    if outcome.ended is not Ended.EXITED:
+        notes.append(STOPPED[outcome.ended].format(limits=limits))
+    elif outcome.exit_code:
+        notes.append(f"exit code {outcome.exit_code}")
+    if outcome.is_lost:
+        notes.append("variables and files are lost")
+    elif outcome.rolled_back and language == "python":
+        notes.append("variables are as they were before this call")
+    if notes:
+        parts.append(f"[{'; '.join(notes)}]")
+    return "\n".join(parts) or "(no output)"
+
+
+_lock = threading.Lock()
+_sandboxes: dict[tuple[str, SandboxLimits], Sandbox] = {}
+
+
+def _shared(backend: str, limits: SandboxLimits) -> Sandbox:
+    """The process's sandbox with these limits; it ends with the process."""
+    with _lock:
+        key = (backend, limits)
+        if key not in _sandboxes:
+            _sandboxes[key] = open_sandbox(backend, limits=limits)
+        return _sandboxes[key]

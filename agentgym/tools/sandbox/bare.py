@@ -1,0 +1,93 @@
+"""A plain subprocess, for code that you would run yourself: it contains nothing, and says so in every outcome."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from agentgym.errors import ConfigError
+from agentgym.tools.sandbox.protocol import Ended, Language, Outcome, SandboxLimits, SandboxSession
+from agentgym.tools.sandbox.request import Request
+
+__all__ = ["UNSAFE", "BareSubprocess"]
+
+UNSAFE = "none (unsafe)"
+
+
+class BareSubprocess:
+    """No sandbox: programs have your user's rights, files and network. Only the time limit and the output's hold."""
+
+    backend = UNSAFE
+
+    def __init__(self, limits: SandboxLimits) -> None:
+        self.limits = limits
+
+    def run(
+        self,
+        code: str,
+        *,
+        language: Language = "python",
+        files: Mapping[str, bytes] | None = None,
+        collect: Sequence[str] = (),
+        time_limit_s: float | None = None,
+    ) -> Outcome:
+        """See `Sandbox.run`."""
+        seconds = Request.seconds(time_limit_s, self.limits)
+        request = Request.checked(code, language, files, collect, seconds)
+        with tempfile.TemporaryDirectory(prefix="agentgym-unsafe-", ignore_cleanup_errors=True) as name:
+            return self._run_in(Path(name), request)
+
+    def _run_in(self, folder: Path, request: Request) -> Outcome:
+        for path, content in request.files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+        code = request.code.decode("utf-8", "surrogatepass")
+        command = [sys.executable, "-c", code] if request.language == "python" else ["/bin/sh", "-c", code]
+        started, ended, most = time.monotonic(), Ended.EXITED, self.limits.output_kb * 1024
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            process = subprocess.Popen(
+                command, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+            )
+            try:
+                process.wait(request.time_limit_s)
+            except subprocess.TimeoutExpired:
+                ended = Ended.TIME_LIMIT
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            texts = []
+            for stream in (out, err):
+                stream.seek(0)
+                part = stream.read(most + 1)
+                ended = Ended.OUTPUT_LIMIT if len(part) > most and ended is Ended.EXITED else ended
+                texts.append(part[:most].decode("utf-8", "replace"))
+                most -= len(part[:most])
+        paths = sorted(one for pattern in request.collect for one in folder.glob(pattern) if one.is_file())
+        return Outcome(
+            stdout=texts[0],
+            stderr=texts[1],
+            exit_code=process.returncode,
+            ended=ended,
+            backend=UNSAFE,
+            seconds=time.monotonic() - started,
+            files={str(one.relative_to(folder)): one.read_bytes() for one in paths},
+        )
+
+    def session(self) -> SandboxSession:
+        """Refused: it has no state to roll back to."""
+        raise ConfigError("a bare subprocess has no sessions: they need a sandbox (namespaces or landlock)")
+
+    def close(self) -> None:
+        """Nothing goes on between programs."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,123 @@
+"""The first process of a box: it starts the program, takes in what ends, ends what is left, and brings files out.
+
+In a PID namespace it is PID 1, so nothing in the box outlives it.
+"""
+
+import fnmatch
+import itertools
+import os
+import select
+import signal
+import socket
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agentgym.tools.sandbox.box import frames
+from agentgym.tools.sandbox.box.processes import reap
+from agentgym.tools.sandbox.box.runner import Box
+
+__all__ = ["Job", "keep"]
+
+MOST_FILES_OUT = 256
+MOST_FOLDERS = 16384
+"""A thread of a session may add folders for as long as one looks."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a box is for."""
+
+    start: Callable[[], None]
+    """Becomes the program, and does not return."""
+    is_session: bool
+    collect: list[str]
+    """Patterns of the files that are brought out at the end."""
+    most_bytes: int
+    """Of files brought out together."""
+
+
+def keep(box: Box, orders: socket.socket, job: Job) -> None:
+    """Runs a box to its end. Does not return.
+
+    Its supervisor hears `{"ready"}`, then `{"ended": exit code}` with the files as blobs, and orders
+    `{"settle": process}` of a session: all but that process end.
+    """
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGTERM, lambda *_: _end(box))
+    box.begin()
+    program = os.fork()
+    if program == 0:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        job.start()
+    box.started(program)
+    frames.send(orders, {"ready": True})
+    while True:
+        waited: list[int | socket.socket] = [orders, woken]
+        ready, _, _ = select.select(waited, [], [])
+        if woken in ready:
+            os.read(woken, 4096)
+        ended = dict(reap())
+        if _is_over(box, program, ended, is_session=job.is_session):
+            box.kill_all()
+            names, contents = _collected(job.collect, job.most_bytes)
+            frames.send(orders, {"ended": ended.get(program, -signal.SIGKILL), "files": names}, contents)
+            os._exit(0)
+        if orders in ready:
+            _obey(box, orders, job.most_bytes)
+
+
+def _is_over(box: Box, program: int, ended: dict[int, int], is_session: bool) -> bool:
+    """Whether the program has ended; that of a session hands its state from process to process, until none is left."""
+    return bool(ended) and not box.pids(os.getpid()) if is_session else program in ended
+
+
+def _obey(box: Box, orders: socket.socket, most_bytes: int) -> None:
+    order = frames.receive(orders)
+    if order is None:
+        _end(box)
+    assert order is not None
+    process, patterns = order[0]["settle"], order[0]["collect"]
+    assert isinstance(process, int) and isinstance(patterns, list)
+    settled = box.kill_others(process)
+    names, contents = _collected(patterns, most_bytes)
+    frames.send(orders, {"settled": settled, "files": names}, contents)
+
+
+def _end(box: Box) -> None:
+    box.kill_all()
+    os._exit(0)
+
+
+def _collected(patterns: list[str], most_bytes: int) -> tuple[list[str], list[bytes]]:
+    """Regular files of the working folder whose paths match; no link is followed."""
+    names: list[str] = []
+    contents: list[bytes] = []
+    if not patterns:
+        return names, contents
+    walk = itertools.islice(os.fwalk(".", follow_symlinks=False), MOST_FOLDERS)
+    for folder, _, found, handle in walk:
+        for name in sorted(found):
+            path = os.path.normpath(os.path.join(folder, name))
+            if len(names) < MOST_FILES_OUT and any(fnmatch.fnmatchcase(path, one) for one in patterns):
+                content = _content(name, handle, most_bytes - sum(map(len, contents)))
+                if content is not None:
+                    names.append(path)
+                    contents.append(content)
+    return names, contents
+
+
+def _content(name: str, folder: int, most_bytes: int) -> bytes | None:
+    try:
+        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except OSError:
+        return None
+    with open(handle, "rb") as file:
+        about = os.fstat(handle)
+        if not stat.S_ISREG(about.st_mode) or about.st_size > most_bytes:
+            return None
+        return file.read(most_bytes)

@@ -1,0 +1,115 @@
+"""Box 2: Landlock, the filter of system calls and limits, where namespaces are refused: inside ordinary containers.
+
+A program keeps its user and sees its processes' numbers among the machine's, but opens no file outside, reaches no
+socket, and signals nobody else. It cannot leave its process group, so killing that ends all it has started, at once.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+
+from agentgym.tools.sandbox.box import kernel
+from agentgym.tools.sandbox.box.landlock import landlock_version, restrict_files
+from agentgym.tools.sandbox.box.limiting import limit_resources
+from agentgym.tools.sandbox.box.plan import Plan, readable_folders
+from agentgym.tools.sandbox.box.processes import descendants, kill_until_gone, reap
+from agentgym.tools.sandbox.box.seccomp import assemble, install_filter
+
+__all__ = ["LandlockBox"]
+
+DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+MOST_FILES = 16384
+SIGNALS_STAY_INSIDE = 6
+"""The version of Landlock from which signals do not leave it."""
+
+
+class LandlockBox:
+    """What differs between boxes, with Landlock."""
+
+    end_signal = signal.SIGTERM
+    """The first process ends all others when it gets this."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._version = landlock_version()
+        self._read = [*readable_folders(plan), "/etc/ld.so.cache"]
+        self._filter = assemble(os.uname().machine, owns_files=False, leaves_group=False, signals=True)
+        self._group = 0
+        self.home = ""
+
+    def enclose_server(self) -> None:
+        """Makes sure that the server can hold what it promises."""
+        if self._version < 1:
+            raise OSError("the kernel has no Landlock, or it is switched off")
+        kernel.become_subreaper()
+
+    def open(self) -> None:
+        """By the supervisor: a folder of the execution's own."""
+        self.home = tempfile.mkdtemp(dir=self._plan.scratch)
+
+    def begin(self) -> None:
+        """By the box's first process, to which orphans come."""
+        kernel.become_subreaper()
+        kernel.die_with_parent(signal.SIGTERM)
+        os.chdir(self.home)
+
+    def confine(self) -> None:
+        """By the program's process, before the first line of it is run."""
+        os.setpgid(0, 0)
+        kernel.die_with_parent(signal.SIGKILL)
+        kernel.drop_capabilities()
+        limit_resources(self._plan)
+        kernel.forbid_new_privileges()
+        restrict_files(self._version, read=self._read, devices=DEVICES, write=[self.home])
+        if self._version < SIGNALS_STAY_INSIDE:  # the filter holds them in then, and names this very process
+            install_filter(assemble(os.uname().machine, owns_files=False, leaves_group=False, signals=False))
+        else:
+            install_filter(self._filter)
+
+    def started(self, pid: int) -> None:
+        """By the first process: `pid` is the program's, and the name of its group."""
+        self._group = pid
+
+    def pids(self, first: int) -> list[int]:
+        """The box's processes but its first one."""
+        return descendants(first)
+
+    def kill_others(self, keep: int) -> bool:
+        """By the first process: ends all but `keep`; False if it cannot."""
+        return kill_until_gone(lambda: [pid for pid in descendants(os.getpid()) if pid != keep])
+
+    def kill_all(self) -> None:
+        """By the first process: ends all others."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._group, signal.SIGKILL)
+        kill_until_gone(lambda: descendants(os.getpid()))
+        reap()
+
+    def scratch_is_full(self) -> bool:
+        """Whether more was written than the box may hold, or more files."""
+        size, number = 0, 0
+        for folder, _, names in os.walk(self.home):
+            for name in names:
+                number += 1
+                with contextlib.suppress(OSError):
+                    size += os.lstat(os.path.join(folder, name)).st_blocks * 512
+            number += 1
+            if size > self._plan.scratch_bytes or number > MOST_FILES:
+                return True
+        return False
+
+    def close(self) -> None:
+        """By the supervisor, when the box's first process has ended, and all others with it."""
+        _make_removable(self.home)
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+def _make_removable(folder: str) -> None:
+    """A program may not change modes, but its umask or mkdir may have made folders that nobody enters."""
+    for parent, names, _ in os.walk(folder):
+        for name in names:
+            path = os.path.join(parent, name)
+            if not os.path.islink(path):
+                os.chmod(path, 0o700)

@@ -1,0 +1,90 @@
+"""The server of a sandbox: waits for connections, and forks a supervisor for each.
+
+Two processes: the one that was started watches its parent; its child is the server, in namespaces PID 1 of them. When
+the parent is gone, or closes its end of the control socket, both end, and every box with them.
+"""
+
+import contextlib
+import gc
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import traceback
+
+from agentgym.tools.sandbox.box import frames, kernel
+from agentgym.tools.sandbox.box.landlocked import LandlockBox
+from agentgym.tools.sandbox.box.namespaces import NamespaceBox, enter_namespaces
+from agentgym.tools.sandbox.box.plan import Plan
+from agentgym.tools.sandbox.box.processes import descendants, kill_until_gone
+from agentgym.tools.sandbox.box.runner import Box
+from agentgym.tools.sandbox.box.supervisor import supervise
+
+__all__ = ["main"]
+
+
+def main(control_handle: int, parent: int, plan_text: str) -> None:
+    """Runs until the parent has gone."""
+    control = socket.socket(fileno=control_handle)
+    watched = os.pidfd_open(parent)
+    plan = Plan.from_json(plan_text)
+    try:
+        box: Box = NamespaceBox(plan) if plan.backend == "namespaces" else LandlockBox(plan)
+        if plan.backend == "namespaces":
+            enter_namespaces()
+        else:
+            kernel.become_subreaper()
+        server = os.fork()
+        if server == 0:
+            _serve(box, plan, control)
+    except OSError as error:
+        frames.send(control, {"error": str(error)})
+        os._exit(1)
+    control.close()
+    ended = os.pidfd_open(server)
+    select.select([watched, ended], [], [])
+    _end(server, plan)
+
+
+def _end(server: int, plan: Plan) -> None:
+    """Ends everything that was started, and the folder that it was given."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(server, signal.SIGKILL)
+    kill_until_gone(lambda: descendants(os.getpid()))
+    if plan.scratch:
+        shutil.rmtree(plan.scratch, ignore_errors=True)
+    os._exit(0)
+
+
+def _serve(box: Box, plan: Plan, control: socket.socket) -> None:
+    try:
+        kernel.die_with_parent(signal.SIGKILL)
+        box.enclose_server()
+        os.closerange(control.fileno() + 1, 1 << 16)
+    except BaseException as error:  # noqa: BLE001  # told to whoever wanted the sandbox
+        frames.send(control, {"error": str(error) or repr(error)})
+        os._exit(1)
+    gc.freeze()  # a collection in a fork would copy every page
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors are not waited for
+    frames.send(control, {"ready": True})
+    while True:
+        _, handles, _, _ = socket.recv_fds(control, 1, 1)
+        if not handles:
+            os._exit(0)
+        if os.fork() == 0:
+            _supervise(box, plan, control, handles[0])
+        os.close(handles[0])
+
+
+def _supervise(box: Box, plan: Plan, control: socket.socket, handle: int) -> None:
+    try:
+        if plan.backend != "namespaces":  # there the end of the server is the end of all
+            kernel.die_with_parent(signal.SIGTERM)
+            kernel.become_subreaper()
+        control.close()
+        supervise(box, plan, socket.socket(fileno=handle))
+    except BaseException:  # noqa: BLE001  # the client sees the connection end; the cause is told here
+        traceback.print_exc(file=sys.stderr)
+    os._exit(1)

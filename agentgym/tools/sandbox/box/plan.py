@@ -1,0 +1,58 @@
+"""What a server is told when it starts: where Python is, what its programs may read, and their limits."""
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+
+__all__ = ["Plan", "readable_folders"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything about a box that does not change from one execution to the next."""
+
+    backend: str
+    packages: tuple[str, ...]
+    """Folders that are put on Python's path, and can be read."""
+    scratch: str
+    """A folder of the server's own, for boxes that have no file system of their own."""
+    memory_bytes: int
+    scratch_bytes: int
+    output_bytes: int
+    time_limit_s: float
+    num_processes: int
+    num_open_files: int
+
+    def to_json(self) -> str:
+        """As one argument of a command."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """What `to_json` wrote."""
+        given = json.loads(text)
+        return cls(**{**given, "packages": tuple(given["packages"])})
+
+    def environment(self, home: str) -> dict[str, str]:
+        """The whole environment of a program: nothing in it is of the process that started us."""
+        path = [os.path.join(sys.base_prefix, "bin"), "/usr/local/bin", "/usr/bin", "/bin"]
+        return {
+            "PATH": ":".join(dict.fromkeys(path)),
+            "HOME": home,
+            "TMPDIR": home,
+            "LANG": "C.UTF-8",
+            "PYTHONPATH": ":".join(self.packages),
+            "OMP_NUM_THREADS": "1",
+        }
+
+
+def readable_folders(plan: Plan) -> list[str]:
+    """Folders that programs read and run from: the system's, Python's and the packages'; none is inside another."""
+    wanted = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives"]
+    wanted += [os.path.realpath(one) for one in (sys.base_prefix, sys.base_exec_prefix, *plan.packages)]
+    chosen: list[str] = []
+    for one in sorted({one for one in wanted if os.path.isdir(one) and not os.path.islink(one)}):
+        if not any(one.startswith(f"{other}/") for other in chosen):
+            chosen.append(one)
+    return chosen

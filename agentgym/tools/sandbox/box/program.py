@@ -1,0 +1,111 @@
+"""Runs Python code as a program of its own, inside a process that a server forked."""
+
+import ast
+import atexit
+import builtins
+import io
+import linecache
+import os
+import sys
+import threading
+import traceback
+import types
+
+__all__ = ["Cell", "adopt", "new_main", "run_python", "run_to_the_end"]
+
+MOST_FRAMES = 100
+"""The last ones of a traceback are shown: a recursion without end has a million."""
+
+Cell = tuple[str, str]
+"""A name for tracebacks, and code."""
+
+
+def adopt(home: str, environment: dict[str, str], packages: tuple[str, ...]) -> None:
+    """Makes this process look like a fresh interpreter started in `home`."""
+    os.chdir(home)
+    os.umask(0o022)
+    os.environ.clear()
+    os.environ.update(environment)
+    for name in [one for one in sys.modules if one.partition(".")[0] == "agentgym"]:
+        del sys.modules[name]
+    sys.path[:0] = [home]
+    sys.path += packages
+    sys.argv = ["main.py"]
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  # they are the process's
+    sys.stdout = _writer(1)
+    sys.stderr = _writer(2)
+
+
+def _writer(handle: int) -> io.TextIOWrapper:
+    raw = io.BufferedWriter(io.FileIO(handle, "wb", closefd=False))
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+
+def new_main() -> dict[str, object]:
+    """The names of a fresh `__main__`."""
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    main.__dict__["__builtins__"] = builtins
+    return main.__dict__
+
+
+def run_python(cell: Cell, names: dict[str, object], *, shows_last: bool) -> int:
+    """Runs code and returns its exit code; an exception is a traceback on standard error, and 1.
+
+    `shows_last` prints the value of a last line that is an expression, as a notebook does.
+    """
+    name, code = cell
+    linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+    try:
+        tree = ast.parse(code, name)
+        last = tree.body.pop() if shows_last and tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, name, "exec"), names)
+        if isinstance(last, ast.Expr):
+            sys.displayhook(eval(compile(ast.Expression(last.value), name, "eval"), names))
+    except SystemExit as stop:
+        return _exit_code(stop)
+    except BaseException as error:  # noqa: BLE001  # whatever a program ends with is its result
+        _show(error, name)
+        return 1
+    finally:
+        _flush()
+    return 0
+
+
+def run_to_the_end(cell: Cell) -> int:
+    """`run_python` as a whole program: threads are waited for, and what was left for the exit is run."""
+    code = run_python(cell, new_main(), shows_last=False)
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join()
+    atexit._run_exitfuncs()
+    _flush()
+    return code
+
+
+def _exit_code(stop: SystemExit) -> int:
+    if stop.code is None:
+        return 0
+    if isinstance(stop.code, int):
+        return stop.code & 0xFF
+    print(stop.code, file=sys.stderr)
+    return 1
+
+
+def _show(error: BaseException, name: str) -> None:
+    """The traceback from the program's first line on."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != name:
+        trace = trace.tb_next
+    try:
+        traceback.print_exception(type(error), error, trace, limit=-MOST_FRAMES)
+    except BaseException:  # noqa: BLE001  # no memory is left, or its own __str__ raises
+        os.write(2, f"{type(error).__name__}\n".encode())
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BaseException:  # noqa: BLE001  # the program closed it
+            continue

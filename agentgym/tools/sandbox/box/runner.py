@@ -1,0 +1,109 @@
+"""The confined process of a box: it runs one program, or the cells of a session with a checkpoint before each.
+
+A session is a chain of forks. The process that holds the state waits while a copy of it runs a cell: a copy that comes
+to the end is the state from then on, and one that does not leaves the state as it was.
+"""
+
+import itertools
+import os
+import select
+import socket
+import struct
+import sys
+from pathlib import PurePosixPath
+
+from agentgym.tools.sandbox.box import frames
+from agentgym.tools.sandbox.box.landlocked import LandlockBox
+from agentgym.tools.sandbox.box.namespaces import NamespaceBox
+from agentgym.tools.sandbox.box.plan import Plan
+from agentgym.tools.sandbox.box.program import adopt, new_main, run_python, run_to_the_end
+
+__all__ = ["REPORT", "Box", "Output", "run_once", "run_session"]
+
+Box = NamespaceBox | LandlockBox
+Output = tuple[int, int]
+"""The pipes that standard output and standard error go to."""
+REPORT = struct.Struct("!iii")
+"""Process that holds the state, exit code, whether the state was rolled back."""
+
+
+def run_once(box: Box, plan: Plan, output: Output, cell: frames.Frame) -> None:
+    """Becomes the program; does not return."""
+    _enter(box, plan, output, kept=())
+    header, blobs = cell
+    code = blobs[0].decode("utf-8", "surrogatepass")
+    _put_files(header, blobs)
+    if header["language"] == "shell":
+        os.execv("/bin/sh", ["sh", "-c", code])
+    os._exit(run_to_the_end(("main.py", code)))
+
+
+def run_session(box: Box, plan: Plan, output: Output, cells: socket.socket, reports: socket.socket) -> None:
+    """Runs cells until there are no more; does not return."""
+    _enter(box, plan, output, kept=(cells.fileno(), reports.fileno()))
+    names = new_main()
+    reports.send(REPORT.pack(os.getpid(), 0, 0))
+    while (cell := frames.receive(cells)) is not None:
+        kept, committed = os.pipe()
+        child = os.fork()
+        if child:
+            os.close(committed)
+            code = _wait(child, kept)
+            os.close(kept)
+            reports.send(REPORT.pack(os.getpid(), code, 1))
+            continue
+        os.close(kept)
+        code = _run_cell(cell, names)
+        os.write(committed, b"x")
+        os.close(committed)
+        reports.send(REPORT.pack(os.getpid(), code, 0))
+    os._exit(0)
+
+
+def _enter(box: Box, plan: Plan, output: Output, kept: tuple[int, ...]) -> None:
+    """Confines this process, with nothing open but its streams and what is `kept`."""
+    nothing = os.open("/dev/null", os.O_RDONLY)
+    for target, source in enumerate((nothing, *output)):
+        os.dup2(source, target)
+    borders = [2, *sorted(kept), 1 << 16]
+    for low, high in itertools.pairwise(borders):
+        os.closerange(low + 1, high)
+    box.confine()
+    adopt(box.home, plan.environment(box.home), plan.packages)
+
+
+def _wait(child: int, kept: int) -> int:
+    """Returns the exit code of a copy that died; ends this process when the copy has come to its end."""
+    ended = os.pidfd_open(child)
+    ready, _, _ = select.select([kept, ended], [], [])
+    if kept in ready and os.read(kept, 1):
+        os._exit(0)
+    os.close(ended)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _run_cell(cell: frames.Frame, names: dict[str, object]) -> int:
+    header, blobs = cell
+    code = blobs[0].decode("utf-8", "surrogatepass")
+    _put_files(header, blobs)
+    if header["language"] == "shell":
+        return _run_shell(code)
+    return run_python((f"<cell {header['number']}>", code), names, shows_last=True)
+
+
+def _run_shell(code: str) -> int:
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        os.execv("/bin/sh", ["sh", "-c", code])
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _put_files(header: dict[str, object], blobs: list[bytes]) -> None:
+    """Writes files from inside, where a link that a program left leads nowhere else."""
+    paths = header["files"]
+    assert isinstance(paths, list)
+    for path, content in zip(paths, blobs[1:], strict=True):
+        os.makedirs(PurePosixPath(path).parent, exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(content)

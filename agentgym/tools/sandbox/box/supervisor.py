@@ -1,0 +1,284 @@
+"""One process outside each box: it holds the clock, reads the output up to its limit, watches memory, and answers.
+
+It never waits for a program: whatever is not there in time ends the box's first process, and all others with it.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+
+from agentgym.tools.sandbox.box import frames
+from agentgym.tools.sandbox.box.keeper import Job, keep
+from agentgym.tools.sandbox.box.plan import Plan
+from agentgym.tools.sandbox.box.processes import resident_bytes
+from agentgym.tools.sandbox.box.runner import REPORT, Box, run_once, run_session
+
+__all__ = ["supervise"]
+
+WATCH_S = 0.02
+CHANNEL_S = 20.0
+"""Longest that a box may take to read a cell or to say that it rolled back."""
+CHUNK, MOST_CHUNKS = 1 << 16, 32
+
+
+@dataclass
+class _Running:
+    """One execution: what it wrote so far, and why it ended."""
+
+    deadline: float
+    most_output: int
+    output: dict[int, bytearray] = field(default_factory=dict)
+    """Pipe to what came out of it."""
+    why: str = ""
+    code: int = 0
+    holder: int = 0
+    """Process that holds the state of a session."""
+    rolled_back: bool = False
+    is_over: bool = False
+    """Whether the box has ended."""
+    files: tuple[list[str], list[bytes]] = field(default_factory=lambda: ([], []))
+
+    def take(self, pipe: int) -> bool:
+        """Reads what is there; False at the end of it. Output over the limit is cut off, and ends the execution."""
+        try:
+            part = os.read(pipe, CHUNK)
+        except BlockingIOError:
+            return True
+        room = self.most_output - sum(map(len, self.output.values()))
+        self.output[pipe] += part[:room]
+        if len(part) > room:
+            self.why = "output_limit" if self.why in ("", "exited") else self.why
+        return bool(part)
+
+    def drain(self) -> None:
+        """Reads what ended processes have left in the pipes: no more than fits into one."""
+        for pipe in self.output:
+            for _ in range(MOST_CHUNKS):
+                if not select.select([pipe], [], [], 0)[0] or not self.take(pipe):
+                    break
+
+
+class _Supervisor:
+    """A box and the processes in it, from outside."""
+
+    def __init__(self, box: Box, plan: Plan, is_session: bool) -> None:
+        self._box, self._plan, self._is_session = box, plan, is_session
+        self._holder = 0
+        self._first = 0
+        self._is_up = False
+        self._next_look = 0.0
+
+    def start(self, cell: frames.Frame) -> None:
+        """Starts the box; its program is `cell`, or waits for cells."""
+        self._pipes = [os.pipe(), os.pipe()]
+        for reading, _ in self._pipes:
+            os.set_blocking(reading, False)
+        self._orders, inner = socket.socketpair()
+        self._cells, inner_cells = socket.socketpair()
+        self._reports, inner_reports = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        output = (self._pipes[0][1], self._pipes[1][1])
+
+        def become() -> None:
+            if self._is_session:
+                run_session(self._box, self._plan, output, inner_cells, inner_reports)
+            run_once(self._box, self._plan, output, cell)
+
+        self._box.open()
+        self._first = os.fork()
+        if self._first == 0:
+            _forget_signals()
+            collect = [] if self._is_session else cell[0]["collect"]
+            assert isinstance(collect, list)
+            _guarded(lambda: keep(self._box, inner, Job(become, self._is_session, collect, self._plan.scratch_bytes)))
+        for one in (inner, inner_cells, inner_reports):
+            one.close()
+        for _, writing in self._pipes:
+            os.close(writing)
+        self._cells.settimeout(CHANNEL_S)
+        self._reports.setblocking(False)
+
+    def run(self, cell: frames.Frame, client: socket.socket) -> _Running:
+        """Runs one execution to its end, whatever it does."""
+        seconds = cell[0]["time_limit_s"]
+        assert isinstance(seconds, int | float)
+        running = _Running(time.monotonic() + seconds, self._plan.output_bytes)
+        running.output = {reading: bytearray() for reading, _ in self._pipes}
+        if self._is_session:
+            if not self._holder:
+                self._await_state(running)
+            with contextlib.suppress(OSError):
+                frames.send(self._cells, *cell)
+        open_pipes = [reading for reading, _ in self._pipes]
+        while not running.why:
+            self._wait(running, open_pipes, client)
+        if self._is_session and not running.is_over:
+            self._settle(running, cell)
+        if not self._is_session or running.is_over:
+            self.end()
+            running.is_over = True
+        running.drain()
+        return running
+
+    def _await_state(self, running: _Running) -> None:
+        while not running.holder and not running.why:
+            ready, _, _ = select.select([self._reports, self._orders], [], [], CHANNEL_S)
+            if not ready:
+                running.why, running.is_over = "killed", True
+            if self._orders in ready:
+                self._hear_keeper(running)
+            if self._reports in ready:
+                self._hear_report(running)
+        running.why, self._holder = running.why if not running.holder else "", running.holder
+
+    def _wait(self, running: _Running, open_pipes: list[int], client: socket.socket) -> None:
+        """Takes in whatever happens next, for a moment."""
+        waited: list[int | socket.socket] = [*open_pipes, self._orders, client]
+        if self._is_session:
+            waited.append(self._reports)
+        seconds = max(0.0, min(running.deadline - time.monotonic(), WATCH_S))
+        ready, _, _ = select.select(waited, [], [], seconds)
+        for pipe in [one for one in open_pipes if one in ready]:
+            if not running.take(pipe):
+                open_pipes.remove(pipe)
+        if client in ready:  # it has gone: nobody wants the rest
+            running.why, running.is_over = "killed", True
+        if self._orders in ready:
+            self._hear_keeper(running)
+        if self._is_session and self._reports in ready and not running.why:
+            self._hear_report(running)
+        if not running.why:
+            running.why = self._overrun(running)
+
+    def _hear_keeper(self, running: _Running) -> None:
+        said = frames.receive(self._orders)
+        if said is None:
+            running.why, running.is_over, running.code = running.why or "killed", True, -signal.SIGKILL
+        elif "ended" in said[0]:
+            code, names = said[0]["ended"], said[0]["files"]
+            assert isinstance(code, int) and isinstance(names, list)
+            running.why, running.is_over, running.code = running.why or "exited", True, code
+            running.files = (names, said[1])
+        else:
+            self._is_up = True
+
+    def _hear_report(self, running: _Running) -> None:
+        """What the program's process says of itself. It may lie: then its own state is lost."""
+        try:
+            said = self._reports.recv(64)
+        except OSError:
+            said = b""
+        if len(said) != REPORT.size:
+            running.why, running.is_over, running.code = "killed", True, -signal.SIGKILL
+            return
+        holder, running.code, rolled_back = REPORT.unpack(said)
+        running.holder, running.rolled_back, running.why = holder, bool(rolled_back), "exited"
+
+    def _overrun(self, running: _Running) -> str:
+        """Which limit is passed, if any."""
+        now = time.monotonic()
+        if now >= running.deadline:
+            return "time_limit"
+        if not self._is_up or now < self._next_look:
+            return ""
+        pids = self._box.pids(self._first)
+        found = ""
+        if len(pids) > self._plan.num_processes:
+            found = "process_limit"
+        elif resident_bytes(pids, self._plan.memory_bytes) > self._plan.memory_bytes:
+            found = "memory"
+        elif self._box.scratch_is_full():
+            found = "disk_limit"
+        took = time.monotonic() - now
+        self._next_look = now + max(WATCH_S, 10 * took)
+        return found
+
+    def _settle(self, running: _Running, cell: frames.Frame) -> None:
+        """Ends what a cell left running; where it was stopped, the state before it answers."""
+        was_stopped = running.why != "exited"
+        holder = self._holder if was_stopped else running.holder
+        frames.send(self._orders, {"settle": holder, "collect": cell[0]["collect"]})
+        answer = frames.receive(self._orders)
+        while answer is not None and "settled" not in answer[0] and "ended" not in answer[0]:
+            answer = frames.receive(self._orders)
+        if answer is None or not answer[0].get("settled"):
+            running.is_over = True
+            return
+        names = answer[0]["files"]
+        assert isinstance(names, list)
+        running.files = (names, answer[1])
+        if was_stopped:
+            why, code = running.why, -signal.SIGKILL
+            ready, _, _ = select.select([self._reports], [], [], CHANNEL_S)
+            if ready:
+                self._hear_report(running)
+            running.is_over = running.is_over or running.holder != self._holder
+            running.why, running.code, running.rolled_back = why, code, not running.is_over
+        self._holder = running.holder
+
+    def end(self) -> None:
+        """Ends the box, if it has not ended, and waits until all of it has."""
+        if self._first:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._first, self._box.end_signal)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._first, 0)
+            self._first = 0
+            self._box.close()
+
+
+def supervise(box: Box, plan: Plan, client: socket.socket) -> None:
+    """Serves one connection: one program, or a session's cells until the client has gone. Does not return."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    supervisor: _Supervisor | None = None
+
+    def stop(*_: object) -> None:
+        if supervisor is not None:
+            supervisor.end()
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, stop)
+    number = 0
+    while (cell := frames.receive(client)) is not None:
+        started = time.monotonic()
+        number += 1
+        cell[0]["number"] = number
+        if supervisor is None:
+            supervisor = _Supervisor(box, plan, is_session=bool(cell[0]["session"]))
+            supervisor.start(cell)
+        running = supervisor.run(cell, client)
+        texts = [bytes(one) for one in running.output.values()]
+        header: dict[str, object] = {
+            "why": running.why,
+            "code": running.code,
+            "rolled_back": running.rolled_back,
+            "is_over": running.is_over,
+            "files": running.files[0],
+            "seconds": time.monotonic() - started,
+        }
+        with contextlib.suppress(OSError):
+            frames.send(client, header, [*texts, *running.files[1]])
+        if running.is_over:
+            break
+    if supervisor is not None:
+        supervisor.end()
+    os._exit(0)
+
+
+def _forget_signals() -> None:
+    """The signals of a supervisor mean nothing to the process it starts, until that sets its own."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _guarded(body: object) -> None:
+    """Runs what does not return; an error of ours is told on the server's standard error."""
+    try:
+        assert callable(body)
+        body()
+    except BaseException as error:  # noqa: BLE001  # the process ends here either way
+        print(f"the sandbox's own process failed: {error!r}", file=sys.stderr, flush=True)
+    os._exit(70)

@@ -1,0 +1,77 @@
+"""Opens the best sandbox that this machine can hold, or says what each lacks."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from agentgym.errors import SandboxError, UnknownName, nearest
+from agentgym.tools.sandbox.bare import BareSubprocess
+from agentgym.tools.sandbox.protocol import Sandbox, SandboxLimits
+from agentgym.tools.sandbox.served import ServedSandbox
+
+__all__ = ["BACKENDS", "open_sandbox", "sandbox_faults"]
+
+BACKENDS = ("namespaces", "landlock")
+"""In the order of preference."""
+MACHINES = ("x86_64", "aarch64")
+
+
+def open_sandbox(
+    backend: str = "auto",
+    *,
+    limits: SandboxLimits | None = None,
+    packages: Sequence[Path] = (),
+    unsafe: bool = False,
+) -> Sandbox:
+    """A sandbox of the kind `backend`; `auto` is the first of `namespaces` and `landlock` that works here.
+
+    `packages` are folders that programs can import from, beside the standard library; they can be read, so no secret
+    may be in them. With `unsafe`, and only where no sandbox works, programs run as bare subprocesses.
+
+    Raises SandboxError, with what each kind lacks.
+    """
+    if backend not in ("auto", *BACKENDS):
+        near = nearest(backend, BACKENDS) or "."
+        raise UnknownName(f"unknown sandbox {backend!r}{near} There are auto, {', '.join(BACKENDS)}")
+    limits = limits or SandboxLimits()
+    faults = {}
+    for name in BACKENDS if backend == "auto" else (backend,):
+        fault = _platform_fault()
+        try:
+            if fault is None:
+                return ServedSandbox(name, limits, packages)
+        except SandboxError as error:
+            fault = str(error)
+        faults[name] = fault
+    if unsafe:
+        return BareSubprocess(limits)
+    lacks = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
+    raise SandboxError(
+        f"no sandbox can be held here ({lacks}). On Linux, allow user namespaces (sysctl user.max_user_namespaces, "
+        "kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns=0) or Landlock (Linux 5.13). "
+        "unsafe=True runs code with all rights of yours"
+    )
+
+
+def sandbox_faults() -> dict[str, str | None]:
+    """Kind of sandbox to what is wrong with it here, None where it works: each is started and runs a program."""
+    return {name: _fault(lambda name=name: open_sandbox(name)) for name in BACKENDS}  # type: ignore[misc]
+
+
+def _fault(opened: Callable[[], Sandbox]) -> str | None:
+    try:
+        with opened() as sandbox:
+            outcome = sandbox.run("print(6 * 7)")
+    except SandboxError as error:
+        return str(error)
+    return None if outcome.stdout == "42\n" else f"a program failed in it: {outcome.stderr.strip()[-200:]}"
+
+
+def _platform_fault() -> str | None:
+    if sys.platform != "linux":
+        return f"it needs Linux, and this is {platform.system()}"
+    machine = platform.machine()
+    return None if machine in MACHINES else f"it knows {' and '.join(MACHINES)}, and this is {machine}"

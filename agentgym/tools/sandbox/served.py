@@ -1,0 +1,242 @@
+"""A sandbox whose boxes are forked by a server process: the client's side of `box/`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self, cast
+
+from agentgym.errors import ConfigError, SandboxError
+from agentgym.tools.sandbox.box import frames
+from agentgym.tools.sandbox.box.plan import Plan
+from agentgym.tools.sandbox.protocol import Ended, Language, Outcome, SandboxLimits
+from agentgym.tools.sandbox.request import Request
+
+__all__ = ["ServedSandbox"]
+
+ANSWER_S = 30.0
+"""Seconds beyond an execution's own that its answer may take on a busy machine."""
+END_S = 10.0
+MIB = 1 << 20
+BOX = Path(__file__).parent / "box"
+BOOT = """
+import sys, types
+name, box = "", sys.argv[1]
+for part in "agentgym tools sandbox".split():
+    name = f"{name}.{part}".lstrip(".")
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = []
+sys.modules[name].__path__ = [box]
+from agentgym.tools.sandbox.box.main import main
+main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+"""
+"""Loads `box/` under its own name, without the packages around it: nothing of ours is in a program's process."""
+
+
+class ServedSandbox:
+    """A sandbox of namespaces, or of Landlock. Its server is started at once, and again if something ended it."""
+
+    def __init__(self, backend: str, limits: SandboxLimits, packages: Sequence[Path] = ()) -> None:
+        self.backend = backend
+        self.limits = limits
+        for folder in packages:
+            if not folder.is_dir():
+                raise ConfigError(f"packages are folders that programs can import from; {str(folder)!r} is none")
+        self._packages = tuple(str(folder.resolve()) for folder in packages)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._server = _Server(self._plan())
+
+    def _plan(self) -> Plan:
+        limits = self.limits
+        return Plan(
+            backend=self.backend,
+            packages=self._packages,
+            scratch=tempfile.mkdtemp(prefix="agentgym-sandbox-") if self.backend == "landlock" else "",
+            memory_bytes=limits.memory_mb * MIB,
+            scratch_bytes=limits.scratch_mb * MIB,
+            output_bytes=limits.output_kb * 1024,
+            time_limit_s=limits.time_limit_s,
+            num_processes=limits.num_processes,
+            num_open_files=limits.num_open_files,
+        )
+
+    def run(
+        self,
+        code: str,
+        *,
+        language: Language = "python",
+        files: Mapping[str, bytes] | None = None,
+        collect: Sequence[str] = (),
+        time_limit_s: float | None = None,
+    ) -> Outcome:
+        """See `Sandbox.run`."""
+        seconds = Request.seconds(time_limit_s, self.limits)
+        request = Request.checked(code, language, files, collect, seconds)
+        with contextlib.closing(self._connect()) as channel:
+            return _ask(channel, request, self.backend, is_session=False)
+
+    def session(self) -> ServedSession:
+        """See `Sandbox.session`."""
+        return ServedSession(self._connect(), self.limits, self.backend)
+
+    def _connect(self) -> socket.socket:
+        with self._lock:
+            if self._closed:
+                raise SandboxError("this sandbox was closed: open another one with open_sandbox()")
+            try:
+                return self._server.connect()
+            except OSError:  # it was killed
+                self._server.close()
+                self._server = _Server(self._plan())
+                return self._server.connect()
+
+    def close(self) -> None:
+        """Ends the server, and with it every execution that still runs."""
+        with self._lock:
+            self._closed = True
+            self._server.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class ServedSession:
+    """A box whose program waits for cells."""
+
+    def __init__(self, channel: socket.socket, limits: SandboxLimits, backend: str) -> None:
+        self._channel: socket.socket | None = channel
+        self._limits, self._backend = limits, backend
+
+    def run(
+        self,
+        code: str,
+        *,
+        language: Language = "python",
+        files: Mapping[str, bytes] | None = None,
+        collect: Sequence[str] = (),
+        time_limit_s: float | None = None,
+    ) -> Outcome:
+        """See `SandboxSession.run`."""
+        seconds = Request.seconds(time_limit_s, self._limits)
+        request = Request.checked(code, language, files, collect, seconds)
+        if self._channel is None:
+            raise SandboxError("this session is over: begin another one with session()")
+        outcome = _ask(self._channel, request, self._backend, is_session=True)
+        if outcome.is_lost:
+            self.close()
+        return outcome
+
+    def close(self) -> None:
+        """See `SandboxSession.close`."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _ask(channel: socket.socket, request: Request, backend: str, *, is_session: bool) -> Outcome:
+    channel.settimeout(request.time_limit_s + ANSWER_S)
+    header: dict[str, object] = {
+        "session": is_session,
+        "language": request.language,
+        "files": list(request.files),
+        "collect": list(request.collect),
+        "time_limit_s": request.time_limit_s,
+    }
+    try:
+        frames.send(channel, header, [request.code, *request.files.values()])
+        answer = frames.receive(channel)
+    except OSError as error:
+        raise SandboxError(f"the sandbox's server does not answer: {error}") from error
+    if answer is None:
+        raise SandboxError("the sandbox's server ended during an execution; what it said is on standard error")
+    said, (out, err, *contents) = answer
+    return Outcome(
+        stdout=out.decode("utf-8", "replace"),
+        stderr=err.decode("utf-8", "replace"),
+        exit_code=cast(int, said["code"]) if said["why"] == "exited" else -9,
+        ended=Ended(cast(str, said["why"])),
+        backend=backend,
+        seconds=cast(float, said["seconds"]),
+        files=dict(zip(cast(list[str], said["files"]), contents, strict=True)),
+        rolled_back=bool(said["rolled_back"]),
+        is_lost=is_session and bool(said["is_over"]),
+    )
+
+
+class _Server:
+    """The server process, and the socket over which it gets connections."""
+
+    def __init__(self, plan: Plan) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        handle = theirs.fileno()
+        python = [os.path.realpath(sys.executable), "-I", "-S", "-X", "utf8", "-c", BOOT]
+        try:
+            self._process = subprocess.Popen(
+                [*python, str(BOX.parent), str(handle), str(os.getpid()), plan.to_json()],
+                env={},
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(handle,),
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
+        self._control = ours
+        self._finish = weakref.finalize(self, _finish, ours, self._process, plan.scratch, os.getpid())
+        ours.settimeout(ANSWER_S)
+        try:
+            said = frames.receive(ours)
+        except OSError as error:
+            said = ({"error": f"its server did not start within {ANSWER_S:g} s: {error}"}, [])
+        if said is None or "error" in said[0]:
+            self.close()
+            raise SandboxError(str(said[0]["error"]) if said else "its server ended before it began")
+
+    def connect(self) -> socket.socket:
+        """A connection with a supervisor of its own."""
+        near, far = socket.socketpair()
+        try:
+            socket.send_fds(self._control, [b"x"], [far.fileno()])
+        except OSError:
+            near.close()
+            raise
+        finally:
+            far.close()
+        return near
+
+    def close(self) -> None:
+        """Ends it; closing twice is no mistake."""
+        self._finish()
+
+
+def _finish(control: socket.socket, process: subprocess.Popen[bytes], scratch: str, owner: int) -> None:
+    control.close()
+    if os.getpid() != owner:  # a fork of the owner ends, and the server is not its
+        return
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if scratch:
+        shutil.rmtree(scratch, ignore_errors=True)
