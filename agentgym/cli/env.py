@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,11 +15,13 @@ from agentgym.cli.groups import Subcommand, run_group
 from agentgym.cli.new import run_new
 from agentgym.cli.options import env_as_argument, parse_options
 from agentgym.cli.terminal import say, show_json, show_table
+from agentgym.envs.listing import Listed, environments_markdown, listed
 from agentgym.envs.plugin import BUNDLED
-from agentgym.envs.resolve import make_env, resolve_env
+from agentgym.envs.resolve import resolve_env
 from agentgym.envs.text_env import TextEnv
+from agentgym.errors import ConfigError
 from agentgym.rollout.threads import attempt
-from agentgym.testing.env import CHECKS, check_env
+from agentgym.testing.env import Verdict, examine_env
 from agentgym.types import JSON
 
 __all__ = ["main"]
@@ -30,26 +31,30 @@ __all__ = ["main"]
 class ListOptions:
     """Lists the environments that Gymnasium knows and agentgym can play."""
 
+    markdown: bool = False
+    """Write the page `docs/environments.md` instead: the bundled environments, by their cards."""
     json: bool = False
-    """End with one line of JSON."""
+    """End with one line of JSON: id, version, card, tools, difficulty, keywords and summary of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
-    """Plays an environment and reports what is wrong with it; exit code 1 if something is."""
+    """Plays an environment and says of each check what came of it; exit code 1 if one failed."""
 
-    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
+    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")] = ""
     """Environment id, package.module:Class or path/to/file.py:Class."""
+    all: bool = False
+    """Check every environment of `agentgym env list`."""
     env_kwargs: Mapping[str, JSON] = field(default_factory=dict)
     """Keywords of the environment's class, such as level=2."""
     json: bool = False
-    """End with one line of JSON."""
+    """End with one line of JSON: the verdict of each check, and what was found."""
 
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym env ...`."""
     commands = {
-        "list": Subcommand("show the environments, their keywords and their tools", _list),
+        "list": Subcommand("show the environments, their difficulty and their tools", _list),
         "check": Subcommand("play an environment and report what is wrong with it", _check),
         "new": Subcommand(
             "write a small environment and its test, to start from", partial(run_new, "env", prog="agentgym env new")
@@ -60,13 +65,20 @@ def main(args: Sequence[str]) -> int:
 
 def _list(args: Sequence[str]) -> int:
     options = parse_options(ListOptions, args, prog="agentgym env list")
-    described = [_described(env_id) for env_id in playable_ids()]
-    rows = [[str(one["id"]), str(one["keywords"]), str(one["summary"])] for one in described]
-    show_table(["environment", "keywords", "what it is"], rows)
+    if options.markdown:
+        say(environments_markdown(BUNDLED).rstrip())
+        return 0
+    found = [listed(env_id) for env_id in playable_ids()]
+    show_table(["environment", "difficulty", "tools", "what it is"], [_row(one) for one in found])
     say("Play one: agentgym play ID --env-kwargs NAME=VALUE.  Write your own: agentgym new env NAME.")
     if options.json:
-        show_json({"envs": described})
+        show_json({"envs": [one.to_json() for one in found]})
     return 0
+
+
+def _row(one: Listed) -> list[str]:
+    difficulty = one.card.difficulty if one.card is not None else None
+    return [one.env_id, str(difficulty or ""), ", ".join(one.tools), one.summary]
 
 
 def playable_ids() -> list[str]:
@@ -87,33 +99,61 @@ def _is_text_env(env_id: str) -> bool:
     return isinstance(entry, type) and issubclass(entry, TextEnv)
 
 
-def _described(env_id: str) -> dict[str, JSON]:
-    env = make_env(env_id)
-    doc = inspect.getdoc(type(env)) or ""
-    parameters = inspect.signature(type(env)).parameters.values()
-    keywords = [str(one).partition(":")[0] + _default(one) for one in parameters if one.name != "render_mode"]
-    env.close()
-    return {"id": env_id, "keywords": ", ".join(keywords), "summary": doc.partition("\n\n")[0].replace("\n", " ")}
-
-
-def _default(parameter: inspect.Parameter) -> str:
-    return "" if parameter.default is inspect.Parameter.empty else f"={parameter.default!r}"
-
-
 def _check(args: Sequence[str]) -> int:
     options = parse_options(CheckOptions, env_as_argument(args), prog="agentgym env check")
+    if options.all == bool(options.env):
+        raise ConfigError("agentgym env check takes one environment, or --all; `agentgym env list` shows them")
+    if options.all:
+        return _check_all(options)
     opened(attempt(lambda: resolve_env(options.env)), f"{options.env} cannot be loaded")
-    findings = check_env(options.env, options.env_kwargs)
-    if findings:
-        show_table(
-            ["check", "severity", "what was found"], [[one.check, one.severity, one.message] for one in findings]
-        )
-    num_errors = sum(one.severity == "error" for one in findings)
-    if num_errors:
-        say(f"{options.env}: {num_errors} of {len(CHECKS)} checks failed")
-    else:
-        say(f"{options.env}: ok, {len(CHECKS)} checks. Play it: agentgym play {options.env}")
+    verdicts = examine_env(options.env, options.env_kwargs)
+    show_table(["check", "verdict", "what was seen"], [_verdict_row(one) for one in verdicts])
+    num_failed, counts = _count(verdicts)
+    say(f"{options.env}: {counts}" + ("" if num_failed else f". Play it: agentgym play {options.env}"))
     if options.json:
-        found: list[JSON] = [{"check": one.check, "severity": one.severity, "message": one.message} for one in findings]
-        show_json({"ok": not num_errors, "env": options.env, "num_checks": len(CHECKS), "findings": found})
-    return 1 if num_errors else 0
+        show_json(_told(options.env, verdicts))
+    return 1 if num_failed else 0
+
+
+def _check_all(options: CheckOptions) -> int:
+    told: list[JSON] = []
+    num_failed = 0
+    for env_id in playable_ids():
+        verdicts = examine_env(env_id, options.env_kwargs)
+        wrong = [_verdict_row(one) for one in verdicts if one.findings]
+        if wrong:
+            show_table(["check", "verdict", "what was seen"], wrong, title=env_id)
+        failed, counts = _count(verdicts)
+        say(f"{env_id}: {counts}")
+        num_failed += bool(failed)
+        told.append(_told(env_id, verdicts))
+    say(f"{len(told) - num_failed} of {len(told)} environments passed")
+    if options.json:
+        show_json({"ok": not num_failed, "envs": told})
+    return 1 if num_failed else 0
+
+
+def _verdict_row(one: Verdict) -> list[str]:
+    seen = [finding.message for finding in one.findings]
+    return [one.check, one.verdict, "; ".join([*seen, one.not_claimed] if one.not_claimed else seen)]
+
+
+def _count(verdicts: Sequence[Verdict]) -> tuple[int, str]:
+    """How many checks failed, and a line on all."""
+    kinds = ("passed", "warned", "failed", "not claimed")
+    counts = {kind: sum(one.verdict == kind for one in verdicts) for kind in kinds}
+    parts = [f"{number} {kind}" for kind, number in counts.items() if number]
+    return counts["failed"], f"{'FAILED' if counts['failed'] else 'ok'}, {', '.join(parts)} of {len(verdicts)} checks"
+
+
+def _told(env: str, verdicts: Sequence[Verdict]) -> dict[str, JSON]:
+    findings: list[JSON] = [
+        {"check": one.check, "severity": one.severity, "message": one.message}
+        for verdict in verdicts
+        for one in verdict.findings
+    ]
+    checks: list[JSON] = [
+        {"check": one.check, "verdict": one.verdict, "seen": _verdict_row(one)[2]} for one in verdicts
+    ]
+    num_failed = _count(verdicts)[0]
+    return {"ok": not num_failed, "env": env, "num_checks": len(verdicts), "checks": checks, "findings": findings}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from agentgym.envs.action import Action
+    from agentgym.envs.card import CARDS, Difficulty, EnvCard
     from agentgym.envs.policies import POLICIES, Policy, policy_for
     from agentgym.envs.prompt import row_messages
     from agentgym.envs.resolve import make_env, resolve_env
@@ -17,9 +18,12 @@ if TYPE_CHECKING:
     from agentgym.envs.tool_env import ToolEnv
 
 __all__ = [
+    "CARDS",
     "EVAL_SEED_START",
     "POLICIES",
     "Action",
+    "Difficulty",
+    "EnvCard",
     "EpisodeOver",
     "Policy",
     "Text",
@@ -32,9 +36,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CARDS": "card",
     "EVAL_SEED_START": "seeds",
     "POLICIES": "policies",
     "Action": "action",
+    "Difficulty": "card",
+    "EnvCard": "card",
     "EpisodeOver": "text_env",
     "Policy": "policies",
     "Text": "spaces",

@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+from agentgym.envs.card import Difficulty, EnvCard
 from agentgym.envs.policies import Policy
 from agentgym.envs.text_env import TextEnv
 from agentgym.envs.tool_env import ToolEnv
@@ -27,6 +28,16 @@ class GuessNumber(ToolEnv):
     more than 30,000 tasks in each level. Only the first guess of a reply counts.
     """
 
+    card = EnvCard(
+        task="Find a hidden number; each guess is told to be too low or too high.",
+        tools=("guess",),
+        reward="1 when the number is guessed, else 0. A wrong guess costs one of the guesses, one in each reply.",
+        difficulty=Difficulty(values={level: f"{span} numbers" for level, span in SPANS.items()}),
+        oracle="halves the range, from the text alone",
+        cheat="claims, forges answers, guesses all numbers at once and looks for the state",
+        baseline={"random": 0.005},
+        licence="Apache-2.0",
+    )
     system_prompt = (
         "You find a hidden number. Call the tool guess with a number; the answer says whether the hidden number is "
         "higher or lower. Make one guess in each reply."
@@ -65,6 +76,11 @@ class GuessNumber(ToolEnv):
             self.end(success=True, reward=1.0)
             return f"Yes, it is {value}."
         return f"It is higher than {value}." if value < self._secret else f"It is lower than {value}."
+
+    def secrets(self) -> tuple[str, ...]:
+        """The number, where it is none that the range and the guesses name anyway."""
+        named = (self._low, self._high, self.max_turns)
+        return () if self._secret in named else (str(self._secret),)
 
     def make_oracle(self) -> Policy:
         """Halves the range, from the text alone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from agentgym.envs.card import Difficulty, EnvCard
 from agentgym.envs.policies import Policy
 from agentgym.envs.text_env import StepResult, TextEnv
 from agentgym.envs.text_game_world import COLOURS, DIRECTIONS, ROOMS, TREASURES
@@ -37,6 +38,21 @@ class LongRoad(ToolEnv):
     Each turn is told anew (quest, place, bag): any length fits into a small context window.
     """
 
+    card = EnvCard(
+        task="Take the one key, of four at an early turn, that fits a chest at the end of a one-way road.",
+        tools=("go", "take", "look"),
+        reward=(
+            "1 for the right key, and on each way a luck of 1 or -1 that nothing tells; a reply that reaches no tool "
+            "costs 0.1, and like any other a turn."
+        ),
+        reward_range=(-35.2, 33.0),
+        luck=5.7,
+        difficulty=Difficulty(keyword="length", values={8: "8 turns", 32: "32 turns"}),
+        oracle="takes the key of the chest, and gives back what luck it has",
+        cheat="takes a wrong key, or the right one too early, too late or by another name, claims and forges",
+        baseline={"random": 0.03},
+        licence="Apache-2.0",
+    )
     system_prompt = "Win the quest: take the key of its chest. You can take one key, and there is no way back."
     runs_inline = True
 

@@ -14,6 +14,11 @@ BUNDLED = {
     "WordLadder-v0": "agentgym.envs.word_ladder:WordLadder",
     "Prompt-v0": "agentgym.envs.prompt:Prompt",
     "LongRoad-v0": "agentgym.envs.long_road:LongRoad",
+    "Countdown-v0": "agentgym.envs.countdown:Countdown",
+    "Mastermind-v0": "agentgym.envs.mastermind:Mastermind",
+    "Sokoban-v0": "agentgym.envs.sokoban:Sokoban",
+    "Sudoku-v0": "agentgym.envs.sudoku:Sudoku",
+    "Wordle-v0": "agentgym.envs.wordle:Wordle",
 }
 """Environment id to where its class is; an id's version changes when its tasks or rewards do."""
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentgym.envs.action import Action
+from agentgym.envs.card import SEEDED, EnvCard
 from agentgym.envs.policies import Policy
 from agentgym.envs.text_env import Info, StepResult, TextEnv
 from agentgym.errors import ConfigError
@@ -31,6 +32,15 @@ class Prompt(TextEnv):
     own (`success`) beside its reward, and `exact_match` among its metrics. Without options the seed draws a sum.
     """
 
+    card = EnvCard(
+        task="Answer one prompt with one reply: that of a row of data, or a sum of two numbers.",
+        reward="1 for a reply that is the right answer and nothing else, else 0.",
+        oracle="says the ground truth",
+        cheat="claims, forges, says all numbers at once and gives the question back",
+        baseline={"random": 0.0},
+        data=f"rows of the user's files, or {SEEDED}",
+        licence="Apache-2.0",
+    )
     max_turns = 1
     runs_inline = True
 
@@ -39,6 +49,7 @@ class Prompt(TextEnv):
         self.ground_truth: JSON = None
         """What the reply is to say; None where the row does not know."""
         self._is_row = False
+        self._named: tuple[str, ...] = ()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Shows the row's messages, or a sum."""
@@ -58,6 +69,10 @@ class Prompt(TextEnv):
             metrics["success"] = float(correct)
         return "The episode is over.", float(correct), True, False, {"metrics": metrics}
 
+    def secrets(self) -> tuple[str, ...]:
+        """The answer of a sum, where the sum does not name it; a row may say what it likes."""
+        return () if self._is_row or self.ground_truth in self._named else (str(self.ground_truth),)
+
     def make_oracle(self) -> Policy:
         """Says the ground truth."""
         return _Oracle()
@@ -70,6 +85,7 @@ class Prompt(TextEnv):
         first, second = (int(number) for number in self.np_random.integers(0, NUMBERS, 2))
         sign = SIGNS[int(self.np_random.integers(len(SIGNS)))]
         self.ground_truth = str({"+": first + second, "-": first - second, "*": first * second}[sign])
+        self._named = (str(first), str(second))
         return Message("user", f"What is {first} {sign} {second}? Reply with the number alone.")
 
 

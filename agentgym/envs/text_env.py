@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 import gymnasium
 from gymnasium.spaces import Space
 
+from agentgym.envs.card import EnvCard
 from agentgym.envs.spaces import Text
 from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault
 from agentgym.tools.worker import Worker, run_sync
@@ -47,6 +48,8 @@ class TextEnv(gymnasium.Env[str, str]):
     """Steps after which the environment truncates (`info["truncated_by"]` says so); None is no limit."""
     runs_inline: bool = False
     """True promises that `reset` and `step` are short pure computation, so they are called without a thread."""
+    card: EnvCard | None = None
+    """What the environment claims of itself; `agentgym env check` holds it to that."""
     close_timeout_s: float = 5.0
     """How long `aclose` waits for the environment's own thread before it is left behind."""
 

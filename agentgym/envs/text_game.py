@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
+from agentgym.envs.card import Difficulty, EnvCard
 from agentgym.envs.text_env import TextEnv
 from agentgym.envs.text_game_explorer import Call, explore, stumble
 from agentgym.envs.text_game_play import Play
@@ -21,6 +23,7 @@ Direction = Literal["north", "east", "south", "west"]
 SHORT = {"n": "north", "e": "east", "s": "south", "w": "west"}
 COMMANDS = "north, east, south, west, take ITEM, open THING, use ITEM on THING, look"
 PROGRESS_REWARD = 0.1
+MAX_MILESTONES = 10
 
 
 class TextGame(ToolEnv):
@@ -32,6 +35,25 @@ class TextGame(ToolEnv):
     The world is drawn from the reset seed alone.
     """
 
+    card = EnvCard(
+        task="Find the treasure, and the keys to it, in rooms that are seen one at a time.",
+        tools=("go", "take", "open", "use", "look"),
+        reward="1 when the quest is won, else 0; taking a cursed thing loses it. `shaped=True` adds 0.1 for each step.",
+        difficulty=Difficulty(
+            values={
+                1: "3 or 4 rooms, no lock",
+                2: "up to 6 rooms, a locked chest",
+                3: "up to 7 rooms, its key in a box",
+                4: "up to 8 rooms, a locked door before it",
+                5: "up to 12 rooms, no map, and back to the start",
+            }
+        ),
+        oracle="explores from what it has seen",
+        cheat="claims, repeats, guesses and pokes, and never plays",
+        canary_floor=0.5,  # up to 32 calls of a reply are run, and so many wander through the three rooms of level 1
+        baseline={"random": 0.015},
+        licence="Apache-2.0",
+    )
     system_prompt = "Win the quest: take its treasure. Taking anything that the quest does not need loses it."
     runs_inline = True
 
@@ -41,6 +63,8 @@ class TextGame(ToolEnv):
         super().__init__(render_mode)
         self.level = level
         self.shaped = shaped
+        if shaped:
+            self.card = replace(TextGame.card, reward_range=(0.0, 1.0 + MAX_MILESTONES * PROGRESS_REWARD))
 
     def start(self, options: dict[str, Any]) -> str:
         """Draws the world; `options["level"]` overrides the level for this episode."""

@@ -9,6 +9,7 @@ import string
 from importlib.resources import files
 from typing import Any
 
+from agentgym.envs.card import Difficulty, EnvCard
 from agentgym.envs.policies import Policy
 from agentgym.envs.text_env import TextEnv
 from agentgym.envs.tool_env import ToolEnv
@@ -32,6 +33,19 @@ class WordLadder(ToolEnv):
     """
 
     metadata = {**ToolEnv.metadata, "data_sha256": DATA_SHA256}
+    card = EnvCard(
+        task="Turn one word into another; each step is a common word that differs in one letter.",
+        tools=("change",),
+        reward="1 at the goal, else 0. A step that is refused costs a turn: twice the shortest ladder's, and two.",
+        difficulty=Difficulty(
+            values={1: "three letters, 2 steps", 2: "three letters, 3 to 5 steps", 3: "four letters, 4 to 7 steps"}
+        ),
+        oracle="walks a shortest ladder, from the text and the word list",
+        cheat="jumps to the goal in every spelling, claims and forges answers",
+        baseline={"random": 0.0},
+        data="word list in the package, written for it",
+        licence="Apache-2.0",
+    )
     system_prompt = (
         "You play word ladder: change one letter at a time until you reach the goal; each step is a common English "
         "word. Call the tool change with the next word."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 import json
 import traceback
 import warnings
@@ -18,17 +17,28 @@ from agentgym.envs.action import Action
 from agentgym.envs.policies import RandomPolicy
 from agentgym.envs.resolve import resolve_env
 from agentgym.envs.text_env import EpisodeOver, StepResult, TextEnv
+from agentgym.testing.env_claims import CLAIMS
+from agentgym.testing.env_isolation import ISOLATION
+from agentgym.testing.env_subject import (
+    LONGEST_EPISODE,
+    MAX_STEPS,
+    Check,
+    Complaint,
+    Subject,
+    difference,
+    line,
+    plain,
+    transcript,
+)
+from agentgym.testing.env_tools import TOOL_CHECKS
 from agentgym.tools.definition import MARK
 from agentgym.types import JSON, AnyCall, MalformedCall, Message, ToolCall
 
-__all__ = ["Finding", "check_env"]
+__all__ = ["CHECKS", "Finding", "Verdict", "check_env", "examine_env"]
 
 SEEDS = range(8)
-MAX_STEPS = 60
-LONGEST_EPISODE = 2000
-"""An environment that has not ended after so many replies without sense has no turn limit."""
 RESERVED = frozenset(dir(TextEnv))
-Make = Callable[[], TextEnv]
+Make = Callable[..., TextEnv]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,32 +52,63 @@ class Finding:
     severity: Literal["error", "warning"] = "error"
 
 
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What came of one check: `Verdict("fork", "not claimed", (), "it has no method fork")`."""
+
+    check: str
+    """The name of the check."""
+    verdict: Literal["passed", "warned", "failed", "not claimed"]
+    """"failed" where a finding is an error; "not claimed" where there was nothing to hold the environment to."""
+    findings: tuple[Finding, ...] = ()
+    not_claimed: str = ""
+    """What the environment does not promise; a check may pass beside it."""
+
+
 def check_env(env: str | Make | TextEnv, kwargs: Mapping[str, JSON] | None = None) -> list[Finding]:
     """Everything found wrong with an environment; [] when it is fine.
 
     `env` is an id, a `package.module:Class`, a `path/to/file.py:Class`, a class or function that makes one, or an
     environment (of which more are made by its class, without keywords). An exception of the environment is a finding.
     """
+    return [finding for verdict in examine_env(env, kwargs) for finding in verdict.findings]
+
+
+def examine_env(env: str | Make | TextEnv, kwargs: Mapping[str, JSON] | None = None) -> list[Verdict]:
+    """What came of every check of `check_env`, also of those that passed; it ends where none can be made."""
     if isinstance(env, str):
-        make = resolve_env(env, kwargs)
+        resolve_env(env)  # an unknown name is the caller's mistake, and no finding
+        subject = Subject(lambda **own: resolve_env(env, own)(), dict(kwargs or {}), env)
     else:
         maker: Any = type(env) if isinstance(env, TextEnv) else env
-        make = functools.partial(maker, **dict(kwargs or {}))
-    findings: list[Finding] = []
+        subject = Subject(maker, dict(kwargs or {}))
+    verdicts: list[Verdict] = []
     for name, check in CHECKS.items():
-        try:
-            findings += [Finding(name, message, severity) for severity, message in check(make)]
-        except Exception as error:  # noqa: BLE001  # the boundary: an environment is user code
-            findings.append(Finding(name, f"raised {_last_lines(error)}"))
-        if findings and name == "makes":
+        verdicts.append(_verdict(name, check, subject))
+        if name == "makes" and verdicts[0].findings:
             break
-    return findings
+    return verdicts
 
 
-Complaint = tuple[Literal["error", "warning"], str]
+def _verdict(name: str, check: Check, subject: Subject) -> Verdict:
+    findings: list[Finding] = []
+    unclaimed: list[str] = []
+    try:
+        for severity, message in check(subject):
+            if severity == "not claimed":
+                unclaimed.append(message)
+            else:
+                findings.append(Finding(name, message, severity))
+    except Exception as error:  # noqa: BLE001  # the boundary: an environment is user code
+        findings.append(Finding(name, f"raised {_last_lines(error)}"))
+    told = "; ".join(unclaimed)
+    if findings:
+        failed = any(finding.severity == "error" for finding in findings)
+        return Verdict(name, "failed" if failed else "warned", tuple(findings), told)
+    return Verdict(name, "not claimed" if unclaimed else "passed", (), told)
 
 
-def _makes(make: Make) -> Iterator[Complaint]:
+def _makes(make: Subject) -> Iterator[Complaint]:
     env: object = make()
     if not isinstance(env, TextEnv):
         yield "error", f"it is a {type(env).__name__}; derive it from agentgym.envs.TextEnv or ToolEnv"
@@ -78,7 +119,7 @@ def _makes(make: Make) -> Iterator[Complaint]:
         yield "error", "there is neither a system_prompt nor a first observation: nothing tells what to do"
 
 
-def _gymnasium(make: Make) -> Iterator[Complaint]:
+def _gymnasium(make: Subject) -> Iterator[Complaint]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         gymnasium_check_env(make(), skip_render_check=True)
@@ -86,27 +127,27 @@ def _gymnasium(make: Make) -> Iterator[Complaint]:
         yield "warning", f"Gymnasium's check_env: {warning.message}"
 
 
-def _reproducible(make: Make) -> Iterator[Complaint]:
+def _reproducible(make: Subject) -> Iterator[Complaint]:
     for seed in (0, 1):
         env = make()
-        first, again, fresh = _transcript(env, seed), _transcript(env, seed), _transcript(make(), seed)
+        first, again, fresh = transcript(env, seed), transcript(env, seed), transcript(make(), seed)
         env.close()
         for other, what in ((again, "a second reset"), (fresh, "a new environment")):
             if other != first:
                 yield (
                     "error",
-                    f"seed {seed} and the same replies give another episode after {what}: {_difference(first, other)}. "
+                    f"seed {seed} and the same replies give another episode after {what}: {difference(first, other)}. "
                     "Draw only from self.np_random, and set all state in start or reset",
                 )
 
 
-def _seeded(make: Make) -> Iterator[Complaint]:
-    episodes = {"\n".join(_transcript(make(), seed, policy_seed=0)) for seed in SEEDS}
+def _seeded(make: Subject) -> Iterator[Complaint]:
+    episodes = {"\n".join(transcript(make(), seed, policy_seed=0)) for seed in SEEDS}
     if len(episodes) == 1:
         yield "error", f"{len(SEEDS)} seeds give the same episode; draw the task from self.np_random"
 
 
-def _observations(make: Make) -> Iterator[Complaint]:
+def _observations(make: Subject) -> Iterator[Complaint]:
     for observation, info in _observed(make):
         messages = info["messages"]
         text = "\n".join(message.content for message in messages if isinstance(message.content, str))
@@ -121,7 +162,7 @@ def _observations(make: Make) -> Iterator[Complaint]:
         return
 
 
-def _text_only(make: Make) -> Iterator[Complaint]:
+def _text_only(make: Subject) -> Iterator[Complaint]:
     for observation, info in _observed(make):
         contents = [observation, *(message.content for message in info["messages"])]
         for content in contents:
@@ -133,7 +174,7 @@ def _text_only(make: Make) -> Iterator[Complaint]:
                 return
 
 
-def _menu(make: Make) -> Iterator[Complaint]:
+def _menu(make: Subject) -> Iterator[Complaint]:
     env = make()
     env.reset(seed=0)
     names = [spec.name for spec in env.tool_specs]
@@ -152,17 +193,17 @@ def _menu(make: Make) -> Iterator[Complaint]:
     env.close()
 
 
-def _serialisable(make: Make) -> Iterator[Complaint]:
+def _serialisable(make: Subject) -> Iterator[Complaint]:
     for _, info in _observed(make):
         for key, value in info.items():
             try:
-                json.dumps(value, default=_plain)
+                json.dumps(value, default=plain)
             except (TypeError, ValueError) as error:
                 yield "error", f"info[{key!r}] cannot be written to a file: {error}"
                 return
 
 
-def _limited(make: Make) -> Iterator[Complaint]:
+def _limited(make: Subject) -> Iterator[Complaint]:
     env = make()
     if env.max_turns is None:
         env.reset(seed=0)
@@ -172,10 +213,12 @@ def _limited(make: Make) -> Iterator[Complaint]:
                 break
         else:
             yield "error", "no turn limit: a reply without sense goes on for ever; set max_turns"
+    elif not _plays_to_the_end(env, env.max_turns):
+        yield "error", f"max_turns is {env.max_turns}, and the episode goes on after it; end or truncate it in step"
     env.close()
 
 
-def _answers(make: Make) -> Iterator[Complaint]:
+def _answers(make: Subject) -> Iterator[Complaint]:
     env = make()
     observation, _ = env.reset(seed=0)
     if not env.tool_specs:
@@ -197,7 +240,7 @@ def _answers(make: Make) -> Iterator[Complaint]:
     env.close()
 
 
-def _after_the_end(make: Make) -> Iterator[Complaint]:
+def _after_the_end(make: Subject) -> Iterator[Complaint]:
     env = make()
     if not _plays_to_the_end(env, max(MAX_STEPS, env.max_turns or 0)):
         env.close()
@@ -212,7 +255,7 @@ def _after_the_end(make: Make) -> Iterator[Complaint]:
     env.close()
 
 
-def _closes(make: Make) -> Iterator[Complaint]:
+def _closes(make: Subject) -> Iterator[Complaint]:
     env = make()
     env.close()
     env.reset(seed=0)
@@ -221,16 +264,16 @@ def _closes(make: Make) -> Iterator[Complaint]:
     yield from ()
 
 
-def _async_agrees(make: Make) -> Iterator[Complaint]:
+def _async_agrees(make: Subject) -> Iterator[Complaint]:
     env = make()
-    sync = _transcript(env, 0)
+    sync = transcript(env, 0)
     env.close()
-    other = asyncio.run(_async_transcript(make(), 0))
+    other = asyncio.run(__async_transcript(make(), 0))
     if other != sync:
-        yield "error", f"astep plays another episode than step: {_difference(sync, other)}"
+        yield "error", f"astep plays another episode than step: {difference(sync, other)}"
 
 
-CHECKS: dict[str, Callable[[Make], Iterator[Complaint]]] = {
+CHECKS: dict[str, Check] = {
     "makes": _makes,
     "Gymnasium": _gymnasium,
     "reproducible": _reproducible,
@@ -244,10 +287,14 @@ CHECKS: dict[str, Callable[[Make], Iterator[Complaint]]] = {
     "step after the end": _after_the_end,
     "close twice": _closes,
     "async": _async_agrees,
+    **ISOLATION,
+    **TOOL_CHECKS,
+    **CLAIMS,
 }
+"""Name to check, in the order they run."""
 
 
-def _observed(make: Make) -> Iterator[tuple[str, dict[str, Any]]]:
+def _observed(make: Subject) -> Iterator[tuple[str, dict[str, Any]]]:
     """Observations and infos of one random episode, the answer to plain text among them."""
     env = make()
     observation, info = env.reset(seed=0)
@@ -272,58 +319,19 @@ def _plays_to_the_end(env: TextEnv, steps: int) -> bool:
     return False
 
 
-def _transcript(env: TextEnv, seed: int, policy_seed: int | None = None) -> list[str]:
-    """A random episode as lines of text; the policy draws from `policy_seed` (default `seed`)."""
-    observation, info = env.reset(seed=seed)
-    lines = [_line(observation, info)]
-    policy = RandomPolicy()
-    policy.reset(env, observation, seed if policy_seed is None else policy_seed)
-    for _ in range(MAX_STEPS):
-        result = env.step(Action.from_message(policy.act(observation)))
-        observation, terminated, truncated = result[0], result[2], result[3]
-        lines.append(_line(*result))
-        if terminated or truncated:
-            break
-    return lines
-
-
-async def _async_transcript(env: TextEnv, seed: int) -> list[str]:
+async def __async_transcript(env: TextEnv, seed: int) -> list[str]:
     observation, info = await env.areset(seed=seed)
-    lines = [_line(observation, info)]
+    lines = [line(observation, info)]
     policy = RandomPolicy()
     policy.reset(env, observation, seed)
     for _ in range(MAX_STEPS):
         result: StepResult = await env.astep(Action.from_message(policy.act(observation)))
         observation = result[0]
-        lines.append(_line(*result))
+        lines.append(line(*result))
         if result[2] or result[3]:
             break
     await env.aclose()
     return lines
-
-
-def _line(*parts: object) -> str:
-    return json.dumps(parts, default=lambda value: _plain(value, strict=False), sort_keys=True)
-
-
-def _plain(value: object, strict: bool = True) -> object:
-    """What the run folder writes for a value that JSON does not know: dataclasses only."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return dict(value)
-    if strict:
-        raise TypeError(f"a {type(value).__name__} is not JSON; use str, int, float, bool, list, dict or a dataclass")
-    return type(value).__name__
-
-
-def _difference(first: list[str], other: list[str]) -> str:
-    for number, (left, right) in enumerate(zip(first, other, strict=False)):
-        if left != right:
-            at = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), 0)
-            begin = max(0, at - 20)
-            return f"step {number}: ...{left[begin : at + 40]} / ...{right[begin : at + 40]}"
-    return f"{len(first) - 1} steps / {len(other) - 1} steps"
 
 
 def _last_lines(error: Exception) -> str:

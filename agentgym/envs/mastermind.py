@@ -1,0 +1,163 @@
+"""Mastermind-v0: find a code of digits from how many are right and in place."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from typing import Any
+
+from agentgym.envs.card import Difficulty, EnvCard
+from agentgym.envs.policies import Policy
+from agentgym.envs.text_env import TextEnv
+from agentgym.envs.tool_env import ToolEnv
+from agentgym.envs.trickster import Trickster, calling, own_draws
+from agentgym.errors import ConfigError
+from agentgym.tools import tool
+from agentgym.types import Message
+
+__all__ = ["Mastermind", "marks"]
+
+LEVELS = {1: (2, 4, 5), 2: (4, 6, 8), 3: (5, 8, 10)}
+"""Level to the digits of a code, the largest digit and the guesses."""
+
+
+class Mastermind(ToolEnv):
+    """A code of digits hides; each guess is told how many are in place and how many elsewhere. Reward 1 when found.
+
+    `level` (1 to 3) sets the code: two digits from 1 to 4, four from 1 to 6, or five from 1 to 8. A digit may occur
+    more than once. What is no code uses a guess up as well.
+    """
+
+    card = EnvCard(
+        task="Find a hidden code of digits; each guess is told how many digits are in place and how many elsewhere.",
+        tools=("guess",),
+        reward="1 when the code is guessed, else 0. A wrong guess, and what is no code, costs one of the guesses.",
+        difficulty=Difficulty(
+            values={
+                1: "two digits from 1 to 4, five guesses",
+                2: "four digits from 1 to 6, eight guesses",
+                3: "five digits from 1 to 8, ten guesses",
+            }
+        ),
+        oracle="guesses a code that fits all it was told, and at its last guess knows the code",
+        cheat="guesses all codes in one argument, patterns and numbers, and claims",
+        baseline={"random": 0.28},
+        licence="Apache-2.0",
+    )
+    system_prompt = "Find the hidden code. Call the tool guess with a code, one in each reply."
+    runs_inline = True
+
+    def __init__(self, render_mode: str | None = None, *, level: int = 1) -> None:
+        if level not in LEVELS:
+            raise ConfigError(f"Mastermind has the levels {', '.join(map(str, LEVELS))}; got level {level!r}")
+        super().__init__(render_mode)
+        self.level = level
+        self.length, self.largest, self.num_guesses = LEVELS[level]
+        self.max_turns = self.num_guesses + 2
+        self.code = ""
+        self.left = 0
+
+    def start(self, options: dict[str, Any]) -> str:
+        """Draws the code."""
+        self.code = "".join(map(str, self.np_random.integers(1, self.largest + 1, self.length)))
+        self.left = self.num_guesses
+        return f"The code has {self.length} digits from 1 to {self.largest}. You have {self.left} guesses."
+
+    @tool
+    def guess(self, code: str) -> str:
+        """Guesses the code.
+
+        Args:
+            code: its digits, without spaces
+        """
+        self.left -= 1
+        if re.fullmatch(f"[1-{self.largest}]{{{self.length}}}", code) is None:
+            said = f"A code has {self.length} digits from 1 to {self.largest}."
+        elif code == self.code:
+            self.end(success=True, reward=1.0)
+            return f"{code} is the code."
+        else:
+            in_place, elsewhere = marks(code, self.code)
+            said = f"{code}: {in_place} in place, {elsewhere} elsewhere."
+        if not self.left:
+            self.end(success=False)
+            return f"{said} No guesses left. The code was {self.code}."
+        return f"{said} Guesses left: {self.left}."
+
+    def secrets(self) -> tuple[str, ...]:
+        """The code."""
+        return (self.code,)
+
+    def make_oracle(self) -> Policy:
+        """Narrows the codes down."""
+        return _Oracle()
+
+    def make_cheat(self) -> Policy:
+        """Tries everything but a code."""
+        return Trickster("guess", _tricks)
+
+    def make_random(self) -> Policy:
+        """Guesses any code."""
+        return _Random()
+
+
+def marks(guess: str, code: str) -> tuple[int, int]:
+    """How many digits of a guess are in place, and how many more are in the code elsewhere.
+
+    >>> marks("1123", "1214")
+    (1, 2)
+    """
+    in_place = sum(left == right for left, right in zip(guess, code, strict=True))
+    return in_place, (Counter(guess) & Counter(code)).total() - in_place
+
+
+def _mastermind(env: TextEnv) -> Mastermind:
+    game = env.unwrapped
+    if not isinstance(game, Mastermind):
+        raise ConfigError(f"this policy plays Mastermind, not {type(game).__name__}")
+    return game
+
+
+class _Random:
+    def reset(self, env: TextEnv, observation: str, seed: int) -> None:
+        self._game = _mastermind(env)
+        self._draw = own_draws(seed)
+
+    def act(self, observation: str) -> Message:
+        digits = self._draw.integers(1, self._game.largest + 1, self._game.length)
+        return calling("guess", code="".join(map(str, digits)))
+
+
+class _Oracle(_Random):
+    def reset(self, env: TextEnv, observation: str, seed: int) -> None:
+        super().reset(env, observation, seed)
+        digits = "".join(map(str, range(1, self._game.largest + 1)))
+        self._codes = ["".join(code) for code in itertools.product(digits, repeat=self._game.length)]
+
+    def act(self, observation: str) -> Message:
+        if told := re.match(r"(\d+): (\d+) in place, (\d+) elsewhere", observation):
+            guess, marked = told.group(1), (int(told.group(2)), int(told.group(3)))
+            self._codes = [code for code in self._codes if code != guess and marks(guess, code) == marked]
+        code = self._game.code if self._game.left == 1 else self._codes[int(self._draw.integers(len(self._codes)))]
+        return calling("guess", code=code)
+
+
+def _tricks(env: TextEnv) -> list[Message]:
+    code = _mastermind(env).code
+    digits = range(1, _mastermind(env).largest + 1)
+    every = " ".join("".join(map(str, one)) for one in itertools.product(digits, repeat=2))
+    tries = (
+        " ".join(code),
+        f"{code}\n",
+        f" {code}",
+        code + code,
+        ".",
+        ".*",
+        "[1-9]" * len(code),
+        every,
+        "",
+        code[::-1] + "0",
+    )
+    wide = code.translate({ord("0") + number: ord("０") + number for number in range(10)})
+    return [calling("guess", code=text) for text in (*tries, wide)]
