@@ -18,14 +18,14 @@ from agentgym.types import Message
 
 __all__ = ["Mastermind", "marks"]
 
-LEVELS = {1: (2, 4, 5), 2: (4, 6, 8), 3: (5, 8, 10)}
+LEVELS = {1: (2, 4, 5), 2: (4, 6, 8), 3: (5, 6, 10)}
 """Level to the digits of a code, the largest digit and the guesses."""
 
 
 class Mastermind(ToolEnv):
     """A code of digits hides; each guess is told how many are in place and how many elsewhere. Reward 1 when found.
 
-    `level` (1 to 3) sets the code: two digits from 1 to 4, four from 1 to 6, or five from 1 to 8. A digit may occur
+    `level` (1 to 3) sets the code: two digits from 1 to 4, four from 1 to 6, or five from 1 to 6. A digit may occur
     more than once. What is no code uses a guess up as well.
     """
 
@@ -37,7 +37,7 @@ class Mastermind(ToolEnv):
             values={
                 1: "two digits from 1 to 4, five guesses",
                 2: "four digits from 1 to 6, eight guesses",
-                3: "five digits from 1 to 8, ten guesses",
+                3: "five digits from 1 to 6, ten guesses",
             }
         ),
         oracle="guesses a code that fits all it was told, and at its last guess knows the code",

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal
 
 import gymnasium
@@ -17,6 +17,7 @@ from agentgym.envs.action import Action
 from agentgym.envs.policies import RandomPolicy
 from agentgym.envs.resolve import resolve_env
 from agentgym.envs.text_env import EpisodeOver, StepResult, TextEnv
+from agentgym.errors import UnknownName, nearest
 from agentgym.testing.env_claims import CLAIMS
 from agentgym.testing.env_isolation import ISOLATION
 from agentgym.testing.env_subject import (
@@ -74,8 +75,16 @@ def check_env(env: str | Make | TextEnv, kwargs: Mapping[str, JSON] | None = Non
     return [finding for verdict in examine_env(env, kwargs) for finding in verdict.findings]
 
 
-def examine_env(env: str | Make | TextEnv, kwargs: Mapping[str, JSON] | None = None) -> list[Verdict]:
-    """What came of every check of `check_env`, also of those that passed; it ends where none can be made."""
+def examine_env(
+    env: str | Make | TextEnv, kwargs: Mapping[str, JSON] | None = None, *, only: Collection[str] = ()
+) -> list[Verdict]:
+    """What came of every check of `check_env`, also of those that passed; it ends where none can be made.
+
+    `only` names the checks to run; () is all.
+    """
+    unknown = [name for name in only if name not in CHECKS]
+    if unknown:
+        raise UnknownName(f"no check {unknown[0]!r}{nearest(unknown[0], CHECKS) or '.'} Known: {', '.join(CHECKS)}")
     if isinstance(env, str):
         resolve_env(env)  # an unknown name is the caller's mistake, and no finding
         subject = Subject(lambda **own: resolve_env(env, own)(), dict(kwargs or {}), env)
@@ -84,6 +93,8 @@ def examine_env(env: str | Make | TextEnv, kwargs: Mapping[str, JSON] | None = N
         subject = Subject(maker, dict(kwargs or {}))
     verdicts: list[Verdict] = []
     for name, check in CHECKS.items():
+        if only and name not in only:
+            continue
         verdicts.append(_verdict(name, check, subject))
         if name == "makes" and verdicts[0].findings:
             break
@@ -205,16 +216,13 @@ def _serialisable(make: Subject) -> Iterator[Complaint]:
 
 def _limited(make: Subject) -> Iterator[Complaint]:
     env = make()
-    if env.max_turns is None:
-        env.reset(seed=0)
-        for _ in range(LONGEST_EPISODE):
-            _, _, terminated, truncated, _ = env.step(Action("...", (), Message("assistant", "...")))
-            if terminated or truncated:
-                break
-        else:
+    env.reset(seed=0)
+    limit = env.max_turns
+    if not _plays_to_the_end(env, limit or LONGEST_EPISODE):
+        if limit is None:
             yield "error", "no turn limit: a reply without sense goes on for ever; set max_turns"
-    elif not _plays_to_the_end(env, env.max_turns):
-        yield "error", f"max_turns is {env.max_turns}, and the episode goes on after it; end or truncate it in step"
+        else:
+            yield "error", f"max_turns is {limit}, and the episode goes on after it; end or truncate it in step"
     env.close()
 
 

@@ -28,7 +28,7 @@ __all__ = ["ISOLATION"]
 
 SIDE_BY_SIDE = 32
 SHORT_STEPS = 8
-GRACE_S = 5.0
+GRACE_S = 2.0
 """How long what `close` has told to end may take to be gone."""
 FORK_AFTER = 2
 ABANDONED_AFTER = 2
@@ -84,21 +84,14 @@ def _another_process(make: Subject) -> Iterator[Complaint]:
 
 
 def _side_by_side(make: Subject) -> Iterator[Complaint]:
-    def played(seed: int) -> list[str]:
-        env = make()
-        try:
-            return transcript(env, seed, steps=SHORT_STEPS)
-        finally:
-            env.close()
-
-    def at_once(seed: int) -> list[str]:
-        together.wait()
-        return played(seed)
-
-    together = threading.Barrier(SIDE_BY_SIDE)
-    alone = [played(seed) for seed in range(SIDE_BY_SIDE)]
+    alone = [_played(make, seed) for seed in range(SIDE_BY_SIDE)]
+    together = threading.Barrier(SIDE_BY_SIDE)  # all have begun before one goes on
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        beside = list(pool.map(at_once, range(SIDE_BY_SIDE)))
+        played = [pool.submit(_played, make, seed, together) for seed in range(SIDE_BY_SIDE)]
+    errors = [error for one in played if (error := one.exception()) is not None]
+    if errors:
+        raise next((one for one in errors if not isinstance(one, threading.BrokenBarrierError)), errors[0])
+    beside = [one.result() for one in played]
     wrong = [seed for seed in range(SIDE_BY_SIDE) if alone[seed] != beside[seed]]
     if wrong:
         where = difference(alone[wrong[0]], beside[wrong[0]])
@@ -107,6 +100,18 @@ def _side_by_side(make: Subject) -> Iterator[Complaint]:
             f"{len(wrong)} of {SIDE_BY_SIDE} episodes in threads are others than alone, seed {wrong[0]} at {where}; "
             "keep state on self, and not on the class or module",
         )
+
+
+def _played(make: Subject, seed: int, together: threading.Barrier | None = None) -> list[str]:
+    env = make()
+    try:
+        return transcript(env, seed, steps=SHORT_STEPS, begun=together and together.wait)
+    except BaseException:
+        if together is not None:
+            together.abort()  # nobody waits for this one
+        raise
+    finally:
+        env.close()
 
 
 def _identical_starts(make: Subject) -> Iterator[Complaint]:
@@ -146,6 +151,9 @@ def _fork(make: Subject) -> Iterator[Complaint]:
     for action in actions:
         env.step(action)
     forks: list[Any] = [env.fork(), env.fork()]  # type: ignore[attr-defined]
+    if env in forks or forks[0] is forks[1]:
+        yield "error", "fork() gives no new environment; copy the episode's state into another one"
+        return
     told = [[line(*one.step(action)) for action in rest] for one in (forks[0], env, forks[1])]
     for one in (*forks, env):
         one.close()

@@ -16,6 +16,8 @@ from agentgym.types import JSON
 __all__ = ["Check", "Complaint", "Episode", "Subject", "difference", "line", "plain", "play", "texts", "transcript"]
 
 MAX_STEPS = 60
+UNLIMITED_STEPS = 100
+"""Steps after which an episode without a turn limit is left."""
 LONGEST_EPISODE = 2000
 """An environment that has not ended after so many replies without sense has no turn limit."""
 Complaint: TypeAlias = tuple[Literal["error", "warning", "not claimed"], str]
@@ -83,7 +85,7 @@ def play(env: TextEnv, policy: Policy, seed: int, watch: Callable[[str, StepResu
         watch("", (observation, 0.0, False, False, info))
     policy.reset(env, observation, seed)
     reward, ended, steps = 0.0, False, 0
-    while not ended and steps < max(MAX_STEPS, env.max_turns or LONGEST_EPISODE):
+    while not ended and steps < (env.max_turns or UNLIMITED_STEPS):
         action = Action.from_message(policy.act(observation))
         result = env.step(action)
         observation, paid, terminated, truncated, info = result
@@ -94,12 +96,24 @@ def play(env: TextEnv, policy: Policy, seed: int, watch: Callable[[str, StepResu
     return Episode(reward, None if success is None else float(success), ended)
 
 
-def transcript(env: TextEnv, seed: int, policy_seed: int | None = None, steps: int = MAX_STEPS) -> list[str]:
-    """A random episode as lines of text; the policy draws from `policy_seed` (default `seed`)."""
+def transcript(
+    env: TextEnv,
+    seed: int,
+    policy_seed: int | None = None,
+    *,
+    steps: int = MAX_STEPS,
+    begun: Callable[[], object] | None = None,
+) -> list[str]:
+    """A random episode as lines of text; the policy draws from `policy_seed` (default `seed`).
+
+    `begun` is called between the reset and the first step.
+    """
     observation, info = env.reset(seed=seed)
     lines = [line(observation, info)]
     policy = RandomPolicy()
     policy.reset(env, observation, seed if policy_seed is None else policy_seed)
+    if begun is not None:
+        begun()
     for _ in range(steps):
         result = env.step(Action.from_message(policy.act(observation)))
         observation, terminated, truncated = result[0], result[2], result[3]

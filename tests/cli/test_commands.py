@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 
 from agentgym.envs.plugin import BUNDLED
@@ -103,6 +104,11 @@ def test_verify_finds_a_changed_token(agentgym: Command) -> None:
 def test_envs_and_tools_are_listed(agentgym: Command) -> None:
     envs = agentgym("env", "list", "--json")
     assert [one["id"] for one in envs.json["envs"]] == list(BUNDLED)
+    countdown = next(one for one in envs.json["envs"] if one["id"] == "Countdown-v0")
+    assert (countdown["version"], countdown["tools"]) == (0, ["answer"])
+    assert countdown["difficulty"]["keyword"] == "level" and set(countdown["difficulty"]["values"]) == {"1", "2", "3"}
+    assert countdown["card"]["reward_range"] == [0.0, 1.0]
+    assert "level=1|2|3" in envs.out
     everything = agentgym("tools", "list", "--json").json["tools"]
     assert {"TextGame-v0", "GuessNumber-v0", "WordLadder-v0"} <= {one["env"] for one in everything}
     one = agentgym("tools", "list", "WordLadder-v0", "--json").json["tools"]
@@ -119,6 +125,35 @@ def test_check_finds_what_is_wrong(agentgym: Command) -> None:
     done = agentgym("env", "check", "flaky.py:Broken", "--json")
     assert done.code == 1 and not done.json["ok"]
     assert any("the machine fell apart" in finding["message"] for finding in done.json["findings"])
+
+
+def test_check_says_of_every_check_what_came_of_it(agentgym: Command) -> None:
+    done = agentgym("env", "check", "--env", "GuessNumber-v0", "--env-kwargs", "level=2", "--json")
+    assert done.code == 0 and done.json["ok"]
+    told = {one["check"]: one["verdict"] for one in done.json["checks"]}
+    assert len(told) == done.json["num_checks"] and set(told.values()) == {"passed", "not claimed"}
+    assert (told["oracle"], told["fork"], told["baseline"]) == ("passed", "not claimed", "not claimed")
+    assert "it has no method fork()" in done.out
+
+
+def test_check_takes_one_environment_or_all(agentgym: Command) -> None:
+    for arguments in ((), ("GuessNumber-v0", "--all")):
+        done = agentgym("env", "check", *arguments)
+        assert done.code == 1 and "takes one environment, or --all" in done.err
+
+
+@pytest.mark.slow
+def test_check_all_fails_where_one_environment_does(agentgym: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    gymnasium.register(id="Flaky-v0", entry_point="flaky:Broken")
+    monkeypatch.syspath_prepend(".")
+    try:
+        done = agentgym("env", "check", "--all", "--json")
+    finally:
+        del gymnasium.registry["Flaky-v0"]
+    assert done.code == 1 and not done.json["ok"]
+    expected = [(env_id, True) for env_id in BUNDLED] + [("Flaky-v0", False)]
+    assert [(one["env"], one["ok"]) for one in done.json["envs"]] == expected
+    assert f"{len(BUNDLED)} of {len(BUNDLED) + 1} environments passed" in done.out
 
 
 # ---- in a process of its own
