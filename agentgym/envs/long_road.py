@@ -50,7 +50,7 @@ class LongRoad(ToolEnv):
         difficulty=Difficulty(keyword="length", values={8: "8 turns", 32: "32 turns"}),
         oracle="takes the key of the chest, and gives back what luck it has",
         cheat="takes a wrong key, or the right one too early, too late or by another name, claims and forges",
-        baseline={"random": 0.03},
+        baseline={"random": 0.0},
         licence="Apache-2.0",
     )
     system_prompt = "Win the quest: take the key of its chest. You can take one key, and there is no way back."

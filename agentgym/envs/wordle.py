@@ -43,7 +43,7 @@ class Wordle(ToolEnv):
         ),
         oracle="guesses a word that fits all it was told, and at its last guess knows the word",
         cheat="guesses patterns, lists and other spellings of the word, and claims",
-        baseline={"random": 0.02},
+        baseline={"random": 0.015},
         data="word lists in the package, written for it",
         licence="Apache-2.0",
     )

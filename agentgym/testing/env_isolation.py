@@ -105,7 +105,7 @@ def _side_by_side(make: Subject) -> Iterator[Complaint]:
 def _played(make: Subject, seed: int, together: threading.Barrier | None = None) -> list[str]:
     env = make()
     try:
-        return transcript(env, seed, steps=SHORT_STEPS, begun=together and together.wait)
+        return transcript(env, seed, steps=SHORT_STEPS, begun=None if together is None else together.wait)
     except BaseException:
         if together is not None:
             together.abort()  # nobody waits for this one

@@ -139,7 +139,7 @@ def test_check_says_of_every_check_what_came_of_it(agentgym: Command) -> None:
 def test_check_takes_one_environment_or_all(agentgym: Command) -> None:
     for arguments in ((), ("GuessNumber-v0", "--all")):
         done = agentgym("env", "check", *arguments)
-        assert done.code == 1 and "takes one environment, or --all" in done.err
+        assert done.code == 2 and "takes one environment, or --all" in done.err
 
 
 @pytest.mark.slow
