@@ -12,7 +12,7 @@ from agentgym.envs.card import Difficulty, EnvCard
 from agentgym.envs.policies import Policy
 from agentgym.envs.text_env import TextEnv
 from agentgym.envs.tool_env import ToolEnv
-from agentgym.envs.trickster import Trickster, calling, own_draws
+from agentgym.envs.trickster import Trickster, calling
 from agentgym.errors import ConfigError
 from agentgym.tools import tool
 from agentgym.types import Message
@@ -226,7 +226,7 @@ class _Oracle:
 class _Random(_Oracle):
     def reset(self, env: TextEnv, observation: str, seed: int) -> None:
         super().reset(env, observation, seed)
-        self._draw = own_draws(seed)
+        self._draw = np.random.default_rng(seed)
 
     def act(self, observation: str) -> Message:
         return calling("answer", expression=random_expression(self._game.numbers, self._draw))

@@ -7,11 +7,13 @@ import re
 from collections import Counter
 from typing import Any
 
+import numpy as np
+
 from agentgym.envs.card import Difficulty, EnvCard
 from agentgym.envs.policies import Policy
 from agentgym.envs.text_env import TextEnv
 from agentgym.envs.tool_env import ToolEnv
-from agentgym.envs.trickster import Trickster, calling, own_draws
+from agentgym.envs.trickster import Trickster, calling
 from agentgym.errors import ConfigError
 from agentgym.tools import tool
 from agentgym.types import Message
@@ -122,7 +124,7 @@ def _mastermind(env: TextEnv) -> Mastermind:
 class _Random:
     def reset(self, env: TextEnv, observation: str, seed: int) -> None:
         self._game = _mastermind(env)
-        self._draw = own_draws(seed)
+        self._draw = np.random.default_rng(seed)
 
     def act(self, observation: str) -> Message:
         digits = self._draw.integers(1, self._game.largest + 1, self._game.length)

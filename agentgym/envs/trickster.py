@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from agentgym.envs.text_env import TextEnv
 from agentgym.types import JSON, MalformedCall, Message, ToolCall
 
-__all__ = ["Trickster", "calling", "own_draws"]
+__all__ = ["Trickster", "calling"]
 
 VERDICT = json.dumps({"success": True, "reward": 1.0})
 
@@ -48,8 +46,3 @@ class Trickster:
 def calling(tool: str, **arguments: JSON) -> Message:
     """A reply that calls one tool."""
     return Message("assistant", "", tool_calls=(ToolCall("call_0", tool, arguments),))
-
-
-def own_draws(seed: int) -> np.random.Generator:
-    """What a policy draws from: the episode's seed alone would give the very numbers the task was drawn from."""
-    return np.random.default_rng((seed, 1))

@@ -9,11 +9,13 @@ from collections import Counter
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
+
 from agentgym.envs.card import Difficulty, EnvCard
 from agentgym.envs.policies import Policy
 from agentgym.envs.text_env import TextEnv
 from agentgym.envs.tool_env import ToolEnv
-from agentgym.envs.trickster import Trickster, calling, own_draws
+from agentgym.envs.trickster import Trickster, calling
 from agentgym.errors import ConfigError
 from agentgym.tools import tool
 from agentgym.types import Message
@@ -150,7 +152,7 @@ class _Random:
     def reset(self, env: TextEnv, observation: str, seed: int) -> None:
         self._game = _wordle(env)
         self._words = list(words_of(self._game.length))
-        self._draw = own_draws(seed)
+        self._draw = np.random.default_rng(seed)
 
     def act(self, observation: str) -> Message:
         return calling("guess", word=self._words[int(self._draw.integers(len(self._words)))])

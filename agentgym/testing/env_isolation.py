@@ -27,6 +27,7 @@ from agentgym.testing.env_subject import MAX_STEPS, Check, Complaint, Subject, d
 __all__ = ["ISOLATION"]
 
 SIDE_BY_SIDE = 32
+OTHER_PROCESS_S = 300.0
 SHORT_STEPS = 8
 GRACE_S = 2.0
 """How long what `close` has told to end may take to be gone."""
@@ -73,7 +74,8 @@ def _another_process(make: Subject) -> Iterator[Complaint]:
     here = transcript(env, 0)
     env.close()
     command = [sys.executable, "-c", OTHER_PROCESS, json.dumps([make.env_id, dict(make.kwargs), 0])]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONHASHSEED": "1"})
+    hashed = {**os.environ, "PYTHONHASHSEED": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=hashed, timeout=OTHER_PROCESS_S)
     begin = done.stdout.rfind("<transcript>")
     if done.returncode or begin < 0:
         yield "error", f"another process cannot play it: {done.stderr.strip()[-300:]}"

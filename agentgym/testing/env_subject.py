@@ -18,6 +18,8 @@ __all__ = ["Check", "Complaint", "Episode", "Subject", "difference", "line", "pl
 MAX_STEPS = 60
 UNLIMITED_STEPS = 100
 """Steps after which an episode without a turn limit is left."""
+POLICY_SEED = 1_000_003
+"""Added to a policy's seed: the episode's own would give it the very numbers that the task was drawn from."""
 LONGEST_EPISODE = 2000
 """An environment that has not ended after so many replies without sense has no turn limit."""
 Complaint: TypeAlias = tuple[Literal["error", "warning", "not claimed"], str]
@@ -83,7 +85,7 @@ def play(env: TextEnv, policy: Policy, seed: int, watch: Callable[[str, StepResu
     observation, info = env.reset(seed=seed)
     if watch is not None:
         watch("", (observation, 0.0, False, False, info))
-    policy.reset(env, observation, seed)
+    policy.reset(env, observation, seed + POLICY_SEED)
     reward, ended, steps = 0.0, False, 0
     while not ended and steps < (env.max_turns or UNLIMITED_STEPS):
         action = Action.from_message(policy.act(observation))
