@@ -43,7 +43,7 @@ class Countdown(ToolEnv):
         difficulty=Difficulty(values={1: "two numbers", 2: "four numbers", 3: "six numbers, two of them large"}),
         oracle="writes the expression that the target was drawn from",
         cheat="answers the target itself, numbers that are not given or used twice, code, and claims",
-        baseline={"random": 0.545},
+        baseline={"random": 0.65},
         licence="Apache-2.0",
     )
     system_prompt = (

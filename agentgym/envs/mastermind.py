@@ -44,7 +44,7 @@ class Mastermind(ToolEnv):
         ),
         oracle="guesses a code that fits all it was told, and at its last guess knows the code",
         cheat="guesses all codes in one argument, patterns and numbers, and claims",
-        baseline={"random": 0.265},
+        baseline={"random": 0.26},
         licence="Apache-2.0",
     )
     system_prompt = "Find the hidden code. Call the tool guess with a code, one in each reply."

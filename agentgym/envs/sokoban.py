@@ -108,7 +108,7 @@ class Sokoban(ToolEnv):
         oracle="walks a shortest solution, found by search",
         cheat="walks against walls, names no direction, and claims",
         canary_floor=0.3,
-        baseline={"random": 0.105},
+        baseline={"random": 0.095},
         licence="Apache-2.0",
     )
     system_prompt = (

@@ -50,7 +50,7 @@ class Sudoku(ToolEnv):
         ),
         oracle="places the solution's digits, cell by cell",
         cheat="overwrites what is given, breaks rules, places beside the grid and claims",
-        baseline={"random": 0.145},
+        baseline={"random": 0.07},
         licence="Apache-2.0",
     )
     system_prompt = (

@@ -45,7 +45,7 @@ class Wordle(ToolEnv):
         ),
         oracle="guesses a word that fits all it was told, and at its last guess knows the word",
         cheat="guesses patterns, lists and other spellings of the word, and claims",
-        baseline={"random": 0.015},
+        baseline={"random": 0.04},
         data="word lists in the package, written for it",
         licence="Apache-2.0",
     )
