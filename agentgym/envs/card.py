@@ -95,7 +95,8 @@ CARDS: Registry[EnvCard] = Registry("card")
 
 def card_of(env_id: str, env: object) -> EnvCard | None:
     """The card that was registered for an id, else that of the environment or its class; None where there is none."""
-    card = CARDS[env_id] if env_id in CARDS else getattr(env, "card", None)
+    registered = env_id.rpartition(":")[2]  # `module:Id-v0` imports the module that registers the id
+    card = CARDS[registered] if registered in CARDS else getattr(env, "card", None)
     if card is not None and not isinstance(card, EnvCard):
         raise ConfigError(f"the card of {env_id or type(env).__name__} is a {type(card).__name__}, not an EnvCard")
     return card

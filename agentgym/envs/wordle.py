@@ -108,8 +108,11 @@ class Wordle(ToolEnv):
         return _Random()
 
 
-COMMON = frozenset("find tool call with one each here word list left have has the was not you".split())
-"""Words that the game says anyway."""
+COMMON = frozenset(
+    "a call common content each error find guess has have here hidden in is left letters list name no not one reply"
+    " role success the tool turns user was with word you".split()
+)
+"""Words that the game and its messages say anyway."""
 
 
 @functools.cache

@@ -48,6 +48,7 @@ def registered() -> Iterator[EnvCard]:
 def test_a_registered_card_comes_before_that_of_the_class(registered: EnvCard) -> None:
     env = make_env("Countdown-v0")
     assert card_of("Registered-v2", env) is registered
+    assert card_of("my_games:Registered-v2", env) is registered
     assert card_of("Countdown-v0", env) is env.card
     assert card_of("", TextEnv.__new__(TextEnv)) is None
 

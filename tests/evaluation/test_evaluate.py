@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from agentgym.chat_templates.families import renderer_for
+from agentgym.envs.plugin import BUNDLED
 from agentgym.envs.seeds import EVAL_SEED_START
 from agentgym.errors import AgentGymError, ConfigError, RunFolderError, TrainingHalted, UnknownName
 from agentgym.evaluation import EvalConfig, EvalResult, eval_episodes, eval_tasks, evaluate, run_evaluation, verify_run
@@ -21,7 +22,6 @@ from agentgym.rollout.loop import RolloutLoop
 from agentgym.rollout.sampler import Sampler
 from agentgym.trajectory import Status, Trajectory
 
-BUNDLED = ("TextGame-v0", "GuessNumber-v0", "WordLadder-v0", "Prompt-v0", "LongRoad-v0")
 FLAKY = '''
 from pathlib import Path
 
