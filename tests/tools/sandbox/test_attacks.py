@@ -14,6 +14,7 @@ import pytest
 
 from agentgym.tools.sandbox.box.syscalls import EXAMINED, OWNERS, REFUSED, numbers
 
+pytestmark = pytest.mark.slow
 CALLS = numbers(REFUSED + EXAMINED + OWNERS + " inotify_init1:294:26", platform.machine())
 PRELUDE = """
 import ctypes, errno, os, signal, socket, sys, time
