@@ -276,7 +276,7 @@ def _async_agrees(make: Subject) -> Iterator[Complaint]:
     env = make()
     sync = transcript(env, 0)
     env.close()
-    other = asyncio.run(__async_transcript(make(), 0))
+    other = asyncio.run(_async_transcript(make(), 0))
     if other != sync:
         yield "error", f"astep plays another episode than step: {difference(sync, other)}"
 
@@ -327,7 +327,7 @@ def _plays_to_the_end(env: TextEnv, steps: int) -> bool:
     return False
 
 
-async def __async_transcript(env: TextEnv, seed: int) -> list[str]:
+async def _async_transcript(env: TextEnv, seed: int) -> list[str]:
     observation, info = await env.areset(seed=seed)
     lines = [line(observation, info)]
     policy = RandomPolicy()
