@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 import setuptools  # noqa: F401 - torch's compiler finds its distutils only where it came first
 from aiohttp import web
@@ -24,6 +25,19 @@ if TYPE_CHECKING:
     from agentgym.trajectory import Trajectory
 
 MARKS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+
+
+@pytest.fixture(scope="session")
+def has_ended() -> Callable[[psutil.Process], bool]:
+    """Says whether a process is gone; one that nobody reaped is."""
+
+    def ended(process: psutil.Process) -> bool:
+        try:
+            return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:  # between the two looks
+            return True
+
+    return ended
 
 
 @pytest.fixture(scope="session")

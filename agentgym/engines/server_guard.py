@@ -95,7 +95,7 @@ def _kill(server: subprocess.Popen[bytes]) -> None:
     ends = time.monotonic() + GRACE_S
     while (rest := _rest(server.pid)) and time.monotonic() < ends:
         for process, command in rest:
-            if TRACKER not in command:
+            if command and TRACKER not in command:  # one without a command is becoming something: perhaps the tracker
                 with suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
         time.sleep(POLL_S)
@@ -103,13 +103,13 @@ def _kill(server: subprocess.Popen[bytes]) -> None:
 
 
 def _rest(group: int) -> list[tuple[int, bytes]]:
-    """The processes of a group and their commands; none where there is no /proc."""
+    """The processes of a group that have not ended, and their commands; none where there is no /proc."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended meanwhile
-            command = (process / "cmdline").read_bytes()
-            if command and os.getpgid(int(process.name)) == group:  # without a command: ended, and not yet reaped
-                found.append((int(process.name), command))
+            state, _, own_group = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
+            if state not in ("Z", "X") and int(own_group) == group:
+                found.append((int(process.name), (process / "cmdline").read_bytes()))
     return found
 
 

@@ -102,7 +102,9 @@ def test_an_actor_begins_its_server_anew_with_the_newest_weights(
     until(lambda: not servers_below(ourselves, engine), "the end of the servers")
 
 
-def test_a_driver_that_is_killed_leaves_no_server(sglang_python: str, tmp_path: Path) -> None:
+def test_a_driver_that_is_killed_leaves_no_server(
+    sglang_python: str, tmp_path: Path, has_ended: Callable[[psutil.Process], bool]
+) -> None:
     folder = tmp_path / "run"
     words = [sys.executable, "-m", "agentgym", *words_of("sglang", sglang_python, folder)]
     driver = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -111,15 +113,7 @@ def test_a_driver_that_is_killed_leaves_no_server(sglang_python: str, tmp_path: 
     assert any("sglang" in " ".join(commands(one)) for one in below)
     driver.kill()
     driver.wait()
-    until(lambda: all(ended(one) for one in below), "the end")
-
-
-def ended(process: psutil.Process) -> bool:
-    """Whether a process is gone; one that nobody reaped is."""
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:  # between the two looks
-        return True
+    until(lambda: all(has_ended(one) for one in below), "the end")
 
 
 def commands(process: psutil.Process) -> Sequence[str]:

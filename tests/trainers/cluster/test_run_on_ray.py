@@ -198,7 +198,9 @@ def test_what_an_engine_lacks_is_told_with_its_origin(cluster: str, run: TrainCo
     assert not (tmp_path / "run").exists()
 
 
-def test_an_interrupt_ends_the_run_and_all_that_it_began(tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_run_and_all_that_it_began(
+    tmp_path: Path, has_ended: Callable[[psutil.Process], bool]
+) -> None:
     """As Ctrl-C does, the whole group of processes gets the signal."""
     words = "train --env TextGame-v0 --executor ray --max-staleness 1 --ray.workers 2 --hf.compile False"
     folder = tmp_path / "run"
@@ -214,19 +216,11 @@ def test_an_interrupt_ends_the_run_and_all_that_it_began(tmp_path: Path) -> None
         _, told = driver.communicate(timeout=LIMIT_S)
         assert driver.returncode == 130
         assert b"interrupted after step" in told and b"Traceback" not in told
-        while left := [one for one in below if not ended(one)]:
+        while left := [one for one in below if not has_ended(one)]:
             assert time.monotonic() < deadline, left
             time.sleep(0.1)
     finally:
         driver.kill()
-
-
-def ended(process: psutil.Process) -> bool:
-    """Whether a process is gone; one that nobody reaped is."""
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:  # between the two looks
-        return True
 
 
 def test_actors_that_ray_ends_for_want_of_memory_are_told_as_that(tmp_path: Path) -> None:
