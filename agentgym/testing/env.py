@@ -150,6 +150,7 @@ def _reproducible(make: Subject) -> Iterator[Complaint]:
                     f"seed {seed} and the same replies give another episode after {what}: {difference(first, other)}. "
                     "Draw only from self.np_random, and set all state in start or reset",
                 )
+                return
 
 
 def _seeded(make: Subject) -> Iterator[Complaint]:
