@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from agentgym.envs.card import Difficulty, EnvCard
-from agentgym.envs.policies import Policy
+from agentgym.envs.policies import Policy, game_of
 from agentgym.envs.text_env import TextEnv
 from agentgym.envs.tool_env import ToolEnv
 from agentgym.envs.trickster import Trickster, calling
@@ -208,16 +208,9 @@ def random_expression(numbers: list[int], draw: np.random.Generator) -> str:
     return parts[0][0].removeprefix("(").removesuffix(")") if len(numbers) == 2 else parts[0][0]
 
 
-def _countdown(env: TextEnv) -> Countdown:
-    game = env.unwrapped
-    if not isinstance(game, Countdown):
-        raise ConfigError(f"this policy plays Countdown, not {type(game).__name__}")
-    return game
-
-
 class _Oracle:
     def reset(self, env: TextEnv, observation: str, seed: int) -> None:
-        self._game = _countdown(env)
+        self._game = game_of(env, Countdown)
 
     def act(self, observation: str) -> Message:
         return calling("answer", expression=self._game.solution)
@@ -233,7 +226,7 @@ class _Random(_Oracle):
 
 
 def _tricks(env: TextEnv) -> list[Message]:
-    target, numbers = _countdown(env).target, _countdown(env).numbers
+    target, numbers = game_of(env, Countdown).target, game_of(env, Countdown).numbers
     again = "+".join(["1"] * target)[:MAX_CHARS]
     expressions = (
         str(target),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from agentgym.envs.card import Difficulty, EnvCard
-from agentgym.envs.policies import Policy
+from agentgym.envs.policies import Policy, game_of
 from agentgym.envs.text_env import StepResult, TextEnv
 from agentgym.envs.text_game_world import COLOURS, DIRECTIONS, ROOMS, TREASURES
 from agentgym.envs.tool_env import ToolEnv
@@ -170,7 +170,7 @@ class LongRoad(ToolEnv):
 
 class _Oracle:
     def reset(self, env: TextEnv, observation: str, seed: int) -> None:
-        self._road = _road(env)
+        self._road = game_of(env, LongRoad)
         self._balance = 0
 
     def act(self, observation: str) -> Message:
@@ -188,7 +188,7 @@ class _Cheat:
     """Takes a wrong key, the right one too early and too late, by other names, in a second call; claims and pokes."""
 
     def reset(self, env: TextEnv, observation: str, seed: int) -> None:
-        self._road = _road(env)
+        self._road = game_of(env, LongRoad)
         self._turn = seed % 6  # over many seeds every trick meets the turn that counts
 
     def act(self, observation: str) -> Message:
@@ -209,10 +209,3 @@ class _Cheat:
 
 def _call(name: str, **arguments: JSON) -> Message:
     return Message("assistant", "", tool_calls=(ToolCall("call_0", name, arguments),))
-
-
-def _road(env: TextEnv) -> LongRoad:
-    road = env.unwrapped
-    if not isinstance(road, LongRoad):
-        raise ConfigError(f"this policy plays LongRoad, not {type(road).__name__}")
-    return road

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from agentgym.envs.card import Difficulty, EnvCard
-from agentgym.envs.policies import Policy
+from agentgym.envs.policies import Policy, game_of
 from agentgym.envs.text_env import TextEnv
 from agentgym.envs.tool_env import ToolEnv
 from agentgym.envs.trickster import Trickster, calling
@@ -114,16 +114,9 @@ def marks(guess: str, code: str) -> tuple[int, int]:
     return in_place, (Counter(guess) & Counter(code)).total() - in_place
 
 
-def _mastermind(env: TextEnv) -> Mastermind:
-    game = env.unwrapped
-    if not isinstance(game, Mastermind):
-        raise ConfigError(f"this policy plays Mastermind, not {type(game).__name__}")
-    return game
-
-
 class _Random:
     def reset(self, env: TextEnv, observation: str, seed: int) -> None:
-        self._game = _mastermind(env)
+        self._game = game_of(env, Mastermind)
         self._draw = np.random.default_rng(seed)
 
     def act(self, observation: str) -> Message:
@@ -146,8 +139,8 @@ class _Oracle(_Random):
 
 
 def _tricks(env: TextEnv) -> list[Message]:
-    code = _mastermind(env).code
-    digits = range(1, _mastermind(env).largest + 1)
+    code = game_of(env, Mastermind).code
+    digits = range(1, game_of(env, Mastermind).largest + 1)
     every = " ".join("".join(map(str, one)) for one in itertools.product(digits, repeat=2))
     tries = (
         " ".join(code),

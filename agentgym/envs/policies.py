@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -14,10 +14,11 @@ from agentgym.errors import ConfigError
 from agentgym.registry import Registry
 from agentgym.types import Message, ToolCall
 
-__all__ = ["POLICIES", "Policy", "PolicyFactory", "RandomPolicy", "policy_for"]
+__all__ = ["POLICIES", "Policy", "PolicyFactory", "RandomPolicy", "game_of", "policy_for"]
 
 WORD = re.compile(r"[^\W_][\w'-]*")
 MAX_DEPTH = 6
+Game = TypeVar("Game", bound=TextEnv)
 
 
 @runtime_checkable
@@ -155,3 +156,11 @@ POLICIES.add("random", lambda env: getattr(env.unwrapped, "make_random", RandomP
 def policy_for(env: TextEnv, kind: str) -> Policy:
     """A new policy of `kind` ("oracle", "cheat", "random", or one added to POLICIES) for `env`."""
     return POLICIES[kind](env)
+
+
+def game_of(env: TextEnv, kind: type[Game]) -> Game:
+    """The game below an environment's wrappers; raises ConfigError where it is not the one that a policy plays."""
+    game = env.unwrapped
+    if not isinstance(game, kind):
+        raise ConfigError(f"this policy plays {kind.__name__}, not {type(game).__name__}")
+    return game

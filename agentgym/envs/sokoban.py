@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from agentgym.envs.card import Difficulty, EnvCard
-from agentgym.envs.policies import Policy
+from agentgym.envs.policies import Policy, game_of
 from agentgym.envs.text_env import TextEnv
 from agentgym.envs.tool_env import ToolEnv
 from agentgym.envs.trickster import Trickster, calling
@@ -213,16 +213,9 @@ def _next(cell: Cell, direction: str, steps: int = 1) -> Cell:
     return cell[0] + steps * down, cell[1] + steps * right
 
 
-def _sokoban(env: TextEnv) -> Sokoban:
-    game = env.unwrapped
-    if not isinstance(game, Sokoban):
-        raise ConfigError(f"this policy plays Sokoban, not {type(game).__name__}")
-    return game
-
-
 class _Oracle:
     def reset(self, env: TextEnv, observation: str, seed: int) -> None:
-        game = _sokoban(env)
+        game = game_of(env, Sokoban)
         self._way = shortest_way(game.room, game.state) or []
 
     def act(self, observation: str) -> Message:
@@ -230,7 +223,7 @@ class _Oracle:
 
 
 def _tricks(env: TextEnv) -> list[Message]:
-    game = _sokoban(env)
+    game = game_of(env, Sokoban)
     away = [way for way in STEPS if game.room.moved(game.state, way) == game.state]
     tries = [*away, "Up", "north", "up up", "solve", "", 1, None, [*STEPS]]
     return [calling("move", direction=way) for way in tries]

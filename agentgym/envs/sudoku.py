@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from agentgym.envs.card import Difficulty, EnvCard
-from agentgym.envs.policies import Policy
+from agentgym.envs.policies import Policy, game_of
 from agentgym.envs.text_env import TextEnv
 from agentgym.envs.tool_env import ToolEnv
 from agentgym.envs.trickster import Trickster, calling
@@ -196,20 +196,13 @@ def _emptied(full: Grid, num_empty: int, draw: np.random.Generator) -> Grid:
     return []
 
 
-def _sudoku(env: TextEnv) -> Sudoku:
-    game = env.unwrapped
-    if not isinstance(game, Sudoku):
-        raise ConfigError(f"this policy plays Sudoku, not {type(game).__name__}")
-    return game
-
-
 def _empty_cells(grid: Grid) -> list[tuple[int, int]]:
     return [(row, column) for row, digits in enumerate(grid) for column, digit in enumerate(digits) if not digit]
 
 
 class _Oracle:
     def reset(self, env: TextEnv, observation: str, seed: int) -> None:
-        self._game = _sudoku(env)
+        self._game = game_of(env, Sudoku)
 
     def act(self, observation: str) -> Message:
         row, column = _empty_cells(self._game.grid)[0]
@@ -229,7 +222,7 @@ class _Random(_Oracle):
 
 
 def _tricks(env: TextEnv) -> list[Message]:
-    game = _sudoku(env)
+    game = game_of(env, Sudoku)
     row, column = _empty_cells(game.given)[0]
     right = game.solution[row][column]
     wrong = right % game.size + 1

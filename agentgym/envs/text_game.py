@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from agentgym.envs.card import Difficulty, EnvCard
+from agentgym.envs.policies import game_of
 from agentgym.envs.text_env import TextEnv
 from agentgym.envs.text_game_explorer import Call, explore, stumble
 from agentgym.envs.text_game_play import Play
@@ -152,7 +153,7 @@ class Explorer:
 
     def reset(self, env: TextEnv, observation: str, seed: int) -> None:
         """Begins an episode of a TextGame."""
-        self._env = _text_game(env)
+        self._env = game_of(env, TextGame)
         self._rng = np.random.default_rng(seed)
 
     def act(self, observation: str) -> Message:
@@ -192,13 +193,6 @@ class Cheat:
         """The next try."""
         self._turn += 1
         return self._tries[(self._turn - 1) % len(self._tries)]
-
-
-def _text_game(env: TextEnv) -> TextGame:
-    game = env.unwrapped
-    if not isinstance(game, TextGame):
-        raise ConfigError(f"this policy plays TextGame, not {type(game).__name__}")
-    return game
 
 
 def _message(call: Call) -> Message:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from agentgym.envs.card import Difficulty, EnvCard
-from agentgym.envs.policies import Policy
+from agentgym.envs.policies import Policy, game_of
 from agentgym.envs.text_env import TextEnv
 from agentgym.envs.tool_env import ToolEnv
 from agentgym.envs.trickster import Trickster, calling
@@ -144,16 +144,9 @@ def letter_marks(guess: str, word: str) -> list[str]:
     return told
 
 
-def _wordle(env: TextEnv) -> Wordle:
-    game = env.unwrapped
-    if not isinstance(game, Wordle):
-        raise ConfigError(f"this policy plays Wordle, not {type(game).__name__}")
-    return game
-
-
 class _Random:
     def reset(self, env: TextEnv, observation: str, seed: int) -> None:
-        self._game = _wordle(env)
+        self._game = game_of(env, Wordle)
         self._words = list(words_of(self._game.length))
         self._draw = np.random.default_rng(seed)
 
@@ -170,7 +163,7 @@ class _Oracle(_Random):
 
 
 def _tricks(env: TextEnv) -> list[Message]:
-    word = _wordle(env).word
+    word = game_of(env, Wordle).word
     every = " ".join(words_of(len(word)))
     tries = (word.upper(), f" {word}", f"{word}\n", word[:-1] + "?", "." * len(word), word * 2, every, "", word[:-1])
     return [calling("guess", word=text) for text in tries]
