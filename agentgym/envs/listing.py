@@ -80,7 +80,7 @@ def _table(found: Iterable[Listed]) -> list[str]:
     lines = ["| environment | difficulty | tools | random |", "|---|---|---|---|"]
     for one in found:
         if one.card is not None:
-            difficulty = f"`{one.card.difficulty}`".replace("|", "\\|") if one.card.difficulty else ""
+            difficulty = f"`{one.card.difficulty}`".replace("|", ", ") if one.card.difficulty else ""
             random = one.card.baseline.get("random")
             cells = (one.env_id, difficulty, ", ".join(one.tools), "" if random is None else f"{random:g}")
             lines.append(f"| {' | '.join(cells)} |")
