@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from fractions import Fraction
 from typing import Any
 
@@ -15,9 +14,10 @@ from agentgym.envs.tool_env import ToolEnv
 from agentgym.envs.trickster import Trickster, calling
 from agentgym.errors import ConfigError
 from agentgym.tools import tool
+from agentgym.tools.expression import ExpressionError, evaluate
 from agentgym.types import Message
 
-__all__ = ["Countdown", "value_of"]
+__all__ = ["Countdown"]
 
 LEVELS = {1: (2, 0, 100), 2: (4, 0, 200), 3: (4, 2, 999)}
 """Level to how many small numbers (1 to 10), how many large ones, and the largest target."""
@@ -25,8 +25,6 @@ LARGE = (25, 50, 75, 100)
 SMALL = 10
 NUM_ANSWERS = 3
 MAX_CHARS = 100
-TOKEN = re.compile(r"\s*(\d{1,6}(?!\d)|[-+*/()])")
-SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-"})
 
 
 class Countdown(ToolEnv):
@@ -71,7 +69,7 @@ class Countdown(ToolEnv):
             large = [int(number) for number in self.np_random.choice(LARGE, num_large, replace=False)]
             self.numbers = small + large
             self.solution = random_expression(self.numbers, self.np_random)
-            value = value_of(self.solution)[0]
+            value = evaluate(self.solution, plain=True).value
             self.target = int(value) if value.denominator == 1 else 0
         self._left = NUM_ANSWERS
         return f"Numbers: {', '.join(map(str, self.numbers))}. Target: {self.target}. Answers left: {self._left}."
@@ -111,88 +109,18 @@ class Countdown(ToolEnv):
 
     def _judged(self, expression: str) -> str:
         try:
-            value, used = value_of(expression)
-        except ConfigError as error:
+            answered = evaluate(expression, plain=True, max_chars=MAX_CHARS)
+        except ExpressionError as error:
             return f"{error}."
         left = list(self.numbers)
-        for number in used:
+        for number in map(int, answered.numbers):
             if number not in left:
                 return f"{number} is not there{' once more' if number in self.numbers else ''}."
             left.remove(number)
-        if value == self.target:
+        if answered.value == self.target:
             self.end(success=True, reward=1.0)
-            return f"That is {value}: the target is reached."
-        return f"That is {value}, not {self.target}."
-
-
-def value_of(expression: str) -> tuple[Fraction, list[int]]:
-    """What an expression comes to, exactly, and the numbers in it; what follows a "=" is left out.
-
-    Raises ConfigError with what is wrong, for whoever wrote it.
-
-    >>> value_of("(1 + 2) * 4")
-    (Fraction(12, 1), [1, 2, 4])
-    """
-    text = expression.partition("=")[0].translate(SPELLINGS).strip()
-    if len(text) > MAX_CHARS:
-        raise ConfigError(f"an expression has at most {MAX_CHARS} characters")
-    reader = _Reader(text)
-    value = reader.sum()
-    if reader.next is not None:
-        raise ConfigError(f"{reader.next!r} is out of place in the expression")
-    return value, reader.numbers
-
-
-class _Reader:
-    """Reads sums of products of numbers and parentheses, from left to right."""
-
-    def __init__(self, text: str) -> None:
-        self.numbers: list[int] = []
-        self._tokens: list[str] = []
-        position = 0
-        while position < len(text):
-            found = TOKEN.match(text, position)
-            if found is None:
-                raise ConfigError("an expression has whole numbers, + - * / and ( ) alone")
-            self._tokens.append(found.group(1))
-            position = found.end()
-        self._tokens.reverse()
-
-    @property
-    def next(self) -> str | None:
-        """The token to come; None at the end."""
-        return self._tokens[-1] if self._tokens else None
-
-    def sum(self) -> Fraction:
-        """Products, added and taken off."""
-        value = self._product()
-        while self.next in ("+", "-"):
-            value = value + self._product() if self._tokens.pop() == "+" else value - self._product()
-        return value
-
-    def _product(self) -> Fraction:
-        value = self._factor()
-        while self.next in ("*", "/"):
-            if self._tokens.pop() == "*":
-                value *= self._factor()
-                continue
-            divisor = self._factor()
-            if not divisor:
-                raise ConfigError("that divides by zero")
-            value /= divisor
-        return value
-
-    def _factor(self) -> Fraction:
-        token = self._tokens.pop() if self._tokens else ""
-        if token == "(":
-            value = self.sum()
-            if not self._tokens or self._tokens.pop() != ")":
-                raise ConfigError("a parenthesis is not closed")
-            return value
-        if not token.isdecimal():
-            raise ConfigError("a number is missing in the expression")
-        self.numbers.append(int(token))
-        return Fraction(int(token))
+            return f"That is {answered.value}: the target is reached."
+        return f"That is {answered.value}, not {self.target}."
 
 
 def random_expression(numbers: list[int], draw: np.random.Generator) -> str:

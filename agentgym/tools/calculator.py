@@ -1,0 +1,18 @@
+"""The tool `calculator`: arithmetic, worked out exactly."""
+
+from __future__ import annotations
+
+from agentgym.tools.definition import tool
+from agentgym.tools.expression import evaluate, shown
+
+__all__ = ["calculator"]
+
+
+@tool(blocking=False)
+def calculator(expression: str) -> str:
+    """Works out an arithmetic expression.
+
+    Args:
+        expression: Numbers with + - * / // % ^ ( ), and sqrt, abs, round, floor, ceil; such as (80000 + 50000) * 1.5
+    """
+    return shown(evaluate(expression))
