@@ -48,6 +48,8 @@ class TextEnv(gymnasium.Env[str, str]):
     """Steps after which the environment truncates (`info["truncated_by"]` says so); None is no limit."""
     runs_inline: bool = False
     """True promises that `reset` and `step` are short pure computation, so they are called without a thread."""
+    tools_optional: bool = False
+    """True where an episode may be won without a tool: nobody is warned then of a model that calls none."""
     card: EnvCard | None = None
     """What the environment claims of itself; `agentgym env check` holds it to that."""
     close_timeout_s: float = 5.0

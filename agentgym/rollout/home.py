@@ -67,6 +67,11 @@ class HostedEnv:
         inner = self.env.unwrapped
         return inner.tool_specs if isinstance(inner, TextEnv) else ()
 
+    @property
+    def wants_tools(self) -> bool:
+        """Whether the episode at hand has tools and cannot be won without."""
+        return bool(self.tool_specs) and not getattr(self.env.unwrapped, "tools_optional", False)
+
     async def reset(self, seed: int, options: dict[str, object] | None) -> tuple[object, ...]:
         """The environment's `reset`."""
         env = self.env

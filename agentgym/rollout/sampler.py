@@ -235,7 +235,7 @@ class Sampler:
         try:
             return await self.loop.play(env, episode)
         finally:
-            if env.tool_specs:
+            if env.wants_tools:
                 self._tool_envs.add(episode.task.env_id)
             problem = await env.close()
             if problem is not None:
