@@ -19,6 +19,7 @@ BUNDLED = {
     "Sokoban-v0": "agentgym.envs.sokoban:Sokoban",
     "Sudoku-v0": "agentgym.envs.sudoku:Sudoku",
     "Wordle-v0": "agentgym.envs.wordle:Wordle",
+    "GSM8K-v0": "agentgym.envs.gsm8k:GSM8K",
 }
 """Environment id to where its class is; an id's version changes when its tasks or rewards do."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from decimal import Decimal
+from fractions import Fraction
 from typing import Literal
 
+from agentgym.envs.final_number import last_number, marked_number, read_number
 from agentgym.rewards.registry import REWARDS
 from agentgym.rewards.reply import ground_truth, last_reply
 from agentgym.rewards.reward import InvalidReward, Reward
@@ -14,9 +14,6 @@ from agentgym.types import JSON, Task
 
 __all__ = ["gsm8k"]
 
-NUMBER = r"-?(?:\\?\$)?-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)"
-MARKED = re.compile(rf"####\s+({NUMBER})")
-ANY = re.compile(NUMBER)
 END_CHARACTERS = 300
 """The end of a reply that is read."""
 
@@ -35,26 +32,22 @@ def gsm8k(
     `strict` reads the last number after `#### `, `flexible` the last number of the reply; both in its last 300
     characters. The ground truth is the number, or an answer of GSM8K with `####` in it.
 
-    Differences from verl: numbers are compared as numbers (`72.00` and `72.` are 72), a dollar sign may stand before
-    the number, and before or after its minus.
+    Differences from verl: numbers are compared as numbers, and read as `agentgym.envs.final_number` says (`72.00`,
+    `72.` and `$72` are 72; a sum that is not worked out is no answer).
     """
     truth = _truth(ground_truth(task))
-    found = (MARKED if method == "strict" else ANY).findall(last_reply(trajectory)[-END_CHARACTERS:])
-    if not found:
+    found = (marked_number if method == "strict" else last_number)(last_reply(trajectory)[-END_CHARACTERS:])
+    if found is None:
         return Reward(0.0, success=False)
-    right = _number(found[-1]) == truth
+    right = found == truth
     return Reward(score if right else format_score, success=right)
 
 
-def _truth(value: JSON) -> Decimal:
-    text = str(value).strip()
-    found = MARKED.findall(text) if "####" in text else ANY.findall(text)[:1] if ANY.fullmatch(text) else []
-    if not found:
+def _truth(value: JSON) -> Fraction:
+    text = str(value)
+    found = marked_number(text) if "####" in text else read_number(text)
+    if found is None:
         raise InvalidReward(
             f"the ground truth of gsm8k is a number, or an answer with one after '#### '; got {value!r:.80}"
         )
-    return _number(found[-1])
-
-
-def _number(text: str) -> Decimal:
-    return Decimal(re.sub(r"[,$\\]", "", text))
+    return found
