@@ -28,7 +28,7 @@ class Listed:
     """The number behind `-v` in the id."""
     card: EnvCard | None
     tools: tuple[str, ...]
-    """Names of the tools, as a new environment shows them."""
+    """Names of the tools: the card's, or as a new environment shows them, which may open some with an episode."""
     keywords: str
     """The keywords of its class, with their defaults."""
     summary: str
@@ -60,7 +60,7 @@ def listed(env_id: str) -> Listed:
         env_id=env_id,
         version=version_of(env_id),
         card=card,
-        tools=tuple(spec.name for spec in env.tool_specs),
+        tools=tuple(spec.name for spec in env.tool_specs) if card is None else card.tools,
         keywords=", ".join(keywords),
         summary=doc.partition("\n\n")[0].replace("\n", " "),
     )

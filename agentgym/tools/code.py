@@ -11,7 +11,7 @@ from agentgym.errors import ConfigError, EnvironmentFault, SandboxError
 from agentgym.tools.definition import Tool, as_tool, tool
 from agentgym.tools.sandbox import Ended, Language, Outcome, Sandbox, SandboxLimits, SandboxSession, open_sandbox
 
-__all__ = ["CodeTools"]
+__all__ = ["CodeTools", "shared_sandbox"]
 
 ANSWER_S = 60.0
 """Seconds beyond the program's own after which a call is given up: the sandbox itself has failed by then."""
@@ -97,7 +97,7 @@ class CodeTools:
             return "not run: a command cannot hold a NUL character"
         try:
             if self._session is None:
-                self._session = _shared(self._backend, self._limits).session()
+                self._session = shared_sandbox(self._backend, self._limits).session()
             outcome = self._session.run(code, language=language, time_limit_s=left)
         except SandboxError as error:
             raise EnvironmentFault(f"the sandbox failed: {error}") from error
@@ -129,7 +129,7 @@ _lock = threading.Lock()
 _sandboxes: dict[tuple[str, SandboxLimits], Sandbox] = {}
 
 
-def _shared(backend: str, limits: SandboxLimits) -> Sandbox:
+def shared_sandbox(backend: str, limits: SandboxLimits) -> Sandbox:
     """The process's sandbox with these limits; it ends with the process."""
     with _lock:
         key = (backend, limits)

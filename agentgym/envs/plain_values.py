@@ -1,0 +1,63 @@
+"""Plain values (numbers, texts, lists, tuples, sets, dicts) as JSON and back, each as the type that it was.
+
+The standard library alone: its text is also put beside programs in a sandbox, and read there under its own name.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+__all__ = ["NotPlain", "dumps", "loads"]
+
+ATOMS: tuple[type, ...] = (int, float, str)
+KINDS: dict[str, Any] = {"list": list, "tuple": tuple, "set": set}
+BASES: dict[str, Any] = {"list": list, "tuple": tuple, "set": (set, frozenset)}
+
+
+class NotPlain(ValueError):
+    """A value of another type, or a text that holds none."""
+
+
+def dumps(value: object) -> str:
+    """The value as JSON; raises NotPlain.
+
+    >>> dumps([1, (2.5, "x")])
+    '{"list": [1, {"tuple": [2.5, "x"]}]}'
+    """
+    return json.dumps(_told(value))
+
+
+def loads(text: str | bytes) -> Any:
+    """The value that `dumps` told, made of exact builtin types; raises NotPlain, whatever the text holds."""
+    try:
+        return _read(json.loads(text))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise NotPlain(f"this is no plain value: {type(error).__name__}") from None
+
+
+def _told(value: Any) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    for kind in ATOMS:
+        if isinstance(value, kind):
+            return kind(value)
+    for name, base in BASES.items():
+        if isinstance(value, base):
+            return {name: [_told(one) for one in value]}
+    if isinstance(value, dict):
+        return {"dict": [[_told(key), _told(one)] for key, one in value.items()]}
+    raise NotPlain(f"a {type(value).__name__} is no plain value")
+
+
+def _read(told: Any) -> Any:
+    if not isinstance(told, dict):
+        if isinstance(told, list):
+            raise NotPlain("a list stands under its kind")
+        return told
+    ((name, parts),) = told.items()
+    if name == "dict":
+        return {_read(key): _read(one) for key, one in parts}
+    if name not in KINDS:
+        raise NotPlain("there is no such kind of value")
+    return KINDS[name](_read(one) for one in parts)
