@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: train test engines install check clean
+.PHONY: train test engines adapters install check clean
 
 train: $(STAMP)
 	$(BIN)/agentgym train --env TextGame-v0 --algo grpo $(ARGS)
@@ -17,6 +17,10 @@ test: $(STAMP)
 # The real engines on CPU, each in an environment of its own, for `.venv/bin/python -m pytest -m engine`.
 engines: $(STAMP)
 	PYTHON=$(BIN)/python tests/engines/environments/build.sh sglang sglang-0.5.17 vllm
+
+# The libraries of other ecosystems, for `.venv/bin/python -m pytest -m adapter`. One is compiled: it needs a C compiler.
+adapters: $(STAMP)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[adapters]'
 
 install: $(STAMP)
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import gymnasium
 import tyro
 
+from agentgym.cli.env_adapters import list_adapters
 from agentgym.cli.environment import opened
 from agentgym.cli.groups import Subcommand, run_group
 from agentgym.cli.new import run_new
@@ -31,6 +32,10 @@ __all__ = ["main"]
 class ListOptions:
     """Lists the environments that Gymnasium knows and agentgym can play."""
 
+    adapters: bool = False
+    """List instead whose environments can be played by an id such as textarena/Wordle-v0, and how many."""
+    namespace: str = ""
+    """List instead the ids of one of those: what stands before the slash, such as textarena."""
     markdown: bool = False
     """Write the page `docs/environments.md` instead: the bundled environments, by their cards."""
     json: bool = False
@@ -65,12 +70,15 @@ def main(args: Sequence[str]) -> int:
 
 def _list(args: Sequence[str]) -> int:
     options = parse_options(ListOptions, args, prog="agentgym env list")
+    if options.adapters or options.namespace:
+        return list_adapters(options.namespace, as_json=options.json)
     if options.markdown:
         say(environments_markdown(BUNDLED).rstrip())
         return 0
     found = [listed(env_id) for env_id in playable_ids()]
     show_table(["environment", "difficulty", "tools", "what it is"], [_row(one) for one in found])
     say("Play one: agentgym play ID --env-kwargs NAME=VALUE.  Write your own: agentgym new env NAME.")
+    say("Environments of other libraries: agentgym env list --adapters.")
     if options.json:
         show_json({"envs": [one.to_json() for one in found]})
     return 0

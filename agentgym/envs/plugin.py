@@ -6,6 +6,10 @@ agentgym` where Gymnasium was there first; `resolve_env`, for names given to a c
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 __all__ = ["BUNDLED", "register_envs"]
 
 BUNDLED = {
@@ -26,12 +30,32 @@ BUNDLED = {
 
 
 def register_envs() -> None:
-    """Makes `gymnasium.make("TextGame-v0")` work; a second call does nothing."""
+    """Makes `gymnasium.make("TextGame-v0")` work, and `make("textarena/Wordle-v0")`; a second call does nothing."""
     # Not at the top: importing Gymnasium is what makes the hook import this module. And the package before its part:
     # a thread that begins with a part breaks the import of the whole in another thread.
     import gymnasium
-    from gymnasium.envs.registration import registry
+    from gymnasium.envs import registration
 
     for env_id, entry_point in BUNDLED.items():
-        if env_id not in registry:
+        if env_id not in registration.registry:
             gymnasium.register(id=env_id, entry_point=entry_point)
+    # Gymnasium has no hook for ids that are made when they are asked for: this is where `make` and `make_vec` look up.
+    if not hasattr(registration._find_spec, "finds_adapters"):
+        registration._find_spec = _with_adapters(registration._find_spec)  # type: ignore[assignment]
+
+
+def _with_adapters(find: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Gymnasium's look-up of an id, which asks the adapters first for one with a slash."""
+
+    @functools.wraps(find)
+    def find_spec(env_id: str) -> Any:
+        if "/" in env_id:
+            from agentgym.envs.adapters.namespaces import spec_of
+
+            found = spec_of(env_id)
+            if found is not None:
+                return found
+        return find(env_id)
+
+    find_spec.finds_adapters = True  # type: ignore[attr-defined]
+    return find_spec

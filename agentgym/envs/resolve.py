@@ -1,4 +1,4 @@
-"""Finds an environment by what a user writes: a Gymnasium id, `package.module:Class`, or `path/to/file.py:Class`."""
+"""Finds an environment by what a user writes: an id, `package.module:Class`, or `path/to/file.py:Class`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
-from gymnasium.envs.registration import registry
+from gymnasium.envs.registration import EnvSpec, registry
 
+from agentgym.envs.adapters.namespaces import NAMESPACES, namespace_of, spec_of
 from agentgym.envs.plugin import register_envs
 from agentgym.envs.text_env import TextEnv
 from agentgym.errors import ConfigError, UnknownName, nearest
 from agentgym.loading import Wanted, load_module, load_named
 from agentgym.types import JSON
 
-__all__ = ["make_env", "resolve_env"]
+__all__ = ["make_env", "resolve_env", "stem_of"]
 
 VERSIONED = re.compile(r"-v\d+$")
 WANTED = Wanted(
@@ -42,7 +43,10 @@ def resolve_env(name: str, kwargs: Mapping[str, JSON] | None = None) -> Callable
     """
     register_envs()
     place, _, last = name.rpartition(":")
-    if place and VERSIONED.search(last):  # Gymnasium's `module:Id-v0`: importing the module registers the id
+    adapted = spec_of(name)
+    if adapted is not None:
+        make = _made_by_gymnasium(adapted)
+    elif place and VERSIONED.search(last):  # Gymnasium's `module:Id-v0`: importing the module registers the id
         load_module(place, name, WANTED)
         make = _from_registry(last)
     else:
@@ -55,24 +59,40 @@ def resolve_env(name: str, kwargs: Mapping[str, JSON] | None = None) -> Callable
         except TypeError as error:
             raise ConfigError(f"environment {name!r} does not take the keywords {settings}: {error}") from error
         if not isinstance(env, TextEnv):
-            raise ConfigError(f"{name!r} makes a {type(env).__name__}, which is not an agentgym.envs.TextEnv")
+            as_text = f"; try 'text/{name}', which tells it as text" if name in registry else ""
+            raise ConfigError(f"{name!r} makes a {type(env).__name__}, which is not an agentgym.envs.TextEnv{as_text}")
         return env
 
     return make_one
 
 
+def stem_of(name: str) -> str:
+    """What a folder is named after that belongs to an environment.
+
+    >>> stem_of("path/to/file.py:Lock"), stem_of("textarena/Wordle-v0")
+    ('Lock', 'textarena-Wordle-v0')
+    """
+    if namespace_of(name) is not None:
+        return re.sub(r"[^\w.-]+", "-", name)
+    return name.rpartition(":")[2].rpartition("/")[2]
+
+
 def _from_registry(env_id: str) -> Callable[..., object]:
     if env_id not in registry:
         known = sorted(set(registry) - set(_FOREIGN))
-        near = nearest(env_id, known) or "."
+        near = nearest(env_id, [*known, *(one.example for one in NAMESPACES.values())]) or "."
         raise UnknownName(
             f"unknown env {env_id!r}{near} `agentgym env list` shows all; "
             "your own is written 'package.module:Class' or 'path/to/file.py:Class'"
         )
 
+    return _made_by_gymnasium(registry[env_id])
+
+
+def _made_by_gymnasium(spec: EnvSpec) -> Callable[..., object]:
     def make(**settings: Any) -> object:
-        env = gymnasium.make(env_id, **settings).unwrapped
-        limit = registry[env_id].max_episode_steps
+        env = gymnasium.make(spec, **settings).unwrapped
+        limit = spec.max_episode_steps
         if isinstance(env, TextEnv) and env.max_turns is None:
             env.max_turns = limit  # the wrapper that would count is left out
         return env

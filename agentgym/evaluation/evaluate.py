@@ -16,7 +16,7 @@ from agentgym.data import open_data
 from agentgym.engines.openai_config import is_url
 from agentgym.engines.protocol import Engine
 from agentgym.envs.policies import POLICIES
-from agentgym.envs.resolve import make_env
+from agentgym.envs.resolve import make_env, stem_of
 from agentgym.envs.seeds import EVAL_SEED_START
 from agentgym.envs.text_env import TextEnv
 from agentgym.errors import ConfigError, RunFolderError, UnknownName, nearest
@@ -109,7 +109,7 @@ def open_evaluation(config: EvalConfig, output: Path | None = None, *, resume: b
         raise ConfigError("resume goes on in a folder that exists: name it with output (--output DIR)")
     config = _checked(config)
     played_by = config.endpoint.model if is_url(config.policy) else config.policy
-    name = f"eval-{config.env.rpartition(':')[2]}-{Path(played_by or '').name}"
+    name = f"eval-{stem_of(config.env)}-{Path(played_by or '').name}"
     folder = output or free_folder(Path("runs") / name.replace(":", "-"))
     settings = config.to_json()
     return EvalPlan(config, EvalFolder(folder, settings, resume=resume))

@@ -13,6 +13,7 @@ import yaml
 
 from agentgym.engines.hf_checkpoint import save_decoder
 from agentgym.engines.hf_model import Decoder
+from agentgym.envs.resolve import stem_of
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.rollout.folder_lock import FolderLock
 from agentgym.trainers.checkpoint import Checkpoint, copy_tokenizer, guarded, replace_file
@@ -130,8 +131,7 @@ def save_model(model: Decoder, folder: Path, tokenizer: Path) -> Path:
 
 def free_run_folder(config: TrainConfig) -> Path:
     """A new folder under `runs/`, named after the environment, the algo and the seed."""
-    stem = config.env.rpartition(":")[2].rpartition("/")[2]
-    name = f"{stem}-{config.algo.rpartition(':')[2]}-seed{config.seed}"
+    name = f"{stem_of(config.env)}-{config.algo.rpartition(':')[2]}-seed{config.seed}"
     return next(path for n in range(1, 10_000) if not (path := Path("runs", f"{name}-{n}")).exists())
 
 

@@ -1,0 +1,207 @@
+"""`text/ID`: a Gymnasium environment with few actions (FrozenLake, Taxi, Blackjack) told and played as text."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import registry
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
+from gymnasium.spaces import Text as GymnasiumTextSpace
+
+from agentgym.envs.adapters.namespaces import unknown
+from agentgym.envs.card import EnvCard, version_of
+from agentgym.envs.text_env import Info, StepResult
+from agentgym.envs.tool_env import ToolEnv
+from agentgym.errors import ConfigError
+from agentgym.tools.definition import Tool
+from agentgym.types import JSON, ToolSpec
+
+__all__ = ["GymnasiumText", "names"]
+
+MOST_ACTIONS = 64
+MOST_NUMBERS = 128
+DEFAULT_TURNS = 100
+"""Turns of an environment that is registered without a limit."""
+ACTIONS = {
+    "Blackjack": ("stick", "hit"),
+    "CliffWalking": ("up", "right", "down", "left"),
+    "CliffWalkingSlippery": ("up", "right", "down", "left"),
+    "FrozenLake": ("left", "down", "right", "up"),
+    "FrozenLake8x8": ("left", "down", "right", "up"),
+    "Taxi": ("south", "north", "east", "west", "pickup", "dropoff"),
+}
+"""Name of an environment to the words for its actions, which Gymnasium numbers alone; others are played by number."""
+COLOURS = ("grey", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+PAINTED = re.compile(r"\x1b\[([\d;]*)m(.*?)\x1b\[0m", re.DOTALL)
+
+
+class GymnasiumText(ToolEnv):
+    """Any environment that Gymnasium knows, if a text can say its observations and its actions are few, or are text.
+
+    The model calls `act`, or says the action. What the environment draws as text is shown, colours as words:
+    `[S|red]` is an S in red. Rewards are the environment's own; there is no verdict (`success`) beside them.
+    """
+
+    runs_inline = True
+
+    def __init__(self, render_mode: str | None = None, *, env_id: str, **settings: Any) -> None:
+        if env_id not in registry:
+            raise unknown("text", env_id, names())
+        self._draws = "ansi" in _render_modes(env_id)
+        settings = {**settings, "disable_env_checker": True, **({"render_mode": "ansi"} if self._draws else {})}
+        self._env = gymnasium.make(env_id, **settings)
+        self._words = _words(env_id, self._env.action_space)
+        _check_observations(env_id, self._env.observation_space)
+        super().__init__(render_mode, tools=[self._tool()])
+        self.max_turns = registry[env_id].max_episode_steps or DEFAULT_TURNS
+        self.system_prompt = _system_prompt(env_id, self._words)
+        self.card = EnvCard(
+            task=f"Play {env_id}, an environment of Gymnasium, by text.",
+            tools=("act",),
+            reward="What the environment pays.",
+            reward_range=(-math.inf, math.inf),
+            data=f"{env_id} under the reset seed",
+            version=version_of(env_id) or 0,
+        )
+        self._seed: int | None = None
+        self._acted_in, self._cut = -1, False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """Begins an episode; the seed is the environment's own."""
+        self._seed = seed
+        return super().reset(seed=seed, options=options)
+
+    def start(self, options: dict[str, Any]) -> str:
+        """Resets the environment."""
+        observation, _ = self._env.reset(seed=self._seed, options=options or None)
+        return self._told(observation)
+
+    def step(self, action: str) -> StepResult:
+        """Plays the action that a reply calls or says."""
+        observation, reward, terminated, _, info = super().step(action)
+        info["metrics"].pop("success", None)  # a Gymnasium environment pays, and passes no verdict
+        return observation, reward, terminated and not self._cut, self._cut, info
+
+    def on_message(self, text: str) -> str:
+        """Plays the one action that a reply names."""
+        if self._words is None:
+            return self._act(text)
+        said = {word for word in self._words if re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE)}
+        if len(said) != 1:
+            found = f"names {len(said)} actions" if said else "names no action"
+            return f"Nothing was done: the reply {found}. Name one of: {', '.join(self._words)}."
+        return self._act(said.pop())
+
+    def close(self) -> None:
+        """Closes the environment, too."""
+        self._env.close()
+        super().close()
+
+    def _tool(self) -> Tool:
+        action: dict[str, JSON] = {"type": "string", "description": "what to do"}
+        if self._words is not None:
+            action["enum"] = list(self._words)
+        schema: dict[str, JSON] = {"type": "object", "properties": {"action": action}, "required": ["action"]}
+        spec = ToolSpec("act", "Does one action.", {**schema, "additionalProperties": False})
+        return Tool(spec=spec, fn=self._act, blocking=False, on_error="raise")
+
+    def _act(self, action: str) -> str:
+        if self._acted_in == self.turns:
+            return "Not done: one action in each reply."
+        space: Any = self._env.action_space
+        if self._words is None and not space.contains(action):
+            return f"Nothing was done: an action is a text that {space} holds."
+        self._acted_in = self.turns
+        played = action if self._words is None else int(space.start) + self._words.index(action)
+        observation, reward, terminated, truncated, _ = self._env.step(played)
+        self.reward += float(reward)
+        self._cut = bool(truncated) and not terminated
+        if terminated or truncated:
+            self.end(success=False)
+        return f"Reward: {float(reward):g}.\n{self._told(observation)}"
+
+    def _prepare_episode(self) -> None:
+        super()._prepare_episode()
+        self._acted_in, self._cut = -1, False
+
+    def _told(self, observation: object) -> str:
+        said = observation if isinstance(observation, str) else f"Observation: {_plain(observation)}"
+        drawn = self._env.render() if self._draws else None
+        return f"{_uncoloured(drawn)}\n{said}" if isinstance(drawn, str) else said
+
+
+def names() -> list[str]:
+    """Gymnasium's own environments that are played so, and those that others registered."""
+    places = {name: _place(spec.entry_point) for name, spec in registry.items() if "/" not in name}
+    foreign = {name for name, place in places.items() if not place.startswith(("gymnasium.", "agentgym."))}
+    return sorted(foreign | {name for name, place in places.items() if place.startswith("gymnasium.envs.toy_text")})
+
+
+def _place(entry_point: object) -> str:
+    return entry_point if isinstance(entry_point, str) else getattr(entry_point, "__module__", "")
+
+
+def _render_modes(env_id: str) -> list[str]:
+    maker: Any = registry[env_id].entry_point
+    maker = gymnasium.envs.registration.load_env_creator(maker) if isinstance(maker, str) else maker
+    return list(getattr(maker, "metadata", {}).get("render_modes", ()))
+
+
+def _words(env_id: str, space: Space[Any]) -> tuple[str, ...] | None:
+    """The words for the actions, in their order; None where an action is a text."""
+    if isinstance(space, GymnasiumTextSpace):
+        return None
+    if not isinstance(space, Discrete) or space.n > MOST_ACTIONS:
+        raise ConfigError(
+            f"text/{env_id} cannot be played: its actions are {space}, and a text names one of at most {MOST_ACTIONS} "
+            "actions (Discrete) or is one (Text)"
+        )
+    named = ACTIONS.get(re.sub(r"-v\d+$", "", env_id), ())
+    return named if len(named) == space.n else tuple(str(int(space.start) + i) for i in range(int(space.n)))
+
+
+def _check_observations(env_id: str, space: Space[Any]) -> None:
+    if _size(space) > MOST_NUMBERS:
+        raise ConfigError(
+            f"text/{env_id} cannot be told: its observations are {space}, more than {MOST_NUMBERS} numbers"
+        )
+
+
+def _size(space: Space[Any]) -> float:
+    """How many numbers an observation has."""
+    if isinstance(space, Tuple | Dict):
+        return sum(_size(part) for part in (space.spaces.values() if isinstance(space, Dict) else space.spaces))
+    if isinstance(space, Box | MultiBinary | MultiDiscrete):
+        return math.prod(space.shape)
+    return 1 if isinstance(space, Discrete | GymnasiumTextSpace) else math.inf
+
+
+def _plain(value: object) -> object:
+    """An observation as Python writes it, without numpy's types."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, tuple):
+        return tuple(_plain(part) for part in value)
+    return {key: _plain(part) for key, part in value.items()} if isinstance(value, dict) else value
+
+
+def _uncoloured(drawn: str) -> str:
+    """A drawing whose colours are words: those of a terminal mark where the player stands."""
+
+    def told(found: re.Match[str]) -> str:
+        codes = [int(code) for code in found[1].split(";") if code]
+        colours = [COLOURS[code % 10] for code in codes if code // 10 in (3, 4) and code % 10 < len(COLOURS)]
+        return f"[{found[2]}|{colours[0]}]" if colours else found[2]
+
+    return PAINTED.sub(told, drawn).strip("\n")
+
+
+def _system_prompt(env_id: str, words: tuple[str, ...] | None) -> str:
+    how = (
+        "Call the tool act with your action" if words is None else f"Call the tool act with one of: {', '.join(words)}"
+    )
+    return f"You play {env_id}. {how}. Do one action in each reply. [x|red] in a drawing is an x in red."

@@ -1,0 +1,89 @@
+"""Gymnasium's small environments as text: the same episode, told and played in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import pytest
+
+from agentgym.envs import Action, TextEnv, make_env
+from agentgym.errors import ConfigError
+from agentgym.testing import check_env
+from agentgym.types import Message, ToolCall
+
+WAY = ("down", "down", "right", "right", "down", "right")
+
+
+def act(env: TextEnv, *actions: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    calls = tuple(ToolCall(f"call_{number}", "act", {"action": one}) for number, one in enumerate(actions))
+    return env.step(Action.from_message(Message("assistant", "", tool_calls=calls)))
+
+
+def test_the_way_over_the_ice_is_paid_by_calls_and_by_words() -> None:
+    env = make_env("text/FrozenLake-v1", {"is_slippery": False})
+    for play in (lambda word: act(env, word), lambda word: env.step(f"I go {word}.")):
+        env.reset(seed=0)
+        results = [play(word) for word in WAY]
+        assert [reward for _, reward, *_ in results] == [0, 0, 0, 0, 0, 1]
+        assert results[0][0].startswith("Reward: 0.\n  (Down)\nSFFF\n[F|red]HFH\n")
+        assert results[-1][2:4] == (True, False)
+        assert "success" not in results[-1][4]["metrics"]
+
+
+def test_an_episode_is_that_of_gymnasium_under_the_same_seed() -> None:
+    theirs, ours = gymnasium.make("Blackjack-v1"), make_env("text/Blackjack-v1")
+    for seed in range(20):
+        observation, _ = theirs.reset(seed=seed)
+        assert ours.reset(seed=seed)[0] == f"Observation: {tuple(int(one) for one in observation)}"
+        ended = False
+        while not ended:
+            observation, reward, ended, *_ = theirs.step(1)
+            told, paid, terminated, *_ = act(ours, "hit")
+            assert (paid, terminated) == (reward, ended)
+            assert told.endswith(f"Observation: {tuple(int(one) for one in observation)}")
+
+
+def test_a_reply_that_names_no_action_or_several_plays_none() -> None:
+    env = make_env("text/FrozenLake-v1", {"is_slippery": False})
+    env.reset(seed=0)
+    assert env.step("Which way?")[0].startswith("Nothing was done: the reply names no action.")
+    assert env.step("down or right")[0].startswith("Nothing was done: the reply names 2 actions.")
+    assert "Not done: one action in each reply." in act(env, "down", "down")[0]
+    told = act(env, "north")
+    assert told[4]["tool_results"][0].error == "invalid_arguments"
+    assert env.step("down")[0].count("[F|red]FFH") == 1  # the second row: one step was taken before
+
+
+def test_a_limit_of_gymnasium_truncates() -> None:
+    env = make_env("text/FrozenLake-v1", {"is_slippery": False})
+    env.reset(seed=0)
+    results = [act(env, "left") for _ in range(100)]
+    assert results[-1][2:4] == (False, True)
+    assert not any(result[3] for result in results[:-1])
+
+
+def test_colours_are_words() -> None:
+    assert "[Y|magenta]" in make_env("text/Taxi-v4").reset(seed=0)[0]
+
+
+@pytest.mark.parametrize(("env_id", "words"), [("Pendulum-v1", "cannot be played"), ("CartPole-v1", None)])
+def test_spaces_that_a_text_cannot_say_are_refused(env_id: str, words: str | None) -> None:
+    if words is not None:
+        with pytest.raises(ConfigError, match=words):
+            make_env(f"text/{env_id}")
+        return
+    env = make_env(f"text/{env_id}")
+    assert env.reset(seed=0)[0].startswith("Observation: [")
+    assert act(env, "1")[1] == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env_id", ["Blackjack-v1", "FrozenLake-v1", "Taxi-v4"])
+def test_env_check_finds_nothing(env_id: str) -> None:
+    assert check_env(f"text/{env_id}") == []
+
+
+@pytest.mark.slow
+def test_env_check_tells_of_an_environment_that_starts_alike_under_every_seed() -> None:
+    assert [finding.check for finding in check_env("text/CliffWalking-v1")] == ["ignored seed"]

@@ -1,0 +1,66 @@
+"""reasoning-gym's questions, scored by its own scorers."""
+
+from __future__ import annotations
+
+import gymnasium
+import pytest
+
+from agentgym.envs import make_env, policy_for
+from agentgym.errors import ConfigError, UnknownName
+from agentgym.testing import check_env
+
+pytestmark = pytest.mark.adapter
+
+
+def test_the_question_and_the_score_are_the_library_s_own() -> None:
+    import reasoning_gym
+
+    env = gymnasium.make("reasoning_gym/leg_counting")
+    for seed in (0, 5, 1_000_000_003):
+        theirs = reasoning_gym.create_dataset("leg_counting", seed=seed, size=1)
+        assert env.reset(seed=seed)[0] == theirs[0]["question"]
+        for reply in (
+            theirs[0]["answer"],
+            f"It is <answer> {theirs[0]['answer']} </answer>",
+            "<answer>-1</answer>",
+            "",
+        ):
+            env.reset(seed=seed)
+            found = reply.partition("<answer>")[2].partition("</answer>")[0].strip() or reply
+            wanted = theirs.score_answer(found, theirs[0])
+            _, reward, terminated, _, info = env.step(reply)
+            assert (reward, terminated, info["metrics"]["success"]) == (wanted, True, float(wanted >= 1))
+
+
+def test_a_reply_that_a_scorer_cannot_read_is_wrong_and_counted() -> None:
+    env = make_env("reasoning_gym/prime_factorization")
+    env.reset(seed=0)
+    _, reward, _, _, info = env.step("foo bar")
+    assert (reward, info["metrics"]["scorer_raised"]) == (0.0, 1.0)
+
+
+def test_keywords_are_the_dataset_s_own_and_wrong_ones_are_taught_errors() -> None:
+    env = make_env("reasoning_gym/leg_counting", {"min_animals": 1, "max_animals": 1})
+    assert env.reset(seed=0)[0].count(",") <= 2
+    with pytest.raises(ConfigError, match="makes no leg_counting with the keywords"):
+        make_env("reasoning_gym/leg_counting", {"min_animal": 1}).reset(seed=0)
+    with pytest.raises(UnknownName, match="did you mean 'leg_counting'"):
+        make_env("reasoning_gym/leg_countin")
+
+
+def test_a_dataset_without_recorded_answers_has_no_oracle() -> None:
+    env = make_env("reasoning_gym/graph_color")
+    policy = policy_for(env, "oracle")
+    observation, _ = env.reset(seed=0)
+    with pytest.raises(ConfigError, match="records no answers"):
+        policy.reset(env, observation, 0)
+
+
+@pytest.mark.parametrize("dataset", ["leg_counting", "basic_arithmetic", "word_sorting"])
+def test_env_check_finds_nothing(dataset: str) -> None:
+    assert check_env(f"reasoning_gym/{dataset}") == []
+
+
+def test_env_check_tells_of_a_scorer_that_pays_for_anything() -> None:
+    findings = check_env("reasoning_gym/game_of_life_halting")
+    assert "canaries" in {finding.check for finding in findings}
