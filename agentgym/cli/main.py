@@ -35,6 +35,7 @@ COMMANDS = {
     "env": "list, check or begin environments",
     "new": "write a small environment, tool, reward or algorithm of your own, with its test",
     "tools": "list tools; read replies and the calls in them",
+    "corpus": "make documents searchable for tools; search and read them",
     "sandbox": "run a program that nobody trusts, in a box",
     "algorithms": "list advantage estimators, losses and what else training takes by name",
     "view": "write a run's report: curves, episodes, every token",

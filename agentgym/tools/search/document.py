@@ -1,0 +1,95 @@
+"""The documents of a corpus, and where they are read from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentgym.errors import ConfigError
+from agentgym.tools.search.html_text import html_text
+
+__all__ = ["Document", "read_documents"]
+
+TEXT_KEYS = ("text", "contents", "content")
+URL_KEYS = ("url", "id", "_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A page of a corpus: `Document("https://example.org/otter", "Otter", "An otter eats fish.")`."""
+
+    url: str
+    """Its address in the corpus: what it was recorded from, or a path."""
+    title: str
+    text: str
+
+    def __post_init__(self) -> None:
+        if not self.url or self.url.split() != [self.url]:
+            raise ConfigError(f"a document has an address without spaces, got {self.url!r:.80}")
+
+
+def read_documents(path: Path) -> Iterator[Document]:
+    """The documents of a JSONL file, or of the .txt, .md and .html files of a folder, in the order of their paths.
+
+    A row has a `text` (or `contents`), a `url` (or `id`) and perhaps a `title`; other keys are left out. A file's
+    address is its path in the folder, with a line's spaces as `%20`. Raises ConfigError with the place that is wrong.
+    """
+    if path.is_dir():
+        yield from _from_folder(path)
+    elif path.suffix in (".jsonl", ".ndjson"):
+        yield from _from_jsonl(path)
+    else:
+        raise ConfigError(f"a corpus is a folder of texts or a .jsonl file; {str(path)!r} is neither")
+
+
+def _from_folder(folder: Path) -> Iterator[Document]:
+    readers: dict[str, Callable[[str], tuple[str, str]]] = {".txt": _plain, ".md": _markdown, ".html": html_text}
+    readers[".htm"] = html_text
+    found = sorted(one for one in folder.rglob("*") if one.suffix.lower() in readers and one.is_file())
+    if not found:
+        raise ConfigError(f"there is no .txt, .md or .html file in {str(folder)!r}")
+    for one in found:
+        title, text = readers[one.suffix.lower()](_read(one))
+        yield Document(one.relative_to(folder).as_posix().replace(" ", "%20"), title or one.stem, text)
+
+
+def _plain(text: str) -> tuple[str, str]:
+    return "", text
+
+
+def _markdown(text: str) -> tuple[str, str]:
+    first = text.lstrip().partition("\n")[0]
+    return (first.lstrip("#").strip() if first.startswith("#") else ""), text
+
+
+def _from_jsonl(path: Path) -> Iterator[Document]:
+    for number, line in enumerate(_read(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ConfigError(f"{path}, line {number} is not JSON: {error}") from None
+        text, url = (_first(row, keys) for keys in (TEXT_KEYS, URL_KEYS))
+        if text is None or url is None:
+            raise ConfigError(f"{path}, line {number}: a row has a text and a url (or an id), got {line[:80]!r}")
+        try:
+            yield Document(url, str(row.get("title") or ""), text)
+        except ConfigError as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from None
+
+
+def _first(row: object, keys: tuple[str, ...]) -> str | None:
+    values = [row[key] for key in keys if key in row] if isinstance(row, dict) else []
+    return str(values[0]) if values and isinstance(values[0], str | int) else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{str(path)!r} is not UTF-8 text: {error}") from error

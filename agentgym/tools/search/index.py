@@ -1,0 +1,137 @@
+"""`SearchIndex`: documents ranked by the words of a query."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentgym.errors import ConfigError
+from agentgym.tools.search.document import Document
+from agentgym.tools.search.words import words_of
+
+__all__ = ["Hit", "Postings", "SearchIndex"]
+
+K1, B = 1.2, 0.75
+SNIPPET_CHARS = 240
+PASSAGE = re.compile(r"(?<=[.!?。！？])\s+|\n+")
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A document that was found."""
+
+    document: Document
+    score: float
+    snippet: str
+    """The passage of its text that has most of the query."""
+
+
+@dataclass(frozen=True, eq=False)
+class Postings:
+    """Where each word stands: word number w is in `documents[begins[w]:begins[w + 1]]`, as often as `counts` says."""
+
+    words: tuple[str, ...]
+    """In alphabetical order."""
+    begins: NDArray[np.int64]
+    documents: NDArray[np.int32]
+    counts: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+    """Words of each document."""
+
+
+class SearchIndex:
+    """Documents and their words, ranked by BM25 (Robertson et al. 1994; k1 = 1.2, b = 0.75, Lucene's idf).
+
+    Read-only, and so shared by any number of episodes and threads. The same documents give the same ranking.
+    """
+
+    def __init__(self, documents: Sequence[Document], postings: Postings) -> None:
+        self.documents = tuple(documents)
+        self.postings = postings
+
+    @classmethod
+    def build(cls, documents: Iterable[Document]) -> SearchIndex:
+        """The index of documents; titles are searched with the texts. Raises ConfigError for an address used twice."""
+        kept: list[Document] = []
+        found: dict[str, tuple[array[int], array[int]]] = {}
+        lengths = array("i")
+        places: dict[str, int] = {}
+        for document in documents:
+            if places.setdefault(document.url, len(kept)) != len(kept):
+                raise ConfigError(f"two documents have the address {document.url!r}; an address names one document")
+            words = words_of(f"{document.title}\n{document.text}")
+            for word, count in Counter(words).items():
+                where, how_often = found.setdefault(word, (array("i"), array("i")))
+                where.append(len(kept))
+                how_often.append(count)
+            lengths.append(len(words))
+            kept.append(document)
+        if not kept:
+            raise ConfigError("there are no documents to index")
+        return cls(kept, _postings(found, lengths))
+
+    def search(self, query: str, limit: int = 5) -> list[Hit]:
+        """The best documents that have a word of the query, best first; the earlier one where two are equal."""
+        ids = [self._ids[word] for word in dict.fromkeys(words_of(query)) if word in self._ids]
+        scores = np.zeros(len(self.documents))
+        for number in ids:
+            part = slice(self.postings.begins[number], self.postings.begins[number + 1])
+            documents, counts = self.postings.documents[part], self.postings.counts[part]
+            scores[documents] += self._idf(number) * counts * (K1 + 1) / (counts + self._norms[documents])
+        found = np.flatnonzero(scores)
+        best = found[np.lexsort((found, -scores[found]))][: max(limit, 0)]
+        weights = {self.postings.words[number]: self._idf(number) for number in ids}
+        return [Hit(self.documents[at], float(scores[at]), _snippet(self.documents[at].text, weights)) for at in best]
+
+    def find(self, url: str) -> Document | None:
+        """The document of an address; the scheme, a fragment and a slash at the end make no difference."""
+        place = self._places.get(_canonical(url))
+        return None if place is None else self.documents[place]
+
+    def _idf(self, number: int) -> float:
+        having = int(self.postings.begins[number + 1] - self.postings.begins[number])
+        return float(np.log1p((len(self.documents) - having + 0.5) / (having + 0.5)))
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {word: number for number, word in enumerate(self.postings.words)}
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        last_to_first = reversed(list(enumerate(self.documents)))
+        return {_canonical(document.url): place for place, document in last_to_first}
+
+    @cached_property
+    def _norms(self) -> NDArray[np.float64]:
+        lengths = self.postings.lengths.astype(np.float64)
+        return K1 * (1 - B + B * lengths / max(float(lengths.mean()), 1.0))
+
+
+def _postings(found: dict[str, tuple[array[int], array[int]]], lengths: array[int]) -> Postings:
+    words = tuple(sorted(found))
+    begins = np.zeros(len(words) + 1, np.int64)
+    np.cumsum([len(found[word][0]) for word in words], out=begins[1:])
+    parts = [[np.frombuffer(found[word][part], np.int32) for word in words] for part in (0, 1)]
+    joined = [np.concatenate(part) if part else np.zeros(0, np.int32) for part in parts]
+    return Postings(words, begins, joined[0], joined[1], np.frombuffer(lengths, np.int32).copy())
+
+
+def _snippet(text: str, weights: dict[str, float]) -> str:
+    passages = [one for one in PASSAGE.split(text) if one.strip()] or [""]
+    worth = [sum(weights.get(word, 0.0) for word in set(words_of(one))) for one in passages]
+    best = " ".join(passages[worth.index(max(worth))].split())
+    return best if len(best) <= SNIPPET_CHARS else f"{best[:SNIPPET_CHARS].rsplit(' ', 1)[0]} ..."
+
+
+def _canonical(url: str) -> str:
+    url = url.strip().partition("#")[0]
+    _, slashes, rest = url.partition("://")
+    host, slash, path = (rest if slashes else url).partition("/")
+    return f"{host.lower() if slashes else host}{slash}{path}".rstrip("/")
