@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
+import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +41,24 @@ def has_ended() -> Callable[[psutil.Process], bool]:
             return True
 
     return ended
+
+
+@pytest.fixture(scope="session")
+def docker_address() -> Iterator[str]:
+    """A Docker daemon of the tests' own, which DOCKER_HOST names as long as it is there."""
+    if os.geteuid() != 0 or shutil.which("dockerd") is None:
+        pytest.fail("tests with the mark docker are run by root, with dockerd: apt-get install docker.io iproute2")
+    spec = importlib.util.spec_from_file_location("agentgym_test_daemon", Path(__file__).parent / "docker/daemon.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    before = os.environ.pop("DOCKER_HOST", None)
+    with module.docker_daemon() as address:
+        os.environ["DOCKER_HOST"] = address
+        yield address
+    del os.environ["DOCKER_HOST"]
+    if before is not None:
+        os.environ["DOCKER_HOST"] = before
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,11 @@
-"""`agentgym sandbox run FILE.py`: runs a program in a box, as tools do, and says why it ended."""
+"""`agentgym sandbox`: runs a program in a box, as tools do, and says why it ended; removes what a crash left."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,8 +13,10 @@ import tyro
 
 from agentgym.cli.groups import Subcommand, run_group
 from agentgym.cli.options import parse_options
-from agentgym.cli.terminal import show_json
+from agentgym.cli.terminal import say, show_json
 from agentgym.errors import ConfigError
+from agentgym.tools.containers.daemon import Daemon
+from agentgym.tools.containers.reaper import reap
 from agentgym.tools.sandbox import Ended, Language, Outcome, SandboxLimits, open_sandbox
 
 __all__ = ["main"]
@@ -32,7 +35,7 @@ class RunOptions:
 
     file: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")]
     """The program; `-` reads it from standard input."""
-    backend: Literal["auto", "namespaces", "landlock"] = "auto"
+    backend: Literal["auto", "namespaces", "landlock", "docker"] = "auto"
     """The kind of box; by default the first one that works here."""
     time_limit_s: float = 10.0
     """Seconds that it may take."""
@@ -40,13 +43,26 @@ class RunOptions:
     """MiB that all its processes may hold."""
     packages: tuple[Path, ...] = ()
     """Folders that it can import from, beside the standard library."""
+    image: str | None = None
+    """With `--backend docker`, an image that the daemon holds, with Python 3.11 or newer; by default this Python's."""
+    json: bool = False
+    """End with one line of JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReapOptions:
+    """Removes the containers, images and networks that processes which have ended left in the Docker daemon.
+
+    What belongs to a process that still runs stays, and so does what belongs to one of another machine.
+    """
+
     json: bool = False
     """End with one line of JSON."""
 
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym sandbox ...`."""
-    return run_group("sandbox", args, {"run": Subcommand("run a program in a box", _run)})
+    return run_group("sandbox", args, SUBCOMMANDS)
 
 
 def _run(args: Sequence[str]) -> int:
@@ -54,7 +70,7 @@ def _run(args: Sequence[str]) -> int:
     code = _read(options.file)
     language: Language = "shell" if options.file.suffix in (".sh", ".bash") else "python"
     limits = SandboxLimits(time_limit_s=options.time_limit_s, memory_mb=options.memory_mb)
-    with open_sandbox(options.backend, limits=limits, packages=options.packages) as sandbox:
+    with open_sandbox(options.backend, limits=limits, packages=options.packages, image=options.image) as sandbox:
         outcome = sandbox.run(code, language=language)
     sys.stdout.write(outcome.stdout)
     sys.stdout.flush()
@@ -98,3 +114,27 @@ def _exit_code(outcome: Outcome) -> int:
     if outcome.ended is not Ended.EXITED:
         return KILLED_CODE
     return outcome.exit_code if outcome.exit_code >= 0 else 128 - outcome.exit_code
+
+
+def _reap(args: Sequence[str]) -> int:
+    options = parse_options(ReapOptions, args, prog="agentgym sandbox reap")
+    with contextlib.closing(Daemon()) as daemon:
+        done = asdict(reap(daemon))
+    for kind in ("containers", "images", "networks"):
+        for name in done[kind]:
+            say(f"removed: {kind.removesuffix('s')} {name}")
+    for name in done["elsewhere"]:
+        say(f"left: {name} belongs to a process of another machine, or of another container")
+    for name in done["busy"]:
+        say(f"left: image {name} is used by a container")
+    if not any(done.values()):
+        say("nothing was left behind")
+    if options.json:
+        show_json({name: list(names) for name, names in done.items()})
+    return 0
+
+
+SUBCOMMANDS = {
+    "run": Subcommand("run a program in a box", _run),
+    "reap": Subcommand("remove containers and images of processes that have ended", _reap),
+}

@@ -26,8 +26,10 @@ def run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., tupl
     return call
 
 
-@pytest.mark.parametrize("backend", ["namespaces", "landlock"])
-def test_output_and_exit_code_are_the_programs(run: Any, backend: str) -> None:
+@pytest.mark.parametrize("backend", ["namespaces", "landlock", pytest.param("docker", marks=pytest.mark.docker)])
+def test_output_and_exit_code_are_the_programs(run: Any, backend: str, request: pytest.FixtureRequest) -> None:
+    if backend == "docker":
+        request.getfixturevalue("docker_address")
     code, out, err = run("import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)", "--backend", backend)
     assert (code, out, err[0]) == (3, "out\n", "err")
     assert err[-1].startswith("ended: exited, exit code 3, ") and err[-1].endswith(f"in {backend}")
@@ -58,3 +60,14 @@ def test_mistakes_say_what_was_wanted(capsys: pytest.CaptureFixture[str]) -> Non
     assert "did you mean 'run'" in capsys.readouterr().err
     assert main(["sandbox", "run", "missing.py", "--backend", "dokcer"]) == 2
     assert "invalid choice 'dokcer'" in capsys.readouterr().err
+
+
+def test_without_a_daemon_docker_says_what_to_do(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    code, _, err = run("1", "--backend", "docker")
+    assert code == 1 and "no Docker daemon answers at unix:///nowhere/docker.sock: start one" in err[-1]
+    assert run("1", "--image", "python:3.12")[2][-1].endswith("give backend='docker'")
+    assert main(["sandbox", "reap"]) == 1
+    assert "DOCKER_HOST" in capfd.readouterr().err

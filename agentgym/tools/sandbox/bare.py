@@ -8,39 +8,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
 
 from agentgym.errors import ConfigError
-from agentgym.tools.sandbox.protocol import Ended, Language, Outcome, SandboxLimits, SandboxSession
-from agentgym.tools.sandbox.request import Request
+from agentgym.tools.sandbox.protocol import Ended, Outcome, SandboxSession
+from agentgym.tools.sandbox.request import Request, Runner
 
 __all__ = ["UNSAFE", "BareSubprocess"]
 
 UNSAFE = "none (unsafe)"
 
 
-class BareSubprocess:
+class BareSubprocess(Runner):
     """No sandbox: programs have your user's rights, files and network. Only the time limit and the output's hold."""
 
     backend = UNSAFE
 
-    def __init__(self, limits: SandboxLimits) -> None:
-        self.limits = limits
-
-    def run(
-        self,
-        code: str,
-        *,
-        language: Language = "python",
-        files: Mapping[str, bytes] | None = None,
-        collect: Sequence[str] = (),
-        time_limit_s: float | None = None,
-    ) -> Outcome:
-        """See `Sandbox.run`."""
-        seconds = Request.seconds(time_limit_s, self.limits)
-        request = Request.checked(code, language, files, collect, seconds)
+    def _execute(self, request: Request) -> Outcome:
         with tempfile.TemporaryDirectory(prefix="agentgym-unsafe-", ignore_cleanup_errors=True) as name:
             return self._run_in(Path(name), request)
 
@@ -81,13 +65,4 @@ class BareSubprocess:
 
     def session(self) -> SandboxSession:
         """Refused: it has no state to roll back to."""
-        raise ConfigError("a bare subprocess has no sessions: they need a sandbox (namespaces or landlock)")
-
-    def close(self) -> None:
-        """Nothing goes on between programs."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        raise ConfigError("a bare subprocess has no sessions: they need a sandbox (namespaces, landlock or docker)")

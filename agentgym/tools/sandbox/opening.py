@@ -7,14 +7,15 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from agentgym.errors import SandboxError, UnknownName, nearest
+from agentgym.errors import ConfigError, SandboxError, UnknownName, nearest
 from agentgym.tools.sandbox.bare import BareSubprocess
+from agentgym.tools.sandbox.docker import DockerSandbox
 from agentgym.tools.sandbox.protocol import Sandbox, SandboxLimits
 from agentgym.tools.sandbox.served import ServedSandbox
 
 __all__ = ["BACKENDS", "open_sandbox", "sandbox_faults"]
 
-BACKENDS = ("namespaces", "landlock")
+BACKENDS = ("namespaces", "landlock", "docker")
 """In the order of preference."""
 MACHINES = ("x86_64", "aarch64")
 
@@ -24,36 +25,49 @@ def open_sandbox(
     *,
     limits: SandboxLimits | None = None,
     packages: Sequence[Path] = (),
+    image: str | None = None,
     unsafe: bool = False,
 ) -> Sandbox:
-    """A sandbox of the kind `backend`; `auto` is the first of `namespaces` and `landlock` that works here.
+    """A sandbox of the kind `backend`; `auto` is the first of namespaces, landlock and docker that works here.
 
     `packages` are folders that programs can import from, beside the standard library; they can be read, so no secret
-    may be in them. With `unsafe`, and only where no sandbox works, programs run as bare subprocesses.
+    may be in them. `image` is one that the Docker daemon holds, with Python 3.11 or newer; without it one is made of
+    this machine's Python. With `unsafe`, and only where no sandbox works, programs run as bare subprocesses.
 
     Raises SandboxError, with what each kind lacks.
     """
     if backend not in ("auto", *BACKENDS):
         near = nearest(backend, BACKENDS) or "."
         raise UnknownName(f"unknown sandbox {backend!r}{near} There are auto, {', '.join(BACKENDS)}")
+    for folder in packages:
+        if not folder.is_dir():
+            raise ConfigError(f"packages are folders that programs can import from; {str(folder)!r} is none")
+    if image is not None and backend != "docker":
+        raise ConfigError(f"an image is for the sandbox docker, and this is {backend!r}: give backend='docker'")
     limits = limits or SandboxLimits()
     faults = {}
     for name in BACKENDS if backend == "auto" else (backend,):
         fault = _platform_fault()
         try:
             if fault is None:
-                return ServedSandbox(name, limits, packages)
+                return _opened(name, limits, packages, image)
         except SandboxError as error:
             fault = str(error)
         faults[name] = fault
     if unsafe:
         return BareSubprocess(limits)
+    if backend == "docker":
+        raise SandboxError(f"no sandbox of Docker's can be held here: {faults['docker']}")
     lacks = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
     raise SandboxError(
         f"no sandbox can be held here ({lacks}). On Linux, allow user namespaces (sysctl user.max_user_namespaces, "
-        "kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns=0) or Landlock (Linux 5.13). "
-        "unsafe=True runs code with all rights of yours"
+        "kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns=0) or Landlock (Linux 5.13), "
+        "or start a Docker daemon. unsafe=True runs code with all rights of yours"
     )
+
+
+def _opened(name: str, limits: SandboxLimits, packages: Sequence[Path], image: str | None) -> Sandbox:
+    return DockerSandbox(limits, packages, image) if name == "docker" else ServedSandbox(name, limits, packages)
 
 
 def sandbox_faults() -> dict[str, str | None]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import get_args
+from typing import Self, get_args
 
 from agentgym.errors import ConfigError
-from agentgym.tools.sandbox.protocol import Language, SandboxLimits
+from agentgym.tools.sandbox.protocol import Language, Outcome, SandboxLimits
 
-__all__ = ["Request"]
+__all__ = ["Request", "Runner"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,16 +23,23 @@ class Request:
     collect: Sequence[str]
     time_limit_s: float
 
-    @classmethod
-    def checked(
-        cls,
+
+class Runner:
+    """What runs requests: the calls of a sandbox and of a session are checked here."""
+
+    def __init__(self, limits: SandboxLimits) -> None:
+        self.limits = limits
+
+    def run(
+        self,
         code: str,
-        language: Language,
-        files: Mapping[str, bytes] | None,
-        collect: Sequence[str],
-        time_limit_s: float,
-    ) -> Request:
-        """The request, or ConfigError for what cannot be run."""
+        *,
+        language: Language = "python",
+        files: Mapping[str, bytes] | None = None,
+        collect: Sequence[str] = (),
+        time_limit_s: float | None = None,
+    ) -> Outcome:
+        """See `Sandbox.run` and `SandboxSession.run`. Raises ConfigError for what cannot be run."""
         if language not in get_args(Language):
             raise ConfigError(f"language must be one of {', '.join(get_args(Language))}, got {language!r}")
         if "\0" in code and language == "shell":
@@ -43,22 +50,36 @@ class Request:
                 raise ConfigError(f"a file goes to a path relative to the working folder, without '..', got {path!r}")
         if isinstance(collect, str):
             raise ConfigError(f"collect is a list of paths or patterns, got the string {collect!r}")
-        if not 0 < time_limit_s < float("inf"):
-            raise ConfigError(f"time_limit_s must be a positive number of seconds, got {time_limit_s!r}")
-        return cls(
+        request = Request(
             code=code.encode("utf-8", "surrogatepass"),
             language=language,
             files=dict(files or {}),
             collect=tuple(collect),
-            time_limit_s=time_limit_s,
+            time_limit_s=self._seconds(time_limit_s),
         )
+        return self._execute(request)
 
-    @classmethod
-    def seconds(cls, asked: float | None, limits: SandboxLimits) -> float:
+    def close(self) -> None:
+        """Ends everything that still runs."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _execute(self, request: Request) -> Outcome:
+        raise NotImplementedError
+
+    def _seconds(self, asked: float | None) -> float:
         """The seconds that a call has: what it asks for, within the limits."""
-        if asked is not None and asked > limits.time_limit_s:
+        if asked is None:
+            return self.limits.time_limit_s
+        if not 0 < asked < float("inf"):
+            raise ConfigError(f"time_limit_s must be a positive number of seconds, got {asked!r}")
+        if asked > self.limits.time_limit_s:
             raise ConfigError(
-                f"time_limit_s={asked:g} of a call is over the sandbox's {limits.time_limit_s:g}: open it with "
+                f"time_limit_s={asked:g} of a call is over the sandbox's {self.limits.time_limit_s:g}: open it with "
                 f"SandboxLimits(time_limit_s={asked:g})"
             )
-        return limits.time_limit_s if asked is None else asked
+        return asked

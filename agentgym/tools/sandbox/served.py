@@ -11,22 +11,21 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Self, cast
 
-from agentgym.errors import ConfigError, SandboxError
+from agentgym.errors import SandboxError
 from agentgym.tools.sandbox.box import frames
 from agentgym.tools.sandbox.box.plan import Plan
-from agentgym.tools.sandbox.protocol import Ended, Language, Outcome, SandboxLimits
-from agentgym.tools.sandbox.request import Request
+from agentgym.tools.sandbox.exchange import ask, outcome_of, plan_of
+from agentgym.tools.sandbox.protocol import Outcome, SandboxLimits
+from agentgym.tools.sandbox.request import Request, Runner
 
 __all__ = ["ServedSandbox"]
 
 ANSWER_S = 30.0
 """Seconds beyond an execution's own that its answer may take on a busy machine."""
 END_S = 10.0
-MIB = 1 << 20
 BOX = Path(__file__).parent / "box"
 BOOT = """
 import sys, types
@@ -42,48 +41,24 @@ main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
 """Loads `box/` under its own name, without the packages around it: nothing of ours is in a program's process."""
 
 
-class ServedSandbox:
+class ServedSandbox(Runner):
     """A sandbox of namespaces, or of Landlock. Its server is started at once, and again if something ended it."""
 
     def __init__(self, backend: str, limits: SandboxLimits, packages: Sequence[Path] = ()) -> None:
+        super().__init__(limits)
         self.backend = backend
-        self.limits = limits
-        for folder in packages:
-            if not folder.is_dir():
-                raise ConfigError(f"packages are folders that programs can import from; {str(folder)!r} is none")
         self._packages = tuple(str(folder.resolve()) for folder in packages)
         self._lock = threading.Lock()
         self._closed = False
         self._server = _Server(self._plan())
 
     def _plan(self) -> Plan:
-        limits = self.limits
-        return Plan(
-            backend=self.backend,
-            packages=self._packages,
-            scratch=tempfile.mkdtemp(prefix="agentgym-sandbox-") if self.backend == "landlock" else "",
-            memory_bytes=limits.memory_mb * MIB,
-            scratch_bytes=limits.scratch_mb * MIB,
-            output_bytes=limits.output_kb * 1024,
-            time_limit_s=limits.time_limit_s,
-            num_processes=limits.num_processes,
-            num_open_files=limits.num_open_files,
-        )
+        scratch = tempfile.mkdtemp(prefix="agentgym-sandbox-") if self.backend == "landlock" else ""
+        return plan_of(self.backend, self.limits, self._packages, scratch)
 
-    def run(
-        self,
-        code: str,
-        *,
-        language: Language = "python",
-        files: Mapping[str, bytes] | None = None,
-        collect: Sequence[str] = (),
-        time_limit_s: float | None = None,
-    ) -> Outcome:
-        """See `Sandbox.run`."""
-        seconds = Request.seconds(time_limit_s, self.limits)
-        request = Request.checked(code, language, files, collect, seconds)
+    def _execute(self, request: Request) -> Outcome:
         with contextlib.closing(self._connect()) as channel:
-            return _ask(channel, request, self.backend, is_session=False)
+            return _answered(channel, request, self.backend, is_session=False)
 
     def session(self) -> ServedSession:
         """See `Sandbox.session`."""
@@ -106,35 +81,19 @@ class ServedSandbox:
             self._closed = True
             self._server.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class ServedSession:
+class ServedSession(Runner):
     """A box whose program waits for cells."""
 
     def __init__(self, channel: socket.socket, limits: SandboxLimits, backend: str) -> None:
         self._channel: socket.socket | None = channel
-        self._limits, self._backend = limits, backend
+        super().__init__(limits)
+        self._backend = backend
 
-    def run(
-        self,
-        code: str,
-        *,
-        language: Language = "python",
-        files: Mapping[str, bytes] | None = None,
-        collect: Sequence[str] = (),
-        time_limit_s: float | None = None,
-    ) -> Outcome:
-        """See `SandboxSession.run`."""
-        seconds = Request.seconds(time_limit_s, self._limits)
-        request = Request.checked(code, language, files, collect, seconds)
+    def _execute(self, request: Request) -> Outcome:
         if self._channel is None:
             raise SandboxError("this session is over: begin another one with session()")
-        outcome = _ask(self._channel, request, self._backend, is_session=True)
+        outcome = _answered(self._channel, request, self._backend, is_session=True)
         if outcome.is_lost:
             self.close()
         return outcome
@@ -145,41 +104,17 @@ class ServedSession:
             self._channel.close()
             self._channel = None
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _ask(channel: socket.socket, request: Request, backend: str, *, is_session: bool) -> Outcome:
+def _answered(channel: socket.socket, request: Request, backend: str, *, is_session: bool) -> Outcome:
     channel.settimeout(request.time_limit_s + ANSWER_S)
-    header: dict[str, object] = {
-        "session": is_session,
-        "language": request.language,
-        "files": list(request.files),
-        "collect": list(request.collect),
-        "time_limit_s": request.time_limit_s,
-    }
     try:
-        frames.send(channel, header, [request.code, *request.files.values()])
+        ask(channel, request, is_session=is_session)
         answer = frames.receive(channel)
     except OSError as error:
         raise SandboxError(f"the sandbox's server does not answer: {error}") from error
     if answer is None:
         raise SandboxError("the sandbox's server ended during an execution; what it said is on standard error")
-    said, (out, err, *contents) = answer
-    return Outcome(
-        stdout=out.decode("utf-8", "replace"),
-        stderr=err.decode("utf-8", "replace"),
-        exit_code=cast(int, said["code"]) if said["why"] == "exited" else -9,
-        ended=Ended(cast(str, said["why"])),
-        backend=backend,
-        seconds=cast(float, said["seconds"]),
-        files=dict(zip(cast(list[str], said["files"]), contents, strict=True)),
-        rolled_back=bool(said["rolled_back"]),
-        is_lost=is_session and bool(said["is_over"]),
-    )
+    return outcome_of(answer, backend, is_session=is_session)
 
 
 class _Server:

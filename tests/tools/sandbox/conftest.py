@@ -15,9 +15,11 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import docker
 import psutil
 import pytest
 
@@ -34,7 +36,7 @@ import concurrent.futures, dataclasses, json, sys
 from agentgym.tools.sandbox import SandboxLimits, open_sandbox
 given = json.loads(sys.argv[1])
 with open_sandbox(given["backend"], limits=SandboxLimits(**given["limits"])) as sandbox:
-    print(sandbox._server._process.pid, flush=True)
+    print(sandbox._server._process.pid if hasattr(sandbox, "_server") else "", flush=True)
     with concurrent.futures.ThreadPoolExecutor() as threads:
         for line in sys.stdin:
             calls = [threads.submit(sandbox.run, **one) for one in json.loads(line)]
@@ -120,17 +122,26 @@ def outside() -> Iterator[Outside]:
         shutil.rmtree(folder)
 
 
+def num_below(server: psutil.Process) -> int:
+    """Processes below the server's first one, dead ones included that nobody has waited for."""
+    return len(server.children(recursive=True))
+
+
+def num_in_containers() -> int:
+    """Processes of all containers but the first of each."""
+    with contextlib.closing(docker.DockerClient.from_env()) as client:
+        return sum(len(one.top()["Processes"]) - 1 for one in client.containers.list())
+
+
 class Opened:
     """A sandbox, whoever opened it."""
 
-    def __init__(self, backend: str, server: int, run_all: Callable[[list[Call]], list[Outcome]]) -> None:
+    def __init__(self, backend: str, server: str, run_all: Callable[[list[Call]], list[Outcome]]) -> None:
         self.backend, self.run_all = backend, run_all
-        self._server = psutil.Process(server)
+        self.num_processes = (
+            num_in_containers if backend == "docker" else partial(num_below, psutil.Process(int(server)))
+        )
         self._at_rest = self.num_processes()
-
-    def num_processes(self) -> int:
-        """Processes below the server's first one, dead ones included that nobody has waited for."""
-        return len(self._server.children(recursive=True))
 
     def assert_at_rest(self) -> None:
         """What an execution left behind: nothing. (A supervisor ends after it has answered.)"""
@@ -148,7 +159,7 @@ def _by_ourselves(backend: str) -> Iterator[Opened]:
             begun = [threads.submit(sandbox.run, **call) for call in calls]
             return [one.result() for one in begun]
 
-        yield Opened(backend, sandbox._server._process.pid, run_all)  # type: ignore[attr-defined]
+        yield Opened(backend, "" if backend == "docker" else str(sandbox._server._process.pid), run_all)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -171,19 +182,32 @@ def _by_ordinary_user(backend: str) -> Iterator[Opened]:
     try:
         line = driver.stdout.readline()
         assert line, "the ordinary user's sandbox did not open; see standard error"
-        yield Opened(backend, int(line), run_all)
+        yield Opened(backend, line.strip(), run_all)
     finally:
         driver.stdin.close()
         driver.wait(20)
         driver.stdout.close()
 
 
+DOCKER = pytest.mark.docker
+
+
 @pytest.fixture(
-    scope="session", params=["namespaces-root", "namespaces-ordinary", "landlock-root", "landlock-ordinary"]
+    scope="session",
+    params=[
+        "namespaces-root",
+        "namespaces-ordinary",
+        "landlock-root",
+        "landlock-ordinary",
+        pytest.param("docker-root", marks=DOCKER),
+        pytest.param("docker-ordinary", marks=DOCKER),
+    ],
 )
 def opened(request: pytest.FixtureRequest, outside: Outside) -> Iterator[Opened]:
     """Each kind of sandbox, as root and as an ordinary user."""
     backend, _, user = request.param.partition("-")
+    if backend == "docker":
+        request.getfixturevalue("docker_address")
     is_root = os.geteuid() == 0
     if user == "root" and not is_root:
         pytest.skip("these tests run as an ordinary user: only root can open root's sandbox")
@@ -195,7 +219,16 @@ def opened(request: pytest.FixtureRequest, outside: Outside) -> Iterator[Opened]
         del os.environ["AGENTGYM_TEST_TOKEN"]
 
 
-@pytest.fixture(scope="module", params=["namespaces", "landlock"])
+@pytest.fixture(scope="module", params=["namespaces", "landlock", pytest.param("docker", marks=DOCKER)])
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    if request.param == "docker":
+        request.getfixturevalue("docker_address")
+    with open_sandbox(request.param, limits=LIMITS) as one:
+        yield one
+
+
+@pytest.fixture(scope="module", params=["namespaces", "landlock"])
+def served(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    """A sandbox whose boxes a server process of ours forks."""
     with open_sandbox(request.param, limits=LIMITS) as one:
         yield one

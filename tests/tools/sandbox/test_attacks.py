@@ -48,8 +48,9 @@ class Attack:
     collect: tuple[str, ...] = ()
 
 
-def by(namespaces: str, landlock: str) -> dict[str, str]:
-    return {"namespaces": namespaces, "landlock": landlock}
+def by(namespaces: str, landlock: str, docker: str | None = None) -> dict[str, str]:
+    """What is seen in each box; a container has a root and processes of its own, as namespaces do."""
+    return {"namespaces": namespaces, "landlock": landlock, "docker": namespaces if docker is None else docker}
 
 
 def files(
@@ -67,6 +68,8 @@ def stopped(name: str, mechanism: str, code: str, ended: str | dict[str, str], *
 
 
 GONE = by("ENOENT", "EACCES")
+HIDDEN = by("ENOENT", "EACCES", "EACCES")
+NOT_DUMPABLE = "hidepid | not dumpable"
 ATTACKS = [
     # ---- files
     files("reads a file of the machine", "attempt(open, SECRET)", GONE),
@@ -74,7 +77,7 @@ ATTACKS = [
     files("makes a file outside", "attempt(open, OUTSIDE + '/new', 'w')", GONE),
     files("reads /etc/shadow", "attempt(open, '/etc/shadow')", GONE),
     files("reads the machine's memory", "attempt(open, '/dev/mem', 'rb')", by("ENOENT", "ENOENT|EACCES")),
-    files("opens the terminal", "attempt(open, '/dev/tty')", GONE),
+    files("opens the terminal", "attempt(open, '/dev/tty')", by("ENOENT", "EACCES", "ENXIO")),
     files("changes the system", "attempt(open, '/usr/agentgym-attack', 'w')", by("EROFS|EACCES", "EACCES")),
     files("changes the root", "attempt(os.mkdir, '/agentgym-attack')", by("EROFS|EACCES", "EACCES")),
     files("lists home folders", "attempt(os.listdir, '/home')", GONE),
@@ -91,8 +94,18 @@ ATTACKS = [
     files("takes a file over", "attempt(os.chown, SECRET, 1000, 1000)", by("ENOENT", "EPERM")),
     files("watches a file", "call('inotify_init1', 0)", "ENOSYS", "seccomp"),
     files("reads by /proc/self/root", "attempt(open, '/proc/self/root' + SECRET)", GONE),
-    files("reads the first process's environment", "attempt(open, '/proc/1/environ', 'rb')", GONE, "hidepid"),
-    files("reads its parent's memory", "attempt(open, f'/proc/{os.getppid()}/mem', 'rb')", GONE, "hidepid"),
+    files(
+        "reads the first process's environment",
+        "attempt(open, '/proc/1/environ', 'rb')",
+        HIDDEN,
+        "hidepid | not dumpable",
+    ),
+    files(
+        "reads its parent's memory",
+        "attempt(open, f'/proc/{os.getppid()}/mem', 'rb')",
+        HIDDEN,
+        "hidepid | not dumpable",
+    ),
     files(
         "reads another process's environment", "attempt(open, f'/proc/{SENTINEL}/environ', 'rb')", GONE, "pid namespace"
     ),
@@ -201,7 +214,9 @@ ATTACKS = [
         "kills its parent",
         "PID 1 | landlock scope",
         "attempt(os.kill, os.getppid(), 9); print('on')",
-        by("(DONE None|EPERM)\non", "EPERM\non"),
+        by("(DONE None|EPERM)\non", "EPERM\non", "(?s).*"),
+        by("exited", "exited", "killed"),
+        None,
     ),
     Attack(
         "forks without end",
@@ -321,7 +336,7 @@ ATTACKS = [
         "mounts | landlock rules",
         "def fill():\n  with open('/dev/shm/agentgym-attack', 'wb', 0) as f:\n"
         "    for _ in range(20): f.write(bytes(1 << 20))\nattempt(fill)",
-        by("ENOSPC|EFBIG", "EACCES"),
+        by("ENOSPC|EFBIG", "EACCES", "ENOENT"),
     ),
     stopped("prints without end", "capped pipe", "while True: print('x' * 1000)", "output_limit"),
     stopped("complains without end", "capped pipe", "while True: sys.stderr.write('x' * 1000)", "output_limit"),

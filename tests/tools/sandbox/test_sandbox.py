@@ -16,7 +16,10 @@ import psutil
 import pytest
 
 from agentgym.errors import ConfigError, SandboxError, UnknownName
-from agentgym.tools.sandbox import BACKENDS, Ended, Sandbox, SandboxLimits, open_sandbox
+from agentgym.tools.sandbox import Ended, Sandbox, SandboxLimits, open_sandbox
+
+SERVED = ("namespaces", "landlock")
+"""Boxes that a server process of ours forks."""
 
 
 def server_of(sandbox: Sandbox) -> psutil.Process:
@@ -127,7 +130,7 @@ def test_output_ends_at_its_limit(sandbox: Sandbox) -> None:
 
 
 def test_packages_can_be_imported_and_not_changed(tmp_path: Path) -> None:
-    for backend in BACKENDS:
+    for backend in SERVED:
         folder = tmp_path / backend
         folder.mkdir()
         (folder / "brought.py").write_text("VALUE = 6 * 7")
@@ -190,10 +193,10 @@ def test_an_exception_leaves_what_was_done_before_it(sandbox: Sandbox) -> None:
         assert session.run("a").stdout == "1\n"
 
 
-def test_what_a_cell_started_ends_with_it(sandbox: Sandbox) -> None:
-    server = server_of(sandbox)
+def test_what_a_cell_started_ends_with_it(served: Sandbox) -> None:
+    server = server_of(served)
     wait_for(lambda: len(server.children(recursive=True)) == 1)
-    with sandbox.session() as session:
+    with served.session() as session:
         session.run("import subprocess; child = subprocess.Popen(['sleep', '60'])")
         assert session.run("child.poll() is not None or child.wait(5) is not None").stdout == "True\n"
         for _ in range(10):
@@ -215,17 +218,17 @@ def test_a_program_that_kills_the_state_loses_its_session_and_nothing_else(sandb
 # ---- many, for long, and the end
 
 
-def test_two_hundred_programs_leave_no_process_no_file_and_no_open_file(sandbox: Sandbox) -> None:
-    sandbox.run("print(1)")
-    server, ours = server_of(sandbox), psutil.Process()
-    scratch = Path(sandbox._server._finish.peek()[2][2] or "/nonexistent")  # type: ignore[attr-defined]
+def test_two_hundred_programs_leave_no_process_no_file_and_no_open_file(served: Sandbox) -> None:
+    served.run("print(1)")
+    server, ours = server_of(served), psutil.Process()
+    scratch = Path(served._server._finish.peek()[2][2] or "/nonexistent")  # type: ignore[attr-defined]
     below = server.children(recursive=True)
     wait_for(lambda: len(server.children(recursive=True)) == 1)
     before = (ours.num_fds(), server.children()[0].num_fds(), len(ours.children()))
     del below
     with ThreadPoolExecutor(4) as threads:
         codes = ["print(1)", "import os; os.fork(); open('left', 'w')", "while True: pass", "1 / 0"]
-        ended = [one.ended for one in threads.map(lambda n: sandbox.run(codes[n % 4], time_limit_s=0.3), range(200))]
+        ended = [one.ended for one in threads.map(lambda n: served.run(codes[n % 4], time_limit_s=0.3), range(200))]
     assert ended.count(Ended.TIME_LIMIT) >= 50
     wait_for(lambda: len(server.children(recursive=True)) == 1)
     assert (ours.num_fds(), server.children()[0].num_fds(), len(ours.children())) == before
@@ -233,7 +236,7 @@ def test_two_hundred_programs_leave_no_process_no_file_and_no_open_file(sandbox:
 
 
 def test_closing_ends_programs_that_still_run(has_ended: Callable[[psutil.Process], bool]) -> None:
-    for backend in BACKENDS:
+    for backend in SERVED:
         sandbox = open_sandbox(backend)
         session = sandbox.session()
         session.run("import os; os.fork()")
@@ -247,7 +250,7 @@ def test_closing_ends_programs_that_still_run(has_ended: Callable[[psutil.Proces
             sandbox.run("1")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", SERVED)
 def test_boxes_end_with_the_process_that_opened_them_however_it_ends(
     backend: str, tmp_path: Path, has_ended: Callable[[psutil.Process], bool]
 ) -> None:
@@ -273,7 +276,7 @@ sandbox.run("import os, time; os.fork(); time.sleep(9)")
     wait_for(lambda: not list(tmp_path.iterdir()))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", SERVED)
 def test_a_fork_of_the_owner_that_ends_takes_nothing_with_it(backend: str) -> None:
     code = f"""
 import os, sys

@@ -1,11 +1,12 @@
 """Messages over a stream socket: a JSON object with byte strings behind it."""
 
 import json
-import socket
+import os
 import struct
 from collections.abc import Sequence
+from typing import Protocol
 
-__all__ = ["Frame", "receive", "send"]
+__all__ = ["Channel", "Frame", "Pipes", "receive", "send"]
 
 HEAD = struct.Struct("!II")
 MOST_BYTES = 1 << 30
@@ -13,13 +14,40 @@ MOST_BYTES = 1 << 30
 Frame = tuple[dict[str, object], list[bytes]]
 
 
-def send(channel: socket.socket, header: dict[str, object], blobs: Sequence[bytes] = ()) -> None:
+class Channel(Protocol):
+    """What messages go over: a stream socket, or what does as one."""
+
+    def sendall(self, data: bytes, /) -> None:
+        """Sends all of it."""
+
+    def recv(self, size: int, /) -> bytes:
+        """At most so many bytes, and none at the end."""
+
+
+class Pipes:
+    """A channel of two pipes: those of a container's standard streams."""
+
+    def __init__(self, reading: int, writing: int) -> None:
+        self.reading, self._writing = reading, writing
+
+    def sendall(self, data: bytes) -> None:
+        """See `Channel.sendall`."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._writing, rest) :]
+
+    def recv(self, size: int) -> bytes:
+        """See `Channel.recv`."""
+        return os.read(self.reading, size)
+
+
+def send(channel: Channel, header: dict[str, object], blobs: Sequence[bytes] = ()) -> None:
     """Sends one message."""
     text = json.dumps({**header, "sizes": [len(one) for one in blobs]}).encode()
     channel.sendall(b"".join([HEAD.pack(len(text), sum(map(len, blobs))), text, *blobs]))
 
 
-def receive(channel: socket.socket) -> Frame | None:
+def receive(channel: Channel) -> Frame | None:
     """The next message; None at the end of the channel, or where it breaks off."""
     head = _exactly(channel, HEAD.size)
     if head is None:
@@ -38,7 +66,7 @@ def receive(channel: socket.socket) -> Frame | None:
     return header, blobs
 
 
-def _exactly(channel: socket.socket, size: int) -> bytes | None:
+def _exactly(channel: Channel, size: int) -> bytes | None:
     parts, missing = [], size
     while missing:
         part = channel.recv(min(missing, 1 << 20))

@@ -11,6 +11,7 @@ import signal
 import tempfile
 
 from agentgym.tools.sandbox.box import kernel
+from agentgym.tools.sandbox.box.folders import make_removable
 from agentgym.tools.sandbox.box.landlock import landlock_version, restrict_files
 from agentgym.tools.sandbox.box.limiting import limit_resources
 from agentgym.tools.sandbox.box.plan import Plan, readable_folders
@@ -100,16 +101,11 @@ class LandlockBox:
                 return True
         return False
 
+    def ran_out_of_memory(self) -> bool:
+        """Whether the kernel ended a process for memory: what all hold is watched, and by no cgroup."""
+        return False
+
     def close(self) -> None:
         """By the supervisor, when the box's first process has ended, and all others with it."""
-        _make_removable(self.home)
+        make_removable(self.home)
         shutil.rmtree(self.home, ignore_errors=True)
-
-
-def _make_removable(folder: str) -> None:
-    """A program may not change modes, but its umask or mkdir may have made folders that nobody enters."""
-    for parent, names, _ in os.walk(folder):
-        for name in names:
-            path = os.path.join(parent, name)
-            if not os.path.islink(path):
-                os.chmod(path, 0o700)

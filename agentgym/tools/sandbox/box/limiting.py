@@ -17,5 +17,6 @@ def limit_resources(plan: Plan) -> None:
     limit(resource.RLIMIT_NOFILE, plan.num_open_files)
     limit(resource.RLIMIT_MEMLOCK, 0)
     limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_MSGQUEUE, 0)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")  # where the machine runs out of memory, this goes first

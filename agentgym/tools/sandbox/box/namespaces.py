@@ -178,6 +178,10 @@ class NamespaceBox:
         """Whether too much was written: never, for the file system has a size."""
         return False
 
+    def ran_out_of_memory(self) -> bool:
+        """Whether the kernel ended a process for memory: what all hold is watched, and by no cgroup."""
+        return False
+
     def close(self) -> None:
         """By the supervisor, when the box's first process has ended, and all others with it."""
 

@@ -13,6 +13,7 @@ import sys
 from pathlib import PurePosixPath
 
 from agentgym.tools.sandbox.box import frames
+from agentgym.tools.sandbox.box.contained import ContainerBox
 from agentgym.tools.sandbox.box.landlocked import LandlockBox
 from agentgym.tools.sandbox.box.namespaces import NamespaceBox
 from agentgym.tools.sandbox.box.plan import Plan
@@ -20,7 +21,7 @@ from agentgym.tools.sandbox.box.program import adopt, new_main, run_python, run_
 
 __all__ = ["REPORT", "Box", "Output", "run_once", "run_session"]
 
-Box = NamespaceBox | LandlockBox
+Box = NamespaceBox | LandlockBox | ContainerBox
 Output = tuple[int, int]
 """The pipes that standard output and standard error go to."""
 REPORT = struct.Struct("!iii")

@@ -116,6 +116,8 @@ class _Supervisor:
         open_pipes = [reading for reading, _ in self._pipes]
         while not running.why:
             self._wait(running, open_pipes, client)
+        if running.why == "exited" and self._box.ran_out_of_memory():
+            running.why = "memory"
         if self._is_session and not running.is_over:
             self._settle(running, cell)
         if not self._is_session or running.is_over:
@@ -189,7 +191,7 @@ class _Supervisor:
         found = ""
         if len(pids) > self._plan.num_processes:
             found = "process_limit"
-        elif resident_bytes(pids, self._plan.memory_bytes) > self._plan.memory_bytes:
+        elif resident_bytes(pids, self._plan.memory_bytes) > self._plan.memory_bytes or self._box.ran_out_of_memory():
             found = "memory"
         elif self._box.scratch_is_full():
             found = "disk_limit"

@@ -1,0 +1,81 @@
+"""The first process of a container: it forks a supervisor for each execution or session, and stands between it and
+whoever attached the container's streams. When those end, it ends, and the container with it."""
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+
+from agentgym.tools.sandbox.box import frames
+from agentgym.tools.sandbox.box.contained import ContainerBox
+from agentgym.tools.sandbox.box.plan import Plan
+from agentgym.tools.sandbox.box.supervisor import supervise
+
+__all__ = ["main"]
+
+ANSWER_S = 20.0
+"""Longest that a supervisor's answer may take once it has begun."""
+
+
+def main(plan_text: str) -> None:
+    """Serves the container's standard streams until they end.
+
+    A frame is answered by the supervisor. `{"over": is clean}` follows when the box has ended: after a program, a lost
+    session, or `{"leave": true}`.
+    """
+    plan = Plan.from_json(plan_text)
+    box = ContainerBox(plan)
+    box.enclose_server()
+    gc.freeze()  # a collection in a fork would copy every page
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for supervisors and orphans
+    client = frames.Pipes(0, 1)
+    frames.send(client, {"ready": True})
+    while (cell := frames.receive(client)) is not None:
+        if "leave" in cell[0]:  # what it meant to leave is over already
+            continue
+        near, far = socket.socketpair()
+        if os.fork() == 0:
+            near.close()
+            _supervise(box, plan, far)
+        far.close()
+        near.settimeout(ANSWER_S)
+        with contextlib.suppress(OSError):  # the program has ended its supervisor
+            _relay(client, near, cell)
+        near.close()
+        frames.send(client, {"over": box.is_as_new()})
+    os._exit(0)
+
+
+def _relay(client: frames.Pipes, near: socket.socket, cell: frames.Frame) -> None:
+    """Carries cells in and answers out until either side has had enough."""
+    frames.send(near, *cell)
+    while True:
+        waited: list[int | socket.socket] = [near, client.reading]
+        ready, _, _ = select.select(waited, [], [])
+        if near in ready:
+            answer = frames.receive(near)
+            if answer is None:
+                return
+            frames.send(client, *answer)
+        if client.reading in ready:
+            order = frames.receive(client)
+            if order is None:
+                os._exit(0)
+            if "leave" in order[0]:
+                return
+            frames.send(near, *order)
+
+
+def _supervise(box: ContainerBox, plan: Plan, channel: socket.socket) -> None:
+    try:
+        nothing = os.open("/dev/null", os.O_RDWR)
+        os.dup2(nothing, 0)
+        os.dup2(nothing, 1)
+        supervise(box, plan, channel)
+    except BaseException:  # noqa: BLE001  # the client sees the box end; the cause is told here
+        traceback.print_exc(file=sys.stderr)
+    os._exit(1)

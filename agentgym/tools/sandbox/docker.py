@@ -1,0 +1,273 @@
+"""A sandbox of Docker's containers: each holds one execution or session at a time, and is kept warm for the next."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentgym.errors import ConfigError, SandboxError
+from agentgym.tools.containers.daemon import Container, ContainerPlan, Daemon, Stream
+from agentgym.tools.containers.python_image import host_image
+from agentgym.tools.sandbox.box import frames
+from agentgym.tools.sandbox.box.contained import HOME
+from agentgym.tools.sandbox.docker_profile import docker_profile
+from agentgym.tools.sandbox.exchange import MIB, ask, outcome_of, plan_of
+from agentgym.tools.sandbox.protocol import Ended, Outcome, SandboxLimits
+from agentgym.tools.sandbox.request import Request, Runner
+
+__all__ = ["DockerSandbox"]
+
+ANSWER_S = 10.0
+"""Seconds beyond an execution's own after which its container is thrown away: a program may stop its supervisor."""
+START_S = 60.0
+MOST_IDLE = 16
+AROUND = 3
+"""Processes of ours around a program: PID 1, its supervisor and the box's first."""
+AROUND_MB = 64
+"""MiB for them, beside what programs and their files may hold."""
+NOBODY = "65534:65534"
+BOX = Path(__file__).parent / "box"
+BOOT = """
+import json, os, sys, types
+from importlib.machinery import ModuleSpec
+def exactly(size):
+    parts = b""
+    while len(parts) < size:
+        part = os.read(0, size - len(parts)) or os._exit(0)
+        parts += part
+    return parts
+given = json.loads(exactly(int.from_bytes(exactly(4), "big")))
+class Given:
+    def find_spec(self, name, path=None, target=None):
+        return ModuleSpec(name, self) if name in given["modules"] else None
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        source = given["modules"][module.__name__]
+        exec(compile(source, module.__name__, "exec"), module.__dict__)
+name = ""
+for part in "agentgym tools sandbox box".split():
+    name = f"{name}.{part}".lstrip(".")
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = []
+sys.meta_path.append(Given())
+from agentgym.tools.sandbox.box.relay import main
+sys.meta_path.pop()
+main(given["plan"])
+"""
+"""Loads `box/` from the container's standard input, so that any image with Python will do."""
+
+
+class DockerSandbox(Runner):
+    """A sandbox of containers. The first one is started at once, others when several executions run side by side."""
+
+    backend = "docker"
+
+    def __init__(self, limits: SandboxLimits, packages: Sequence[Path] = (), image: str | None = None) -> None:
+        super().__init__(limits)
+        self._daemon = Daemon()
+        self._plan = plan_of("docker", limits, [str(one.resolve()) for one in packages]).to_json()
+        self._container_plan = self._planned(image)
+        self._lock = threading.Lock()
+        self._idle: list[_Box] = []
+        self._boxes: set[_Box] = set()
+        self._closed = False
+        self._finish = weakref.finalize(self, _finish, self._boxes, self._daemon, os.getpid())
+        self._give_back(self._take())
+
+    def _planned(self, image: str | None) -> ContainerPlan:
+        limits = self.limits
+        if image is not None and not self._daemon.has_image(image):
+            raise ConfigError(f"the Docker daemon has no image {image!r}: `docker pull {image}`, or leave it out")
+        name = image or host_image(self._daemon)
+        if volumes := self._daemon.volumes_of(name):
+            raise ConfigError(
+                f"the image {name!r} has volumes ({', '.join(volumes)}), where programs could leave files"
+            )
+        python = os.path.realpath(sys.executable) if image is None else "python3"
+        options = f"rw,exec,nosuid,nodev,size={limits.scratch_mb * MIB},nr_inodes=16384,mode=1777"
+        return ContainerPlan(
+            image=name,
+            command=[python, "-I", "-S", "-X", "utf8", "-c", BOOT],
+            memory_bytes=(limits.memory_mb + limits.scratch_mb + AROUND_MB) * MIB,
+            num_processes=limits.num_processes + AROUND,
+            user=NOBODY,
+            tmpfs={HOME: options},
+            folders=[Path(one) for one in json.loads(self._plan)["packages"]],
+            seccomp=docker_profile(),
+            has_stdin=True,
+        )
+
+    def _execute(self, request: Request) -> Outcome:
+        box = self._take()
+        outcome = box.run(request, is_session=False)
+        self._give_back(box)
+        return outcome
+
+    def session(self) -> DockerSession:
+        """See `Sandbox.session`."""
+        return DockerSession(self, self._take())
+
+    def _take(self) -> _Box:
+        """A container that nobody else uses."""
+        with self._lock:
+            if self._closed:
+                raise SandboxError("this sandbox was closed: open another one with open_sandbox()")
+            while self._idle:
+                box = self._idle.pop()
+                if box.is_up():
+                    return box
+                self._boxes.discard(box)
+                box.remove()
+        box = _Box(self._daemon.create(self._container_plan), self._plan)
+        self._boxes.add(box)
+        try:
+            box.start()
+        except BaseException:
+            self._boxes.discard(box)
+            box.remove()
+            raise
+        return box
+
+    def _give_back(self, box: _Box) -> None:
+        """Keeps a container for the next execution if nothing of the last is left in it; otherwise it is removed."""
+        if box.is_clean():
+            with self._lock:
+                if not self._closed and len(self._idle) < MOST_IDLE:
+                    self._idle.append(box)
+                    return
+        self._boxes.discard(box)
+        box.remove()
+
+    def close(self) -> None:
+        """Removes every container."""
+        with self._lock:
+            self._closed = True
+            self._idle.clear()
+        self._finish()
+
+
+class DockerSession(Runner):
+    """A container whose program waits for cells."""
+
+    def __init__(self, sandbox: DockerSandbox, box: _Box) -> None:
+        super().__init__(sandbox.limits)
+        self._sandbox = sandbox
+        self._box: _Box | None = box
+
+    def _execute(self, request: Request) -> Outcome:
+        if self._box is None:
+            raise SandboxError("this session is over: begin another one with session()")
+        outcome = self._box.run(request, is_session=True)
+        if outcome.is_lost:
+            self.close()
+        return outcome
+
+    def close(self) -> None:
+        """See `SandboxSession.close`."""
+        box, self._box = self._box, None
+        if box is not None:
+            self._sandbox._give_back(box)
+
+
+class _Box:
+    """A container with the box's server in it, and the stream to it."""
+
+    def __init__(self, container: Container, plan: str) -> None:
+        self._container, self._plan = container, plan
+        self._stream: Stream | None = None
+        self._is_over = True
+        """Whether nothing runs in it."""
+        self._is_spoilt = False
+        """Whether it is to be thrown away."""
+
+    def start(self) -> None:
+        self._stream = self._container.attach()
+        self._container.start()
+        self._stream.settimeout(START_S)
+        names = [one.stem for one in BOX.glob("*.py") if one.stem != "__init__"]
+        modules = {f"agentgym.tools.sandbox.box.{name}": (BOX / f"{name}.py").read_text("utf-8") for name in names}
+        given = json.dumps({"modules": modules, "plan": self._plan}).encode()
+        said = None
+        with contextlib.suppress(OSError):
+            self._stream.sendall(struct.pack("!I", len(given)) + given)
+            said = frames.receive(self._stream)
+        if said is None:
+            told = self._stream.stderr.decode("utf-8", "replace").strip()[-500:]
+            raise SandboxError(f"the container's Python (3.11 or newer is needed) did not start: {told or 'no word'}")
+
+    def run(self, request: Request, *, is_session: bool) -> Outcome:
+        """One execution, whatever it does to the processes around it."""
+        assert self._stream is not None
+        self._is_over = False
+        self._stream.settimeout(request.time_limit_s + ANSWER_S)
+        try:
+            ask(self._stream, request, is_session=is_session)
+            answer = frames.receive(self._stream)
+        except TimeoutError:
+            return self._lost(Ended.TIME_LIMIT, request.time_limit_s + ANSWER_S)
+        except OSError as error:
+            self._is_spoilt = True
+            raise SandboxError(f"the sandbox's container does not answer: {error}") from error
+        if answer is None:
+            self._is_spoilt = True
+            raise SandboxError("the sandbox's container ended during an execution")
+        if "over" in answer[0]:  # the program ended its supervisor
+            return self._lost(Ended.KILLED, 0.0)
+        outcome = outcome_of(answer, DockerSandbox.backend, is_session=is_session)
+        self._is_spoilt = self._is_spoilt or outcome.ended is not Ended.EXITED
+        if bool(answer[0]["is_over"]):
+            self._hear_end()
+        return outcome
+
+    def _lost(self, ended: Ended, seconds: float) -> Outcome:
+        self._is_spoilt = True
+        backend = DockerSandbox.backend
+        return Outcome(stdout="", stderr="", exit_code=-9, ended=ended, backend=backend, seconds=seconds, is_lost=True)
+
+    def _hear_end(self) -> None:
+        assert self._stream is not None
+        said = None
+        with contextlib.suppress(OSError):
+            said = frames.receive(self._stream)
+        self._is_over = True
+        self._is_spoilt = self._is_spoilt or said is None or not said[0].get("over")
+
+    def is_up(self) -> bool:
+        """Whether the container has not ended while nobody used it."""
+        assert self._stream is not None
+        return self._stream.is_quiet()
+
+    def is_clean(self) -> bool:
+        """Ends a session, if there is one; whether the next execution may use the container."""
+        assert self._stream is not None
+        if not self._is_spoilt and not self._is_over:
+            try:
+                frames.send(self._stream, {"leave": True})
+            except OSError:
+                return False
+            self._hear_end()
+        return not self._is_spoilt
+
+    def remove(self) -> None:
+        """Ends the container, and all that is in it."""
+        self._container.remove()
+        if self._stream is not None:
+            self._stream.close()
+
+
+def _finish(boxes: set[_Box], daemon: Daemon, owner: int) -> None:
+    if os.getpid() != owner:  # a fork of the owner ends, and the containers are not its
+        return
+    for box in list(boxes):
+        with contextlib.suppress(SandboxError):  # the daemon has gone, and its containers with it
+            box.remove()
+    boxes.clear()
+    daemon.close()

@@ -1,0 +1,58 @@
+"""What goes over a channel to a box's supervisor and what comes back: a request, and its outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from agentgym.tools.sandbox.box import frames
+from agentgym.tools.sandbox.box.plan import Plan
+from agentgym.tools.sandbox.protocol import Ended, Outcome, SandboxLimits
+from agentgym.tools.sandbox.request import Request
+
+__all__ = ["ask", "outcome_of", "plan_of"]
+
+MIB = 1 << 20
+
+
+def plan_of(backend: str, limits: SandboxLimits, packages: Sequence[str], scratch: str = "") -> Plan:
+    """What a box is told of its limits."""
+    return Plan(
+        backend=backend,
+        packages=tuple(packages),
+        scratch=scratch,
+        memory_bytes=limits.memory_mb * MIB,
+        scratch_bytes=limits.scratch_mb * MIB,
+        output_bytes=limits.output_kb * 1024,
+        time_limit_s=limits.time_limit_s,
+        num_processes=limits.num_processes,
+        num_open_files=limits.num_open_files,
+    )
+
+
+def ask(channel: frames.Channel, request: Request, *, is_session: bool) -> None:
+    """Sends a request."""
+    header: dict[str, object] = {
+        "session": is_session,
+        "language": request.language,
+        "files": list(request.files),
+        "collect": list(request.collect),
+        "time_limit_s": request.time_limit_s,
+    }
+    frames.send(channel, header, [request.code, *request.files.values()])
+
+
+def outcome_of(answer: frames.Frame, backend: str, *, is_session: bool) -> Outcome:
+    """What a supervisor answered."""
+    said, (out, err, *contents) = answer
+    return Outcome(
+        stdout=out.decode("utf-8", "replace"),
+        stderr=err.decode("utf-8", "replace"),
+        exit_code=cast(int, said["code"]) if said["why"] == "exited" else -9,
+        ended=Ended(cast(str, said["why"])),
+        backend=backend,
+        seconds=cast(float, said["seconds"]),
+        files=dict(zip(cast(list[str], said["files"]), contents, strict=True)),
+        rolled_back=bool(said["rolled_back"]),
+        is_lost=is_session and bool(said["is_over"]),
+    )
