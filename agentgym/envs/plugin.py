@@ -24,6 +24,7 @@ BUNDLED = {
     "Sudoku-v0": "agentgym.envs.sudoku:Sudoku",
     "Wordle-v0": "agentgym.envs.wordle:Wordle",
     "GSM8K-v0": "agentgym.envs.gsm8k:GSM8K",
+    "SearchQA-v0": "agentgym.envs.search_qa:SearchQA",
     "CodeTasks-v0": "agentgym.envs.code_tasks:CodeTasks",
 }
 """Environment id to where its class is; an id's version changes when its tasks or rewards do."""
