@@ -26,6 +26,7 @@ BUNDLED = {
     "GSM8K-v0": "agentgym.envs.gsm8k:GSM8K",
     "SearchQA-v0": "agentgym.envs.search_qa:SearchQA",
     "CodeTasks-v0": "agentgym.envs.code_tasks:CodeTasks",
+    "Retail-v0": "agentgym.envs.retail:Retail",
 }
 """Environment id to where its class is; an id's version changes when its tasks or rewards do."""
 

@@ -1,0 +1,187 @@
+"""The shop of Retail-v0: products, customers and orders, and what its desk can do to them. Pure Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+__all__ = ["GIFT_CARD", "Customer", "Order", "Refused", "Shop", "Ticket", "Variant"]
+
+GIFT_CARD = "gift card"
+
+
+class Refused(ValueError):
+    """What the desk's system does not do, in a sentence for whoever asked."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A thing that is sold: `Variant("4017", "lamp", "red", 30, True)`."""
+
+    item_id: str
+    product: str
+    option: str
+    price: int
+    """Dollars."""
+    in_stock: bool
+
+    def __str__(self) -> str:
+        stock = "in stock" if self.in_stock else "out of stock"
+        return f"item {self.item_id}: {self.product}, {self.option}, {self.price} dollars, {stock}"
+
+
+@dataclass(frozen=True)
+class Customer:
+    """Who may ask for something."""
+
+    user_id: str
+    first_name: str
+    last_name: str
+    email: str
+    zip_code: str
+    cards: tuple[str, ...]
+    """Payment methods, such as `visa-4821`; each customer has a gift card as well."""
+
+
+@dataclass
+class Order:
+    """What a customer ordered, and what became of it."""
+
+    order_id: str
+    user_id: str
+    items: list[str]
+    status: str
+    """`pending`, `shipped`, `delivered`, or what the desk made of it."""
+    paid_with: str
+    days: int
+    """Days since it was delivered; 0 where it was not."""
+    notes: list[str] = field(default_factory=list)
+    """What the desk did to it: returned, exchanged, refunded."""
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What was handed to a manager."""
+
+    order_id: str
+    reason: str
+
+
+@dataclass
+class Shop:
+    """Everything that is known and can be changed. Two shops are equal where the same was done to them."""
+
+    variants: dict[str, Variant]
+    customers: dict[str, Customer]
+    orders: dict[str, Order]
+    identified: set[str] = field(default_factory=set)
+    """Customers that were found by what they said of themselves."""
+    tickets: list[Ticket] = field(default_factory=list)
+
+    # What can be looked up
+
+    def find(self, **said: str) -> str:
+        """The customer of whom all of this is true."""
+        wanted = {name: value.strip().casefold() for name, value in said.items()}
+        for one in self.customers.values():
+            if all(getattr(one, name).casefold() == value for name, value in wanted.items()):
+                self.identified.add(one.user_id)
+                return self.customer(one.user_id)
+        raise Refused("no customer is known by that")
+
+    def customer(self, user_id: str) -> str:
+        """A customer and the numbers of the orders."""
+        one = self.customers[user_id]
+        orders = ", ".join(order.order_id for order in self.orders.values() if order.user_id == user_id)
+        return f"{one.user_id}: {one.first_name} {one.last_name}. Cards: {', '.join(one.cards)}. Orders: {orders}."
+
+    def order(self, order_id: str) -> str:
+        """An order in full."""
+        one = self._order(order_id)
+        when = f" {one.days} days ago" if one.status == "delivered" else ""
+        items = "; ".join(str(self.variants[item]) for item in one.items)
+        notes = f" {'. '.join(one.notes)}." if one.notes else ""
+        return f"{one.order_id} of {one.user_id}: {one.status}{when}, paid with {one.paid_with}. {items}.{notes}"
+
+    def product(self, name: str) -> str:
+        """All variants of a product."""
+        found = [str(one) for one in self.variants.values() if one.product == name.strip().casefold()]
+        if not found:
+            known = ", ".join(sorted({one.product for one in self.variants.values()}))
+            raise Refused(f"no product is called {name!r}; there are {known}")
+        return "\n".join(found)
+
+    # What can be done
+
+    def cancel(self, order_id: str, reason: str) -> str:
+        """Cancels an order that has not been sent."""
+        order = self._for_change(order_id, "pending")
+        order.status = "cancelled"
+        order.notes.append(f"cancelled: {reason}")
+        return f"{order.order_id} is cancelled; {order.paid_with} gets {self._price(order.items)} dollars."
+
+    def change(self, order_id: str, old_item: str, new_item: str) -> str:
+        """Puts another variant into an order that has not been sent."""
+        order = self._swapped(order_id, "pending", old_item, new_item)
+        order.notes.append(f"changed {old_item} to {new_item}")
+        return f"{order.order_id} now has {self.variants[new_item]}."
+
+    def exchange(self, order_id: str, old_item: str, new_item: str) -> str:
+        """Takes a delivered item back for another variant."""
+        order = self._swapped(order_id, "delivered", old_item, new_item)
+        order.notes.append(f"exchanged {old_item} for {new_item}")
+        return f"{old_item} of {order.order_id} is exchanged for {self.variants[new_item]}."
+
+    def take_back(self, order_id: str, items: Sequence[str], refund_to: str) -> str:
+        """Takes delivered items back for money."""
+        order, refund = self._order(order_id), refund_to.strip().casefold().removeprefix("the ").removeprefix("my ")
+        if not items:
+            raise Refused("there are no items to return")
+        for item in items:
+            if items.count(item) > order.items.count(item):
+                raise Refused(f"item {item} is not in {order.order_id}")
+        payments = (*self.customers[order.user_id].cards, GIFT_CARD)
+        if refund not in payments:
+            raise Refused(f"a refund goes to one of {', '.join(payments)}")
+        order = self._for_change(order_id, "delivered")
+        for item in items:
+            order.items.remove(item)
+        order.notes.append(f"returned {', '.join(sorted(items))}: refund to {refund}")
+        return f"{', '.join(items)} of {order.order_id} come back; {refund} gets {self._price(items)} dollars."
+
+    def escalate(self, order_id: str, reason: str) -> str:
+        """Hands a wish to a manager."""
+        order = self._order(order_id)
+        self.tickets = sorted([*self.tickets, Ticket(order.order_id, reason)], key=str)
+        return f"A manager will look at {order.order_id} ({reason})."
+
+    def price(self, order_id: str) -> int:
+        """What all items of an order cost together."""
+        return self._price(self._order(order_id).items)
+
+    def _price(self, items: Sequence[str]) -> int:
+        return sum(self.variants[item].price for item in items)
+
+    def _order(self, order_id: str) -> Order:
+        found = self.orders.get(order_id.strip().lstrip("#").upper())
+        if found is None:
+            raise Refused(f"there is no order {order_id!r}")
+        return found
+
+    def _for_change(self, order_id: str, status: str) -> Order:
+        """An order of that status; one whose owner nobody has asked for bears the mark of it from then on."""
+        order = self._order(order_id)
+        if order.status != status:
+            raise Refused(f"{order.order_id} is {order.status}; this is for orders that are {status}")
+        if order.user_id not in self.identified:
+            order.notes.append("changed for somebody who was not identified")
+        return order
+
+    def _swapped(self, order_id: str, status: str, old_item: str, new_item: str) -> Order:
+        if old_item not in self._order(order_id).items:
+            raise Refused(f"item {old_item} is not in order {order_id}")
+        if new_item not in self.variants:
+            raise Refused(f"there is no item {new_item!r}")
+        order = self._for_change(order_id, status)
+        order.items[order.items.index(old_item)] = new_item
+        return order

@@ -1,0 +1,264 @@
+"""Retail-v0: a customer who can be understood, a shop that holds to its policy, rewards for exactly what is right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentgym.envs import EVAL_SEED_START, Action, make_env, policy_for
+from agentgym.envs.retail import Retail
+from agentgym.envs.retail_user import Brief, ScriptedUser, tells
+from agentgym.envs.retail_wishes import Wish
+from agentgym.errors import ConfigError
+from agentgym.testing import examine_env
+from agentgym.types import Message, ToolCall
+
+LEVELS = (1, 2, 3)
+CLOSING = "That is dealt with. Is there anything else?"
+
+
+def say(env: Retail, text: str) -> tuple[str, float, bool]:
+    observation, reward, terminated, *_ = env.step(Action.from_message(Message("assistant", text)))
+    return observation, reward, terminated
+
+
+def call(env: Retail, tool: str, /, **arguments: Any) -> str:
+    message = Message("assistant", "", tool_calls=(ToolCall("call_0", tool, arguments),))
+    return env.step(Action.from_message(message))[0]
+
+
+def begun(level: int, wanted: Any, *, allowed: bool = True) -> Retail:
+    """An episode whose first wish is dealt with by the tool `wanted` (None: by an answer)."""
+    env = Retail(level=level)
+    for seed in range(500):
+        env.reset(seed=seed)
+        wish = env.wishes[0]
+        if len(env.wishes) == 1 and (wish.call and wish.call[0]) == wanted and wish.is_allowed is allowed:
+            return env
+    raise AssertionError(f"no task of 500 wants {wanted}")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_oracle_and_cheat_over_many_tasks(level: int) -> None:
+    env = make_env("Retail-v0", {"level": level})
+    for seed in (*range(80), *range(EVAL_SEED_START, EVAL_SEED_START + 10)):
+        for kind, wanted in (("oracle", 1.0), ("cheat", 0.0)):
+            observation, _ = env.reset(seed=seed)
+            policy = policy_for(env, kind)
+            policy.reset(env, observation, seed)
+            total, ended = 0.0, False
+            while not ended:
+                observation, reward, terminated, truncated, info = env.step(
+                    Action.from_message(policy.act(observation))
+                )
+                total, ended = total + reward, terminated or truncated
+            assert (total, info["metrics"]["success"]) == (wanted, wanted)
+
+
+@pytest.mark.slow
+def test_every_claim_of_the_card_holds() -> None:
+    verdicts = {one.check: one for one in examine_env("Retail-v0")}
+    assert [one.findings for one in verdicts.values() if one.findings] == []
+    assert {name for name, one in verdicts.items() if one.verdict == "not claimed"} == {"fork", "answer leak"}
+
+
+def test_every_kind_of_wish_is_drawn_and_the_policy_forbids_some_from_level_2_on() -> None:
+    seen = set()
+    for level in LEVELS:
+        env = Retail(level=level)
+        forbidden = 0
+        for seed in range(300):
+            env.reset(seed=seed)
+            assert len(env.wishes) == 1 if level < 3 else 2 <= len(env.wishes) <= 3
+            for wish in env.wishes:
+                name, arguments = wish.call or ("", {})
+                seen.add((name, arguments.get("reason", "") if name == "escalate" else ""))
+                forbidden += not wish.is_allowed
+        assert forbidden == 0 if level == 1 else forbidden > 100
+    tools = {"", "cancel_order", "change_item", "exchange_item", "return_items"}
+    reasons = {"status", "too late", "out of stock", "other payment", "not the owner"}
+    assert seen == {(name, "") for name in tools} | {("escalate", reason) for reason in reasons}
+
+
+# ---- what is right
+
+
+def test_a_clerk_who_only_asks_and_looks_up_serves_a_return() -> None:
+    """Everything that is needed can be found out by the tools and by asking."""
+    env = begun(2, "return_items")
+    assert env.step(Action.from_message(Message("assistant", "Hello, what can I do for you?")))[0].startswith(
+        "I want to"
+    )
+    email = say(env, "What is your e-mail address?")[0].removeprefix("My e-mail address is ").removesuffix(".")
+    assert env.customer.user_id in call(env, "find_by_email", email=email)
+    order_id = say(env, "Which order is it?")[0].split()[-1].removesuffix(".")
+    product = say(env, "Which item do you want to return?")[0].split()[-1].removesuffix(".")
+    refund = say(env, "Where shall the refund go?")[0].partition("my ")[2].partition(" and")[0]
+    shown = call(env, "get_order", order_id=order_id)
+    item = next(part for part in shown.split("item ")[1:] if f": {product}," in part)[:4]
+    assert "come back" in call(env, "return_items", order_id=order_id, items=[item], refund_to=refund)
+    assert say(env, CLOSING) == ("Thank you, that is all. Goodbye.", 1.0, True)
+
+
+def test_a_change_for_somebody_who_was_not_identified_is_wrong() -> None:
+    env = begun(1, "cancel_order")
+    name, arguments = env.wishes[0].call or ("", {})
+    assert "is cancelled" in call(env, name, **arguments)
+    call(env, "find_by_email", email=env.customer.email)
+    assert say(env, CLOSING)[1:] == (0.0, True)
+
+
+@pytest.mark.parametrize("more", ["escalate", "return"])
+def test_what_is_done_beyond_the_wish_is_wrong(more: str) -> None:
+    env = begun(1, "cancel_order")
+    call(env, "find_by_email", email=f" {env.customer.email.upper()} ")
+    name, arguments = env.wishes[0].call or ("", {})
+    call(env, name, **arguments)
+    own = [one for one in env.shop.orders.values() if one.user_id == env.customer.user_id]
+    if more == "escalate":
+        call(env, "escalate", order_id=own[0].order_id, reason="status")
+    else:
+        other = next(one for one in own if one.status == "delivered")
+        call(env, "return_items", order_id=other.order_id, items=other.items[:1], refund_to="gift card")
+    assert say(env, CLOSING)[1:] == (0.0, True)
+
+
+def test_what_the_policy_forbids_is_escalated_and_not_done() -> None:
+    for does_it in (True, False):
+        env = begun(2, "escalate", allowed=False)
+        while "return" not in env.wishes[0].opening:
+            env.reset()
+        call(env, "find_by_email", email=env.customer.email)
+        name, arguments = env.wishes[0].call or ("", {})
+        if does_it:
+            order = env.shop.orders[env.wishes[0].order_id]
+            assert "come back" in call(
+                env, "return_items", order_id=order.order_id, items=order.items[:1], refund_to="gift card"
+            )
+        else:
+            call(env, name, **arguments)
+        assert say(env, f"I am sorry, that is not allowed. {CLOSING}")[1:] == (float(not does_it), True)
+
+
+def test_a_number_that_was_asked_for_has_to_be_told() -> None:
+    env = begun(1, None)
+    call(env, "find_by_email", email=env.customer.email)
+    assert say(env, CLOSING)[0] == "But you have not told me the number that I asked for."
+    many = " ".join(map(str, range(1000)))
+    assert not say(env, f"It is one of {many}. {CLOSING}")[2]
+    assert say(env, f"In all it cost ${env.wishes[0].told}.00. {CLOSING}")[1:] == (1.0, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("It is 1,250 dollars.", True),
+        ("$1250.00", True),
+        ("12500", False),
+        ("125 0", False),
+        ("1 2 3 4 5 6 7 8 1250", False),
+    ],
+)
+def test_a_number_is_told_as_a_whole_and_among_few(text: str, told: bool) -> None:
+    assert tells(text, "1250") is told
+
+
+def test_the_system_refuses_what_cannot_be() -> None:
+    env = begun(1, "cancel_order")
+    own = {one.status: one for one in env.shop.orders.values() if one.user_id == env.customer.user_id}
+    pending, delivered = own["pending"], own["delivered"]
+    before = repr(env.shop)
+    for name, arguments, said in (
+        ("find_by_email", {"email": "nobody@mail.example"}, "no customer is known"),
+        ("find_by_name", {"first_name": "", "last_name": "", "zip_code": ""}, "no customer is known"),
+        ("get_order", {"order_id": "W1"}, "there is no order 'W1'"),
+        ("get_product", {"name": "car"}, "there are backpack, "),
+        ("cancel_order", {"order_id": delivered.order_id, "reason": "no longer needed"}, "is delivered"),
+        ("change_item", {"order_id": pending.order_id, "old_item": "1", "new_item": "2"}, "item 1 is not in"),
+        (
+            "exchange_item",
+            {"order_id": delivered.order_id, "old_item": delivered.items[0], "new_item": "2"},
+            "no item '2'",
+        ),
+        ("return_items", {"order_id": delivered.order_id, "items": [], "refund_to": "gift card"}, "no items"),
+        (
+            "return_items",
+            {"order_id": delivered.order_id, "items": delivered.items[:1] * 2, "refund_to": "x"},
+            "not in",
+        ),
+        ("return_items", {"order_id": delivered.order_id, "items": delivered.items[:1], "refund_to": "x"}, "gift card"),
+    ):
+        assert said in call(env, name, **arguments)
+    assert repr(env.shop) == before
+    assert "pending" in call(env, "get_order", order_id=f" #{pending.order_id.lower()} ")
+
+
+# ---- the customer
+
+
+@pytest.fixture
+def brief() -> Brief:
+    env = Retail()
+    env.reset(seed=0)
+    facts = {"item": "It is the lamp.", "instead": "I want it red.", "reason": "It is broken.", "refund": "My visa-1."}
+    wishes = [
+        Wish(opening="I want a change.", order_id="W1", hint="It is the one with the lamp.", facts=facts),
+        Wish(opening="I want a number.", order_id="W2", hint="The other one.", told="42"),
+    ]
+    return Brief(customer=env.customer, wishes=wishes, level=2)
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("Could you tell me your email?", "My e-mail address is"),
+        ("I need your full name and ZIP code to verify you.", "zip code"),
+        ("Please provide the order number.", "It is order W1."),
+        ("Which order is this about?", "It is order W1."),
+        ("Which item would you like to exchange?", "It is the lamp."),
+        ("What would you like instead?", "I want it red."),
+        ("Which color do you prefer?", "I want it red."),
+        ("May I ask why?", "It is broken."),
+        ("What payment method should the refund go to?", "My visa-1."),
+        ("Shall I proceed?", "Yes, please."),
+        ("The lamp is changed for a red one. Do you confirm (yes/no)?", "Yes, please."),
+        ("Sorry, I cannot find you. What is your e-mail address?", "My e-mail address is"),
+        ("What is the weather like?", "I want a change."),
+        ("Let me look that up.", "All right. And?"),
+        ("Your order was changed.", "There is something else. I want a number."),
+        ("I am afraid that is not possible.", "There is something else."),
+        ("Is there anything else I can help you with?", "There is something else."),
+    ],
+)
+def test_the_customer_understands_a_desk_that_writes_as_desks_do(question: str, answer: str, brief: Brief) -> None:
+    user = ScriptedUser()
+    assert user.begin(brief) == "Hello. I want a change."
+    assert answer in user.answer(question)
+    assert not user.is_over
+
+
+def test_a_customer_who_is_led_nowhere_leaves(brief: Brief) -> None:
+    user = ScriptedUser()
+    user.begin(brief)
+    said = [user.answer("Hm.") for _ in range(4)]
+    assert user.is_over and said[-1] == "This leads nowhere. Goodbye."
+
+
+def test_another_customer_is_named_by_its_place(tmp_path: Path) -> None:
+    place = tmp_path / "mine.py"
+    place.write_text(
+        "class Terse:\n    is_over = False\n    def begin(self, brief):\n        return brief.instructions()\n"
+        "    def answer(self, text):\n        self.is_over = True\n        return 'Bye.'\n"
+        "class Half:\n    def begin(self, brief): return ''\n    def answer(self, text): return ''\n"
+    )
+    env = Retail(user=f"{place}:Terse")
+    opening, _ = env.reset(seed=0)
+    assert env.customer.email in opening and env.wishes[0].opening in opening
+    assert say(env, "Hello.") == ("Bye.", 0.0, True)
+    env.close()
+    with pytest.raises(ConfigError, match="begin, answer and is_over; Half lacks"):
+        Retail(user=f"{place}:Half").reset(seed=0)
+    with pytest.raises(ConfigError, match="levels 1, 2, 3; got level 4"):
+        Retail(level=4)
