@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Literal
 
 __all__ = [
     "AgentGymError",
@@ -14,6 +15,7 @@ __all__ = [
     "RenderError",
     "RunFolderError",
     "SandboxError",
+    "ToolFailure",
     "ToolSchemaError",
     "TrainingHalted",
     "UnknownName",
@@ -75,6 +77,21 @@ class EngineError(AgentGymError, RuntimeError):
 
 class SandboxError(AgentGymError, RuntimeError):
     """A sandbox that cannot be held here, or that itself failed; what a program does in one is an Outcome."""
+
+
+class ToolFailure(AgentGymError, RuntimeError):
+    """What a tool raises to have its call answered, to the model, with an error in exactly these words."""
+
+    def __init__(self, message: str, *, kind: Literal["tool_error", "timeout"] = "tool_error") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_tool_failure, (str(self), self.kind))
+
+
+def _tool_failure(message: str, kind: Literal["tool_error", "timeout"]) -> ToolFailure:
+    return ToolFailure(message, kind=kind)
 
 
 class TrainingHalted(AgentGymError, RuntimeError):

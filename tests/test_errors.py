@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from agentgym import errors
-from agentgym.errors import AgentGymError, EnvironmentFault, UnknownName, nearest
+from agentgym.errors import AgentGymError, EnvironmentFault, ToolFailure, UnknownName, nearest
 
 BUILTINS = {
     "ConfigError": ValueError,
@@ -17,6 +17,7 @@ BUILTINS = {
     "RenderError": ValueError,
     "RunFolderError": OSError,
     "SandboxError": RuntimeError,
+    "ToolFailure": RuntimeError,
     "ToolSchemaError": ValueError,
     "TrainingHalted": RuntimeError,
     "UnknownName": KeyError,
@@ -48,6 +49,11 @@ def test_an_environment_fault_carries_what_replays_it() -> None:
     fault = EnvironmentFault("step raised ZeroDivisionError", env_id="TextGame-v0", seed=7)
     copy = pickle.loads(pickle.dumps(fault))
     assert (str(copy), copy.env_id, copy.seed) == ("step raised ZeroDivisionError", "TextGame-v0", 7)
+
+
+def test_a_tool_failure_carries_its_kind() -> None:
+    copy = pickle.loads(pickle.dumps(ToolFailure("no answer", kind="timeout")))
+    assert (str(copy), copy.kind) == ("no answer", "timeout")
 
 
 def test_an_unknown_name_is_not_quoted_like_a_key() -> None:

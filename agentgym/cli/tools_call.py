@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from agentgym.cli.terminal import fail, say, show_json
 from agentgym.errors import ConfigError
 from agentgym.tools import ToolRunner, read_calls
 from agentgym.tools.definition import Tool
+from agentgym.tools.mcp import McpTools
 from agentgym.tools.resolve import resolve_tool
 from agentgym.types import AnyCall, ToolResult
 
@@ -26,9 +28,11 @@ class CallOptions:
     """Runs a tool once and shows the answer as a model would read it; exit code 1 for one that tells of an error."""
 
     tool: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TOOL")]
-    """path/to/file.py:function or package.module:function."""
+    """path/to/file.py:function or package.module:function; with --mcp, a tool's name."""
     arguments: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[NAME=VALUE ...]")] = ()
     """The tool's arguments, each read by the type that its schema gives it; or one JSON object."""
+    mcp: str | None = None
+    """The MCP server whose tool it is: its command line, such as "python server.py", or its URL."""
     json: bool = False
     """End with one line of JSON."""
 
@@ -36,15 +40,23 @@ class CallOptions:
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym tools call ...`."""
     options = parse_options(CallOptions, args, prog="agentgym tools call")
-    tool = resolve_tool(options.tool)
-    result = asyncio.run(_answer(tool, _read(tool, options.arguments)))
+    if options.mcp is None:
+        result = _called(resolve_tool(options.tool), options.arguments)
+    else:
+        with closing(McpTools(options.mcp, names=[options.tool])) as source:
+            (tool,) = source.open()
+            result = _called(tool, options.arguments)
     if result.error is None:
         say(result.content)
     else:
         fail(result.content)
     if options.json:
-        show_json({"tool": tool.name, "content": result.content, "error": result.error})
+        show_json({"tool": result.name, "content": result.content, "error": result.error})
     return 0 if result.error is None else 1
+
+
+def _called(tool: Tool, words: Sequence[str]) -> ToolResult:
+    return asyncio.run(_answer(tool, _read(tool, words)))
 
 
 def _read(tool: Tool, words: Sequence[str]) -> AnyCall:

@@ -1,8 +1,9 @@
-"""`agentgym tools list`: the tools of an environment, one tool, or all that are bundled or registered."""
+"""`agentgym tools list`: the tools of an environment or an MCP server, one tool, or all bundled and registered ones."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -12,7 +13,9 @@ from agentgym.cli.environment import load_env
 from agentgym.cli.options import env_as_argument, parse_options
 from agentgym.cli.terminal import say, show_json, show_table
 from agentgym.envs.plugin import BUNDLED
+from agentgym.errors import ConfigError
 from agentgym.tools.definition import TOOLS
+from agentgym.tools.mcp import McpTools
 from agentgym.tools.resolve import find_tool
 from agentgym.types import JSON, ToolSpec
 
@@ -27,6 +30,8 @@ class ListOptions:
     """Environment id, package.module:Class or path/to/file.py:Class; or path/to/file.py:function, a tool."""
     env_kwargs: Mapping[str, JSON] = field(default_factory=dict)
     """Keywords of the environment's class, such as level=2."""
+    mcp: str | None = None
+    """The tools of an MCP server instead: its command line, such as "python server.py", or its URL."""
     json: bool = False
     """End with one line of JSON: the tools with their whole schemas."""
 
@@ -34,20 +39,30 @@ class ListOptions:
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym tools list ...`."""
     options = parse_options(ListOptions, env_as_argument(args), prog="agentgym tools list")
-    kwargs = options.env_kwargs
-    owners = {options.env: kwargs} if options.env is not None else {env_id: {} for env_id in BUNDLED}
-    specs = [(env, spec) for env, keywords in owners.items() for spec in _tools_of(env, keywords)]
-    if options.env is None:
-        specs += [("registered", tool.spec) for tool in TOOLS.values()]
+    specs = _listed(options)
     if specs:
-        rows = [[owner, *row] for owner, spec in specs for row in tool_rows([spec])]
-        show_table(["of", "tool", "parameters", "what it does"], rows)
+        owned = options.mcp is None
+        rows = [[*([owner] if owned else []), *row] for owner, spec in specs for row in tool_rows([spec])]
+        show_table([*(["of"] if owned else []), "tool", "parameters", "what it does"], rows)
     else:
-        say(f"{options.env} has no tools: it is played by text")
+        say(f"{options.mcp} has no tools" if options.mcp else f"{options.env} has no tools: it is played by text")
     if options.json:
         found: list[JSON] = [{"env": owner, **spec.to_openai()} for owner, spec in specs]
         show_json({"tools": found})
     return 0
+
+
+def _listed(options: ListOptions) -> list[tuple[str, ToolSpec]]:
+    """Each tool, behind the name of whose it is."""
+    if options.mcp is not None:
+        if options.env is not None:
+            raise ConfigError(f"the tools of one thing are listed: {options.env!r} or --mcp {options.mcp!r}, not both")
+        with closing(McpTools(options.mcp)) as source:
+            return [(options.mcp, tool.spec) for tool in source.open()]
+    if options.env is not None:
+        return [(options.env, spec) for spec in _tools_of(options.env, options.env_kwargs)]
+    bundled = [(env_id, spec) for env_id in BUNDLED for spec in _tools_of(env_id, {})]
+    return bundled + [("registered", tool.spec) for tool in TOOLS.values()]
 
 
 def _tools_of(env_name: str, kwargs: Mapping[str, JSON]) -> tuple[ToolSpec, ...]:

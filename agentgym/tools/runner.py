@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from agentgym.errors import ConfigError, EnvironmentFault, nearest
+from agentgym.errors import ConfigError, EnvironmentFault, ToolFailure, nearest
 from agentgym.tools.definition import Tool, ToolFunction, as_tool
 from agentgym.tools.limiter import limiter_for
 from agentgym.tools.worker import Worker
@@ -77,7 +77,8 @@ class ToolRunner:
     async def run(self, calls: Sequence[AnyCall]) -> tuple[ToolResult, ...]:
         """The answers in call order. Plain methods run one after the other on the worker; everything else at once.
 
-        Raises EnvironmentFault for a tool that raised it, or that says `on_error="raise"`; other calls are stopped.
+        Raises EnvironmentFault for a tool that raised it, or that says `on_error="raise"`; other calls are stopped. A
+        tool's ToolFailure is its answer, word for word.
         """
         if self.runs_directly(calls):
             return self.run_directly(calls)
@@ -122,7 +123,7 @@ class ToolRunner:
         try:
             return self._result(call, tool.fn(**tool.convert(call.arguments)))
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the boundary: a tool is user code
-            return _failure(tool, call, error)
+            return self._failure(tool, call, error)
 
     async def _answer(self, call: AnyCall, methods: asyncio.Lock) -> ToolResult:
         tool = self._prepared(call)
@@ -165,7 +166,7 @@ class ToolRunner:
         try:
             done, _ = await asyncio.wait({task}, timeout=tool.timeout_s)
             if done:
-                return task.result() if not task.cancelled() else _failure(tool, call, asyncio.CancelledError())
+                return task.result() if not task.cancelled() else self._failure(tool, call, asyncio.CancelledError())
         finally:
             if not task.done():
                 await self._give_up(task)
@@ -176,7 +177,7 @@ class ToolRunner:
             result: Any = tool.fn(**tool.convert(call.arguments))
             return self._result(call, await result)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the boundary: a tool is user code
-            return _failure(tool, call, error)
+            return self._failure(tool, call, error)
 
     async def _give_up(self, task: asyncio.Task[ToolResult]) -> None:
         task.cancel()
@@ -186,11 +187,25 @@ class ToolRunner:
         task.add_done_callback(_forget)
 
     def _result(self, call: ToolCall, value: object) -> ToolResult:
-        text = value if type(value) is str else _as_text(value)
+        return ToolResult(call.id, call.name, self._fitting(value if type(value) is str else _as_text(value)))
+
+    def _failure(self, tool: Tool, call: ToolCall, error: BaseException) -> ToolResult:
+        """The answer that tells the model of `error`; raises EnvironmentFault where the fault is not the model's."""
+        if isinstance(error, EnvironmentFault):
+            raise error
+        if isinstance(error, ToolFailure):
+            return ToolResult(call.id, call.name, self._fitting(str(error)), error.kind)
+        if tool.on_error == "raise":
+            raise EnvironmentFault(f"tool {tool.name!r} raised {type(error).__name__}: {error}") from error
+        log.info("tool %r raised; the model is told", tool.name, exc_info=error)
+        text = f"{tool.name} failed: {type(error).__name__}: {_safe_text(error)}"
+        return ToolResult(call.id, call.name, _encodable(text), "tool_error")
+
+    def _fitting(self, text: str) -> str:
         if len(text) > self.max_result_chars:
             cut = len(text) - self.max_result_chars
             text = f"{text[: self.max_result_chars]}\n[{cut} more characters were cut]"
-        return ToolResult(call.id, call.name, _encodable(text))
+        return _encodable(text)
 
 
 def _encodable(text: str) -> str:
@@ -211,17 +226,6 @@ def _as_text(value: object) -> str:
     if isinstance(value, set | frozenset):
         value = sorted(value, key=repr)
     return json.dumps(value, ensure_ascii=False)
-
-
-def _failure(tool: Tool, call: ToolCall, error: BaseException) -> ToolResult:
-    """The answer that tells the model of `error`; raises EnvironmentFault where the fault is not the model's."""
-    if isinstance(error, EnvironmentFault):
-        raise error
-    if tool.on_error == "raise":
-        raise EnvironmentFault(f"tool {tool.name!r} raised {type(error).__name__}: {error}") from error
-    log.info("tool %r raised; the model is told", tool.name, exc_info=error)
-    text = f"{tool.name} failed: {type(error).__name__}: {_safe_text(error)}"
-    return ToolResult(call.id, call.name, _encodable(text), "tool_error")
 
 
 def _safe_text(error: BaseException) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import os
 import queue
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
+
+from agentgym.tools.background_loop import BackgroundLoop
 
 __all__ = ["Worker", "run_sync"]
 
@@ -55,7 +56,7 @@ class Worker:
         jobs = self._jobs
         if threading.current_thread() is not self._thread or jobs is None:
             return run_sync(coroutine)
-        awaited = asyncio.run_coroutine_threadsafe(coroutine, _background_loop().loop)
+        awaited = _background.submit(coroutine)
         awaited.add_done_callback(lambda _: jobs.put((_nothing, concurrent.futures.Future())))
         while not awaited.done():
             job = jobs.get()
@@ -117,18 +118,7 @@ def _resolve(fn: Callable[[], Any], future: concurrent.futures.Future[Any]) -> N
         future.set_result(result)
 
 
-class _LoopThread:
-    """An event loop on a daemon thread of this process."""
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, name="agentgym-loop", daemon=True)
-        self.thread.start()
-
-
-_loop_thread: _LoopThread | None = None
-_loop_lock = threading.Lock()
+_background = BackgroundLoop("agentgym-loop")
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -136,24 +126,13 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
 
     It runs on one background loop, always the same, so that what is tied to a loop stays valid between calls.
     """
-    background = _background_loop()
-    if threading.current_thread() is background.thread:  # called by a coroutine of that loop: it cannot wait for itself
+    if _background.is_current:  # called by a coroutine of that loop: it cannot wait for itself
         box: concurrent.futures.Future[T] = concurrent.futures.Future()
         threading.Thread(target=lambda: _resolve(lambda: asyncio.run(coroutine), box), daemon=True).start()
         return box.result()
-    future = asyncio.run_coroutine_threadsafe(coroutine, background.loop)
+    future = _background.submit(coroutine)
     try:
         return future.result()
     except KeyboardInterrupt:
         future.cancel()
         raise
-
-
-def _background_loop() -> _LoopThread:
-    global _loop_thread, _loop_lock
-    if _loop_thread is not None and _loop_thread.pid != os.getpid():  # a forked child has no copy of the thread
-        _loop_thread, _loop_lock = None, threading.Lock()
-    with _loop_lock:
-        if _loop_thread is None:
-            _loop_thread = _LoopThread()
-        return _loop_thread

@@ -1,0 +1,46 @@
+"""An event loop on a thread of its own, for what outlives the loop of whoever asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+__all__ = ["BackgroundLoop"]
+
+T = TypeVar("T")
+
+
+class BackgroundLoop:
+    """Starts its daemon thread at the first use, and another one in a forked child, which has no copy of it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._pid = 0
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop, which runs."""
+        if self._pid != os.getpid():
+            self._pid, self._lock, self._loop = os.getpid(), threading.Lock(), None
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True)
+                self._thread.start()
+            return self._loop
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is on the loop's thread, where it cannot wait for the loop."""
+        return self._pid == os.getpid() and threading.current_thread() is self._thread
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Runs the coroutine there."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)

@@ -1,0 +1,6 @@
+"""Tools of MCP servers: their schemas as given, one server for an episode or one for all."""
+
+from agentgym.tools.mcp.server import McpServer
+from agentgym.tools.mcp.source import McpTools
+
+__all__ = ["McpServer", "McpTools"]

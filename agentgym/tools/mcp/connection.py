@@ -1,0 +1,187 @@
+"""One connection to an MCP server, through the official SDK: the only file that knows it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+from mcp import Client, MCPError, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
+
+from agentgym.errors import EnvironmentFault, ToolFailure
+from agentgym.tools.mcp.link import ServerLost
+from agentgym.tools.mcp.server import McpServer
+from agentgym.tools.mcp.stderr_tail import StderrTail
+from agentgym.types import JSON, ToolSpec
+
+__all__ = ["Connection"]
+
+GUARD = Path(__file__).with_name("guard.py")
+PING_S = 5.0
+"""Seconds that a server has to answer a ping after it has not answered a call."""
+CLOSE_S = 3.5
+"""Seconds until a server that was told to end is left to its guard."""
+MAX_PAGES = 100
+FAILURES = (
+    MCPError,
+    OSError,
+    TimeoutError,
+    ValueError,
+    RuntimeError,
+    anyio.BrokenResourceError,
+    anyio.ClosedResourceError,
+    httpx2.HTTPError,
+    ExceptionGroup,
+)
+"""What the SDK raises of servers that do what they should not."""
+
+
+class Connection:
+    """A session with a server, which is a process of its own where the server is a command.
+
+    One task of the loop enters the SDK's contexts and leaves them again, as their cancel scopes want it; calls come
+    from any task of that loop, several at once.
+    """
+
+    def __init__(self, server: McpServer) -> None:
+        self.server = server
+        self.is_lost = False
+        self._specs: asyncio.Future[Sequence[ToolSpec]] = asyncio.get_running_loop().create_future()
+        self._closing = asyncio.Event()
+        self._stderr = StderrTail()
+        self._task: asyncio.Task[None] | None = None
+        self._client: Client | None = None
+
+    async def open(self) -> Sequence[ToolSpec]:
+        """See `Link.open`."""
+        self._task = asyncio.create_task(self._hold())
+        return await asyncio.shield(self._specs)
+
+    async def close(self) -> None:
+        """See `Link.close`."""
+        self._closing.set()
+        if self._task is None:
+            return
+        if not self._specs.done():
+            self._task.cancel()
+        done, _ = await asyncio.wait({self._task}, timeout=CLOSE_S)
+        if not done:
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=CLOSE_S)
+
+    async def call(self, name: str, arguments: Mapping[str, JSON]) -> Mapping[str, object]:
+        """See `Link.call`."""
+        client, limit_s = self._client, self.server.call_timeout_s
+        if client is None or self.is_lost:
+            raise self._lost(f"is gone: {name!r} cannot be called")
+        try:
+            result = await client.call_tool(name, dict(arguments), read_timeout_seconds=limit_s)
+        except MCPError as error:
+            raise await self._explained(error, name) from None
+        except FAILURES as error:
+            if await self._is_alive():
+                raise EnvironmentFault(f"the MCP server `{self.server}` answered {name!r} wrongly: {error}") from error
+            raise self._lost(f"ended during a call of {name!r}") from None
+        return result.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    async def _explained(self, error: MCPError, name: str) -> ToolFailure | ServerLost:
+        """What an error says: of a server that goes on, something for the model; else that the server is lost."""
+        alive = await self._is_alive()
+        if error.code == REQUEST_TIMEOUT:
+            told = f"{name} gave no answer within {self.server.call_timeout_s:g} s"
+            if alive:
+                return ToolFailure(told, kind="timeout")
+            return self._lost(f"hangs, and was ended: {told}, and it answers no ping")
+        if alive:
+            return ToolFailure(f"{name} failed: {error.message}")
+        if error.code == CONNECTION_CLOSED:
+            return self._lost(f"ended during a call of {name!r}")
+        return self._lost(f"failed during a call of {name!r}: {error.message}")
+
+    async def _is_alive(self) -> bool:
+        """Whether the server answers a ping."""
+        if self._client is None:
+            return False
+        try:
+            async with asyncio.timeout(PING_S):
+                await self._client.session.send_ping()
+        except FAILURES:
+            return False
+        return True
+
+    def _lost(self, what: str) -> ServerLost:
+        self.is_lost = True
+        self._closing.set()
+        return ServerLost(f"the MCP server `{self.server}` {what}{self._stderr.told()}")
+
+    async def _hold(self) -> None:
+        """Enters the session, stays until it is to be closed, and leaves it: all in this one task."""
+        try:
+            async with asyncio.timeout(self.server.start_timeout_s) as start, self._session() as client:
+                specs = await _listed(client)
+                start.reschedule(None)
+                self._client = client
+                self._specs.set_result(specs)
+                await self._closing.wait()
+        except FAILURES as error:
+            if not self._specs.done():
+                self._specs.set_exception(self._lost(self._not_started(error)))
+        finally:
+            self._client = None
+            self.is_lost = True
+            self._stderr.close()
+            if not self._specs.done():
+                self._specs.cancel()
+
+    def _not_started(self, error: Exception) -> str:
+        if isinstance(error, TimeoutError):
+            return f"told no tools within {self.server.start_timeout_s:g} s, and was ended"
+        innermost: BaseException = error
+        while isinstance(innermost, BaseExceptionGroup):
+            innermost = innermost.exceptions[0]
+        if isinstance(innermost, MCPError) and innermost.code == CONNECTION_CLOSED and not self.server.url:
+            return "ended before it told its tools"
+        return f"could not be {'reached' if self.server.url else 'started'}: {innermost}"
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[Client]:
+        if self.server.url:
+            limits = httpx2.Timeout(self.server.start_timeout_s, read=self.server.call_timeout_s + PING_S)
+            async with (
+                httpx2.AsyncClient(headers=dict(self.server.headers), timeout=limits) as http,
+                Client(streamable_http_client(self.server.url, http_client=http), mode="legacy") as client,
+            ):
+                yield client
+            return
+        with self._stderr.writing() as errlog:
+            parameters = StdioServerParameters(
+                command=sys.executable,
+                args=["-I", "-S", str(GUARD), *self.server.command],
+                env=dict(self.server.env),
+                cwd=self.server.cwd,
+            )
+            async with Client(stdio_client(parameters, errlog), mode="legacy") as client:
+                errlog.close()
+                yield client
+
+
+async def _listed(client: Client) -> Sequence[ToolSpec]:
+    specs: list[ToolSpec] = []
+    cursor: str | None = None
+    for _ in range(MAX_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        for tool in page.tools:
+            schema: dict[str, Any] = tool.input_schema
+            specs.append(ToolSpec(tool.name, tool.description or "", schema))
+        cursor = page.next_cursor
+        if cursor is None:
+            return specs
+    raise RuntimeError(f"it has more than {MAX_PAGES} pages of tools")

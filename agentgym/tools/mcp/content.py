@@ -1,0 +1,40 @@
+"""What a model reads of a tool's result: its text, and a word for what is no text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from agentgym.errors import ToolFailure
+
+__all__ = ["as_text"]
+
+
+def as_text(result: Mapping[str, Any]) -> str:
+    """The result as text; raises ToolFailure where it says that it is an error.
+
+    >>> as_text({"content": [{"type": "text", "text": "7"}], "structuredContent": {"result": 7}})
+    '7'
+    """
+    parts = [_block(block) for block in result.get("content", ())]
+    if not parts and "structuredContent" in result:
+        parts = [json.dumps(result["structuredContent"], ensure_ascii=False)]
+    text = "\n".join(parts)
+    if result.get("isError"):
+        raise ToolFailure(text or "the tool failed, and said nothing of why")
+    return text or "done"
+
+
+def _block(block: Mapping[str, Any]) -> str:
+    kind = block.get("type")
+    if kind == "text":
+        return str(block["text"])
+    if kind in ("image", "audio"):
+        return f"[{'an' if kind[0] in 'ai' else 'a'} {kind} ({block.get('mimeType')}) was left out: only text is shown]"
+    if kind == "resource_link":
+        return f"[resource {block.get('name')}: {block.get('uri')}]"
+    resource = block.get("resource", {})
+    if kind == "resource" and "text" in resource:
+        return str(resource["text"])
+    return f"[{kind} ({resource.get('mimeType', 'of unknown type')}) was left out: only text is shown]"

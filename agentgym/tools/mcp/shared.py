@@ -1,0 +1,60 @@
+"""One server without state for all episodes of a process, begun anew when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from agentgym.tools.mcp.link import Link, ServerLost
+from agentgym.types import JSON, ToolSpec
+
+__all__ = ["SharedLink"]
+
+
+class SharedLink:
+    """A Link that many open and nobody closes: it ends with the process."""
+
+    def __init__(self, connect: Callable[[], Link]) -> None:
+        self._connect = connect
+        self._opening = asyncio.Lock()
+        self._link: Link | None = None
+        self._specs: Sequence[ToolSpec] = ()
+
+    async def open(self) -> Sequence[ToolSpec]:
+        """See `Link.open`."""
+        await self._current()
+        return self._specs
+
+    async def call(self, name: str, arguments: Mapping[str, JSON]) -> Mapping[str, object]:
+        """See `Link.call`; a call that lost the server is sent once more, to a fresh one."""
+        link = await self._current()
+        try:
+            return await link.call(name, arguments)
+        except ServerLost:
+            await self._leave(link)
+        link = await self._current()
+        try:
+            return await link.call(name, arguments)
+        except ServerLost:
+            await self._leave(link)
+            raise
+
+    async def close(self) -> None:
+        """Leaves the server to the episodes beside this one."""
+
+    async def _current(self) -> Link:
+        async with self._opening:
+            if self._link is None:
+                link = self._connect()
+                try:
+                    self._specs = await link.open()
+                except BaseException:
+                    await link.close()
+                    raise
+                self._link = link
+            return self._link
+
+    async def _leave(self, link: Link) -> None:
+        if self._link is link:
+            self._link = None
+        await link.close()

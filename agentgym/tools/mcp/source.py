@@ -1,0 +1,99 @@
+"""The tools of an MCP server as an episode has them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from importlib import import_module
+from typing import cast
+
+from agentgym.errors import ConfigError, nearest
+from agentgym.tools.background_loop import BackgroundLoop
+from agentgym.tools.definition import Tool
+from agentgym.tools.mcp.content import as_text
+from agentgym.tools.mcp.link import Link
+from agentgym.tools.mcp.server import McpServer
+from agentgym.tools.mcp.shared import SharedLink
+from agentgym.types import JSON, ToolSpec
+
+__all__ = ["McpTools"]
+
+BACKSTOP_S = 5.0
+"""Seconds beyond a call's own, and those of a restart, after which whatever has not answered is given up."""
+_loop = BackgroundLoop("agentgym-mcp")
+_shared: dict[tuple[object, ...], SharedLink] = {}
+
+
+class McpTools:
+    """Gives an environment an MCP server's tools: `tool_sources=[lambda: McpTools("python server.py")]`.
+
+    Each episode has a server process of its own, which ends with it, unless the server is `stateless`: then all
+    episodes of a process share one. Over HTTP that holds for sessions. Descriptions and schemas are the server's, as
+    they were at the episode's begin. What a tool says, errors included, is answered to the model; a server that ends,
+    hangs or cannot be reached is an EnvironmentFault with the end of its standard error, so that the episode is no
+    zero.
+    """
+
+    def __init__(self, server: McpServer | str, *, names: Sequence[str] | None = None, prefix: str = "") -> None:
+        """`server` is an McpServer, a command line or a URL. `names` are the tools that are taken, None for all;
+        `prefix` goes before their names, where two servers have tools of one name."""
+        self.server = McpServer.of(server) if isinstance(server, str) else server
+        self._names = None if names is None else tuple(names)
+        self._prefix = prefix
+        self._link: Link | None = None
+
+    def open(self) -> Sequence[Tool]:
+        """Starts or reaches the server."""
+        connect = _connector(self.server)
+        self.server.check_program()
+        return _loop.submit(self._opened(connect)).result()
+
+    def close(self) -> None:
+        """Ends the server that is this episode's."""
+        if self._link is not None:
+            _loop.submit(self._link.close()).result()
+            self._link = None
+
+    async def _opened(self, connect: Callable[[], Link]) -> Sequence[Tool]:
+        if self.server.stateless:
+            key = (os.getpid(), *self.server.identity)
+            self._link = _shared.setdefault(key, SharedLink(connect))
+        else:
+            self._link = connect()
+        specs = {spec.name: spec for spec in await self._link.open()}
+        return [self._tool(spec, self._link) for spec in self._wanted(specs)]
+
+    def _wanted(self, specs: Mapping[str, ToolSpec]) -> Sequence[ToolSpec]:
+        if self._names is None:
+            return list(specs.values())
+        for name in self._names:
+            if name not in specs:
+                hint = nearest(name, specs) or f"; it has {', '.join(specs) or 'none'}"
+                raise ConfigError(f"the MCP server `{self.server}` has no tool {name!r}{hint}")
+        return [specs[name] for name in self._names]
+
+    def _tool(self, spec: ToolSpec, link: Link) -> Tool:
+        async def call(**arguments: JSON) -> str:
+            return as_text(await _elsewhere(lambda: link.call(spec.name, arguments)))
+
+        limit_s = self.server.call_timeout_s + self.server.start_timeout_s + BACKSTOP_S
+        shown = ToolSpec(f"{self._prefix}{spec.name}", spec.description, spec.parameters)
+        return Tool(spec=shown, fn=call, timeout_s=limit_s, owner=self)
+
+
+async def _elsewhere(call: Callable[[], Awaitable[Mapping[str, object]]]) -> Mapping[str, object]:
+    """What `call` gives on the servers' loop, whichever loop this is awaited on."""
+
+    async def there() -> Mapping[str, object]:
+        return await call()
+
+    return await asyncio.wrap_future(_loop.submit(there()))
+
+
+def _connector(server: McpServer) -> Callable[[], Link]:
+    try:
+        module = import_module("agentgym.tools.mcp.connection")
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"MCP servers need the package mcp ({error}): pip install 'agentgym-llm[mcp]'") from error
+    return cast("Callable[[], Link]", lambda: module.Connection(server))

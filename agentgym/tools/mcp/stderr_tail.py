@@ -1,0 +1,63 @@
+"""The end of what a server writes to its standard error, read as it comes and shown where the server fails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+__all__ = ["StderrTail"]
+
+KEPT_BYTES = 4096
+SHOWN_CHARS = 1500
+
+
+class StderrTail:
+    """Reads a pipe on the running loop, so that a server that writes much is not held up, and keeps its end."""
+
+    def __init__(self) -> None:
+        self._kept = b""
+        self._reading: int | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @contextmanager
+    def writing(self) -> Iterator[TextIO]:
+        """The pipe's other end, for the server; whoever has started it closes this one."""
+        self._reading, writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._reading, self._read)
+        with os.fdopen(writing, "w") as file:
+            yield file
+
+    def _read(self) -> None:
+        """Reads what is there; at the end of the pipe, stops to listen."""
+        while self._reading is not None:
+            try:
+                chunk = os.read(self._reading, 1 << 16)
+            except BlockingIOError:
+                return
+            if not chunk:
+                self._stop()
+            self._kept = (self._kept + chunk)[-KEPT_BYTES:]
+
+    def told(self) -> str:
+        """The last lines, for the end of a sentence; "." where there are none."""
+        self._read()
+        text = self._kept.decode("utf-8", "replace").strip()
+        if not text:
+            return "."
+        return f". Its standard error ends with:\n{text[-SHOWN_CHARS:]}"
+
+    def close(self) -> None:
+        """Reads what is left, and closes the pipe."""
+        self._read()
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._reading is not None and self._loop is not None:
+            self._loop.remove_reader(self._reading)
+            os.close(self._reading)
+            self._reading = None
