@@ -39,6 +39,12 @@ class Tool:
     """Seconds after which a call is answered with a time-out; None is no limit."""
     max_concurrency: int | None = None
     """How many calls may run at once, over all episodes of the process; None is no limit."""
+    rate_limit_per_s: float | None = None
+    """How many calls may begin in a second, evenly apart, over all episodes of the process; None is no limit. The wait
+    is no part of `timeout_s`."""
+    pure: bool = False
+    """True promises that the answer follows from the arguments alone: answers are kept for the process, and a call with
+    arguments of the same JSON is answered without running it, whoever asks."""
     blocking: bool = True
     """True: a plain function runs on a thread; False: it is short and pure, and runs where it is called."""
     on_error: Literal["answer", "raise"] = "answer"
@@ -56,6 +62,8 @@ class Tool:
             raise ConfigError(f"tool {self.name!r}: timeout_s must be positive, or None for no limit")
         if self.max_concurrency is not None and self.max_concurrency < 1:
             raise ConfigError(f"tool {self.name!r}: max_concurrency must be at least 1, or None for no limit")
+        if self.rate_limit_per_s is not None and not 0 < self.rate_limit_per_s < float("inf"):
+            raise ConfigError(f"tool {self.name!r}: rate_limit_per_s must be above 0, or None for no limit")
         object.__setattr__(self, "check", _compiled_check(_SchemaKey(self.spec)))
 
     @property
@@ -79,6 +87,8 @@ class ToolSettings(TypedDict, total=False):
 
     timeout_s: float | None
     max_concurrency: int | None
+    rate_limit_per_s: float | None
+    pure: bool
     blocking: bool
     on_error: Literal["answer", "raise"]
 

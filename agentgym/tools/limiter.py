@@ -1,9 +1,10 @@
-"""Bounds how many calls of one tool run at once, over all event loops and threads of the process."""
+"""Bounds how many calls of one tool run at once and begin in a second, over all loops and threads of the process."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import math
 import threading
 import weakref
 from collections import deque
@@ -12,14 +13,34 @@ __all__ = ["Limiter", "limiter_for"]
 
 
 class Limiter:
-    """An async context manager that lets `limit` holders in; None is no limit. First come, first served."""
+    """An async context manager that lets `limit` holders in; None is no limit. First come, first served.
 
-    def __init__(self, limit: int | None) -> None:
+    With `per_s` they come in one after the other, 1 / `per_s` seconds apart by the clock of their loops.
+    """
+
+    def __init__(self, limit: int | None, per_s: float | None = None) -> None:
         self._free = limit
+        self._apart_s = 0.0 if per_s is None else 1.0 / per_s
+        self._next_s = -math.inf
         self._waiting: deque[concurrent.futures.Future[None]] = deque()
         self._lock = threading.Lock()
 
     async def __aenter__(self) -> None:
+        await self._enter()
+        if not self._apart_s:
+            return
+        now_s = asyncio.get_running_loop().time()
+        with self._lock:
+            begin_s = max(now_s, self._next_s)
+            self._next_s = begin_s + self._apart_s
+        if begin_s > now_s:
+            try:
+                await asyncio.sleep(begin_s - now_s)
+            except asyncio.CancelledError:
+                await self.__aexit__()
+                raise
+
+    async def _enter(self) -> None:
         if self._free is None:
             return
         with self._lock:
@@ -52,10 +73,10 @@ _limiters: weakref.WeakKeyDictionary[object, Limiter] = weakref.WeakKeyDictionar
 _limiters_lock = threading.Lock()
 
 
-def limiter_for(fn: object, limit: int | None) -> Limiter:
+def limiter_for(fn: object, limit: int | None, per_s: float | None = None) -> Limiter:
     """The limiter that every call of the function `fn` (bound methods: the function behind them) goes through."""
-    if limit is None:
+    if limit is None and per_s is None:
         return _UNLIMITED
     key = getattr(fn, "__func__", fn)
     with _limiters_lock:
-        return _limiters.setdefault(key, Limiter(limit))
+        return _limiters.setdefault(key, Limiter(limit, per_s))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from agentgym.errors import ConfigError, EnvironmentFault, ToolFailure, nearest
+from agentgym.tools.answers import answers_of
 from agentgym.tools.definition import Tool, ToolFunction, as_tool
 from agentgym.tools.limiter import limiter_for
 from agentgym.tools.worker import Worker
@@ -66,7 +67,9 @@ class ToolRunner:
         """Whether `run_directly` can answer these calls: nothing to await, no thread needed."""
         for call in calls:
             tool = self.tools.get(call.name) if isinstance(call, ToolCall) else None
-            if tool is not None and (tool.is_async or not (self.inline or not tool.blocking)):
+            if tool is None:
+                continue
+            if tool.is_async or tool.rate_limit_per_s is not None or not (self.inline or not tool.blocking):
                 return False
         return True
 
@@ -114,14 +117,21 @@ class ToolRunner:
         if isinstance(tool, ToolResult):
             return tool
         assert isinstance(call, ToolCall)
-        return self._call(tool, call)
+        return self._kept(tool, call) or self._call(tool, call)
+
+    def _kept(self, tool: Tool, call: ToolCall) -> ToolResult | None:
+        """The answer that a pure tool gave before."""
+        if not tool.pure or self._stopped():
+            return None
+        answer = answers_of(tool.fn).get(call.arguments)
+        return None if answer is None else ToolResult(call.id, call.name, self._fitting(answer))
 
     def _call(self, tool: Tool, call: ToolCall) -> ToolResult:
         """Runs a plain function here and now."""
         if self._stopped():
             return ToolResult(call.id, call.name, EPISODE_OVER, "tool_error")
         try:
-            return self._result(call, tool.fn(**tool.convert(call.arguments)))
+            return self._result(tool, call, tool.fn(**tool.convert(call.arguments)))
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the boundary: a tool is user code
             return self._failure(tool, call, error)
 
@@ -130,15 +140,20 @@ class ToolRunner:
         if isinstance(tool, ToolResult):
             return tool
         assert isinstance(call, ToolCall)
+        kept = self._kept(tool, call)
+        if kept is not None:
+            return kept
+        limiter = limiter_for(tool.fn, tool.max_concurrency, tool.rate_limit_per_s)
         if tool.is_async:
-            async with limiter_for(tool.fn, tool.max_concurrency):
+            async with limiter:
                 return await self._run_async(tool, call)
         if self.inline or not tool.blocking:
-            return self._call(tool, call)
+            async with limiter:
+                return self._call(tool, call)
         if tool.owner is None:
-            async with limiter_for(tool.fn, tool.max_concurrency):
+            async with limiter:
                 return await self._run_on_thread(tool, call, Worker(f"agentgym-tool-{tool.name}"))
-        async with methods, limiter_for(tool.fn, tool.max_concurrency):
+        async with methods, limiter:
             return await self._run_on_thread(tool, call, self.worker)
 
     async def _run_on_thread(self, tool: Tool, call: ToolCall, worker: Worker) -> ToolResult:
@@ -175,7 +190,7 @@ class ToolRunner:
     async def _await_tool(self, tool: Tool, call: ToolCall) -> ToolResult:
         try:
             result: Any = tool.fn(**tool.convert(call.arguments))
-            return self._result(call, await result)
+            return self._result(tool, call, await result)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the boundary: a tool is user code
             return self._failure(tool, call, error)
 
@@ -186,8 +201,11 @@ class ToolRunner:
             self.num_abandoned += 1
         task.add_done_callback(_forget)
 
-    def _result(self, call: ToolCall, value: object) -> ToolResult:
-        return ToolResult(call.id, call.name, self._fitting(value if type(value) is str else _as_text(value)))
+    def _result(self, tool: Tool, call: ToolCall, value: object) -> ToolResult:
+        text = value if type(value) is str else _as_text(value)
+        if tool.pure:
+            answers_of(tool.fn).keep(call.arguments, text)
+        return ToolResult(call.id, call.name, self._fitting(text))
 
     def _failure(self, tool: Tool, call: ToolCall, error: BaseException) -> ToolResult:
         """The answer that tells the model of `error`; raises EnvironmentFault where the fault is not the model's."""

@@ -1,0 +1,67 @@
+"""Answers of pure tools, kept for the process: a call with equal arguments is not run again."""
+
+from __future__ import annotations
+
+import json
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from agentgym.types import JSON
+
+__all__ = ["KeptAnswers", "answers_of"]
+
+MAX_ANSWERS = 4096
+MAX_CHARS = 16 << 20
+"""Of all answers of a tool together, with the arguments they belong to."""
+
+
+class KeptAnswers:
+    """The answers of one tool by their arguments' JSON; those asked for longest ago go first.
+
+    >>> kept = KeptAnswers()
+    >>> kept.keep({"b": 1, "a": [2]}, "three")
+    >>> kept.get({"a": [2], "b": 1}), kept.get({"a": [2], "b": 1.0})
+    ('three', None)
+    """
+
+    def __init__(self, max_answers: int = MAX_ANSWERS, max_chars: int = MAX_CHARS) -> None:
+        self._max_answers, self._max_chars = max_answers, max_chars
+        self._answers: OrderedDict[str, str] = OrderedDict()
+        self._chars = 0
+        self._lock = threading.Lock()
+
+    def get(self, arguments: Mapping[str, JSON]) -> str | None:
+        """The answer to these arguments, or None."""
+        key = _key(arguments)
+        with self._lock:
+            if key in self._answers:
+                self._answers.move_to_end(key)
+            return self._answers.get(key)
+
+    def keep(self, arguments: Mapping[str, JSON], answer: str) -> None:
+        """Keeps an answer, and lets go of the oldest beyond the limits."""
+        key = _key(arguments)
+        with self._lock:
+            if key in self._answers:
+                return
+            self._answers[key] = answer
+            self._chars += len(key) + len(answer)
+            while len(self._answers) > self._max_answers or self._chars > self._max_chars:
+                old, text = self._answers.popitem(last=False)
+                self._chars -= len(old) + len(text)
+
+
+_kept: weakref.WeakKeyDictionary[object, KeptAnswers] = weakref.WeakKeyDictionary()
+_kept_lock = threading.Lock()
+
+
+def answers_of(fn: object) -> KeptAnswers:
+    """The answers of the function `fn` (bound methods: the function behind them)."""
+    with _kept_lock:
+        return _kept.setdefault(getattr(fn, "__func__", fn), KeptAnswers())
+
+
+def _key(arguments: Mapping[str, JSON]) -> str:
+    return json.dumps(arguments, sort_keys=True)
