@@ -1,0 +1,173 @@
+"""A folder for an episode's files, which no path leads out of."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+
+from agentgym.errors import ToolFailure
+
+__all__ = ["Scratch"]
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+MAX_DEPTH = 16
+MAX_NAME_BYTES = 255
+
+
+class Scratch:
+    """Reads, writes and lists files under a temporary folder of its own.
+
+    A path is walked name by name, each opened in the folder before it and none followed where it is a link, so it stays
+    inside whatever it says and whatever is changed meanwhile. What cannot be done is a ToolFailure.
+    """
+
+    def __init__(self, max_file_bytes: int, max_total_bytes: int, max_files: int) -> None:
+        self._max_file, self._max_total, self._max_files = max_file_bytes, max_total_bytes, max_files
+        self.folder = tempfile.mkdtemp(prefix="agentgym-files-")
+        self._root = os.open(self.folder, FOLDER)
+
+    def close(self) -> None:
+        """Removes the folder with all that is in it; a second call does nothing."""
+        if self._root >= 0:
+            os.close(self._root)
+            self._root = -1
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def read(self, path: str) -> bytes:
+        """A file's content."""
+        with self._parent_of(path) as (folder, name), _told(path):
+            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+            try:
+                self._check_regular(path, os.fstat(file))
+                with open(file, "rb", closefd=False) as opened:
+                    return opened.read(self._max_file)
+            finally:
+                os.close(file)
+
+    def write(self, path: str, content: bytes, *, new: bool) -> None:
+        """Writes a file, whole or not at all; `new` refuses one that is there. Folders on the way are made."""
+        if len(content) > self._max_file:
+            raise ToolFailure(f"{path!r} would have {len(content)} bytes; a file may have {self._max_file}")
+        with self._parent_of(path, make=True) as (folder, name), _told(path):
+            before = self._size_of(path, folder, name)
+            if before is not None and new:
+                raise ToolFailure(
+                    f"{path!r} exists already: change it with str_replace or insert, or choose another name"
+                )
+            taken, count = self._taken()
+            if taken - (before or 0) + len(content) > self._max_total:
+                raise ToolFailure(f"no room: all files together may have {self._max_total} bytes, and have {taken}")
+            if before is None and count >= self._max_files:
+                raise ToolFailure(f"no room: there are {count} files and folders, and there may be {self._max_files}")
+            beside = f".{os.urandom(8).hex()}"
+            file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+            with open(file, "wb") as opened:
+                opened.write(content)
+            os.replace(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+    def names(self, path: str) -> list[str]:
+        """What is under a folder, all the way down: folders end with a slash, files with their size."""
+        names = self._split(path, may_be_root=True)
+        with contextlib.ExitStack() as stack, _told(path):
+            folder = self._walk(stack, names)
+            return sorted(self._tree(folder, ""))
+
+    @contextlib.contextmanager
+    def _parent_of(self, path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
+        *folders, name = self._split(path)
+        with contextlib.ExitStack() as stack:
+            with _told(path):
+                folder = self._walk(stack, folders, make=make)
+            yield folder, name
+
+    def _split(self, path: str, *, may_be_root: bool = False) -> list[str]:
+        if path.startswith("/"):
+            raise ToolFailure(f"{path!r} is absolute; paths begin in the scratch folder, such as 'notes/plan.txt'")
+        names = [name for name in path.split("/") if name not in ("", ".")]
+        if ".." in names or "\0" in path:
+            raise ToolFailure(f"{path!r} leads outside; '..' and NUL characters are not allowed")
+        if not names and not may_be_root:
+            raise ToolFailure(f"{path!r} names no file")
+        if len(names) > MAX_DEPTH:
+            raise ToolFailure(f"a path has at most {MAX_DEPTH} parts, this one {len(names)}")
+        if any(len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES for name in names):
+            raise ToolFailure(f"a name has at most {MAX_NAME_BYTES} bytes")
+        return names
+
+    def _walk(self, stack: contextlib.ExitStack, names: list[str], *, make: bool = False) -> int:
+        folder = self._root
+        for name in names:
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    self._make(name, folder)
+            folder = os.open(name, FOLDER, dir_fd=folder)
+            stack.callback(os.close, folder)
+        return folder
+
+    def _make(self, name: str, folder: int) -> None:
+        try:
+            os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            if self._taken()[1] >= self._max_files:
+                raise ToolFailure(f"no room: there may be {self._max_files} files and folders") from None
+            os.mkdir(name, 0o700, dir_fd=folder)
+
+    def _size_of(self, path: str, folder: int, name: str) -> int | None:
+        try:
+            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        self._check_regular(path, found)
+        return found.st_size
+
+    def _check_regular(self, path: str, found: os.stat_result) -> None:
+        if stat.S_ISDIR(found.st_mode):
+            raise ToolFailure(f"{path!r} is a folder")
+        if not stat.S_ISREG(found.st_mode):
+            raise ToolFailure(f"{path!r} is no plain file")
+        if found.st_size > self._max_file:
+            raise ToolFailure(f"{path!r} has {found.st_size} bytes; a file may have {self._max_file}")
+
+    def _taken(self) -> tuple[int, int]:
+        """Bytes of all files, and how many files and folders there are."""
+        size = count = 0
+        for _, folders, files, folder in os.fwalk(".", dir_fd=self._root):
+            count += len(folders) + len(files)
+            for name in files:
+                with contextlib.suppress(FileNotFoundError):
+                    size += os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
+        return size, count
+
+    def _tree(self, top: int, prefix: str) -> Iterator[str]:
+        with os.scandir(top) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    yield f"{prefix}{entry.name}/"
+                    folder = os.open(entry.name, FOLDER, dir_fd=top)
+                    try:
+                        yield from self._tree(folder, f"{prefix}{entry.name}/")
+                    finally:
+                        os.close(folder)
+                elif entry.is_file(follow_symlinks=False):
+                    yield f"{prefix}{entry.name} ({entry.stat(follow_symlinks=False).st_size} bytes)"
+                else:
+                    yield f"{prefix}{entry.name} (no plain file)"
+
+
+@contextlib.contextmanager
+def _told(path: str) -> Iterator[None]:
+    """The system's refusals as what the model reads; nothing of the folder's real place is in them."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise ToolFailure(f"there is no {path!r}; `list` shows what is there") from None
+    except NotADirectoryError:
+        raise ToolFailure(f"{path!r} leads through what is no folder") from None
+    except UnicodeEncodeError:
+        raise ToolFailure("a path holds characters that no file name can have") from None
+    except OSError as error:
+        raise ToolFailure(f"{path!r} cannot be used: {error.strerror}") from None
