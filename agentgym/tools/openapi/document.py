@@ -1,0 +1,121 @@
+"""Reads an OpenAPI 3 document: where references lead, and its schemas as JSON Schemas that stand alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agentgym.errors import ToolSchemaError
+
+__all__ = ["Document"]
+
+NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+ONE = (
+    "items",
+    "additionalProperties",
+    "not",
+    "if",
+    "then",
+    "else",
+    "contains",
+    "propertyNames",
+    "unevaluatedProperties",
+)
+MANY = ("allOf", "anyOf", "oneOf", "prefixItems")
+MAX_REFERENCES = 64
+"""In a row: a chain that is longer leads round in a circle."""
+
+
+class Document:
+    """An OpenAPI document of version 3.0 or 3.1."""
+
+    def __init__(self, source: Mapping[str, Any] | str | Path) -> None:
+        self.name = "the OpenAPI document" if isinstance(source, Mapping) else repr(str(source))
+        root = source if isinstance(source, Mapping) else _load(Path(source))
+        version = root.get("openapi", root.get("swagger")) if isinstance(root, Mapping) else None
+        if not isinstance(root, Mapping) or not str(version).startswith("3."):
+            raise ToolSchemaError(f"{self.name} is not of OpenAPI 3: its version is {version!r}")
+        self.root = root
+        self._is_old = str(version).startswith("3.0")
+
+    def followed(self, node: Any) -> Any:
+        """`node`, or what its `$ref` leads to."""
+        for _ in range(MAX_REFERENCES):
+            if not isinstance(node, Mapping) or not isinstance(node.get("$ref"), str):
+                return node
+            node = self._at(node["$ref"])
+        raise ToolSchemaError(f"{self.name}: a $ref leads round in a circle")
+
+    def parameters(self, properties: Mapping[str, Any], required: list[str]) -> dict[str, Any]:
+        """An object schema of these properties, with what they refer to in `$defs`; recursion stays as it is."""
+        found: dict[str, Any] = {}
+        schema: dict[str, Any] = {
+            "type": "object",
+            "properties": {name: self._schema(part, found) for name, part in properties.items()},
+            "required": required,
+            "additionalProperties": False,
+        }
+        return {**schema, "$defs": found} if found else schema
+
+    def _at(self, reference: str) -> Any:
+        if not reference.startswith("#/"):
+            raise ToolSchemaError(f"{self.name}: $ref {reference!r} leads out of the document: bundle it into one file")
+        node: Any = self.root
+        for part in reference[2:].split("/"):
+            part = part.replace("~1", "/").replace("~0", "~")
+            if not isinstance(node, Mapping) or part not in node:
+                raise ToolSchemaError(f"{self.name}: $ref {reference!r} leads nowhere")
+            node = node[part]
+        return node
+
+    def _schema(self, node: Any, found: dict[str, Any]) -> Any:
+        """A schema of the document as one of JSON Schema; what it refers to is put into `found`."""
+        if not isinstance(node, Mapping):
+            return node
+        made: dict[str, Any] = {}
+        for key, value in node.items():
+            if key == "$ref":
+                made[key] = self._moved(str(value), found)
+            elif key in NAMED and isinstance(value, Mapping):
+                made[key] = {name: self._schema(part, found) for name, part in value.items()}
+            elif key in MANY and isinstance(value, list):
+                made[key] = [self._schema(part, found) for part in value]
+            else:
+                made[key] = self._schema(value, found) if key in ONE else value
+        return _modern(made) if self._is_old else made
+
+    def _moved(self, reference: str, found: dict[str, Any]) -> str:
+        name = re.sub(r"[^A-Za-z0-9_.-]", "_", reference.removeprefix("#/components/schemas/").removeprefix("#/"))
+        if name not in found:
+            found[name] = {}  # it may refer to itself
+            found[name] = self._schema(self._at(reference), found)
+        return f"#/$defs/{name}"
+
+
+def _modern(schema: dict[str, Any]) -> dict[str, Any]:
+    """What 3.0 writes in a way of its own, as JSON Schema writes it."""
+    nullable = schema.pop("nullable", False)
+    for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if isinstance(schema.get(exclusive), bool) and schema.pop(exclusive) and bound in schema:
+            schema[exclusive] = schema.pop(bound)
+    if nullable is True and "type" in schema:
+        schema["type"] = [schema["type"], "null"]
+        if "enum" in schema and None not in schema["enum"]:
+            schema["enum"] = [*schema["enum"], None]
+    return schema
+
+
+def _load(path: Path) -> Any:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ToolSchemaError(f"cannot read the OpenAPI document {str(path)!r}: {error.strerror}") from error
+    try:
+        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError) as error:
+        raise ToolSchemaError(f"{str(path)!r} is neither JSON nor YAML: {error}") from error

@@ -1,0 +1,190 @@
+"""An operation of an OpenAPI document: what it is called with, and where each argument goes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from agentgym.errors import ToolFailure, ToolSchemaError
+from agentgym.tools.openapi.document import Document
+from agentgym.types import JSON, ToolSpec
+
+__all__ = ["Operation", "Wire", "operations_of"]
+
+METHODS = ("get", "put", "post", "delete", "patch", "head", "options")
+FORM = "application/x-www-form-urlencoded"
+IGNORED_HEADERS = ("accept", "content-type", "authorization")
+"""A parameter of such a name means nothing, says OpenAPI."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wire:
+    """A request as it is sent."""
+
+    method: str
+    path: str
+    query: tuple[tuple[str, str], ...]
+    headers: Mapping[str, str]
+    body: bytes | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where an argument goes; `where` is path, query, header, cookie or body."""
+
+    where: str
+    name: str
+    style: str = ""
+    explode: bool = False
+    media: str = ""
+
+
+class Operation:
+    """One operation. `given` are the headers and query parameters that its author sends: no model sees them."""
+
+    def __init__(self, document: Document, method: str, path: str, given: frozenset[tuple[str, str]]) -> None:
+        item = document.followed(document.root["paths"][path])
+        node = item[method]
+        self._method, self._path = method.upper(), path
+        self.name = _name_of(node, method, path)
+        self._places: dict[str, _Place] = {}
+        properties: dict[str, Any] = {}
+        required: list[str] = []
+        merged = [document.followed(one) for one in (*item.get("parameters", ()), *node.get("parameters", ()))]
+        for parameter in {(one["in"], one["name"]): one for one in merged}.values():
+            where, name = parameter["in"], parameter["name"]
+            if (where, name.lower()) in given or (where == "header" and name.lower() in IGNORED_HEADERS):
+                continue
+            place, schema = _placed(parameter)
+            self._add(place, schema, parameter.get("description"), properties)
+            if parameter.get("required") or where == "path":
+                required.append(list(properties)[-1])
+        body = document.followed(node.get("requestBody"))
+        if body is not None:
+            media, schema = self._media(body, document)
+            self._add(_Place(where="body", name="body", media=media), schema, body.get("description"), properties)
+            if body.get("required"):
+                required.append(list(properties)[-1])
+        description = "\n\n".join(filter(None, (node.get("summary"), node.get("description"))))
+        self.spec = ToolSpec(self.name, description, document.parameters(properties, required))
+
+    def _add(self, place: _Place, schema: Any, description: object, properties: dict[str, Any]) -> None:
+        name = place.name if place.name not in properties else f"{place.name}_{place.where}"
+        if isinstance(description, str) and isinstance(schema, Mapping) and "description" not in schema:
+            schema = {**schema, "description": description}
+        self._places[name] = place
+        properties[name] = schema
+
+    def _media(self, body: Mapping[str, Any], document: Document) -> tuple[str, Any]:
+        content = body.get("content", {})
+        for media in content:
+            kind = media.partition(";")[0].strip().lower()
+            if kind == FORM or kind == "application/json" or kind.endswith("+json"):
+                return kind, content[media].get("schema", {})
+        raise ToolSchemaError(
+            f"{document.name}: the body of {self.name!r} is {', '.join(content) or 'of no type'}; JSON and forms can "
+            "be sent. Leave it out: names=[...] are the operations that become tools"
+        )
+
+    def wire(self, arguments: Mapping[str, JSON]) -> Wire:
+        """The request of a call; raises ToolFailure for an argument that cannot be sent."""
+        path, body = self._path, None
+        query: list[tuple[str, str]] = []
+        headers: dict[str, str] = {}
+        cookies: list[str] = []
+        for argument, value in arguments.items():
+            place = self._places[argument]
+            if place.where == "path":
+                path = path.replace("{" + place.name + "}", _segment(argument, value, place))
+            elif place.where == "query":
+                query.extend(_pairs(place, value))
+            elif place.where == "header":
+                headers[place.name] = _line(argument, _joined(place, value))
+            elif place.where == "cookie":
+                cookies.append(f"{place.name}={quote(_joined(place, value), safe='')}")
+            else:
+                headers["Content-Type"] = place.media
+                body = _body(place, value)
+        if cookies:
+            headers["Cookie"] = "; ".join(cookies)
+        return Wire(method=self._method, path=path, query=tuple(query), headers=headers, body=body)
+
+
+def operations_of(
+    document: Document, given: frozenset[tuple[str, str]], names: frozenset[str] | None
+) -> Iterator[Operation]:
+    """The operations of these names, or all."""
+    paths = document.root.get("paths") or {}
+    for path, item in paths.items():
+        for method, node in document.followed(item).items():
+            if method in METHODS and (names is None or _name_of(node, method, path) in names):
+                yield Operation(document, method, path, given)
+
+
+def _name_of(node: Mapping[str, Any], method: str, path: str) -> str:
+    """The operation's id in the letters of a tool's name; without one, the method and the path."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", str(node.get("operationId") or f"{method}{path}")).strip("_")[:64]
+
+
+def _placed(parameter: Mapping[str, Any]) -> tuple[_Place, Any]:
+    where, name = parameter["in"], parameter["name"]
+    for media, content in parameter.get("content", {}).items():
+        return _Place(where=where, name=name, style="json", media=media), content.get("schema", {})
+    style = parameter.get("style", "form" if where in ("query", "cookie") else "simple")
+    explode = bool(parameter.get("explode", style in ("form", "deepObject")))
+    return _Place(where=where, name=name, style=style, explode=explode), parameter.get("schema", {})
+
+
+def _text(value: JSON) -> str:
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _joined(place: _Place, value: JSON) -> str:
+    """A value as one text: the items of a list, and the pairs of an object, with commas between."""
+    if place.style == "json":
+        return _text(value) if not isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    between = {"spaceDelimited": " ", "pipeDelimited": "|"}.get(place.style, ",")
+    if isinstance(value, list):
+        return between.join(_text(one) for one in value)
+    if isinstance(value, Mapping):
+        equals = "=" if place.explode else ","
+        return ",".join(f"{key}{equals}{_text(one)}" for key, one in value.items())
+    return _text(value)
+
+
+def _pairs(place: _Place, value: JSON) -> Iterator[tuple[str, str]]:
+    if place.style == "deepObject" and isinstance(value, Mapping):
+        yield from ((f"{place.name}[{key}]", _text(one)) for key, one in value.items())
+    elif place.explode and isinstance(value, Mapping):
+        yield from ((key, _text(one)) for key, one in value.items())
+    elif place.explode and isinstance(value, list):
+        yield from ((place.name, _text(one)) for one in value)
+    else:
+        yield place.name, _joined(place, value)
+
+
+def _segment(argument: str, value: JSON, place: _Place) -> str:
+    """A value as a part of the path, out of which it cannot lead."""
+    text = _joined(place, value)
+    if text in ("", ".", ".."):
+        raise ToolFailure(f"argument {argument!r} stands in the path of a URL, where {text!r} cannot stand")
+    return quote(text.encode("utf-8", "replace"), safe="")
+
+
+def _line(argument: str, text: str) -> str:
+    if not text.isprintable() or not text.isascii():
+        raise ToolFailure(f"argument {argument!r} is sent in a header, which holds printable ASCII alone")
+    return text
+
+
+def _body(place: _Place, value: JSON) -> bytes:
+    if place.media != FORM:
+        return json.dumps(value).encode()
+    fields = value.items() if isinstance(value, Mapping) else ()
+    return "&".join(f"{quote(key, safe='')}={quote(_text(one), safe='')}" for key, one in fields).encode()
