@@ -31,7 +31,7 @@ class CallOptions:
     """path/to/file.py:function or package.module:function; with --mcp, a tool's name."""
     arguments: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[NAME=VALUE ...]")] = ()
     """The tool's arguments, each read by the type that its schema gives it; or one JSON object."""
-    mcp: str | None = None
+    mcp: Annotated[str | None, tyro.conf.arg(metavar="SERVER")] = None
     """The MCP server whose tool it is: its command line, such as "python server.py", or its URL."""
     json: bool = False
     """End with one line of JSON."""

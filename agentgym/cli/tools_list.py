@@ -30,7 +30,7 @@ class ListOptions:
     """Environment id, package.module:Class or path/to/file.py:Class; or path/to/file.py:function, a tool."""
     env_kwargs: Mapping[str, JSON] = field(default_factory=dict)
     """Keywords of the environment's class, such as level=2."""
-    mcp: str | None = None
+    mcp: Annotated[str | None, tyro.conf.arg(metavar="SERVER")] = None
     """The tools of an MCP server instead: its command line, such as "python server.py", or its URL."""
     json: bool = False
     """End with one line of JSON: the tools with their whole schemas."""

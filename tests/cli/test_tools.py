@@ -163,3 +163,17 @@ def test_a_tool_of_a_file_is_listed_and_called(agentgym: Command, tmp_path: Path
     assert agentgym("tools", "call", "own.py:times", '{"word": "a", "number": 1}').out == "a\n"
     wrong = agentgym("tools", "call", "own.py:times", "number=3")
     assert wrong.code == 1 and "missing argument 'word'" in wrong.err
+
+
+def test_an_mcp_server_s_tools_are_listed_and_called(agentgym: Command) -> None:
+    server = f"{sys.executable} {Path(__file__).parents[1] / 'tools' / 'mcp' / 'servers' / 'careless.py'}"
+    listed = agentgym("tools", "list", "--mcp", server, "--json")
+    assert [one["function"]["name"] for one in listed.json["tools"]] == ["flood", "pid", "crash"]
+    called = agentgym("tools", "call", "--mcp", server, "flood", "mib=0", "--json")
+    assert (called.code, called.json) == (0, {"tool": "flood", "content": "done", "error": None})
+    crashed = agentgym("tools", "call", "--mcp", server, "crash")
+    assert crashed.code != 0 and "ended with exit code 3" in crashed.err and "Traceback" not in crashed.err
+    wrong = agentgym("tools", "call", "--mcp", server, "flod")
+    assert wrong.code == 2 and "has no tool 'flod': did you mean 'flood'?" in wrong.err
+    both = agentgym("tools", "list", "TextGame-v0", "--mcp", server)
+    assert both.code == 2 and "the tools of one thing are listed" in both.err
