@@ -56,6 +56,20 @@ NAMESPACES = {
         source="reasoning-gym",
         example="reasoning_gym/leg_counting",
     ),
+    "textarena": Namespace(
+        module="textarena",
+        environment="TextArena",
+        keyword="game",
+        source="TextArena",
+        example="textarena/GuessTheNumber-v0",
+    ),
+    "gem": Namespace(
+        module="gem",
+        environment="Gem",
+        keyword="gem_id",
+        source="GEM",
+        example="gem/game:GuessTheNumber-v0-easy",
+    ),
 }
 """Namespace of an id to what plays it."""
 

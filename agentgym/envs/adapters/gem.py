@@ -1,0 +1,82 @@
+"""`gem/ID`: an environment of GEM, such as `gem/game:GuessTheNumber-v0-easy`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentgym.envs.adapters.namespaces import needs, unknown
+from agentgym.envs.adapters.own_randomness import OwnRandomness
+from agentgym.envs.card import EnvCard
+from agentgym.envs.text_env import Info, StepResult, TextEnv
+from agentgym.errors import ConfigError
+
+__all__ = ["Gem", "names"]
+
+LARGEST_SEED = 2**31
+DEFAULT_TURNS = 100
+"""Turns after which an environment is cut that has no end of its own."""
+
+
+class Gem(TextEnv):
+    """An environment of GEM; observations, rewards and ends are its own. Further keywords are the environment's."""
+
+    max_turns = DEFAULT_TURNS
+
+    def __init__(self, render_mode: str | None = None, *, gem_id: str, **settings: Any) -> None:
+        super().__init__(render_mode)
+        if gem_id not in names():
+            raise unknown("gem", gem_id, names())
+        self.gem_id = gem_id
+        self._randomness = OwnRandomness()
+        self._env = self._made(settings)
+        self.card = EnvCard(
+            task=f"Play GEM's {gem_id}.",
+            reward="What the environment pays, step by step; some take a little off for a reply of the wrong form.",
+            reward_range=(-1.0, 1.0),
+            data=f"GEM's {gem_id} under the reset seed",
+            licence="Apache-2.0",
+        )
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """Begins an episode."""
+        drawn = int(self.np_random.integers(LARGEST_SEED)) if seed is None else seed
+        with self._randomness.seeded(drawn):
+            observation, info = self._env.reset(seed=drawn % LARGEST_SEED)
+        return _with_suffix(observation, info), {}
+
+    def step(self, action: str) -> StepResult:
+        """Plays a reply."""
+        with self._randomness.again():
+            observation, paid, terminated, truncated, info = self._env.step(str(action))
+        reward = float(paid)
+        if not (terminated or truncated):
+            return _with_suffix(observation, info), reward, False, False, {}
+        # GEM says both when the last turn is spent: that is a rule of the game, which ends it
+        metrics = {"success": float(bool(terminated) and reward >= 1.0)}
+        return str(observation), reward, bool(terminated), not terminated, {"metrics": metrics}
+
+    def _made(self, settings: dict[str, Any]) -> Any:
+        import gem
+
+        try:
+            with self._randomness.seeded(0):
+                return gem.make(self.gem_id, **settings)
+        except Exception as error:  # the boundary: some environments download data, or need a search server
+            first_line = str(error).strip().partition("\n")[0]
+            raise ConfigError(
+                f"GEM's {self.gem_id} cannot be made here: {type(error).__name__}: {first_line}"
+            ) from error
+
+
+def names() -> list[str]:
+    """The ids that are registered with GEM."""
+    try:
+        from gem.envs.registration import ENV_REGISTRY
+    except ImportError as error:
+        raise needs("gem", "gem", error) from error
+    return sorted(ENV_REGISTRY)
+
+
+def _with_suffix(observation: object, info: dict[str, Any]) -> str:
+    suffix = info.get("suffix")
+    return f"{observation}\n{suffix}" if suffix else str(observation)

@@ -1,0 +1,200 @@
+"""`textarena/GAME`: a game of TextArena; the agent has one seat, and a named policy the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from agentgym.envs.adapters.namespaces import needs, unknown
+from agentgym.envs.adapters.own_randomness import OwnRandomness
+from agentgym.envs.card import EnvCard, version_of
+from agentgym.envs.text_env import Info, StepResult, TextEnv
+from agentgym.errors import ConfigError, EnvironmentFault
+from agentgym.loading import Wanted, load_named
+
+__all__ = ["TextArena", "names"]
+
+LARGEST_SEED = 2**31
+MOST_PLAYERS = 15
+DEFAULT_TURNS = 200
+"""Turns of the agent after which a game is cut that has no end of its own."""
+LISTED = "listed"
+LIST = re.compile(r"(?:available|legal|valid) (?:moves|actions|options|targets)[^\n:]*:([^\n]*)", re.IGNORECASE)
+MOVE = re.compile(r"\[[^\[\]\n]+\]")
+OPPONENT = Wanted(
+    noun="opponent",
+    example="function",
+    hint=f"Or give {LISTED!r}, which plays a random one of the moves that the game lists.",
+)
+Opponent = Callable[[str], str]
+"""What plays the other seats: the messages since its last turn to its reply."""
+
+
+class TextArena(TextEnv):
+    """A game of TextArena, from one seat. The reward is what the game gives that seat at its end, from -1 to 1.
+
+    Observations are the game's messages since the last reply, without the reply itself. A game of several players needs
+    an `opponent` for the other seats: "listed" plays a random one of the moves that the game lists in brackets, and
+    `package.module:function` names a function from what it sees to its reply. Further keywords are the game's own.
+    """
+
+    max_turns = DEFAULT_TURNS
+
+    def __init__(
+        self, render_mode: str | None = None, *, game: str, opponent: str | None = None, seat: int = 0, **settings: Any
+    ) -> None:
+        super().__init__(render_mode)
+        if game not in names():
+            raise unknown("textarena", game, names())
+        self.game = game
+        self.seat = seat
+        self._settings = settings
+        self._randomness = OwnRandomness()
+        self._env: Any = None
+        self._num_players = self._opened(0)
+        if not 0 <= seat < self._num_players:
+            raise ConfigError(f"{game} has {self._num_players} players; got seat {seat}")
+        if self._num_players > 1 and opponent is None:
+            raise ConfigError(
+                f"{game} has {self._num_players} players: say who plays the others with opponent='{LISTED}', a random "
+                "one of the moves that the game lists, or 'package.module:function', from what it sees to its reply"
+            )
+        self._opponent_name = opponent
+        self._opponent: Opponent | None = None
+        self.card = EnvCard(
+            task=f"Play TextArena's {game}.",
+            reward="What the game gives at its end; some pay for coming near.",
+            reward_range=(-1.0, 1.0),
+            canary_floor=0.0 if self._num_players == 1 else 1.0,  # any legal move may win against a weak opponent
+            data=f"TextArena's {game} under the reset seed",
+            licence="MIT",
+            version=version_of(game) or 0,
+        )
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """Begins a game; other players move first where the game says so."""
+        drawn = int(self.np_random.integers(LARGEST_SEED)) if seed is None else seed
+        self._opponent = None if self._opponent_name is None else _opponent(self._opponent_name, drawn)
+        self._opened(drawn)
+        with self._randomness.again():
+            if self._others_play():
+                raise EnvironmentFault(f"{self.game} was over before the agent moved")
+            return self._heard(), {}
+
+    def step(self, action: str) -> StepResult:
+        """Plays a reply, and then the others until it is the agent's turn again."""
+        with self._randomness.again():
+            if not (self._played(str(action)) or self._others_play()):
+                return self._heard(), 0.0, False, False, {}
+            rewards, told = self._env.close()
+        reward = float((rewards or {}).get(self.seat, 0.0))
+        mine = told.get(self.seat, {})
+        texts = [self._heard(), str(mine.get("reason") or "")]
+        metrics = {"success": float(reward >= 1.0), "invalid_move": float(bool(mine.get("invalid_move")))}
+        observation = "\n".join(text for text in texts if text) or "The game is over."
+        return observation, reward, True, False, {"metrics": metrics}
+
+    def _opened(self, seed: int) -> int:
+        """Makes the game anew and resets it, with the fewest players that it takes; gives their number."""
+        import textarena
+
+        refused = ""
+        for num_players in range(1, MOST_PLAYERS + 1):
+            try:
+                with self._randomness.seeded(seed):
+                    self._env = textarena.make(self.game, **self._settings)
+                    self._env.reset(num_players=num_players, seed=seed)
+                return num_players
+            except AssertionError as error:  # how TextArena refuses a number of players
+                refused = str(error)
+            except Exception as error:  # the boundary: some games need data, keys or another Python
+                raise _unplayable(self.game, error) from error
+        raise ConfigError(f"TextArena's {self.game} takes no number of players up to {MOST_PLAYERS}: {refused}")
+
+    def _others_play(self) -> bool:
+        """Plays the other seats until it is the agent's turn; whether the game is over."""
+        while True:
+            player, messages = self._core.get_observation()
+            if player == self.seat:
+                self._waiting = messages
+                return False
+            assert self._opponent is not None  # a game of several players has one
+            if self._played(self._opponent(self._as_text(messages, player))):
+                return True
+
+    def _played(self, reply: str) -> bool:
+        """Plays the reply of whose turn it is; whether the game is over."""
+        done = bool(self._env.step(reply)[0])
+        if done:
+            self._waiting = self._core.state.observations[self.seat]
+        return done
+
+    def _heard(self) -> str:
+        """What the agent's seat was told since its last reply."""
+        return self._as_text(self._waiting, self.seat)
+
+    @property
+    def _core(self) -> Any:
+        """The game below the wrappers, which would tell the whole history again in every observation."""
+        import textarena
+
+        env = self._env
+        while isinstance(env, textarena.Wrapper):
+            env = env.env
+        return env
+
+    def _as_text(self, messages: list[tuple[int, str, Any]], seat: int) -> str:
+        names = self._core.state.role_mapping
+        lines = []
+        for sender, text, _ in messages:
+            if sender != seat:
+                lines.append(text if sender < 0 else f"[{names.get(sender, f'Player {sender}')}] {text}")
+        return "\n".join(lines)
+
+
+def names() -> list[str]:
+    """The games that are registered with TextArena."""
+    try:
+        from textarena.envs.registration import ENV_REGISTRY
+    except ImportError as error:
+        raise needs("textarena", "textarena", error) from error
+    return sorted(ENV_REGISTRY)
+
+
+def _unplayable(game: str, error: Exception) -> ConfigError:
+    if isinstance(error, LookupError) and "NLTK" in str(error):
+        return ConfigError(
+            f"TextArena's {game} needs data of NLTK that are not here, and cannot be downloaded by it: run `python -m "
+            "nltk.downloader words averaged_perceptron_tagger_eng wordnet` where there is a network, and set NLTK_DATA"
+        )
+    first_line = next((line for line in str(error).strip().splitlines() if line.strip()), "")
+    return ConfigError(f"TextArena's {game} cannot be made here: {type(error).__name__}: {first_line}")
+
+
+def _opponent(name: str, seed: int) -> Opponent:
+    if name == LISTED:
+        return _Listed(seed)
+    found = load_named(name, OPPONENT)
+    if not callable(found):
+        raise ConfigError(f"the opponent {name!r} is a {type(found).__name__}, not a function from text to text")
+    return found
+
+
+class _Listed:
+    """Plays a random one of the moves that the game lists."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def __call__(self, observation: str) -> str:
+        lists = LIST.findall(observation)
+        moves = MOVE.findall(lists[-1]) if lists else []
+        if not moves:
+            raise EnvironmentFault(
+                f"the opponent {LISTED!r} found no list of moves in {observation[-200:]!r}; this game needs an "
+                "opponent of its own, 'package.module:function'"
+            )
+        return str(self._rng.choice(moves))
