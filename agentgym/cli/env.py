@@ -1,4 +1,4 @@
-"""`agentgym env list|check|new`: which environments there are, whether one is sound, and a new one to begin with."""
+"""`agentgym env list|check|serve|new`: which environments there are, whether one is sound; one served, a new one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import gymnasium
 import tyro
 
 from agentgym.cli.env_adapters import list_adapters
+from agentgym.cli.env_serve import run_serve
 from agentgym.cli.environment import opened
 from agentgym.cli.groups import Subcommand, run_group
 from agentgym.cli.new import run_new
@@ -61,6 +62,7 @@ def main(args: Sequence[str]) -> int:
     commands = {
         "list": Subcommand("show the environments, their difficulty and their tools", _list),
         "check": Subcommand("play an environment and report what is wrong with it", _check),
+        "serve": Subcommand("serve an environment over OpenEnv's protocol", run_serve),
         "new": Subcommand(
             "write a small environment and its test, to start from", partial(run_new, "env", prog="agentgym env new")
         ),

@@ -12,7 +12,7 @@ Command = Callable[..., Any]
 MISTAKES = {
     "evl --env TextGame-v0": "unknown command 'evl': did you mean 'eval'?",
     "--vrsion": "unknown option '--vrsion'",
-    "env": "agentgym env takes a command: list, check, new",
+    "env": "agentgym env takes a command: list, check, serve, new",
     "env lst": "unknown command 'agentgym env lst': did you mean 'list'?",
     "env check TextGme-v0": "did you mean 'TextGame-v0'?",
     "eval --env TextGame-v0 --polcy oracle": "unknown option '--polcy': did you mean '--policy'?",

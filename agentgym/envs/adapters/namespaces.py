@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gymnasium.envs.registration import EnvSpec, registry, spec
+from gymnasium.envs.registration import EnvSpec, registry
 
 from agentgym.errors import ConfigError, UnknownName, nearest
 
 __all__ = ["NAMESPACES", "Namespace", "namespace_of", "needs", "spec_of", "unknown"]
 
 HOME = "agentgym.envs.adapters"
+URLS = ("http://", "https://", "ws://", "wss://")
+NOT_IN_IDS = re.compile(r"[^\w:.-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +73,24 @@ NAMESPACES = {
         source="GEM",
         example="gem/game:GuessTheNumber-v0-easy",
     ),
+    "openenv": Namespace(
+        module="openenv",
+        environment="OpenEnv",
+        keyword="url",
+        source="OpenEnv servers, by their URL",
+        example="openenv/http://127.0.0.1:8000",
+    ),
 }
 """Namespace of an id to what plays it."""
 
 
 def namespace_of(name: str) -> str | None:
-    """The namespace of a name that is an adapter's id; None for any other name, and for a place in a `.py` file."""
+    """The namespace of a name that is an adapter's id; None for any other name, and for a place in a `.py` file.
+
+    The bare URL of a server is one of OpenEnv's.
+    """
+    if name.startswith(URLS):
+        return "openenv"
     namespace, slash, rest = name.partition("/")
     return namespace if slash and rest and namespace in NAMESPACES and ".py:" not in rest else None
 
@@ -86,13 +101,13 @@ def spec_of(env_id: str) -> EnvSpec | None:
     An id that somebody registered is theirs.
     """
     namespace = namespace_of(env_id)
-    if namespace is None:
-        return None
-    if env_id not in registry:
-        adapter = NAMESPACES[namespace]
-        rest = env_id.partition("/")[2]
-        registry[env_id] = EnvSpec(id=env_id, entry_point=adapter.entry_point, kwargs={adapter.keyword: rest})
-    return spec(env_id)
+    if namespace is None or env_id in registry:
+        return registry.get(env_id) if namespace is not None else None
+    adapter = NAMESPACES[namespace]
+    rest = env_id if env_id.startswith(URLS) else env_id.partition("/")[2]
+    own = f"{namespace}/{NOT_IN_IDS.sub('-', rest)}"  # Gymnasium's own spelling has one slash
+    registry[own] = EnvSpec(id=own, entry_point=adapter.entry_point, kwargs={adapter.keyword: rest})
+    return registry[own]
 
 
 def needs(library: str, extra: str, error: ImportError) -> ConfigError:

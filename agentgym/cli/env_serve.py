@@ -1,0 +1,59 @@
+"""`agentgym env serve`: an environment over OpenEnv's protocol, for whoever speaks it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import tyro
+
+from agentgym.cli.environment import load_env
+from agentgym.cli.options import env_as_argument, parse_options
+from agentgym.cli.terminal import say
+from agentgym.envs.adapters.openenv_server import openenv_app, serve_openenv
+from agentgym.envs.resolve import resolve_env
+from agentgym.errors import ConfigError
+from agentgym.types import JSON
+
+__all__ = ["run_serve"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeEnvOptions:
+    """Serves an environment over OpenEnv's HTTP and WebSocket protocol, until it is interrupted."""
+
+    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
+    """Environment id, package.module:Class or path/to/file.py:Class."""
+    env_kwargs: Mapping[str, JSON] = field(default_factory=dict)
+    """Keywords of the environment's class, such as level=2."""
+    host: str = "127.0.0.1"
+    """The address to listen on; whoever reaches it can play."""
+    port: int = 8000
+    """The port to listen on; 0 takes a free one."""
+    max_sessions: int = 64
+    """Sessions at a time, each with an environment of its own."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535 or self.max_sessions < 1:
+            raise ConfigError(
+                f"a port is from 0 to 65535 and max_sessions at least 1, got {self.port} and {self.max_sessions}"
+            )
+
+
+def run_serve(args: Sequence[str]) -> int:
+    """Runs `agentgym env serve ...`."""
+    options = parse_options(ServeEnvOptions, env_as_argument(args), prog="agentgym env serve")
+    load_env(options.env, options.env_kwargs).close()  # what is wrong with it is told before anybody asks
+
+    def ready(url: str) -> None:
+        say(f"{options.env} is served at {url} (OpenEnv: /ws, /reset, /step, /state, /schema, /metadata, /health)")
+        say(f"play it: agentgym play openenv/{url}    an OpenEnv client: GenericEnvClient(base_url={url!r})")
+
+    app = openenv_app(options.env, resolve_env(options.env, options.env_kwargs), options.max_sessions)
+    try:
+        asyncio.run(serve_openenv(app, options.host, options.port, ready))
+    except KeyboardInterrupt:
+        say("Left.")
+    return 0

@@ -1,0 +1,235 @@
+"""`openenv/http://HOST:PORT`: an environment behind an OpenEnv server, one WebSocket session an episode."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from agentgym.envs.card import EnvCard
+from agentgym.envs.text_env import Info, StepResult
+from agentgym.envs.tool_env import ToolEnv
+from agentgym.errors import ConfigError, EnvironmentFault
+from agentgym.tools.definition import Tool
+from agentgym.tools.worker import run_sync
+from agentgym.types import JSON, ToolSpec
+
+__all__ = ["OpenEnv", "names"]
+
+DEFAULT_TURNS = 100
+OF_THE_PROTOCOL = ("done", "reward", "metadata")
+"""Fields that every action or observation of OpenEnv may have beside its own."""
+SERVED = {"message", "tool_calls"}
+"""What the actions of `agentgym env serve` have."""
+
+
+class OpenEnv(ToolEnv):
+    """An environment that an OpenEnv server runs. Each episode is a session of its own there; the seed goes along.
+
+    The tool `act` takes what the server's schema of actions says; where that has one text, a reply without a call is
+    that text. A server of `agentgym env serve` shows the environment's own tools. An observation is its one text, or
+    else all of its fields as JSON. The reward is the server's, and so are `metadata.success` and `metadata.truncated`.
+    """
+
+    max_turns = DEFAULT_TURNS
+
+    def __init__(self, render_mode: str | None = None, *, url: str, reply_timeout_s: float = 60.0) -> None:
+        self.url = _http(url)
+        self._timeout_s = reply_timeout_s
+        self._session: _Session | None = None
+        self._seed: int | None = None
+        self._verdict: Mapping[str, Any] = {}
+        schema = run_sync(_schema(self.url, reply_timeout_s))
+        own = {name: part for name, part in schema.get("properties", {}).items() if name not in OF_THE_PROTOCOL}
+        texts = [name for name, part in own.items() if isinstance(part, dict) and part.get("type") == "string"]
+        self._text_field = texts[0] if len(texts) == 1 else None
+        super().__init__(render_mode)
+        if own.keys() == SERVED:
+            self._take_tools()
+        else:
+            self.add_tool(Tool(spec=_action_spec(schema, own), fn=self._act, owner=self, on_error="raise"))
+        self.card = EnvCard(
+            task=f"Play the environment that is served at {self.url}.",
+            tools=tuple(self.tools),
+            reward="What the server pays.",
+            reward_range=(-1e9, 1e9),
+            data="the server's, under the reset seed",
+        )
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """Begins an episode; the seed goes to the server."""
+        self._seed = seed
+        return super().reset(seed=seed, options=options)
+
+    def start(self, options: dict[str, Any]) -> str:
+        """Opens a session, and resets the environment there."""
+        seed = int(self.np_random.integers(2**31)) if self._seed is None else self._seed
+        self._verdict = {}
+        self._session = run_sync(_Session.opened(self.url, self._timeout_s))
+        return self._told(run_sync(self._session.ask("reset", {**options, "seed": seed})))
+
+    def step(self, action: str) -> StepResult:
+        """Sends the reply to the server."""
+        observation, reward, terminated, _, info = super().step(action)
+        info["metrics"].pop("success", None)
+        if isinstance(self._verdict.get("success"), bool | int | float):
+            info["metrics"]["success"] = float(self._verdict["success"])
+        truncated = terminated and bool(self._verdict.get("truncated"))
+        return observation, reward, terminated and not truncated, truncated, info
+
+    def on_message(self, text: str) -> str:
+        """Sends a text, where an action is one."""
+        if self._text_field is None:
+            return super().on_message(text)
+        return self._sent({self._text_field: text})
+
+    def release(self) -> None:
+        """Ends the session."""
+        session, self._session = self._session, None
+        if session is not None:
+            run_sync(session.close())
+
+    def _act(self, **action: JSON) -> str:
+        return self._sent(action)
+
+    def _sent(self, action: dict[str, JSON]) -> str:
+        assert self._session is not None  # a step comes after a reset
+        answer = run_sync(self._session.ask("step", action))
+        self.reward += float(answer.get("reward") or 0.0)
+        if answer.get("done"):
+            self.end(success=False)  # `step` puts the server's verdict in its place
+        return self._told(answer)
+
+    def _told(self, answer: Mapping[str, Any]) -> str:
+        observation: Mapping[str, Any] = answer.get("observation") or {}
+        metadata = observation.get("metadata")
+        self._verdict = metadata if isinstance(metadata, Mapping) else {}
+        own = {name: value for name, value in observation.items() if name not in OF_THE_PROTOCOL}
+        if len(own) == 1 and isinstance(text := next(iter(own.values())), str):
+            return text
+        return json.dumps(own, ensure_ascii=False)
+
+    def _take_tools(self) -> None:
+        """Has the tools and the system prompt of an environment that agentgym serves."""
+        metadata = run_sync(_get(f"{self.url}/metadata", self._timeout_s))
+        self.system_prompt = str(metadata.get("system_prompt", ""))
+        for one in metadata.get("tools", ()):
+            spec = ToolSpec(one["name"], one["description"], one["parameters"])
+            self.add_tool(Tool(spec=spec, fn=_Caller(self, one["name"]), owner=self, on_error="raise"))
+
+
+class _Caller:
+    """Calls a tool of a served environment."""
+
+    def __init__(self, env: OpenEnv, name: str) -> None:
+        self._env = env
+        self._name = name
+
+    def __call__(self, **arguments: JSON) -> str:
+        return self._env._sent({"tool_calls": [{"name": self._name, "arguments": arguments}]})
+
+
+class _Session:
+    """One WebSocket to a server, which has an environment of its own behind it."""
+
+    def __init__(self, http: aiohttp.ClientSession, socket: aiohttp.ClientWebSocketResponse, timeout_s: float) -> None:
+        self._http = http
+        self._socket = socket
+        self._timeout_s = timeout_s
+        # For an environment that nobody closes: the finalizer holds both, so they are closed and not just collected.
+        self._left_open = weakref.finalize(self, _leave, asyncio.get_running_loop(), http, socket)
+        self._left_open.atexit = False
+
+    @classmethod
+    async def opened(cls, url: str, timeout_s: float) -> _Session:
+        """A new session; raises EnvironmentFault where the server gives none."""
+        http = aiohttp.ClientSession()
+        try:
+            socket = await asyncio.wait_for(http.ws_connect(f"{url}/ws", max_msg_size=0), timeout_s)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            await http.close()
+            raise EnvironmentFault(f"the OpenEnv server at {url} gives no session: {_said(error)}") from error
+        return cls(http, socket, timeout_s)
+
+    async def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        """The data of the answer to a message; raises EnvironmentFault for an error and for silence."""
+        try:
+            await self._socket.send_json({"type": kind, "data": data})
+            answer = await asyncio.wait_for(self._socket.receive_json(), self._timeout_s)
+        except (aiohttp.ClientError, TimeoutError, OSError, TypeError, ValueError) as error:
+            raise EnvironmentFault(f"the OpenEnv server did not answer {kind!r}: {_said(error)}") from error
+        content: dict[str, Any] = answer.get("data") or {}
+        if answer.get("type") == "error":
+            raise EnvironmentFault(f"the OpenEnv server answers {kind!r} with {content.get('code')}: {content}")
+        return content
+
+    async def close(self) -> None:
+        """Ends the session."""
+        self._left_open.detach()
+        await _ended(self._http, self._socket)
+
+
+def names() -> list[str]:
+    """None: an id is the URL of a server."""
+    return []
+
+
+def _http(url: str) -> str:
+    """The URL of a server with http in place of ws, and without a slash at its end."""
+    scheme, found, rest = url.partition("://")
+    if not found or scheme not in ("http", "https", "ws", "wss") or not rest:
+        raise ConfigError(f"an OpenEnv server is named by its URL, such as openenv/http://127.0.0.1:8000; got {url!r}")
+    return f"{scheme.replace('ws', 'http')}://{rest.rstrip('/')}"
+
+
+def _leave(
+    loop: asyncio.AbstractEventLoop, http: aiohttp.ClientSession, socket: aiohttp.ClientWebSocketResponse
+) -> None:
+    if loop.is_running():
+        asyncio.run_coroutine_threadsafe(_ended(http, socket), loop)
+
+
+async def _ended(http: aiohttp.ClientSession, socket: aiohttp.ClientWebSocketResponse) -> None:
+    with contextlib.suppress(aiohttp.ClientError, OSError):
+        if not socket.closed:
+            await socket.send_json({"type": "close"})
+            await socket.close()
+    await http.close()
+
+
+async def _schema(url: str, timeout_s: float) -> dict[str, Any]:
+    """The JSON Schema of the server's actions."""
+    schema = (await _get(f"{url}/schema", timeout_s)).get("action")
+    if not isinstance(schema, dict):
+        raise ConfigError(f"{url}/schema names no actions: that is no OpenEnv server, or one older than 0.2")
+    return schema
+
+
+async def _get(url: str, timeout_s: float) -> dict[str, Any]:
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as http,
+            http.get(url) as answer,
+        ):
+            answer.raise_for_status()
+            content = await answer.json()
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        raise ConfigError(f"no OpenEnv server answers at {url}: {_said(error)}. Is it running?") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{url} answers with a {type(content).__name__}, not with an object: no OpenEnv server")
+    return content
+
+
+def _action_spec(schema: Mapping[str, Any], own: Mapping[str, JSON]) -> ToolSpec:
+    parameters = {**schema, "type": "object", "properties": dict(own)}
+    parameters["required"] = [name for name in schema.get("required", ()) if name in own]
+    return ToolSpec("act", str(schema.get("description") or "Does one action."), parameters)
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,265 @@
+"""Serves environments over OpenEnv's protocol: a WebSocket is a session with an environment of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from aiohttp import WSMsgType, web
+
+from agentgym.envs.action import Action
+from agentgym.envs.text_env import Info, TextEnv
+from agentgym.errors import AgentGymError, ConfigError
+from agentgym.types import JSON, Message, ToolCall, ToolResult
+
+__all__ = ["openenv_app", "serve_openenv"]
+
+MAX_MESSAGE = 16 << 20
+METADATA: dict[str, JSON] = {"type": "object", "additionalProperties": True, "default": {}}
+CALL: dict[str, JSON] = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "arguments": {"type": "object", "default": {}}},
+    "required": ["name"],
+}
+ACTION: dict[str, JSON] = {
+    "title": "Reply",
+    "description": "A reply of the agent: text, calls of tools, or both. Text alone is read as what a person typed.",
+    "type": "object",
+    "properties": {
+        "message": {"type": "string", "default": ""},
+        "tool_calls": {"type": "array", "items": CALL, "default": []},
+        "metadata": METADATA,
+    },
+}
+OBSERVATION: dict[str, JSON] = {
+    "title": "Observation",
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "done": {"type": "boolean", "default": False},
+        "reward": {"type": ["number", "null"], "default": None},
+        "metadata": METADATA,
+    },
+}
+STATE: dict[str, JSON] = {
+    "title": "State",
+    "type": "object",
+    "properties": {"episode_id": {"type": ["string", "null"]}, "step_count": {"type": "integer", "minimum": 0}},
+}
+
+
+class Refused(AgentGymError, ValueError):
+    """A message that the protocol has no place for; `code` is OpenEnv's name for what is wrong."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Refused, (self.code, str(self)))
+
+
+class Session:
+    """One environment and its episode, driven by messages of OpenEnv."""
+
+    def __init__(self, env: TextEnv) -> None:
+        self._env = env
+        self._episode_id: str | None = None
+
+    async def answer(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        """The message that answers one of type `reset`, `step` or `state`."""
+        if kind == "reset":
+            return {"type": "observation", "data": await self.reset(data)}
+        if kind == "step":
+            return {"type": "observation", "data": await self.step(data)}
+        if kind == "state":
+            return {"type": "state", "data": self.state()}
+        raise Refused("UNKNOWN_TYPE", f"a message is of type reset, step, state or close, got {kind!r}")
+
+    async def reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Begins an episode."""
+        seed, episode_id = data.get("seed"), data.get("episode_id")
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+            raise Refused("VALIDATION_ERROR", f"a seed is a whole number from 0 on, got {seed!r}")
+        options = {name: value for name, value in data.items() if name not in ("seed", "episode_id")}
+        text, info = await self._env.areset(seed=seed, options=options or None)
+        self._episode_id = None if episode_id is None else str(episode_id)
+        return _observed(text, info, reward=None, done=False)
+
+    async def step(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Plays a reply."""
+        text, reward, terminated, truncated, info = await self._env.astep(_action(data))
+        return _observed(text, info, reward=reward, done=terminated or truncated, truncated=truncated)
+
+    def state(self) -> dict[str, Any]:
+        """Which episode it is, and how far."""
+        return {"episode_id": self._episode_id, "step_count": self._env.turns}
+
+    async def close(self) -> None:
+        """Closes the environment."""
+        await self._env.aclose()
+
+
+class _Doors:
+    """What answers at each path: a session for every WebSocket, and one for all requests that know no sessions."""
+
+    def __init__(self, make: Callable[[], TextEnv], max_sessions: int) -> None:
+        self._make = make
+        self._max_sessions = max_sessions
+        self._num_open = 0
+        self._shared: Session | None = None
+
+    async def socket(self, request: web.Request) -> web.WebSocketResponse:
+        """A session, until its client leaves."""
+        answers = web.WebSocketResponse(max_msg_size=MAX_MESSAGE)
+        await answers.prepare(request)
+        if self._num_open >= self._max_sessions:
+            await answers.send_json(_error("CAPACITY_REACHED", f"{self._max_sessions} sessions are open"))
+            await answers.close()
+            return answers
+        self._num_open += 1
+        session = Session(self._make())
+        try:
+            await _converse(session, answers)
+        finally:
+            self._num_open -= 1
+            await session.close()
+        return answers
+
+    async def posted(self, request: web.Request) -> web.Response:
+        """A reset or a step of the one environment for all."""
+        kind = request.path.strip("/")
+        try:
+            data = _object(await request.text())
+            asked = data.get("action", {}) if kind == "step" else data
+            return web.json_response((await self._of_all().answer(kind, asked))["data"])
+        except AgentGymError as error:
+            return web.json_response({"detail": str(error)}, status=422)
+
+    async def state(self, _: web.Request) -> web.Response:
+        """How far the one environment for all is."""
+        return web.json_response(self._of_all().state())
+
+    async def close(self, _: web.Application) -> None:
+        """Closes the one environment for all."""
+        if self._shared is not None:
+            await self._shared.close()
+
+    def _of_all(self) -> Session:
+        if self._shared is None:
+            self._shared = Session(self._make())
+        return self._shared
+
+
+def openenv_app(name: str, make: Callable[[], TextEnv], max_sessions: int = 64) -> web.Application:
+    """A web application with `/ws`, `/health`, `/schema` and `/metadata`; each WebSocket has what `make` makes.
+
+    Over `/reset`, `/step` and `/state`, which know no sessions, all clients share one environment.
+    """
+    app = web.Application(client_max_size=MAX_MESSAGE)
+    doors = _Doors(make, max_sessions)
+    app.on_cleanup.append(doors.close)
+    app.add_routes(
+        [
+            web.get("/ws", doors.socket),
+            web.post("/reset", doors.posted),
+            web.post("/step", doors.posted),
+            web.get("/state", doors.state),
+            web.get("/health", _always({"status": "healthy"})),
+            web.get("/schema", _always({"action": ACTION, "observation": OBSERVATION, "state": STATE})),
+            web.get("/metadata", _always(_about(name, make))),
+        ]
+    )
+    return app
+
+
+async def serve_openenv(app: web.Application, host: str, port: int, ready: Callable[[str], None]) -> None:
+    """Serves until it is cancelled; `ready` is told the URL. A port of 0 takes a free one."""
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        ready(f"http://{host}:{runner.addresses[0][1]}")
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()
+
+
+async def _converse(session: Session, answers: web.WebSocketResponse) -> None:
+    """Answers messages until the client closes."""
+    async for message in answers:
+        if message.type is not WSMsgType.TEXT:
+            continue
+        try:
+            said = _object(message.data)
+            if said.get("type") == "close":
+                return
+            data = said.get("data") or {}
+            if not isinstance(data, Mapping):
+                raise Refused("VALIDATION_ERROR", f"data is an object, got {type(data).__name__}")
+            await answers.send_json(await session.answer(str(said.get("type")), data))
+        except Refused as refusal:
+            await answers.send_json(_error(refusal.code, str(refusal)))
+        except Exception as error:  # noqa: BLE001  # the boundary: an environment is user code
+            await answers.send_json(_error("EXECUTION_ERROR", f"{type(error).__name__}: {error}"))
+
+
+def _action(data: Mapping[str, Any]) -> Action:
+    text, calls = data.get("message", ""), data.get("tool_calls") or []
+    if not isinstance(text, str) or not isinstance(calls, list):
+        raise Refused("VALIDATION_ERROR", "an action has a text `message`, a list `tool_calls`, or both")
+    made = []
+    for number, call in enumerate(calls):
+        arguments = call.get("arguments", {}) if isinstance(call, Mapping) else None
+        if not isinstance(arguments, Mapping) or not isinstance(call.get("name"), str):
+            raise Refused("VALIDATION_ERROR", f"a call has a name and an object of arguments, got {call!r:.200}")
+        made.append(ToolCall(f"call_{number}", call["name"], dict(arguments)))
+    return Action.from_message(Message("assistant", text, tool_calls=tuple(made))) if made else Action(text)
+
+
+def _observed(text: str, info: Info, *, reward: float | None, done: bool, truncated: bool = False) -> dict[str, Any]:
+    results = [one for one in info.get("tool_results", ()) if isinstance(one, ToolResult)]
+    metadata: dict[str, Any] = {**info.get("metrics", {}), "truncated": truncated}
+    if results:
+        metadata["tool_results"] = [{"name": one.name, "content": one.content, "error": one.error} for one in results]
+    return {"observation": {"text": text, "metadata": metadata}, "reward": reward, "done": done}
+
+
+def _about(name: str, make: Callable[[], TextEnv]) -> dict[str, JSON]:
+    """What `/metadata` says: OpenEnv's fields, and the system prompt and the tools beside them."""
+    env = make()
+    env.reset(seed=0)
+    task = env.card.task if env.card is not None else type(env).__name__
+    tools: list[JSON] = [
+        {"name": one.name, "description": one.description, "parameters": dict(one.parameters)} for one in env.tool_specs
+    ]
+    about: dict[str, JSON] = {"name": name, "description": task, "system_prompt": env.system_prompt, "tools": tools}
+    env.close()
+    return about
+
+
+def _always(content: Mapping[str, JSON]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response(content)
+
+    return answer
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text or "{}")
+    except ValueError as error:
+        raise Refused("INVALID_JSON", f"a message is JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise Refused("VALIDATION_ERROR", f"a message is an object, got {type(content).__name__}")
+    return content
+
+
+def _error(code: str, message: str) -> dict[str, Any]:
+    return {"type": "error", "data": {"message": message, "code": code}}

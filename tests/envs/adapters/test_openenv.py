@@ -1,0 +1,189 @@
+"""Environments behind OpenEnv's protocol: ours played by its client, its own played here, ours by ours."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+
+from agentgym.cli.main import main
+from agentgym.envs import Action, TextEnv, make_env, resolve_env
+from agentgym.envs.adapters.openenv_server import openenv_app, serve_openenv
+from agentgym.envs.policies import RandomPolicy
+from agentgym.errors import ConfigError, EnvironmentFault
+from agentgym.testing import check_env
+from tests.envs.adapters.conftest import free_port, running
+
+GUESS = Path(__file__).parent / "openenv_guess.py"
+CLIENT = """
+import asyncio, json, sys
+from openenv.core.generic_client import GenericEnvClient
+
+async def main():
+    async with GenericEnvClient(base_url=sys.argv[1]) as env:
+        told = [await env.reset(seed=3)]
+        told.append(await env.step({"tool_calls": [{"name": "look", "arguments": {}}]}))
+        told.append(await env.step({"message": "go south"}))
+        print(json.dumps([[one.observation["text"], one.reward, one.done] for one in told]))
+        print((await env.state())["step_count"])
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """TextGame-v0, served on this machine."""
+    urls: list[str] = []
+    loop = asyncio.new_event_loop()
+    is_ready = threading.Event()
+
+    def ready(at: str) -> None:
+        urls.append(at)
+        is_ready.set()
+
+    app = openenv_app("TextGame-v0", resolve_env("TextGame-v0"), max_sessions=40)
+    serving = loop.create_task(serve_openenv(app, "127.0.0.1", 0, ready))
+
+    def serve() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            loop.run_until_complete(serving)
+        loop.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    assert is_ready.wait(30)
+    yield urls[0]
+    loop.call_soon_threadsafe(serving.cancel)
+    thread.join(30)
+
+
+def episode(env: TextEnv, seed: int, turns: int = 12) -> list[tuple[str, float, bool, bool, Any]]:
+    """What a random player is told and paid, the player's calls one in each reply."""
+    observation, _ = env.reset(seed=seed)
+    told: list[tuple[str, float, bool, bool, Any]] = [(observation, 0.0, False, False, None)]
+    player = RandomPolicy()
+    player.reset(env, observation, seed)
+    while len(told) <= turns and not (told[-1][2] or told[-1][3]):
+        observation, reward, terminated, truncated, info = env.step(Action.from_message(player.act(observation)))
+        told.append((observation, reward, terminated, truncated, info["metrics"].get("success")))
+    return told
+
+
+def test_a_served_environment_is_the_environment(url: str) -> None:
+    here, there = make_env("TextGame-v0"), make_env(f"openenv/{url}")
+    assert there.system_prompt == here.system_prompt
+    assert there.tool_specs == here.tool_specs
+    for seed in range(5):
+        assert episode(there, seed) == episode(here, seed)
+    there.close()
+
+
+def test_sessions_side_by_side_are_each_their_own(url: str) -> None:
+    def played(seed: int) -> list[tuple[str, float, bool, bool, Any]]:
+        env = make_env(url)
+        try:
+            return episode(env, seed)
+        finally:
+            env.close()
+
+    with ThreadPoolExecutor(16) as threads:
+        assert list(threads.map(played, range(32))) == [episode(make_env("TextGame-v0"), seed) for seed in range(32)]
+
+
+@pytest.mark.slow
+def test_gymnasium_makes_it_and_env_check_finds_nothing(url: str) -> None:
+    made = gymnasium.make(f"openenv/{url}")
+    assert made.reset(seed=3)[0] == make_env("TextGame-v0").reset(seed=3)[0]
+    made.close()
+    assert check_env(f"openenv/{url}") == []
+
+
+def test_a_server_that_is_not_there_is_a_taught_error() -> None:
+    with pytest.raises(ConfigError, match=r"no OpenEnv server answers at http://127\.0\.0\.1:1/schema"):
+        make_env("openenv/http://127.0.0.1:1")
+    with pytest.raises(ConfigError, match="is named by its URL"):
+        make_env("openenv/localhost")
+    assert main(["env", "serve", "TextGam-v0"]) == 2
+    assert main(["env", "serve", "TextGame-v0", "--port", "70000"]) == 2
+
+
+def test_a_step_outside_an_episode_is_an_error_of_the_protocol(url: str) -> None:
+    env: Any = make_env(url)
+    env.reset(seed=0)
+    with pytest.raises(EnvironmentFault, match="VALIDATION_ERROR"):
+        env._sent({"tool_calls": 5})
+    with pytest.raises(EnvironmentFault, match=r"EXECUTION_ERROR.*EpisodeOver"):
+        fresh: Any = make_env(url)
+        fresh.start({})
+        for _ in range(100):
+            fresh._sent({"message": "look"})
+    fresh.release()
+    env.close()
+
+
+def test_requests_without_a_session_share_one_environment(url: str) -> None:
+    def post(path: str, content: object) -> Any:
+        request = urllib.request.Request(f"{url}/{path}", json.dumps(content).encode())
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+    opening = post("reset", {"seed": 3, "episode_id": "one"})
+    assert opening["observation"]["text"] == make_env("TextGame-v0").reset(seed=3)[0]
+    assert post("step", {"action": {"message": "look"}})["reward"] == 0.0
+    with urllib.request.urlopen(f"{url}/state", timeout=30) as answer:
+        assert json.load(answer) == {"episode_id": "one", "step_count": 1}
+
+
+@pytest.mark.adapter
+def test_the_client_of_openenv_plays_what_is_served(url: str, openenv_python: Path) -> None:
+    done = subprocess.run([openenv_python, "-c", CLIENT, url], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    told, steps = done.stdout.splitlines()
+    env = make_env("TextGame-v0")
+    wanted = [[env.reset(seed=3)[0], None, False]]
+    wanted += [[*env.step(reply)[:2], False] for reply in ("look", "go south")]
+    assert (json.loads(told), steps) == (wanted, "2")
+
+
+@pytest.mark.adapter
+def test_a_server_of_openenv_is_played_by_calls_and_by_words(openenv_python: Path) -> None:
+    port = free_port()
+    with running(openenv_python, GUESS, str(port)):
+        env = _soon(f"openenv/http://127.0.0.1:{port}")
+        assert [spec.name for spec in env.tool_specs] == ["act"]
+        assert env.tool_specs[0].parameters["required"] == ["message"]
+        rewards = set()
+        for seed in range(12):
+            assert env.reset(seed=seed)[0] == "Guess a number from 1 to 3."
+            first = env.step("1")
+            again = '{"name": "act", "arguments": {"message": "2"}}'
+            observation, reward, terminated, *_ = first if first[2] else env.step(again)
+            assert (observation, terminated) == ("Yes." if reward else "No.", True)
+            rewards.add(reward)
+        assert rewards == {0.0, 1.0}
+        env.close()
+        findings = check_env(f"openenv/http://127.0.0.1:{port}")
+        assert {finding.check for finding in findings} <= {"canaries"}  # one word in three is right
+
+
+def _soon(name: str) -> TextEnv:
+    """The environment of a server that is about to listen."""
+    until = time.monotonic() + 90
+    while True:
+        try:
+            return make_env(name)
+        except ConfigError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.5)
