@@ -23,7 +23,7 @@ class Difficulty:
 
     keyword: str = LEVEL
     """The keyword of the environment's class that sets it."""
-    values: Mapping[int, str]
+    values: Mapping[int, str] | Mapping[str, str]
     """Values of the keyword, from easy to hard, to what each means. `env check` plays them all."""
 
     def __post_init__(self) -> None:

@@ -19,6 +19,8 @@ BUNDLED = {
     "Prompt-v0": "agentgym.envs.prompt:Prompt",
     "LongRoad-v0": "agentgym.envs.long_road:LongRoad",
     "Countdown-v0": "agentgym.envs.countdown:Countdown",
+    "Negotiation-v0": "agentgym.envs.negotiation:Negotiation",
+    "TicTacToe-v0": "agentgym.envs.tic_tac_toe:TicTacToe",
     "Mastermind-v0": "agentgym.envs.mastermind:Mastermind",
     "Sokoban-v0": "agentgym.envs.sokoban:Sokoban",
     "Sudoku-v0": "agentgym.envs.sudoku:Sudoku",
