@@ -24,6 +24,7 @@ from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.metrics import EvalScore
 from agentgym.trainers.plan import describe_plan
 from agentgym.trainers.run_folder import free_run_folder
+from agentgym.trainers.self_play import alone
 from agentgym.trainers.tasks import EnvChoice, env_choices
 from agentgym.trainers.tasks.mix import read_mix
 from agentgym.trainers.trainer import Trainer, TrainResult
@@ -192,7 +193,7 @@ def _eval_commands(config: TrainConfig, checkpoint: Path | None) -> list[str]:
             else []
         )
     return [
-        f"agentgym eval --env {choice.env} {_keywords(choice.kwargs)}{reward}--policy {checkpoint}"
+        f"agentgym eval --env {choice.env} {_keywords(alone(choice.kwargs))}{reward}--policy {checkpoint}"
         for choice in _environments(config)
     ]
 

@@ -15,6 +15,7 @@ from agentgym.chat_templates.protocol import Renderer
 from agentgym.data import open_data
 from agentgym.engines.openai_config import is_url
 from agentgym.engines.protocol import Engine
+from agentgym.envs.multi_agent import SELF
 from agentgym.envs.policies import POLICIES
 from agentgym.envs.resolve import make_env, stem_of
 from agentgym.envs.seeds import EVAL_SEED_START
@@ -35,6 +36,7 @@ from agentgym.rollout.home import make_task_env
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.rollout.loop import RolloutLoop
 from agentgym.rollout.sampler import Sampler, SamplerConfig
+from agentgym.rollout.self_play import seats_of
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON, Message, Task
 
@@ -268,10 +270,24 @@ def _require_torch() -> None:
 def _checked(config: EvalConfig) -> EvalConfig:
     """The settings, with the model that an endpoint has or the chat format of a model here; raises as
     `_checked_policy` does, and where no endpoint is."""
+    _check_seats(config)
     if not is_url(config.policy):
         return replace(config, family=_checked_policy(config))
     make_env(config.env, config.env_kwargs).close()
     return replace(config, endpoint=found_model(config.policy, config.endpoint))
+
+
+def _check_seats(config: EvalConfig) -> None:
+    if config.env_kwargs.get("opponent") != SELF:
+        return
+    env = make_env(config.env, config.env_kwargs)
+    seats = seats_of(env)
+    env.close()
+    if seats:
+        raise ConfigError(
+            f"an evaluation plays one agent, and opponent={SELF} leaves all of {', '.join(seats)} to it: name another"
+            " opponent, such as --env-kwargs opponent=random"
+        )
 
 
 def _checked_policy(config: EvalConfig) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentgym.chat_templates.protocol import Renderer
+from agentgym.envs.multi_agent import SELF
 from agentgym.errors import RunFolderError
 from agentgym.evaluation.record_checks import CHECKS, Basis, Ledger, Place, Record, by_endpoint, first_difference
 from agentgym.evaluation.step_checks import StepChecks
@@ -228,7 +229,7 @@ class _Across:
         group.members[member] = line
         if record["reward"] is None:
             self._failed.add(line)  # a resumed evaluation plays it again
-        if record["rows"]:
+        if record["rows"] and record["task"]["kwargs"].get("opponent") != SELF:  # there others may have moved before
             self._compare_prompt(ledger, line, task, record["rows"][0]["spans"][0]["ids"])
 
     def _compare_prompt(self, ledger: Ledger, line: int, task: str, ids: list[int]) -> None:

@@ -36,6 +36,8 @@ class Episode:
     run_seed: int = 0
     step: int = 0
     phase: str = "train"
+    seat: str = ""
+    """The agent that is played, where the other seats of the game are episodes too (self-play)."""
 
     @property
     def session(self) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from agentgym.chat_templates.formats.reply import reply_problem
 from agentgym.envs.action import Action
-from agentgym.errors import EngineError, EnvironmentFault, RenderError
+from agentgym.errors import AgentGymError, EngineError, EnvironmentFault, RenderError
 from agentgym.rollout.answer import Answer, read_reset, read_step
 from agentgym.rollout.deadlines import Deadlines
 from agentgym.rollout.episode import Draft, Ending, Episode
@@ -21,10 +21,22 @@ from agentgym.rollout.turnstile import Turnstile
 from agentgym.trajectory import Status, StopReason, Trajectory
 from agentgym.types import JSON, Message, ToolSpec
 
-__all__ = ["SURPLUS", "EpisodeLoop", "env_error", "replay_info", "under_system_prompt", "user_traceback"]
+__all__ = [
+    "SURPLUS",
+    "EpisodeLoop",
+    "GameAbandoned",
+    "env_error",
+    "replay_info",
+    "under_system_prompt",
+    "user_traceback",
+]
 
 SURPLUS = "surplus episode"
 """The message of a cancellation that ends an episode as data (status `cancelled`) instead of ending its task."""
+
+
+class GameAbandoned(AgentGymError):
+    """A game cannot go on, and not for want of its player: another seat of it failed, or it was over too soon."""
 
 
 class EpisodeLoop(ABC):
@@ -68,6 +80,8 @@ class EpisodeLoop(ABC):
             ending = Ending(Status.ENV_ERROR, StopReason.ENV_ERROR, f"RenderError: {error}", replay_info(episode))
         except EngineError as error:
             ending = Ending(Status.ENGINE_ERROR, StopReason.ENGINE_ERROR, str(error) or "EngineError")
+        except GameAbandoned as error:
+            ending = Ending(Status.CANCELLED, StopReason.CANCELLED, str(error), replay_info(episode))
         except asyncio.CancelledError as error:
             if SURPLUS not in error.args:
                 raise

@@ -118,6 +118,9 @@ class TrainConfig:
     serve: int | None = None
     """The port (0 takes a free one) at which the episodes of training wait for agents outside, which speak OpenAI's
     chat completions; None plays them here. Evaluations are played here either way."""
+    rival: str | None = None
+    """In self-play (an environment's opponent=self), the folder of a model that plays all seats of a game but one with
+    frozen weights, such as an earlier checkpoint; None has the trained policy play every seat."""
     eval_episodes: int = 200
     """Held-out tasks played before and after training; 0 plays none."""
     trackers: tuple[str, ...] = ()

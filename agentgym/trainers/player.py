@@ -9,13 +9,16 @@ from dataclasses import asdict
 
 from agentgym.rewards import Rewards
 from agentgym.rollout.episode import Episode
+from agentgym.rollout.episode_loop import EpisodeLoop
 from agentgym.rollout.loop import RolloutLoop
 from agentgym.rollout.sampler import Sampler
+from agentgym.rollout.self_play import SelfPlaySampler
 from agentgym.rollout.serve_http import EpisodeServer, ServeConfig
 from agentgym.rollout.served import ServedLoop
 from agentgym.rollout.staleness import staleness
 from agentgym.rollout.stream import GroupStream, Order
 from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.self_play import SeatedEpisodes, played_alone, rival_loop, seat_metrics, trained_seats
 from agentgym.trainers.stage import Stage
 from agentgym.trainers.tasks.ahead import AheadTasks
 from agentgym.trainers.tasks.filtering import StepGroups, fill_step
@@ -37,6 +40,7 @@ class Player:
         self._rewards = rewards
         self._told_lack = False
         self._stream: GroupStream | None = None
+        self._seats = trained_seats(config)
 
     async def open(self, stack: AsyncExitStack, on_served: Callable[[str], None]) -> None:
         """Makes the samplers; the stack closes them. `on_served` is told the address at which agents play, where they
@@ -48,6 +52,8 @@ class Player:
         self._probe_sampler = stage.sampler(stage.loop("probe"))
         stack.callback(self._probe_sampler.close)
         self._players = self._sampler
+        if self._seats:
+            self._players = self._open_self_play(loop, stack)
         if config.serve is not None:
             assert isinstance(loop, RolloutLoop)
             served = ServedLoop(loop)
@@ -66,6 +72,15 @@ class Player:
             )
             stack.push_async_callback(self._stream.close)
 
+    def _open_self_play(self, loop: EpisodeLoop, stack: AsyncExitStack) -> Sampler:
+        """What plays the games of self-play."""
+        rival = rival_loop(self.config)
+        if rival is not None:
+            stack.push_async_callback(rival.close)
+        sampler = SelfPlaySampler(self._rewards.loop(loop), config=self.config.sampler, rival=rival)
+        stack.callback(sampler.close)
+        return sampler
+
     def published(self, version: int) -> None:
         """Hears that the engine has this version of the weights."""
         if self._stream is not None:
@@ -73,9 +88,9 @@ class Player:
 
     def metrics(self, groups: Sequence[Group], version: int) -> Mapping[str, float]:
         """How far ahead of the learner the groups of a step were sampled, which learns with policy `version`, and who
-        waited for whom; nothing where all waits for all."""
+        waited for whom; nothing where all waits for all. In self-play, how each seat fared."""
         if self._stream is None:
-            return {}
+            return seat_metrics(groups, self._seats)
         waits = {name: round(value, 4) for name, value in asdict(self._stream.report()).items()}
         return {**staleness(groups, version), **waits}
 
@@ -117,7 +132,7 @@ class Player:
     async def probe(self, name: str, version: int) -> list[Trajectory]:
         """Short episodes of the next step's tasks, which are recorded nowhere."""
         config = self.config
-        tasks = [order.task for order in self._orders(version + 1)][: config.parity.episodes]
+        tasks = played_alone([order.task for order in self._orders(version + 1)])[: config.parity.episodes]
         episodes = [Episode(task, f"{n}", 0, config.seed, version, f"parity-{name}") for n, task in enumerate(tasks)]
         return await self._probe_sampler.run(episodes)
 
@@ -126,7 +141,7 @@ class Player:
         as `agentgym eval` plays with this seed. What is played ahead of training ends."""
         if self._stream is not None:
             await self._stream.close()
-        tasks = self.source.eval_tasks(self.config.eval_episodes)
+        tasks = played_alone(self.source.eval_tasks(self.config.eval_episodes))
         episodes = [Episode(task, f"0/{n}", 0, self.config.seed, phase=phase) for n, task in enumerate(tasks)]
         return await self._scored(await self._sampler.run(episodes, on_episode=on_episode))
 
@@ -137,6 +152,9 @@ class Player:
     async def _play(self, orders: Sequence[Order], before: Sequence[Group]) -> list[Group]:
         """A group for each order; `before` are groups of the same step."""
         size, seed = self.config.group_size, self.config.seed
+        if self._seats:
+            seated = SeatedEpisodes(orders, self._seats, rotates=self.config.rival is not None)
+            return seated.groups(await self._players.run(seated.episodes(size, seed)))
         episodes = [Episode(one.task, one.key, member, seed, one.step) for one in orders for member in range(size)]
         earlier = [one for group in before for one in group.trajectories]
         played = await self._players.run(episodes, earlier=earlier)

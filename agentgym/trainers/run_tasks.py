@@ -11,6 +11,7 @@ from agentgym.data import open_data
 from agentgym.envs.resolve import resolve_env
 from agentgym.errors import ConfigError
 from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.self_play import trained_seats
 from agentgym.trainers.tasks import AheadTasks, TaskSource, env_choices, fixed_source, make_source
 from agentgym.types import JSON, Message, Task
 
@@ -19,6 +20,7 @@ __all__ = ["open_tasks"]
 
 def open_tasks(config: TrainConfig, renderer: Renderer) -> TaskSource:
     """Where the tasks of a run come from; raises for environments that do not exist and files that cannot be read."""
+    trained_seats(config)
     source = _source(config, renderer)
     return AheadTasks(source, config.tasks) if config.max_staleness else source
 
