@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import traceback
@@ -131,9 +132,10 @@ def _makes(make: Subject) -> Iterator[Complaint]:
 
 
 def _gymnasium(make: Subject) -> Iterator[Complaint]:
-    with warnings.catch_warnings(record=True) as caught:
+    env = make()
+    with warnings.catch_warnings(record=True) as caught, contextlib.closing(env):
         warnings.simplefilter("always")
-        gymnasium_check_env(make(), skip_render_check=True)
+        gymnasium_check_env(env, skip_render_check=True)
     for warning in caught:
         yield "warning", f"Gymnasium's check_env: {warning.message}"
 
@@ -141,7 +143,7 @@ def _gymnasium(make: Subject) -> Iterator[Complaint]:
 def _reproducible(make: Subject) -> Iterator[Complaint]:
     for seed in (0, 1):
         env = make()
-        first, again, fresh = transcript(env, seed), transcript(env, seed), transcript(make(), seed)
+        first, again, fresh = transcript(env, seed), transcript(env, seed), _transcript_of_new(make, seed)
         env.close()
         for other, what in ((again, "a second reset"), (fresh, "a new environment")):
             if other != first:
@@ -154,7 +156,7 @@ def _reproducible(make: Subject) -> Iterator[Complaint]:
 
 
 def _seeded(make: Subject) -> Iterator[Complaint]:
-    episodes = {"\n".join(transcript(make(), seed, policy_seed=0)) for seed in SEEDS}
+    episodes = {"\n".join(_transcript_of_new(make, seed, policy_seed=0)) for seed in SEEDS}
     if len(episodes) == 1:
         yield "error", f"{len(SEEDS)} seeds give the same episode; draw the task from self.np_random"
 
@@ -231,6 +233,7 @@ def _answers(make: Subject) -> Iterator[Complaint]:
     env = make()
     observation, _ = env.reset(seed=0)
     if not env.tool_specs:
+        env.close()
         return
     policy = RandomPolicy()
     policy.reset(env, observation, 0)
@@ -326,6 +329,14 @@ def _plays_to_the_end(env: TextEnv, steps: int) -> bool:
         if terminated or truncated:
             return True
     return False
+
+
+def _transcript_of_new(make: Subject, seed: int, policy_seed: int | None = None) -> list[str]:
+    env = make()
+    try:
+        return transcript(env, seed, policy_seed)
+    finally:
+        env.close()
 
 
 async def _async_transcript(env: TextEnv, seed: int) -> list[str]:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from agentgym.envs import TextEnv, ToolEnv
-from agentgym.testing import check_env
+from agentgym.testing import check_env, examine_env
+from agentgym.testing.env import CHECKS
 from agentgym.tools import tool
 from agentgym.types import Message
 
@@ -165,3 +166,20 @@ def test_what_cannot_be_made_is_one_finding() -> None:
     assert (finding.check, "OSError: no disk" in finding.message) == ("makes", True)
     (finding,) = check_env(lambda: 3)  # type: ignore[arg-type,return-value]
     assert "derive it from agentgym.envs.TextEnv" in finding.message
+
+
+@pytest.mark.parametrize("check", [name for name in CHECKS if name != "makes"])
+def test_every_environment_that_a_check_plays_is_closed(check: str) -> None:
+    left: dict[int, Held] = {}
+
+    class Held(Sound):
+        def start(self, options: dict[str, Any]) -> str:
+            left[id(self)] = self
+            return super().start(options)
+
+        def close(self) -> None:
+            left.pop(id(self), None)
+            super().close()
+
+    examine_env(Held, only=[check])
+    assert not left
