@@ -29,6 +29,7 @@ BUNDLED = {
     "SearchQA-v0": "agentgym.envs.search_qa:SearchQA",
     "CodeTasks-v0": "agentgym.envs.code_tasks:CodeTasks",
     "Retail-v0": "agentgym.envs.retail:Retail",
+    "Math-v0": "agentgym.envs.mathematics:Math",
 }
 """Environment id to where its class is; an id's version changes when its tasks or rewards do."""
 
