@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
 from agentgym.tools.sandbox.box import frames
@@ -14,12 +15,16 @@ __all__ = ["ask", "outcome_of", "plan_of"]
 
 MIB = 1 << 20
 
+TASK_DATA = Path(__file__).resolve().parents[2] / "envs" / "data"
+"""Holds answers and tests of tasks: where agentgym is installed in Python's own folder, programs could read them."""
+
 
 def plan_of(backend: str, limits: SandboxLimits, packages: Sequence[str], scratch: str = "") -> Plan:
     """What a box is told of its limits."""
     return Plan(
         backend=backend,
         packages=tuple(packages),
+        hidden=str(TASK_DATA),
         scratch=scratch,
         memory_bytes=limits.memory_mb * MIB,
         scratch_bytes=limits.scratch_mb * MIB,

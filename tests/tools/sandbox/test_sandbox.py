@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import agentgym
 from agentgym.errors import ConfigError, SandboxError, UnknownName
 from agentgym.tools.sandbox import Ended, Sandbox, SandboxLimits, open_sandbox
 
@@ -327,3 +328,26 @@ def test_what_cannot_be_run_is_refused_with_what_to_do(sandbox: Sandbox) -> None
         SandboxLimits(memory_mb=8)
     with pytest.raises(ConfigError, match="time_limit_s"):
         SandboxLimits(time_limit_s=float("nan"))
+
+
+@pytest.mark.parametrize("backend", SERVED)
+def test_the_data_of_tasks_cannot_be_read_wherever_agentgym_is_installed(backend: str) -> None:
+    package = Path(agentgym.__file__).parent
+    data = package / "envs" / "data"
+    assert (data / "wordle.txt").exists()
+    code = f"""
+import os
+envs, data = {str(package / "envs")!r}, {str(data)!r}
+print(len(open(f'{{envs}}/seeds.py').read()) > 0, 'wordle.py' in os.listdir(envs))
+for name in ('wordle.txt', 'humaneval/LICENSE'):
+    try:
+        open(f'{{data}}/{{name}}').read()
+    except OSError as error:
+        print(type(error).__name__)
+os.rename(data, '/box/data')
+"""
+    with open_sandbox(backend, packages=[package.parent]) as opened:
+        outcome = opened.run(code)
+    kind = "FileNotFoundError" if backend == "namespaces" else "PermissionError"
+    assert outcome.stdout == f"True True\n{kind}\n{kind}\n"
+    assert outcome.exit_code == 1

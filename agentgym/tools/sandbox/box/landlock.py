@@ -31,13 +31,20 @@ def landlock_version() -> int:
         return 0
 
 
-def restrict_files(version: int, *, read: Sequence[str], devices: Sequence[str], write: Sequence[str]) -> None:
-    """Leaves this process folders to read and run from, device files, and folders to write; needs no_new_privs."""
+def restrict_files(
+    version: int, *, listed: Sequence[str], read: Sequence[str], devices: Sequence[str], write: Sequence[str]
+) -> None:
+    """Leaves this process names to list, files to read and run, device files, and folders to write.
+
+    It needs no_new_privs.
+    """
     known = max(one for one in RIGHTS_BY_VERSION if one <= version)
     rights = RIGHTS_BY_VERSION[known]
     attributes = (ctypes.c_uint64 * 3)(rights, NETWORK_RIGHTS if version >= 4 else 0, SCOPES if version >= 6 else 0)
     size = ctypes.c_size_t(24 if version >= 6 else 16 if version >= 4 else 8)
     ruleset = syscall(CREATE_RULESET, attributes, size, 0, what="landlock_create_ruleset")
+    for path in listed:
+        _allow(ruleset, path, rights & READ_DIR)
     for path in read:
         _allow(ruleset, path, rights & (EXECUTE | READ_FILE | READ_DIR))
     for path in devices:

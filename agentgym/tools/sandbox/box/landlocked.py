@@ -14,7 +14,7 @@ from agentgym.tools.sandbox.box import kernel
 from agentgym.tools.sandbox.box.folders import make_removable
 from agentgym.tools.sandbox.box.landlock import landlock_version, restrict_files
 from agentgym.tools.sandbox.box.limiting import limit_resources
-from agentgym.tools.sandbox.box.plan import Plan, readable_folders
+from agentgym.tools.sandbox.box.plan import Plan, parts_without, readable_folders
 from agentgym.tools.sandbox.box.processes import descendants, kill_until_gone, reap
 from agentgym.tools.sandbox.box.seccomp import assemble, install_filter
 
@@ -35,7 +35,9 @@ class LandlockBox:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._version = landlock_version()
-        self._read = [*readable_folders(plan), "/etc/ld.so.cache"]
+        self._listed = readable_folders(plan)
+        self._read = [part for folder in self._listed for part in parts_without(folder, plan.hidden)]
+        self._read.append("/etc/ld.so.cache")
         self._filter = assemble(os.uname().machine, owns_files=False, leaves_group=False, signals=True)
         self._group = 0
         self.home = ""
@@ -63,7 +65,7 @@ class LandlockBox:
         kernel.drop_capabilities()
         limit_resources(self._plan)
         kernel.forbid_new_privileges()
-        restrict_files(self._version, read=self._read, devices=DEVICES, write=[self.home])
+        restrict_files(self._version, listed=self._listed, read=self._read, devices=DEVICES, write=[self.home])
         if self._version < SIGNALS_STAY_INSIDE:  # the filter holds them in then, and names this very process
             install_filter(assemble(os.uname().machine, owns_files=False, leaves_group=False, signals=False))
         else:

@@ -111,6 +111,9 @@ class NamespaceBox:
             os.makedirs(root + folder, mode=0o755, exist_ok=True)
             kernel.mount(folder, root + folder, "", MS_BIND | MS_REC)
             kernel.protect_mounts(root + folder)
+            if self._plan.hidden.startswith(f"{folder}/"):
+                kernel.mount("none", root + self._plan.hidden, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0555,size=4k")
+                kernel.protect_mounts(root + self._plan.hidden)
         _add_links(root)
         _add_devices(root)
         _add_accounts(root)

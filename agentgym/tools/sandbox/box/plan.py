@@ -5,7 +5,7 @@ import os
 import sys
 from dataclasses import asdict, dataclass
 
-__all__ = ["Plan", "readable_folders"]
+__all__ = ["Plan", "parts_without", "readable_folders"]
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,8 @@ class Plan:
     backend: str
     packages: tuple[str, ...]
     """Folders that are put on Python's path, and can be read."""
+    hidden: str
+    """A folder that no program may read, whatever it is in."""
     scratch: str
     """A folder of the server's own, for boxes that have no file system of their own."""
     memory_bytes: int
@@ -56,3 +58,16 @@ def readable_folders(plan: Plan) -> list[str]:
         if not any(one.startswith(f"{other}/") for other in chosen):
             chosen.append(one)
     return chosen
+
+
+def parts_without(folder: str, hidden: str) -> list[str]:
+    """What is in a folder, but for a folder that is hidden in it: the folder itself where that is elsewhere."""
+    if not f"{hidden}/".startswith(f"{folder}/"):
+        return [folder]
+    parts: list[str] = []
+    if folder == hidden:
+        return parts
+    for name in os.path.relpath(hidden, folder).split("/"):
+        parts += [one.path for one in os.scandir(folder) if one.name != name and not one.is_symlink()]
+        folder = os.path.join(folder, name)
+    return parts
