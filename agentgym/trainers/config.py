@@ -201,7 +201,7 @@ class TrainConfig:
         return replace(self.ray, engines=len(urls), cpus_per_engine=0.0, gpus_per_engine=0.0)
 
     def _check_cluster(self) -> None:
-        self.learner.mesh.data(self.ray.learners)
+        self.learner.check_shares(self.ray.learners)
         if self.serve is not None:
             raise ConfigError("executor ray has no door for agents outside: leave serve out")
         if (self.learner.device, self.learner.dtype) != ("cpu", "float32"):

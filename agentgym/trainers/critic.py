@@ -149,7 +149,7 @@ class Critic:
         assert self.optimizer is not None
         share = self._world.share(batch, self._micro_batch_tokens)
         parts = [(part, share.is_idle(number)) for number, part in enumerate(share.parts)]
-        losses = reduce(add, self._world.accumulate(parts, self._compute, self.optimizer.parameters))
+        losses = reduce(add, self._world.accumulate(parts, self._compute, self.optimizer.parameters, share.sizes))
         loss = float(reduce(add, self._world.gathered(losses)))
         norm = self._world.run(self.optimizer.step) if math.isfinite(loss) else math.nan
         if not math.isfinite(norm):

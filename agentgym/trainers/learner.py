@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import islice
 from operator import add
 from typing import Any
 
@@ -16,7 +17,6 @@ from agentgym.engines.hf_checkpoint import hf_named_views
 from agentgym.engines.hf_exchange import Exchange
 from agentgym.engines.hf_layout import PackedLayout
 from agentgym.engines.hf_model import Decoder, DecoderLayer
-from agentgym.errors import ConfigError
 from agentgym.trainers.batch import TrainingBatch
 from agentgym.trainers.critic import Critic, CriticStats
 from agentgym.trainers.halt import NotFinite
@@ -28,10 +28,11 @@ from agentgym.trainers.mismatch import MismatchFound, MismatchSums
 from agentgym.trainers.off_policy import corrected_batch
 from agentgym.trainers.optimizer import OptimizerConfig, PolicyOptimizer
 from agentgym.trainers.parallel import MicroResult
-from agentgym.trainers.sharded_tensor import is_sharded, whole
+from agentgym.trainers.sharded_tensor import whole
 from agentgym.trainers.step_stats import Report, StepStats
 from agentgym.trainers.token_logprobs import TargetScores, gradient_proxy, scorer
-from agentgym.trainers.world import OneProcess, Sharded, Share, World
+from agentgym.trainers.world import Sharded, Share
+from agentgym.trainers.worlds import world_of
 
 __all__ = ["Learner", "LearnerConfig", "StepStats"]
 
@@ -83,7 +84,7 @@ class Learner:
         reference: Decoder | Sharded | None = None,
     ) -> None:
         self.model = model if isinstance(model, Decoder) else model.decoder
-        self.world = _world_of(model, config)
+        self.world = world_of(model, config)
         self.config = config
         self.adapters: Adapters | None = None
         if config.lora.rank:
@@ -222,10 +223,11 @@ class Learner:
 
     def _step(self, batch: TrainingBatch, max_mismatch: float) -> StepStats:
         """One optimizer step."""
-        parts = self._parts(batch)
+        share = self._share(batch)
         learning_rate = self.optimizer.learning_rate
-        reports = self.world.accumulate(parts, self._compute, self.optimizer.parameters)
-        total = self._total(reports)
+        parts = self._parts(batch, share)
+        reports = self.world.accumulate(parts, self._compute, self.optimizer.parameters, share.sizes)
+        total = self._total(reports, share.sizes)
         loss = float(total.loss)
         mismatch = total.mismatch.result
         if mismatch.max > max_mismatch:
@@ -242,12 +244,14 @@ class Learner:
             self.world.run(self.adapters.publish)
         return total.result(batch.num_trained_tokens, norm, learning_rate, self.kl.coefficient)
 
-    def _total(self, reports: Sequence[Report]) -> Report:
+    def _total(self, reports: Sequence[Report], sizes: Sequence[int]) -> Report:
         """The sums over all micro-batches of all ranks, the same on each."""
-        total: Report = reduce(add, reports)
-        if self.world.size > 1:
-            total = reduce(add, map(Report.of_scalars, self.world.gathered(total.scalars_K)))
-        return total
+        rest = iter(reports)
+        portions: list[Report] = [reduce(add, islice(rest, size)) for size in sizes or (len(reports),)]
+        if self.world.size == 1 and len(portions) == 1:
+            return portions[0]
+        found = [one for portion in portions for one in self.world.gathered(portion.scalars_K)]
+        return reduce(add, map(Report.of_scalars, found))
 
     def _forget_gradients(self) -> None:
         for parameter in self.optimizer.parameters:
@@ -299,13 +303,13 @@ class Learner:
         )
         return scores.logp_N
 
-    def _parts(self, batch: TrainingBatch) -> list[_Part]:
-        """The micro-batches. A loss over the whole step is computed here, from one pass without gradient.
+    def _parts(self, batch: TrainingBatch, share: Share) -> list[_Part]:
+        """The micro-batches of the batch's share. A loss over the whole step is computed here, from one pass without
+        gradient.
 
         Its derivative by each logprob is exact, and a micro-batch that carries these back has its share of the step's
         gradient, however the step is cut.
         """
-        share = self._share(batch)
         if self._elementwise or not share.parts:
             return [_Part(part, is_idle=share.is_idle(number)) for number, part in enumerate(share.parts)]
         logp_M = self._every_target(lambda part: self._logp(self.model, part), share).requires_grad_()
@@ -383,16 +387,3 @@ class Learner:
             num_rejected=(correction_M == 0).sum(),
         )
         return MicroResult(loss, report)
-
-
-def _world_of(model: Decoder | Sharded, config: LearnerConfig) -> World:
-    if isinstance(model, Sharded):
-        if config.critic.trunk == "shared":
-            told = "on several ranks give it a trunk of its own (critic.trunk own)"
-            raise ConfigError(f"a critic on the policy's trunk is for a learner in one process; {told}")
-        return model.ranks
-    if is_sharded(model.embed):
-        raise ConfigError("the model is sharded: give the learner what Ranks.shard gave, which knows the ranks")
-    config.mesh.check_alone()
-    device = model.embed.device
-    return OneProcess(device, config.num_threads if device.type == "cpu" else 1)

@@ -59,6 +59,9 @@ class LearnerConfig:
     threads: int | None = None
     """CPU threads, each with micro-batches of its own; None is one per core, at most 8. Never changes a result. Of
     several ranks each computes in one thread, with torch's own settings."""
+    shares: int | None = None
+    """Shares of a step, about equally costly, whose gradients are summed apart and then together; None is one for each
+    rank. A run in one process with 2 has the bits of two ranks that keep `fsdp.gradients` whole and clip nothing."""
     head_kernel: HeadKernel = "torch"
     """What computes logprobs and entropies from final states: `torch` in chunks, or `liger`, Liger's fused linear
     cross-entropy, which is a kernel on Hopper GPUs (in bfloat16) and chunks of its own elsewhere."""
@@ -74,6 +77,8 @@ class LearnerConfig:
                 raise ConfigError(f"{name} is at least 1, got {getattr(self, name)}")
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads is at least 1, got {self.threads}")
+        if self.shares is not None and self.shares < 1:
+            raise ConfigError(f"shares is at least 1, got {self.shares}")
         if self.correction is not None:
             check_correction(self.correction, self.correction_settings)
         elif self.correction_settings:
@@ -83,6 +88,13 @@ class LearnerConfig:
                 "learner.lora is not split by learner.mesh.tensor: leave one out, or use learner.mesh.sequence"
             )
         _ = self.policy_loss  # raises where the loss or a setting cannot work
+
+    def check_shares(self, num_ranks: int) -> None:
+        """Raises ConfigError for other `shares` than so many ranks have."""
+        num_shares = self.mesh.data(num_ranks)
+        if self.shares not in (None, num_shares):
+            told = f"leave learner.shares out, or give the run as many learners as shares ({self.shares})"
+            raise ConfigError(f"learner.shares is {self.shares}, and {num_ranks} ranks have {num_shares}: {told}")
 
     @property
     def num_threads(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from typing import Generic, TypeVar
 
 import torch
@@ -39,24 +40,31 @@ class GradientWorkers:
         self._pool = ThreadPoolExecutor(num_threads, "agentgym-learner", _one_core)
 
     def accumulate(
-        self, parts: Sequence[T], compute: Callable[[T], MicroResult[S]], parameters: Sequence[Tensor]
+        self,
+        parts: Sequence[T],
+        compute: Callable[[T], MicroResult[S]],
+        parameters: Sequence[Tensor],
+        sizes: Sequence[int] = (),
     ) -> list[S]:
-        """Adds the gradient of every part's loss to `parameters`, in the order of the parts; gives their reports."""
+        """Adds the gradient of every part's loss to `parameters`, in the order of the parts; gives their reports.
+
+        With `sizes`, the gradients of so many parts are summed first, then those of the next ones, and then the sums.
+        """
         reports = []
 
         def one(part: T) -> tuple[tuple[Tensor | None, ...], S]:
             result = compute(part)
             return torch.autograd.grad(result.loss, parameters, allow_unused=True), result.report
 
-        for gradients, report in self._pool.map(one, parts):
-            reports.append(report)
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                if gradient is None:
-                    continue
-                if parameter.grad is None:
-                    parameter.grad = gradient.to(gradient_type(parameter))
-                else:
-                    parameter.grad.add_(gradient)
+        results = self._pool.map(one, parts)
+        for size in sizes or (len(parts),):
+            before = [parameter.grad for parameter in parameters]
+            for parameter in parameters:
+                parameter.grad = None
+            for gradients, report in islice(results, size):
+                reports.append(report)
+                _add(parameters, gradients)
+            _add(parameters, before)
         return reports
 
     def map(self, work: Callable[[T], S], parts: Iterable[T]) -> list[S]:
@@ -70,6 +78,16 @@ class GradientWorkers:
     def close(self) -> None:
         """Ends the threads."""
         self._pool.shutdown()
+
+
+def _add(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is None:
+            continue
+        if parameter.grad is None:
+            parameter.grad = gradient.to(gradient_type(parameter))
+        else:
+            parameter.grad.add_(gradient)
 
 
 def _one_core() -> None:

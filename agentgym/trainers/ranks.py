@@ -153,7 +153,11 @@ class Ranks:
         return SplitLayout(self._mesh, seqlens, ids_N, wanted_N)
 
     def accumulate(
-        self, parts: Sequence[T], compute: Callable[[T], MicroResult[S]], parameters: Sequence[Tensor]
+        self,
+        parts: Sequence[T],
+        compute: Callable[[T], MicroResult[S]],
+        parameters: Sequence[Tensor],
+        sizes: Sequence[int] = (),
     ) -> list[S]:
         """One micro-batch after the other, in this thread; the ranks exchange gradients behind the last, or each."""
         each = self.config.gradients == "sharded"

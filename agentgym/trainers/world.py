@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from agentgym.engines.hf_layout import PackedLayout
-from agentgym.engines.hf_model import Decoder
+from agentgym.engines.hf_model import Decoder, DecoderConfig
+from agentgym.trainers.balance import balanced, row_costs
 from agentgym.trainers.batch import TrainingBatch
 from agentgym.trainers.parallel import GradientWorkers, MicroResult
 
@@ -49,6 +50,8 @@ class Share:
     targets: Place
     """Of the rank's trained targets."""
     rows: Place
+    sizes: tuple[int, ...] = ()
+    """Parts whose gradients are summed apart from the others', where there is more than one such portion."""
 
     def is_idle(self, number: int) -> bool:
         """Whether part `number` only keeps step."""
@@ -74,9 +77,14 @@ class World(Protocol):
         ...
 
     def accumulate(
-        self, parts: Sequence[T], compute: Callable[[T], MicroResult[S]], parameters: Sequence[Tensor]
+        self,
+        parts: Sequence[T],
+        compute: Callable[[T], MicroResult[S]],
+        parameters: Sequence[Tensor],
+        sizes: Sequence[int] = (),
     ) -> list[S]:
-        """Adds the gradient of all ranks' losses to `parameters`; gives the reports of this rank's parts."""
+        """Adds the gradient of all ranks' losses to `parameters`; gives the reports of this rank's parts. `sizes` are
+        those of the share."""
         ...
 
     def map(self, work: Callable[[T], S], parts: Sequence[T]) -> list[S]:
@@ -117,21 +125,34 @@ class Sharded:
 
 
 class OneProcess(GradientWorkers):
-    """A world of one rank, without a process group: micro-batches side by side on threads."""
+    """A world of one rank, without a process group: micro-batches side by side on threads.
+
+    With `portions`, a batch of the model `shape` is cut and summed as by so many ranks.
+    """
 
     rank = 0
     size = 1
     portion = 0
 
-    def __init__(self, device: torch.device, num_threads: int) -> None:
+    def __init__(
+        self, device: torch.device, num_threads: int, *, portions: int = 1, shape: DecoderConfig | None = None
+    ) -> None:
         super().__init__(num_threads)
         self.device = device
+        self._portions = portions
+        self._shape = shape
 
     def share(self, batch: TrainingBatch, max_tokens: int) -> Share:
         """The whole batch."""
-        parts = tuple(batch.to(self.device).split(max_tokens))
+        portions = [batch]
+        if self._portions > 1 and self._shape is not None and batch.num_rows:
+            ranges = balanced(row_costs(batch, self._shape), self._portions)
+            portions = [batch.select(rows) for rows in ranges if len(rows)]
+        cut = [portion.to(self.device).split(max_tokens) for portion in portions]
+        parts = tuple(part for portion in cut for part in portion)
+        sizes = tuple(map(len, cut)) if len(cut) > 1 else ()
         num_targets, num_rows = batch.num_trained_tokens, batch.num_rows
-        return Share(parts, len(parts), Place(0, num_targets, num_targets), Place(0, num_rows, num_rows))
+        return Share(parts, len(parts), Place(0, num_targets, num_targets), Place(0, num_rows, num_rows), sizes)
 
     def layout(self, seqlens: Sequence[int], ids_N: Tensor, wanted_N: Tensor) -> PackedLayout:
         """The layout of all tokens."""

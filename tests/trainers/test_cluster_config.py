@@ -71,6 +71,17 @@ def test_learners_that_no_blocks_fill_are_refused() -> None:
     assert TrainConfig(**run, executor="ray", ray=ClusterConfig(learners=4)).learner.mesh.data(4) == 2
 
 
+def test_shares_are_those_of_the_learner_ranks() -> None:
+    run = {"env": "TextGame-v0", "limits": Limits(max_turns=4), "learner": LearnerConfig(shares=2)}
+    with pytest.raises(
+        ConfigError, match=r"learner.shares is 2, and 3 ranks have 3: leave learner.shares out, or give"
+    ):
+        TrainConfig(**run, executor="ray", ray=ClusterConfig(learners=3))
+    assert TrainConfig(**run, executor="ray", ray=ClusterConfig(learners=2)).learner.shares == 2
+    with pytest.raises(ConfigError, match="shares is at least 1, got 0"):
+        LearnerConfig(shares=0)
+
+
 def test_agents_outside_have_no_door_to_a_cluster() -> None:
     with pytest.raises(ConfigError, match="leave serve out"):
         TrainConfig(env="TextGame-v0", executor="ray", limits=Limits(max_turns=4), serve=0)

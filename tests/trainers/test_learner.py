@@ -13,6 +13,7 @@ from agentgym.engines.hf_layout import PackedLayout
 from agentgym.engines.hf_model import Decoder
 from agentgym.errors import ConfigError, TrainingHalted, UnknownName
 from agentgym.trainers.batch import TrainingBatch
+from agentgym.trainers.critic import CriticConfig
 from agentgym.trainers.kl import KLConfig
 from agentgym.trainers.learner import Learner, LearnerConfig, StepStats
 from agentgym.trainers.losses import LOSSES
@@ -134,6 +135,24 @@ def test_cutting_a_step_into_micro_batches_changes_it_only_by_rounding(
             assert getattr(stats, name) == pytest.approx(getattr(whole, name), rel=1e-4, abs=1e-6), name
         for one, two in zip(whole_weights, cut_weights, strict=True):
             assert float((one - two).abs().quantile(0.99)) < 1e-4  # a step is 1e-2; gradients near 0 may change sign
+
+
+def test_cutting_a_step_into_shares_changes_it_only_by_rounding(tiny: Tiny, fresh_batch: Fresh) -> None:
+    found = []
+    for shares in (None, 1, 2, 3, 100):  # more shares than rows leave some empty
+        model = tiny()
+        settings = LearnerConfig(micro_batch_tokens=40, threads=2, shares=shares, critic=CriticConfig(trunk="own"))
+        learner = Learner(model, settings, STEP, total_steps=10)
+        stats = learner.update(fresh_batch(model))
+        learner.close()
+        found.append((stats, weights(model)))
+    plain, plain_weights = found[0]
+    assert all(torch.equal(one, two) for one, two in zip(plain_weights, found[1][1], strict=True))
+    for stats, cut_weights in found[2:]:
+        for name in ("loss", "grad_norm", "entropy", "mismatch_mean"):
+            assert getattr(stats, name) == pytest.approx(getattr(plain, name), rel=1e-4, abs=1e-6), name
+        for one, two in zip(plain_weights, cut_weights, strict=True):
+            assert float((one - two).abs().quantile(0.99)) < 1e-4
 
 
 @pytest.mark.parametrize(

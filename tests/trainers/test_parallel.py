@@ -53,6 +53,20 @@ def test_sums_are_taken_in_the_order_of_the_parts_whichever_is_done_first(num_th
     assert weight.grad is not None and weight.grad.tolist() == [0.0]
 
 
+def test_portions_are_summed_apart_and_then_together() -> None:
+    # One after the other 1e8 takes in both ones, and -1e8 leaves 0; apart, the second portion keeps its one.
+    weight = nn.Parameter(torch.ones(1))
+    workers = GradientWorkers(2)
+    parts = [1e8, -1e8, 1.0, 1e8, -1e8]
+    reports = workers.accumulate(parts, lambda factor: slope(weight, factor), [weight], sizes=[3, 2])
+    assert reports == parts
+    assert weight.grad is not None and weight.grad.tolist() == [1.0]
+    weight.grad = None
+    workers.accumulate([1.0, 1e8, 1.0, -1e8], lambda factor: slope(weight, factor), [weight], sizes=[1, 3])
+    workers.close()
+    assert weight.grad is not None and weight.grad.tolist() == [1.0]
+
+
 def test_a_parameter_that_no_part_uses_keeps_no_gradient() -> None:
     used, unused = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
     workers = GradientWorkers(1)
