@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from agentgym.envs.action import Action
     from agentgym.envs.card import CARDS, Difficulty, EnvCard
+    from agentgym.envs.docker_env import DockerEnv
     from agentgym.envs.policies import POLICIES, Policy, policy_for
     from agentgym.envs.prompt import row_messages
     from agentgym.envs.resolve import make_env, resolve_env
@@ -23,6 +24,7 @@ __all__ = [
     "POLICIES",
     "Action",
     "Difficulty",
+    "DockerEnv",
     "EnvCard",
     "EpisodeOver",
     "Policy",
@@ -41,6 +43,7 @@ _HOMES = {
     "POLICIES": "policies",
     "Action": "action",
     "Difficulty": "card",
+    "DockerEnv": "docker_env",
     "EnvCard": "card",
     "EpisodeOver": "text_env",
     "Policy": "policies",

@@ -17,9 +17,11 @@ AGENTS = {"black_box_agent"}
 """Examples that play environments; the tests of `agentgym serve` run them."""
 REWARDS = {"custom_reward"}
 """Examples that score episodes; tests/rewards/test_example.py runs them."""
+CONTAINERS = {"container_env"}
+"""Examples that need a Docker daemon; tests/docker/test_docker_env.py plays them."""
 FOLDER = Path(__file__).parents[2] / "examples"
 FILES = FOLDER.glob("*.py")
-EXAMPLES = sorted(path.stem for path in FILES if path.stem[0] != "_" and path.stem not in AGENTS | REWARDS)
+EXAMPLES = sorted(path.stem for path in FILES if path.stem[0] != "_" and path.stem not in AGENTS | REWARDS | CONTAINERS)
 
 
 def environments(module: str) -> list[str]:

@@ -8,6 +8,7 @@ import os
 import select
 import socket
 import struct
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from agentgym.tools.containers.owner import OWNER, labels
 __all__ = ["Container", "ContainerPlan", "Daemon", "Found", "Stream"]
 
 CALL_S = 120.0
+END_S = 2.0
 HEAD = struct.Struct("!BxxxI")
 STDERR = 2
 DEFAULT_HOST = "unix:///var/run/docker.sock"
@@ -163,7 +165,6 @@ class Daemon:
             binds={str(one): {"bind": str(one), "mode": "ro"} for one in plan.folders},
             cap_add=list(plan.capabilities),
             cap_drop=["ALL"],
-            init=not plan.has_stdin,
             ipc_mode=plan.ipc,
             log_config={"Type": "none"},
             mem_limit=plan.memory_bytes,
@@ -226,6 +227,48 @@ class Container:
     def start(self) -> None:
         """Starts its first process."""
         self._api.start(self.id)
+
+    @_told
+    def begin(self, command: Sequence[str], user: str, folder: str) -> tuple[str, Stream]:
+        """Another process in it, which has no input: its name, and the stream of its output."""
+        made = self._api.exec_create(self.id, list(command), user=user, workdir=folder)
+        return str(made["Id"]), Stream(self._api.exec_start(made["Id"], socket=True))
+
+    @_told
+    def exit_code(self, execution: str) -> int | None:
+        """Of a process that `begin` named; None while it runs. Its output ends a moment before."""
+        deadline = time.monotonic() + END_S
+        while (code := self._api.exec_inspect(execution)["ExitCode"]) is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return None if code is None else int(code)
+
+    @_told
+    def extract(self, folder: str, archive: bytes) -> None:
+        """Unpacks a tar archive in a folder of it."""
+        self._api.put_archive(self.id, folder, archive)
+
+    @_told
+    def archive(self, path: str, most_bytes: int) -> bytes | None:
+        """A path of it as a tar archive, cut off behind so many bytes; None where nothing is there."""
+        import docker.errors
+
+        try:
+            parts, _ = self._api.get_archive(self.id, path)
+        except docker.errors.NotFound:
+            return None
+        content = bytearray()
+        with contextlib.closing(parts):
+            for part in parts:
+                content += part
+                if len(content) >= most_bytes:
+                    break
+        return bytes(content)
+
+    @_told
+    def commit(self, name: str) -> None:
+        """Keeps its files as an image with its labels."""
+        repository, _, tag = name.partition(":")
+        self._api.commit(self.id, repository=repository, tag=tag)
 
     @_told
     def remove(self) -> None:
@@ -302,7 +345,8 @@ def _remove(api: object, identity: str) -> None:
 
 def _name(row: Mapping[str, object]) -> str:
     names = row.get("RepoTags") or row.get("Names") or row.get("Name") or row["Id"]
-    return str(names[0] if isinstance(names, list) else names).removeprefix("/")
+    name = str(names[0] if isinstance(names, list) else names).removeprefix("/")
+    return str(row["Id"]) if "<none>" in name else name  # an image whose name went to another
 
 
 def _fault_of(address: str) -> str:

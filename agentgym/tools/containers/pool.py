@@ -1,0 +1,155 @@
+"""Containers of one kind, started ahead of those who will need them, and snapshots of prepared ones."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentgym.errors import ConfigError, SandboxError
+from agentgym.tools.containers.daemon import Daemon
+from agentgym.tools.containers.owner import labels
+from agentgym.tools.containers.python_image import host_image
+from agentgym.tools.containers.workspace import ContainerLimits, Workspace
+
+__all__ = ["ContainerPool", "Kind", "shared_pool"]
+
+NOBODY = "65534:65534"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What containers of a pool are made from, and what they may take."""
+
+    image: str = ""
+    """One that the daemon holds. By default this machine's own Python and shell."""
+    dockerfile: str = ""
+    """A folder with a Dockerfile, in place of an image."""
+    limits: ContainerLimits = field(default_factory=ContainerLimits)
+    user: str = NOBODY
+    """`user:group`, as numbers, that commands are run as; not root, who could end the first process."""
+    num_warm: int = 1
+    """Containers that wait, started."""
+
+    def __post_init__(self) -> None:
+        owner, _, group = self.user.partition(":")
+        if not owner.isdecimal() or not (group or owner).isdecimal() or int(owner) == 0:
+            raise ConfigError(f"user is 'user:group' in numbers, and not root, got {self.user!r}")
+        if self.image and self.dockerfile:
+            raise ConfigError("a container has an image or a Dockerfile, and both were given")
+        if self.dockerfile and not (Path(self.dockerfile) / "Dockerfile").is_file():
+            raise ConfigError(f"dockerfile is a folder that holds a Dockerfile; {self.dockerfile!r} holds none")
+
+
+class ContainerPool:
+    """Hands out containers. May be used from many threads."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+        self._daemon = Daemon()
+        self._lock = threading.Lock()
+        self._snapshot_locks: dict[str, threading.Lock] = {}
+        self._warm: list[Workspace] = []
+        self._snapshots: set[str] = set()
+        self._num_starting = 0
+        self._closed = False
+        self._finish = weakref.finalize(self, _finish, self._warm, self._snapshots, self._daemon, os.getpid())
+        self._image = self._found_image()
+
+    def take(self) -> Workspace:
+        """A fresh container; it belongs to the caller, who closes it."""
+        with self._lock:
+            if self._closed:
+                raise SandboxError("this pool of containers was closed")
+            ready = self._warm.pop() if self._warm else None
+            starts = self._num_starting + len(self._warm) < self._kind.num_warm
+            self._num_starting += starts
+        if starts:
+            threading.Thread(target=self._start_one, name="agentgym-containers", daemon=True).start()
+        return ready or self._started(self._image)
+
+    def take_prepared(self, key: str, prepare: Callable[[Workspace], None]) -> Workspace:
+        """A container as `prepare` leaves it. It is run once for a key; its files are a snapshot for all others."""
+        digest = hashlib.sha256(repr((self._image, key)).encode()).hexdigest()[:16]
+        name = f"agentgym-snapshot:{digest}-{os.getpid()}"
+        with self._lock:
+            lock = self._snapshot_locks.setdefault(name, threading.Lock())
+        with lock:
+            if name not in self._snapshots:
+                with contextlib.closing(self.take()) as made:
+                    prepare(made)
+                    made.snapshot(name)
+                self._snapshots.add(name)
+        return self._started(name)
+
+    def close(self) -> None:
+        """Ends containers that wait, and removes the snapshots."""
+        with self._lock:
+            self._closed = True
+        self._finish()
+
+    def _found_image(self) -> str:
+        kind = self._kind
+        if kind.dockerfile:
+            folder = Path(kind.dockerfile).resolve()
+            name = f"agentgym-built:{_digest(folder)}-{os.getpid()}"
+            self._daemon.build_image(folder, name, labels())
+            self._snapshots.add(name)
+            return name
+        if kind.image and not self._daemon.has_image(kind.image):
+            raise ConfigError(f"the Docker daemon has no image {kind.image!r}: `docker pull {kind.image}`")
+        return kind.image or host_image(self._daemon)
+
+    def _started(self, image: str) -> Workspace:
+        return Workspace(self._daemon, image, self._kind.limits, self._kind.user)
+
+    def _start_one(self) -> None:
+        try:
+            made = self._started(self._image)
+        except SandboxError:  # whoever takes the next one starts it, and is told
+            with self._lock:
+                self._num_starting -= 1
+            return
+        with self._lock:
+            self._num_starting -= 1
+            if not self._closed:
+                self._warm.append(made)
+                return
+        made.close()
+
+
+def _digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+        digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _finish(warm: list[Workspace], images: set[str], daemon: Daemon, owner: int) -> None:
+    if os.getpid() != owner:  # a fork of the owner ends, and the containers are not its
+        return
+    with contextlib.suppress(SandboxError):  # the daemon has gone, and its containers with it
+        while warm:
+            warm.pop().close()
+        for name in images:
+            daemon.remove_image(name)
+    images.clear()
+    daemon.close()
+
+
+_lock = threading.Lock()
+_pools: dict[tuple[int, Kind], ContainerPool] = {}
+
+
+def shared_pool(kind: Kind) -> ContainerPool:
+    """The process's pool of a kind; it ends with the process."""
+    with _lock:
+        key = (os.getpid(), kind)
+        if key not in _pools:
+            _pools[key] = ContainerPool(kind)
+        return _pools[key]

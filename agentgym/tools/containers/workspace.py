@@ -1,0 +1,196 @@
+"""A container to work in: commands run in it one after the other, files go in and out, and its state can be kept."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tarfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from agentgym.errors import ConfigError, SandboxError
+from agentgym.tools.containers.daemon import Container, ContainerPlan, Daemon, Stream
+
+__all__ = ["FOLDER", "ContainerLimits", "Ran", "Workspace"]
+
+FOLDER = "/work"
+"""Where commands are run; files are named relative to it."""
+UNTIL_STDIN_ENDS = ("sh", "-c", "cat >/dev/null; exit 0")
+"""The first process: the container ends with the process that holds its input, however that one ends."""
+MERGED = ("sh", "-c", 'exec 2>&1; exec timeout -s KILL "$1" sh -c "$2"', "sh")
+KILL_SCRIPT = """
+kill -9 -1
+others() { for one in /proc/[0-9]*; do [ "$one" = "/proc/$$" ] || [ ! -O "$one" ] || return 0; done; return 1; }
+tries=0
+while others; do tries=$((tries + 1)); [ $tries -lt 500 ] || exit 1; done
+"""
+KILL_ALL = ("sh", "-c", KILL_SCRIPT)
+"""By the commands' user: everything of that user's ends at once, and the first process, which is root's, does not."""
+GRACE_S = 10.0
+KILLED = 137
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerLimits:
+    """What a container may take, and each command in it."""
+
+    memory_mb: int = 1024
+    """MiB of all its processes together."""
+    num_processes: int = 256
+    """Processes and threads together."""
+    num_cores: float = 1.0
+    """Cores' worth of time."""
+    time_limit_s: float = 60.0
+    """Seconds of one command."""
+    output_kb: int = 64
+    """KiB of one command's output; a command that writes more is ended."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0 < value < float("inf"):
+                raise ConfigError(f"a container's {name} must be a positive number, got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """How a command went, e.g. `Ran(output="4\\n", exit_code=0)`."""
+
+    output: str
+    """Standard output and standard error, as they came."""
+    exit_code: int
+    """137 where a limit ended it."""
+    timed_out: bool = False
+    is_cut: bool = False
+    """Whether it was ended because it wrote too much; `output` is the beginning."""
+    is_lost: bool = False
+    """Whether the container is gone, because what the command started could not be ended."""
+
+
+class Workspace:
+    """A running container of this process's. Commands are run by an ordinary user, in `/work`, which is that user's."""
+
+    def __init__(self, daemon: Daemon, image: str, limits: ContainerLimits, user: str) -> None:
+        self._daemon, self._limits, self._user = daemon, limits, user
+        self.is_open = True
+        plan = ContainerPlan(
+            image=image,
+            command=UNTIL_STDIN_ENDS,
+            memory_bytes=limits.memory_mb * MIB,
+            num_processes=limits.num_processes,
+            num_cores=limits.num_cores,
+            user="0:0",
+            is_read_only=False,
+            ipc="private",
+            has_stdin=True,
+        )
+        self._container: Container = daemon.create(plan)
+        self._stream: Stream | None = None
+        try:
+            self._stream = self._container.attach()
+            self._container.start()
+            self._put([_entry("work", self._user, None)])
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, command: str, *, time_limit_s: float | None = None) -> Ran:
+        """Runs a shell command. What it leaves running goes on, unless a limit ended it: then everything ends."""
+        if not self.is_open:
+            raise SandboxError("this container was discarded: begin another one")
+        seconds = self._limits.time_limit_s if time_limit_s is None else time_limit_s
+        execution, stream = self._container.begin([*MERGED, f"{seconds:g}", command], self._user, FOLDER)
+        with contextlib.closing(stream):
+            started = time.monotonic()
+            output, is_cut, is_late = _read(stream, started + seconds + GRACE_S, self._limits.output_kb * 1024)
+        code = None if is_cut or is_late else self._container.exit_code(execution)
+        timed_out = is_late or (code == KILLED and time.monotonic() - started >= seconds)
+        is_lost = (timed_out or is_cut) and not self._kill_all()
+        if is_lost:
+            self.close()
+        code = KILLED if code is None else code
+        text = output.decode("utf-8", "replace")
+        return Ran(output=text, exit_code=code, timed_out=timed_out, is_cut=is_cut, is_lost=is_lost)
+
+    def write(self, files: Mapping[str, bytes]) -> None:
+        """Writes files below `/work`, as the user's own; folders that miss are made."""
+        entries: dict[str, tuple[tarfile.TarInfo, bytes]] = {}
+        for path, content in files.items():
+            pure = PurePosixPath(path)
+            if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path:
+                raise ConfigError(f"a file goes to a path relative to {FOLDER}, without '..', got {path!r}")
+            for parent in reversed(pure.parents[:-1]):
+                entries.setdefault(str(parent), _entry(f"work/{parent}", self._user, None))
+            entries[str(pure)] = _entry(f"work/{pure}", self._user, content)
+        self._put(list(entries.values()))
+
+    def read(self, path: str, most_bytes: int = 1 << 20) -> bytes | None:
+        """A regular file's content; None where there is none at the path, or a larger one."""
+        archive = self._container.archive(str(PurePosixPath(FOLDER) / path), 2 * most_bytes + 10240)
+        if archive is None:
+            return None
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            first = tar.next()
+            if first is None or not first.isreg() or first.size > most_bytes:
+                return None
+            file = tar.extractfile(first)
+            return None if file is None else file.read()
+
+    def snapshot(self, name: str) -> None:
+        """Keeps the container's files as an image, which is this process's; what runs in it is not kept."""
+        self._container.commit(name)
+
+    def close(self) -> None:
+        """Ends the container, and all that runs in it; closing twice is no mistake."""
+        self.is_open = False
+        self._container.remove()
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _kill_all(self) -> bool:
+        try:
+            execution, stream = self._container.begin(KILL_ALL, self._user, "/")
+            with contextlib.closing(stream):
+                _read(stream, time.monotonic() + GRACE_S, 4096)
+            return self._container.exit_code(execution) == 0
+        except SandboxError:  # no process could be started in it any more
+            return False
+
+    def _put(self, entries: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            for about, content in entries:
+                tar.addfile(about, io.BytesIO(content))
+        self._container.extract("/", buffer.getvalue())
+
+
+def _entry(path: str, user: str, content: bytes | None) -> tuple[tarfile.TarInfo, bytes]:
+    """A file of the user's, or a folder where there is no content."""
+    about = tarfile.TarInfo(path)
+    owner, _, group = user.partition(":")
+    about.uid, about.gid = int(owner), int(group or owner)
+    about.type = tarfile.REGTYPE if content is not None else tarfile.DIRTYPE
+    about.mode, about.size = 0o644 if content is not None else 0o755, len(content or b"")
+    return about, content or b""
+
+
+def _read(stream: Stream, deadline: float, most_bytes: int) -> tuple[bytes, bool, bool]:
+    """Output until its end, whether it was too long, and whether that took too long."""
+    output = bytearray()
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return bytes(output), False, True
+        stream.settimeout(left)
+        try:
+            part = stream.recv(1 << 16)
+        except TimeoutError:
+            return bytes(output), False, True
+        if not part:
+            return bytes(output), False, False
+        output += part
+        if len(output) > most_bytes:
+            return bytes(output[:most_bytes]), True, False
