@@ -18,6 +18,7 @@ BUNDLED = {
     "WordLadder-v0": "agentgym.envs.word_ladder:WordLadder",
     "Prompt-v0": "agentgym.envs.prompt:Prompt",
     "LongRoad-v0": "agentgym.envs.long_road:LongRoad",
+    "Terminal-v0": "agentgym.envs.terminal:Terminal",
     "Countdown-v0": "agentgym.envs.countdown:Countdown",
     "Negotiation-v0": "agentgym.envs.negotiation:Negotiation",
     "TicTacToe-v0": "agentgym.envs.tic_tac_toe:TicTacToe",

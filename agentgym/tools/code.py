@@ -105,10 +105,10 @@ class CodeTools:
         self._seconds += outcome.seconds
         if outcome.is_lost:
             self.close()
-        return _told(outcome, replace(self._limits, time_limit_s=left), language)
+        return told(outcome, replace(self._limits, time_limit_s=left), language)
 
 
-def _told(outcome: Outcome, limits: SandboxLimits, language: Language) -> str:
+def told(outcome: Outcome, limits: SandboxLimits, language: Language) -> str:
     """What the model reads: standard output, standard error, and how it ended unless all went well."""
     parts = [text.removesuffix("\n") for text in (outcome.stdout, outcome.stderr) if text]
     notes = []
