@@ -148,7 +148,9 @@ class _Server:
             raise SandboxError(str(said[0]["error"]) if said else "its server ended before it began")
 
     def connect(self) -> socket.socket:
-        """A connection with a supervisor of its own."""
+        """A connection with a supervisor of its own. Raises OSError where the server has ended."""
+        if self._process.poll() is not None:  # what it leaves may hold the socket's other end for a moment more
+            raise ConnectionResetError("its server has ended")
         near, far = socket.socketpair()
         try:
             socket.send_fds(self._control, [b"x"], [far.fileno()])
