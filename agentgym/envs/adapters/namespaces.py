@@ -73,6 +73,13 @@ NAMESPACES = {
         source="GEM",
         example="gem/game:GuessTheNumber-v0-easy",
     ),
+    "verifiers": Namespace(
+        module="verifiers",
+        environment="Verifiers",
+        keyword="name",
+        source="verifiers",
+        example="verifiers/NAME",
+    ),
     "openenv": Namespace(
         module="openenv",
         environment="OpenEnv",

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,16 +19,24 @@ REQUIREMENTS = Path(__file__).parent / "environments"
 ROOT = Path(os.environ.get("AGENTGYM_ADAPTERS", Path.home() / ".cache" / "agentgym-adapters"))
 
 
-def python_with(name: str) -> Path:
-    """An interpreter with what `environments/NAME.txt` pins; it is built where it is not there yet."""
+def python_with(name: str, *, over_ours: bool = False) -> Path:
+    """An interpreter with what `environments/NAME.txt` pins; it is built where it is not there yet.
+
+    `over_ours` has the packages of this interpreter behind those.
+    """
     requirements = REQUIREMENTS / f"{name}.txt"
-    folder = ROOT / f"{name}-{hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]}"
+    made_of = requirements.read_bytes() + (sys.prefix.encode() if over_ours else b"")
+    folder = ROOT / f"{name}-{hashlib.sha256(made_of).hexdigest()[:12]}"
     python = folder / "bin" / "python"
     if not (folder / ".complete").exists():
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=300)
         install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "-r"]
         subprocess.run([*install, requirements], check=True, timeout=1200)
+        if over_ours:
+            ours = sysconfig.get_path("purelib")
+            theirs = sysconfig.get_path("purelib", "venv", {"base": str(folder)})
+            (Path(theirs) / "ours.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
         (folder / ".complete").touch()
     return python
 
@@ -57,3 +66,9 @@ def running(*command: str | Path) -> Iterator[subprocess.Popen[str]]:
 def openenv_python() -> Path:
     """An interpreter with the real OpenEnv."""
     return python_with("openenv")
+
+
+@pytest.fixture(scope="session")
+def verifiers_python() -> Path:
+    """An interpreter with the verifiers library and all that this one has."""
+    return python_with("verifiers", over_ours=True)

@@ -62,6 +62,9 @@ def test_a_library_that_is_not_installed_is_a_taught_error(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(ConfigError, match=r"pip install 'agentgym-llm\[reasoning-gym\]'"):
         make_env("reasoning_gym/leg_counting")
+    monkeypatch.setitem(sys.modules, "verifiers", None)
+    with pytest.raises(ConfigError, match=r"pip install 'agentgym-llm\[verifiers\]'"):
+        make_env("verifiers/wordle")
 
 
 def test_a_folder_is_named_after_the_whole_id() -> None:

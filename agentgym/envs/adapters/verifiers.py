@@ -1,0 +1,268 @@
+"""`verifiers/NAME`: an environment of the verifiers library, a row of its dataset an episode, scored by its rubric."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import json
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from agentgym.envs.action import Action
+from agentgym.envs.adapters.namespaces import needs, unknown
+from agentgym.envs.adapters.own_randomness import OwnRandomness
+from agentgym.envs.adapters.verifiers_rollout import Asked, Ended, Rollout, library, watch
+from agentgym.envs.card import EnvCard
+from agentgym.envs.text_env import Info, StepResult, TextEnv
+from agentgym.errors import ConfigError, EnvironmentFault
+from agentgym.loading import Wanted, load_module
+from agentgym.openai_wire import MALFORMED
+from agentgym.tools.commands import read_calls
+from agentgym.types import AnyCall, MalformedCall, Message, Role, ToolCall, ToolResult, ToolSpec
+
+__all__ = ["Verifiers", "names"]
+
+LARGEST_SEED = 2**31
+NOT_RUN = "not run: the episode is over"
+ROWS = ("train", "eval")
+DEFAULT_TURNS = 100
+"""Turns after which an environment is cut that has no limit of its own."""
+MODULE = Wanted(noun="environment", example="load_environment", hint="Its module has a function load_environment.")
+
+
+class Verifiers(TextEnv):
+    """A rollout of an environment of verifiers: its prompts, its tools, its turns, its rubric's reward.
+
+    Seed S plays row S of its dataset, modulo the number of rows; `rows="eval"` plays its evaluation dataset, and
+    `reset(options={"row": 3})` a row by its number. Where its code draws no random numbers, `side_by_side=True` lets
+    episodes wait for judges and tools of theirs at the same time. Further keywords are those of `load_environment`.
+    """
+
+    def __init__(
+        self,
+        render_mode: str | None = None,
+        *,
+        name: str,
+        rows: str = "train",
+        side_by_side: bool = False,
+        reply_timeout_s: float = 600.0,
+        **settings: Any,
+    ) -> None:
+        super().__init__(render_mode)
+        if rows not in ROWS:
+            raise ConfigError(f"rows is one of {', '.join(ROWS)}, got {rows!r}")
+        self.name = name
+        self._timeout_s = reply_timeout_s
+        self._environment = _loaded(name, settings)
+        self._dataset = _dataset(name, self._environment, rows)
+        self._randomness = None if side_by_side else OwnRandomness()
+        self.max_turns = None if getattr(self._environment, "max_turns", -1) > 0 else DEFAULT_TURNS
+        self._rollout: Rollout | None = None
+        self._told: list[Any] = []
+        self._specs = _specs(getattr(self._environment, "tool_defs", None) or ())
+        self.card = EnvCard(
+            task=f"Play {name}, an environment of verifiers.",
+            tools=tuple(spec.name for spec in self._specs),
+            reward="What its rubric says at the end.",
+            reward_range=(-1e9, 1e9),
+            data=f"{len(self._dataset)} rows of its dataset, by the reset seed",
+        )
+
+    @property
+    def tool_specs(self) -> tuple[ToolSpec, ...]:
+        """The tools of the environment, or those that the row names."""
+        return self._specs
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """Begins a rollout of a row."""
+        self._cancel()
+        drawn = int(self.np_random.integers(LARGEST_SEED)) if seed is None else seed
+        row = dict(self._dataset[_row_number(options, drawn, len(self._dataset))])
+        with contextlib.nullcontext() if self._randomness is None else self._randomness.seeded(drawn):
+            self._rollout = Rollout(self._environment, row, self._timeout_s)
+            event = self._rollout.heard()
+        if isinstance(event, Ended):
+            raise EnvironmentFault(f"{self.name} was over before the model was asked")
+        self._specs = _specs(event.tools)
+        self._told = event.messages
+        messages = tuple(_message(one) for one in event.messages)
+        return "\n".join(one.content for one in messages), {"messages": messages}
+
+    def step(self, action: str) -> StepResult:
+        """Gives a reply to the rollout, and plays it on to the next one."""
+        assert self._rollout is not None  # a step comes after a reset
+        message = action.message if isinstance(action, Action) else None
+        calls = _calls(action, self._specs)
+        wired = [_wired(call) for call in calls]
+        text = message.content if message is not None else "" if calls else str(action)
+        with contextlib.nullcontext() if self._randomness is None else self._randomness.again():
+            self._rollout.reply(text, message.reasoning if message is not None else None, wired)
+            event = self._rollout.heard()
+        return self._answered(calls, event)
+
+    def close(self) -> None:
+        """Ends a rollout that has not ended."""
+        self._cancel()
+        super().close()
+
+    def _cancel(self) -> None:
+        rollout, self._rollout = self._rollout, None
+        if rollout is not None:
+            rollout.cancel()
+
+    def _answered(self, calls: Sequence[AnyCall], event: Asked | Ended) -> StepResult:
+        known = len(self._told)
+        goes_on = event.messages[:known] == self._told
+        new = event.messages[known + 1 :] if goes_on else event.messages
+        self._told = event.messages
+        results = _results(calls, new, {spec.name for spec in self._specs}, event.tool_errors)
+        said = [_message(one) for one in new if one.role != "tool"] if goes_on else []
+        answers = [Message("tool", one.content, tool_call_id=one.call_id, name=one.name or None) for one in results]
+        info: Info = {"messages": (*answers, *said), "tool_results": results}
+        observation = "\n".join(one.content for one in info["messages"])
+        if isinstance(event, Asked):
+            if not goes_on:
+                info["history"] = tuple(_message(one) for one in new)
+                observation = info["history"][-1].content
+            return observation, 0.0, False, False, info
+        threshold = float(getattr(self._environment, "pass_threshold", 1.0))
+        info["metrics"] = {**event.metrics, "success": float(event.reward >= threshold)}
+        observation = observation or f"Reward: {event.reward:g}."
+        if not info["messages"]:
+            info["messages"] = (Message("user", observation),)
+        return observation, event.reward, not event.timed_out, event.timed_out, info
+
+
+def names() -> list[str]:
+    """The environments that are installed: packages that need verifiers and are named after their module."""
+    _library()
+    found = set()
+    for distribution in importlib.metadata.distributions():
+        name = str(distribution.metadata["Name"]).lower()
+        if any(need.lower().startswith("verifiers") for need in distribution.requires or ()) and _is_module(name):
+            found.add(name)
+    return sorted(found)
+
+
+_LOADED: dict[tuple[str, str], Any] = {}
+_LOADING = threading.Lock()
+
+
+def _loaded(name: str, settings: dict[str, Any]) -> Any:
+    """The environment, loaded once for all episodes in a process: its state is that of its rollouts."""
+    vf = _library()
+    key = (name, json.dumps(settings, sort_keys=True, default=repr))
+    with _LOADING:
+        if key not in _LOADED:
+            _LOADED[key] = _made(vf, name, settings)
+        return _LOADED[key]
+
+
+def _made(vf: Any, name: str, settings: dict[str, Any]) -> Any:
+    if not name.endswith(".py") and not _is_module(name):
+        raise unknown("verifiers", name, names())
+    try:
+        with OwnRandomness().seeded(0):
+            if name.endswith(".py"):
+                environment = load_module(name, f"verifiers/{name}", MODULE).load_environment(**settings)
+            else:
+                environment = vf.load_environment(name, **settings)
+    except (AttributeError, TypeError, ValueError, RuntimeError, OSError) as error:
+        raise ConfigError(f"verifiers cannot load {name} with the keywords {settings}: {error}") from error
+    if environment.requires_group_rollouts:
+        raise ConfigError(f"the rubric of {name} scores the rollouts of a group together; here each is scored alone")
+    watch(environment)
+    return environment
+
+
+def _library() -> Any:
+    try:
+        return library()
+    except ImportError as error:
+        raise needs("verifiers", "verifiers", error) from error
+
+
+def _is_module(name: str) -> bool:
+    module = name.replace("-", "_").split("/")[-1]
+    return module.isidentifier() and importlib.util.find_spec(module) is not None
+
+
+def _dataset(name: str, environment: Any, rows: str) -> Any:
+    try:
+        dataset = environment.get_dataset() if rows == "train" else environment.get_eval_dataset()
+    except ValueError as error:
+        raise ConfigError(f"{name} has no dataset to train on ({error}): play it with rows='eval'") from error
+    if not len(dataset):
+        raise ConfigError(f"the dataset of {name} has no rows")
+    return dataset
+
+
+def _row_number(options: dict[str, Any] | None, seed: int, size: int) -> int:
+    if options is None or "row" not in options:
+        return seed % size
+    row = options["row"]
+    if not isinstance(row, int) or not 0 <= row < size:
+        raise ConfigError(f"options['row'] is a number from 0 to {size - 1}, got {row!r}")
+    return row
+
+
+def _specs(tools: Sequence[Any]) -> tuple[ToolSpec, ...]:
+    return tuple(ToolSpec(tool.name, tool.description, tool.parameters) for tool in tools)
+
+
+def _message(one: Any) -> Message:
+    """A message of the library's; a text without a role is the user's."""
+    calls = tuple(_call(call) for call in getattr(one, "tool_calls", None) or ())
+    role: Role = "user" if one.role == "text" else one.role
+    reasoning = getattr(one, "reasoning_content", None)
+    return Message(role, _text(one.content), reasoning, calls, getattr(one, "tool_call_id", None))
+
+
+def _call(call: Any) -> AnyCall:
+    try:
+        arguments = json.loads(call.arguments)
+    except ValueError as error:
+        return MalformedCall(call.id, call.arguments, str(error))
+    return ToolCall(call.id, call.name, arguments)
+
+
+def _text(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = [part.model_dump() if hasattr(part, "model_dump") else part for part in content]
+    if any(part.get("type") != "text" for part in parts):
+        raise EnvironmentFault("the environment shows what is no text (an image, a sound); only text is played here")
+    return "".join(part["text"] for part in parts)
+
+
+def _calls(action: str, specs: Sequence[ToolSpec]) -> tuple[AnyCall, ...]:
+    """The calls of a reply; text is read as a command only where a person typed it."""
+    if isinstance(action, Action) and (action.tool_calls or action.message is not None):
+        return action.tool_calls
+    return read_calls(action, {spec.name: spec for spec in specs}) if specs else ()
+
+
+def _wired(call: AnyCall) -> tuple[str, str, str]:
+    if isinstance(call, MalformedCall):
+        return call.id, MALFORMED, call.raw
+    return call.id, call.name, json.dumps(call.arguments, ensure_ascii=False, default=dict)
+
+
+def _results(
+    calls: Sequence[AnyCall], messages: Sequence[Any], known: set[str], errors: Sequence[str]
+) -> tuple[ToolResult, ...]:
+    """The answer to each call; one that the environment did not answer was not run."""
+    answers = {one.tool_call_id: _text(one.content) for one in messages if one.role == "tool"}
+    results = []
+    for call in calls:
+        content = answers.get(call.id, NOT_RUN)
+        if isinstance(call, MalformedCall):
+            results.append(ToolResult(call.id, "", content, "truncated" if call.truncated else "malformed"))
+            continue
+        kind = "unknown_tool" if call.name not in known else None
+        if kind is None and (call.id not in answers or content in errors):
+            kind = "tool_error"
+        results.append(ToolResult(call.id, call.name, content, kind))
+    return tuple(results)

@@ -1,0 +1,249 @@
+"""A rollout of the verifiers library whose model is whoever calls `reply`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import queue
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from agentgym.errors import EnvironmentFault
+from agentgym.tools.background_loop import BackgroundLoop
+
+__all__ = ["Asked", "Ended", "Rollout", "library", "watch"]
+
+MODEL = "agentgym"
+
+
+@functools.cache
+def library() -> Any:
+    """The library; raises ImportError where it is not installed."""
+    import verifiers.legacy
+    from verifiers.legacy.envs import environment
+
+    # An environment of its takes the process's SIGINT and SIGTERM when it is made, which only a main thread may do;
+    # they are the program's. What it would do there is also done as the interpreter ends.
+    environment.signal = SimpleNamespace(
+        SIGINT=signal.SIGINT,
+        SIGTERM=signal.SIGTERM,
+        default_int_handler=signal.default_int_handler,
+        signal=lambda number, handler: None,
+    )
+    return verifiers.legacy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The environment wants a reply to these messages, with these tools."""
+
+    messages: list[Any]
+    tools: list[Any]
+    tool_errors: tuple[str, ...]
+    """What tools that raised were answered with, so far."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """The rollout is over: all of its messages, and what its rubric says."""
+
+    messages: list[Any]
+    tool_errors: tuple[str, ...]
+    reward: float
+    metrics: dict[str, float]
+    timed_out: bool
+
+
+class Rollout:
+    """One rollout of a row of the environment's dataset, from its begin to its score."""
+
+    def __init__(self, environment: Any, row: dict[str, Any], timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._events: queue.SimpleQueue[Asked | Ended | BaseException] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[asyncio.Future[Any]] = queue.SimpleQueue()
+        player = _player_class()(self._events, self._waiting)
+        self._ended = _loop.submit(_played(environment, row, player, self._events))
+
+    def heard(self) -> Asked | Ended:
+        """What comes next; raises EnvironmentFault where the environment or its rubric failed, or says nothing."""
+        try:
+            event = self._events.get(timeout=self._timeout_s)
+        except queue.Empty:
+            self.cancel()
+            raise EnvironmentFault(f"the environment did nothing for {self._timeout_s:g} s") from None
+        if isinstance(event, EnvironmentFault):
+            raise event
+        if isinstance(event, BaseException):
+            raise EnvironmentFault(f"the rollout raised {_said(event)}") from event
+        return event
+
+    def reply(self, text: str, reasoning: str | None, calls: list[tuple[str, str, str]]) -> None:
+        """Gives the model's reply: its text, and of each call the id, the name and the arguments as text."""
+        from verifiers.legacy.types import AssistantMessage, ToolCall
+
+        made = [ToolCall(id=call_id, name=name, arguments=arguments) for call_id, name, arguments in calls]
+        message = AssistantMessage(content=text, reasoning_content=reasoning, tool_calls=made or None)
+        future = self._waiting.get_nowait()
+        future.get_loop().call_soon_threadsafe(_give, future, message)
+
+    def cancel(self) -> None:
+        """Ends it, if it has not ended; the environment's own clean-up runs."""
+        self._ended.cancel()
+
+
+class _Player:
+    """A rollout's client: what the environment asks goes to one queue, what waits for the reply to another."""
+
+    def __init__(self, events: queue.SimpleQueue[Any], waiting: queue.SimpleQueue[Any]) -> None:
+        super().__init__(None)  # type: ignore[call-arg]  # the library's Client
+        self._events = events
+        self._waiting = waiting
+
+    def setup_client(self, config: object) -> None:
+        """Nothing: there is no server."""
+
+    async def to_native_tool(self, tool: object) -> object:
+        """The tool as it is."""
+        return tool
+
+    async def to_native_prompt(self, messages: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The messages as they are."""
+        return messages, {}
+
+    async def get_native_response(
+        self, prompt: list[Any], model: str, sampling_args: object, tools: list[Any] | None = None, **rest: object
+    ) -> object:
+        """The reply, when it comes."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.put(future)
+        self._events.put(Asked(messages=list(prompt), tools=tools or [], tool_errors=tuple(_tool_errors.get())))
+        return await future
+
+    async def raise_from_native_response(self, response: object) -> None:
+        """Nothing: any reply is one."""
+
+    async def from_native_response(self, response: Any) -> object:
+        """The reply as the library has it."""
+        from verifiers.legacy.types import Response, ResponseMessage
+
+        reason = "tool_calls" if response.tool_calls else "stop"
+        message = ResponseMessage(**response.model_dump(), finish_reason=reason, is_truncated=False)
+        return Response(id=MODEL, created=0, model=MODEL, message=message)
+
+    async def close(self) -> None:
+        """Nothing: there is no connection."""
+
+
+@functools.cache
+def _player_class() -> type[Any]:
+    """The client: a class of the library, which is imported when it is needed."""
+    from verifiers.legacy.clients.client import Client
+
+    return type("Player", (_Player, Client), {})
+
+
+def watch(environment: Any) -> None:
+    """Has failures of the environment's reward functions and tools told to its rollouts.
+
+    The library itself scores 0 where a reward function raises, and says nothing of a tool's error but its text.
+    """
+    for rubric in _rubrics(environment.rubric):
+        rubric.funcs[:] = [_watched(func) for func in rubric.funcs]
+    if hasattr(environment, "error_formatter"):
+        environment.error_formatter = _noted(environment.error_formatter)
+    for inner in getattr(environment, "envs", ()):  # an EnvGroup
+        watch(inner)
+
+
+_loop = BackgroundLoop("agentgym-verifiers")
+_faults: contextvars.ContextVar[list[str]] = contextvars.ContextVar("_faults")
+_tool_errors: contextvars.ContextVar[list[str]] = contextvars.ContextVar("_tool_errors")
+
+
+async def _played(environment: Any, row: dict[str, Any], player: Any, events: queue.SimpleQueue[Any]) -> None:
+    from verifiers.legacy.utils.message_utils import normalize_messages
+
+    faults: list[str] = []
+    tool_errors: list[str] = []
+    _faults.set(faults)
+    _tool_errors.set(tool_errors)
+    try:
+        state = await environment.rollout(row, player, MODEL, {})
+        if state.get("error") is not None:
+            raise EnvironmentFault(f"the rollout failed: {_said(state['error'])}") from state["error"]
+        await environment.rubric.score_rollout(state)
+        await environment.rubric.cleanup(state)
+        if faults:
+            raise EnvironmentFault(f"the rubric failed: {'; '.join(faults)}")
+        said = normalize_messages([*state["prompt"], *(state["completion"] or ())])
+        numbers = {name: float(value) for name, value in (state["metrics"] or {}).items()}
+        timed_out = bool(state.get("timed_out"))
+        reward = float(state["reward"])
+    except BaseException as error:  # noqa: BLE001  # the boundary: it is raised where the episode is played
+        events.put(error)
+        return
+    events.put(
+        Ended(messages=said, tool_errors=tuple(tool_errors), reward=reward, metrics=numbers, timed_out=timed_out)
+    )
+
+
+def _rubrics(rubric: Any) -> Iterator[Any]:
+    yield rubric
+    for inner in getattr(rubric, "rubrics", ()):
+        yield from _rubrics(inner)
+
+
+def _watched(func: Callable[..., Any]) -> Callable[..., Any]:
+    """`func`, whose failure is noted before the library takes it for a 0."""
+    name = getattr(func, "__name__", repr(func))
+
+    def number(value: Any) -> float:
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            _faults.get([]).append(f"{name} gave {value!r:.80}, not a number")
+            raise
+
+    async def awaited(value: Awaitable[Any]) -> float:
+        try:
+            result = await value
+        except Exception as error:
+            _faults.get([]).append(f"{name} raised {_said(error)}")
+            raise
+        return number(result)
+
+    @functools.wraps(func)
+    def watched(*args: Any, **keywords: Any) -> Any:
+        try:
+            result = func(*args, **keywords)
+        except Exception as error:
+            _faults.get([]).append(f"{name} raised {_said(error)}")
+            raise
+        return awaited(result) if inspect.isawaitable(result) else number(result)
+
+    return watched
+
+
+def _noted(formatter: Callable[[Exception], str]) -> Callable[[Exception], str]:
+    def told(error: Exception) -> str:
+        text = formatter(error)
+        _tool_errors.get([]).append(text)
+        return text
+
+    return told
+
+
+def _give(future: asyncio.Future[Any], message: object) -> None:
+    if not future.done():
+        future.set_result(message)
+
+
+def _said(error: BaseException) -> str:
+    cause = error.__cause__
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return text if cause is None else f"{text} ({type(cause).__name__}: {cause})"
