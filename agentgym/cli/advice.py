@@ -165,7 +165,7 @@ def _moved(engine: str, found: Findings) -> str:
     return away if install is None else f"{away} && {install}"
 
 
-_CONTAINERS = "tools in containers, which no bundled environment uses"
+_CONTAINERS = "for the docker sandbox and DockerEnv; bundled environments run without"
 
 
 def _optional(found: Findings) -> Iterator[Advice]:
@@ -179,7 +179,7 @@ def _optional(found: Findings) -> Iterator[Advice]:
         command = f"{_sudo()}systemctl start docker" if running else None
         yield Advice(kind="optional", what=f"no Docker daemon: {found.docker.error}", command=command, why=_CONTAINERS)
     if installed_version("ray") is None:
-        why = "training on several machines, which agentgym does not do yet"
+        why = "training in many processes, on one machine or several: --executor ray"
         yield Advice(kind="optional", what="ray is not installed", command=pip_install(["ray"]), why=why)
 
 

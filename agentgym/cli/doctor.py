@@ -28,7 +28,16 @@ from agentgym.types import JSON
 
 __all__ = ["main"]
 
-OTHERS = ("ray",)
+OTHERS = {
+    "ray": "training in many processes: --executor ray",
+    "math-verify": "Math-v0, and the reward `math`",
+    "mcp": "tools of MCP servers",
+    "docker": "containers: sandbox --backend docker, DockerEnv",
+    "reasoning-gym": "environments reasoning_gym/...",
+    "textarena": "environments textarena/...",
+    "gem-llm": "environments gem/...",
+}
+"""Distributions that one part each needs, and which."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,12 +125,12 @@ def _library_rows(found: Findings) -> list[list[str]]:
     absent = found.missing_for_training
     for name in needed("train"):
         rows.append([name, "missing" if name in absent else _shown(name) + built * (name == "torch"), purpose])
-    rows += [[name, _shown(name), "several machines (not used yet)"] for name in OTHERS]
+    rows += [[name, _shown(name), purpose] for name, purpose in OTHERS.items()]
     rows += [[one.engine, one.version, one.python] for one in found.servers]
     rows += [["embedded model", "there" if found.model_error is None else "missing", found.model_error or ""]]
     rows += [["C++ compiler", found.compiler or "missing", "faster sampling from small models on CPU; not needed"]]
     daemon = f"daemon {found.docker.server}" if found.docker.server else "no daemon answers"
-    return [*rows, ["docker", found.docker.client or "missing", daemon if found.docker.client else ""]]
+    return [*rows, ["docker command", found.docker.client or "missing", daemon if found.docker.client else ""]]
 
 
 def _shown(name: str) -> str:
