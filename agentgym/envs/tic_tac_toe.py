@@ -13,6 +13,7 @@ from agentgym.envs.multi_agent import MultiAgentEnv
 from agentgym.envs.policies import Policy, game_of
 from agentgym.envs.text_env import TextEnv
 from agentgym.envs.trickster import Trickster, calling
+from agentgym.errors import ConfigError
 from agentgym.types import Message
 
 __all__ = ["LINES", "TicTacToe", "best_cells", "winner"]
@@ -26,6 +27,7 @@ WORDS = (*"attic balcony cellar garden hall kitchen library pantry tower".split(
 NAME = re.compile(r"\w+")
 MAX_ILLEGAL = 3
 """Replies without a legal move that lose the game."""
+MAX_OPENING = 6
 NOVICES = ("random", "greedy", "careful")
 
 
@@ -34,8 +36,8 @@ class TicTacToe(MultiAgentEnv):
 
     `opponent`: "random" takes any free cell; "greedy" completes a line where it can, "careful" also blocks one, and
     "oracle" plays perfectly (against these two a draw may be the most there is); "self" leaves every seat to the
-    rollout. `seat` is X
-    (moves first) or O; without it the seed decides. A player sees its own marks as X, whichever seat it has.
+    rollout. `seat` is X (moves first) or O; without it the seed decides. A player sees its own marks as X, whichever
+    it has. Up to `opening` moves, as many as the seed says, are made at random before anybody plays.
     """
 
     card = EnvCard(
@@ -61,16 +63,32 @@ class TicTacToe(MultiAgentEnv):
     max_turns = 24
 
     def __init__(
-        self, render_mode: str | None = None, *, words: bool = False, opponent: str = "random", seat: str | None = None
+        self,
+        render_mode: str | None = None,
+        *,
+        words: bool = False,
+        opening: int = 0,
+        opponent: str = "random",
+        seat: str | None = None,
     ) -> None:
         super().__init__(render_mode, opponent=opponent, seat=seat)
+        if not 0 <= opening <= MAX_OPENING:
+            raise ConfigError(f"opening is a number of moves from 0 to {MAX_OPENING}, got {opening}")
+        self.opening = opening
         self.names = WORDS if words else NUMBERS
         if words:
             self.system_prompt = "You play tic-tac-toe as red. Reply with a free cell."
 
     def deal(self, options: dict[str, Any]) -> None:
-        """Empties the board."""
+        """Empties the board, and makes the moves of the opening; none of them wins."""
         self.board = EMPTY
+        for _ in range(int(self.np_random.integers(self.opening + 1)) if self.opening else 0):
+            free = free_cells(self.board)
+            board = placed(self.board, free[int(self.np_random.integers(len(free)))], self.agent_selection)
+            if winner(board):
+                break
+            self.board = board
+            self.pass_turn()
         self.illegal = dict.fromkeys(self.agents, 0)
         self.drawn = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -72,6 +73,8 @@ def test_a_mistake_in_the_keywords_is_told() -> None:
         make_env("TicTacToe-v0", {"seat": "Y"})
     with pytest.raises(ConfigError, match="opponent=self plays every seat"):
         make_env("TicTacToe-v0", {"opponent": "self", "seat": "X"})
+    with pytest.raises(ConfigError, match="opening is a number of moves from 0 to 6, got 7"):
+        make_env("TicTacToe-v0", {"opening": 7})
     with pytest.raises(ConfigError, match="has the levels 1, 2; got level 3"):
         make_env("Negotiation-v0", {"level": 3})
 
@@ -105,6 +108,23 @@ def test_both_players_see_their_own_marks_as_x() -> None:
     assert env.reset(seed=0)[0] == "123\n456\n789"
     assert say(env, "5")[0] == "123\n4O6\n789"
     assert say(env, "1")[0] == "O23\n4X6\n789"
+
+
+def test_an_opening_of_random_moves_makes_positions_that_the_seed_names_and_nobody_has_won() -> None:
+    env = make_env("TicTacToe-v0", {"opponent": "self", "opening": 5})
+    game = env.unwrapped
+    assert isinstance(game, TicTacToe)
+    counts: Counter[int] = Counter()
+    for seed in range(200):
+        first, _ = env.reset(seed=seed)
+        board, mover = game.board, game.agent_selection
+        num_moves = 9 - board.count(".")
+        assert mover == "XO"[num_moves % 2] and board.count("X") - board.count("O") == num_moves % 2
+        assert not winner(board)
+        assert env.reset(seed=seed)[0] == first
+        counts[num_moves] += 1
+    assert set(counts) == set(range(6)) and min(counts.values()) > 10
+    env.close()
 
 
 def test_cells_and_marks_may_be_words() -> None:
