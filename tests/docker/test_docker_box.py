@@ -163,3 +163,5 @@ def test_an_image_of_ones_own_is_used_and_a_wrong_one_refused(client: docker.Doc
     with pytest.raises(SandboxError, match="python3"):
         open_sandbox("docker", image="agentgym-test:bare")
     assert [(one.attrs["Config"]["Image"], one.status) for one in client.containers.list(all=True)] == []
+    for name in ("bare", "volume", "own"):
+        client.images.remove(f"agentgym-test:{name}", force=True)
