@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import subprocess
 import sys
@@ -42,8 +43,8 @@ def test_vector_environments_work_with_their_defaults(env_id: str) -> None:
         warnings.simplefilter("error")
         vector = first_steps(env_id)
         assert first_steps(env_id, vectorization_mode="async") == vector
-    single = gymnasium.make(env_id)
-    assert [single.reset(seed=3 + i)[0] for i in range(2)] == list(vector[0])
+    with contextlib.closing(gymnasium.make(env_id)) as single:
+        assert [single.reset(seed=3 + i)[0] for i in range(2)] == list(vector[0])
 
 
 @pytest.mark.parametrize("method", START_METHODS)
@@ -59,9 +60,9 @@ def test_workers_may_start_in_any_way(method: str) -> None:
 @pytest.mark.parametrize("env_id", BUNDLED)
 @pytest.mark.parametrize("render_mode", [None, "ansi"])
 def test_the_checker_of_gymnasium_gives_no_warning(env_id: str, render_mode: str | None) -> None:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), contextlib.closing(gymnasium.make(env_id, render_mode=render_mode)) as env:
         warnings.simplefilter("error")
-        check_env(gymnasium.make(env_id, render_mode=render_mode).unwrapped)
+        check_env(env.unwrapped)
 
 
 @pytest.mark.parametrize("env_id", sorted(set(BUNDLED) - {"Prompt-v0", "Math-v0"}))  # which end with one reply

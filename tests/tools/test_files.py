@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import stat
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -268,10 +269,10 @@ def test_a_folder_that_becomes_a_link_meanwhile_leads_nowhere(outside: Path) -> 
 @settings(max_examples=150)
 @given(path=st.text(max_size=30) | st.lists(st.sampled_from(["..", ".", "", "a", "/", "b"])).map("/".join))
 def test_whatever_a_path_is_it_is_answered_and_stays_inside(path: str) -> None:
-    scratch = Scratch(1000, 10_000, 50)
-    parent = Path(scratch.folder).parent
-    before = {name for name in os.listdir(parent) if not name.startswith("agentgym-files-")}
-    try:
+    with tempfile.TemporaryDirectory() as parent, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", parent)  # where nobody else writes
+        scratch = Scratch(1000, 10_000, 50)
+        assert os.listdir(parent) == [Path(scratch.folder).name]
         try:
             scratch.write(path, b"x", new=True)
             assert scratch.read(path) == b"x"
@@ -279,6 +280,6 @@ def test_whatever_a_path_is_it_is_answered_and_stays_inside(path: str) -> None:
             pass
         written = [name for _, _, files in os.walk(scratch.folder) for name in files]
         assert len(written) <= 1
-    finally:
+        assert os.listdir(parent) == [Path(scratch.folder).name]
         scratch.close()
-    assert {name for name in os.listdir(parent) if not name.startswith("agentgym-files-")} - before == set()
+        assert os.listdir(parent) == []
