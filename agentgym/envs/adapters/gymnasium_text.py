@@ -43,7 +43,7 @@ class GymnasiumText(ToolEnv):
     """Any environment that Gymnasium knows, if a text can say its observations and its actions are few, or are text.
 
     The model calls `act`, or says the action. What the environment draws as text is shown, colours as words:
-    `[S|red]` is an S in red. Rewards are the environment's own; there is no verdict (`success`) beside them.
+    `[S|red]` is an S in red. Rewards are the environment's own; one above 0 is a success.
     """
 
     runs_inline = True
@@ -83,7 +83,7 @@ class GymnasiumText(ToolEnv):
     def step(self, action: str) -> StepResult:
         """Plays the action that a reply calls or says."""
         observation, reward, terminated, _, info = super().step(action)
-        info["metrics"].pop("success", None)  # a Gymnasium environment pays, and passes no verdict
+        info["metrics"].pop("success", None)  # a Gymnasium environment passes no verdict: its reward says it
         return observation, reward, terminated and not self._cut, self._cut, info
 
     def on_message(self, text: str) -> str:

@@ -69,6 +69,7 @@ class ReasoningGym(TextEnv):
             try:
                 score = float(self._made.score_answer(answer, self.entry))
             except Exception:  # noqa: BLE001  # the boundary: some scorers raise on an answer that they cannot read
+                self._made.score_answer(self.entry["answer"], self.entry)  # and where on any, it is their fault
                 metrics["scorer_raised"] = 1.0
         info: Info = {"metrics": {**metrics, "success": float(score >= 1.0)}}
         return f"Score: {score:g}.", score, True, False, info
