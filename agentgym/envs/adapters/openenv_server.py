@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ from agentgym.errors import AgentGymError, ConfigError
 from agentgym.types import JSON, Message, ToolCall, ToolResult
 
 __all__ = ["openenv_app", "serve_openenv"]
+
+logger = logging.getLogger(__name__)
 
 MAX_MESSAGE = 16 << 20
 METADATA: dict[str, JSON] = {"type": "object", "additionalProperties": True, "default": {}}
@@ -206,7 +209,8 @@ async def _converse(session: Session, answers: web.WebSocketResponse) -> None:
             await answers.send_json(await session.answer(str(said.get("type")), data))
         except Refused as refusal:
             await answers.send_json(_error(refusal.code, str(refusal)))
-        except Exception as error:  # noqa: BLE001  # the boundary: an environment is user code
+        except Exception as error:  # the boundary: an environment is user code
+            logger.warning("the environment raised in a session", exc_info=error)
             await answers.send_json(_error("EXECUTION_ERROR", f"{type(error).__name__}: {error}"))
 
 

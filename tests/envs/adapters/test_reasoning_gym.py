@@ -6,6 +6,7 @@ import gymnasium
 import pytest
 
 from agentgym.envs import make_env, policy_for
+from agentgym.envs.adapters.reasoning_gym import ReasoningGym
 from agentgym.errors import ConfigError, UnknownName
 from agentgym.testing import check_env
 
@@ -37,6 +38,16 @@ def test_a_reply_that_a_scorer_cannot_read_is_wrong_and_counted() -> None:
     env.reset(seed=0)
     _, reward, _, _, info = env.step("foo bar")
     assert (reward, info["metrics"]["scorer_raised"]) == (0.0, 1.0)
+
+
+def test_a_scorer_that_raises_on_its_own_answer_is_at_fault() -> None:
+    env = make_env("reasoning_gym/prime_factorization")
+    env.reset(seed=0)
+    game = env.unwrapped
+    assert isinstance(game, ReasoningGym)
+    game.entry = {**game.entry, "answer": "no factors"}
+    with pytest.raises(Exception, match="no factors"):
+        env.step("foo bar")
 
 
 def test_keywords_are_the_dataset_s_own_and_wrong_ones_are_taught_errors() -> None:
