@@ -19,9 +19,12 @@ REWARDS = {"custom_reward"}
 """Examples that score episodes; tests/rewards/test_example.py runs them."""
 CONTAINERS = {"container_env"}
 """Examples that need a Docker daemon; tests/docker/test_docker_env.py plays them."""
+CUSTOMERS = {"model_customer"}
+"""Examples that talk to an agent; tests/envs/test_retail.py runs them."""
 FOLDER = Path(__file__).parents[2] / "examples"
 FILES = FOLDER.glob("*.py")
-EXAMPLES = sorted(path.stem for path in FILES if path.stem[0] != "_" and path.stem not in AGENTS | REWARDS | CONTAINERS)
+ELSEWHERE = AGENTS | REWARDS | CONTAINERS | CUSTOMERS
+EXAMPLES = sorted(path.stem for path in FILES if path.stem[0] != "_" and path.stem not in ELSEWHERE)
 
 
 def environments(module: str) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentgym.cli.main import main
 from agentgym.envs import EVAL_SEED_START, Action, make_env, policy_for
 from agentgym.envs.retail import Retail
 from agentgym.envs.retail_user import Brief, ScriptedUser, tells
@@ -262,3 +264,37 @@ def test_another_customer_is_named_by_its_place(tmp_path: Path) -> None:
         Retail(user=f"{place}:Half").reset(seed=0)
     with pytest.raises(ConfigError, match="levels 1, 2, 3; got level 4"):
         Retail(level=4)
+
+
+def test_a_model_behind_an_endpoint_plays_the_customer(
+    chat_endpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+
+    def customer(body: dict[str, Any], number: int) -> Any:
+        is_done = "anything else" in body["messages"][-1]["content"]
+        return chat_endpoint.said("Thank you, that is all. Goodbye. [DONE]" if is_done else "I want something.")
+
+    endpoint = chat_endpoint(customer)
+    monkeypatch.setenv("CUSTOMER_URL", endpoint.url)
+    place = f"{Path(__file__).parents[2] / 'examples/model_customer.py'}:ModelCustomer"
+    wanted = ["eval", "--env", "Retail-v0", "--env-kwargs", f"user={place}", "--policy", "oracle", "-n", "1"]
+    assert main([*wanted, "--seed", "3", "--json", "--output", str(tmp_path / "eval")]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["success"] == 1.0
+    last = endpoint.bodies[-1]["messages"]
+    assert [one["role"] for one in last[:4]] == ["system", "user", "assistant", "user"]
+    assert "You are " in last[0]["content"] and last[2]["content"] == "I want something."
+    recorded = (tmp_path / "eval" / "episodes.jsonl").read_text()
+    assert "I want something." in recorded and "Goodbye." in recorded and "[DONE]" not in recorded
+
+
+def test_an_endpoint_that_fails_is_no_loss_of_the_desk(
+    chat_endpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(status=401, body={"error": "no such key"}))
+    monkeypatch.setenv("CUSTOMER_URL", endpoint.url)
+    place = f"{Path(__file__).parents[2] / 'examples/model_customer.py'}:ModelCustomer"
+    wanted = ["eval", "--env", "Retail-v0", "--env-kwargs", f"user={place}", "--policy", "oracle", "-n", "1"]
+    assert main([*wanted, "--output", str(tmp_path / "eval")]) != 0
+    (episode,) = (json.loads(line) for line in (tmp_path / "eval" / "episodes.jsonl").read_text().splitlines())
+    assert (episode["status"], episode["reward"]) == ("env_error", None)
+    assert "no such key" in episode["error"]
