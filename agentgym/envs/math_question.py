@@ -12,16 +12,18 @@ __all__ = ["MathQuestion", "boxed", "in_form"]
 LONGEST_ANSWER = 200
 SPACES = re.compile(r"\\[,;:! ]|\\q?quad|\\left(?![a-z])|\\right(?![a-z])|\s+|~")
 NAMED = re.compile(r"^[a-zA-Z](?:\([a-zA-Z]\)|'\([a-zA-Z]\)|\\in|_\{?\d\}?)?(?:=|(?<=in))")
-WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
-NUMBER = rf"[-+]?(?:{WHOLE}(?:\.\d+)?|\.\d+|\\[dt]?frac\{{[-+]?\d+\}}\{{\d+\}}|\\[dt]?frac\d\d|\d+/\d+)"
+PARTED = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?"
+SMALL = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+|\\[dt]?frac\{[-+]?\d+\}\{\d+\}|\\[dt]?frac\d\d|\d+/\d+)"
+"""A number without commas: among several it would not be clear what they part, and take for ever to find out."""
+NUMBER = rf"(?:[-+]?{PARTED}|{SMALL})"
 ROOT = r"(?:\d*(?:\\cdot|\*)?\\sqrt(?:\{\d+\}|\d))"
 SURD = rf"[-+]?(?:{ROOT}|\d+(?:/\d+)?)(?:[-+](?:{ROOT}|\d+(?:/\d+)?))?"
 FORMS = {
     "number": NUMBER,
     "surd": rf"(?:\(?{SURD}\)?(?:/\d+)?|[-+]?\\[dt]?frac\{{{SURD}\}}\{{\d+\}}|"
     rf"[-+]?(?:\d+|\\[dt]?frac\{{\d+\}}\{{\d+\}})[-+]\\[dt]?frac\{{{ROOT}\}}\{{\d+\}})",
-    "polynomial": r"(?:\d{1,9}|x(?:\^(?:\d|\{\d{1,2}\}))?|[-+*]|\((?=[^(]*\))|\)|\\cdot)+",
-    "set": rf"(?:\\?\{{|\()?{NUMBER}(?:(?:,|or|and|\\text\{{or\}}|\\text\{{and\}}|,x=){NUMBER})*(?:\\?\}}|\))?",
+    "polynomial": r"(?:\d{1,9}+(?!\d)|x(?:\^(?:\d|\{\d{1,2}\}))?|[-+*]|\((?=[^(]*\))|\)|\\cdot)+",
+    "set": rf"(?:\\?\{{|\()?{SMALL}(?:(?:,|or|and|\\text\{{or\}}|\\text\{{and\}}|,x=){SMALL})*(?:\\?\}}|\))?",
 }
 """What an answer of a form looks like, without spaces: worked out, so that the question given back is no answer."""
 

@@ -85,6 +85,15 @@ def test_a_hostile_answer_costs_seconds_at_most_and_no_later_verdict(bomb: str) 
     assert pays(HALF, r"\boxed{0.5}")
 
 
+@pytest.mark.parametrize("unit", ["1", "12,", "123,", "0", "x", "1x", "(", r"\cdot", r"\sqrt2", r"\frac12", "or", "{"])
+@pytest.mark.parametrize("form", ["number", "surd", "polynomial", "set"])
+def test_the_form_of_an_answer_that_repeats_itself_is_found_at_once(unit: str, form: str) -> None:
+    for end in ("y", "123y", "!"):
+        started = time.monotonic()
+        assert in_form((unit * 200)[: 200 - len(end)] + end, form) is None
+        assert time.monotonic() - started < 2
+
+
 def test_a_comparison_that_takes_too_long_is_wrong_and_the_next_one_is_made() -> None:
     assert not equal_answers("1", r"\int_0^1 \sin(x^{x^{x}}) e^{\cos(x^7)} \, dx", limit_s=0.01)
     assert equal_answers("1", "1.0", limit_s=60.0)
