@@ -28,6 +28,8 @@ def draw_question(level: int, draw: Draw) -> MathQuestion:
 
 def _linear(draw: Draw) -> MathQuestion:
     a, b, c = _other_than_0(draw, 12), _whole(draw, -20, 20), _whole(draw, -20, 20)
+    if (a, b) == (1, 0):  # solved already
+        return _linear(draw)
     return MathQuestion(f"Solve ${_polynomial([b, a])} = {c}$ for $x$.", _latex(Fraction(c - b, a)))
 
 
@@ -103,6 +105,8 @@ def _system(draw: Draw) -> MathQuestion:
     a, b, c, d = (_other_than_0(draw, 9) for _ in range(4))
     while a * d == b * c:
         d = _other_than_0(draw, 9)
+    if (1, -1) in ((a, b), (c, d)):  # answered already
+        return _system(draw)
     first = f"{_term(a, 'x')}{_term(b, 'y', sign=True)} = {a * x + b * y}"
     second = f"{_term(c, 'x')}{_term(d, 'y', sign=True)} = {c * x + d * y}"
     return MathQuestion(f"If ${first}$ and ${second}$, what is $x - y$?", _latex(x - y))

@@ -112,6 +112,15 @@ def test_truths_have_the_form_that_is_asked_for_and_tasks_differ(level: int) -> 
     assert len({one.text for one in questions}) > 330
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_no_question_says_its_own_answer(level: int) -> None:
+    for seed in range(2000):
+        one = draw_question(level, np.random.default_rng(seed))
+        for part in (one.text, *one.text.split("$")):
+            if "=" in part:
+                assert in_form(part, one.form) != one.answer, one
+
+
 def value_of(polynomial: str, x: float) -> float:
     """Of a polynomial as the questions write it."""
     total = 0.0
