@@ -10,20 +10,31 @@ from agentgym.errors import ConfigError
 __all__ = ["MathQuestion", "boxed", "in_form"]
 
 LONGEST_ANSWER = 200
-SPACES = re.compile(r"\\[,;:! ]|\\q?quad|\\left(?![a-z])|\\right(?![a-z])|\s+|~")
-NAMED = re.compile(r"^[a-zA-Z](?:\([a-zA-Z]\)|'\([a-zA-Z]\)|\\in|_\{?\d\}?)?(?:=|(?<=in))")
-PARTED = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?"
-SMALL = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+|\\[dt]?frac\{[-+]?\d+\}\{\d+\}|\\[dt]?frac\d\d|\d+/\d+)"
+MARKS = str.maketrans({"$": "", "−": "-", "–": "-"})
+PARTS = re.compile(r"(?<=\d)(?:\{,\}|\\[,;:! ]|~|\s)(?=\d{3}(?!\d))")
+"""What stands between thousands, other than a comma."""
+SPACES = re.compile(
+    r"\\[,;:! ]|\\q?quad|\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle)(?![a-zA-Z])|\\approx.*|\s+|~"
+)
+UNIT = re.compile(r"\\(?:text|textrm|mbox)\{[^{}\d]{2,}\}$")
+WORD = re.compile(r"\\(?:text|textbf|textrm|mathbf|mathrm|mbox)\{([^{}]*)\}")
+NAME = r"[a-zA-Z](?:_(?:\w|\{[^{}=]*\}))?"
+NAMED = re.compile(rf"(?<![\w\\]){NAME}\s*(?:=|\\in(?![a-z]))")
+SIDE = rf"{NAME}|[a-zA-Z]'?\([a-zA-Z]\)|x-y|[^xy]*"
+"""What may be said to equal a number: no equation in x and y, of which a question has some."""
+FRACTION = r"\\[cdt]?frac(?:\{[-+]?\d+\}|\d)(?:\{[-+]?\d+\}|\d)"
+SMALL = rf"[-+]?(?:\d+/\d+|\d+(?:\.\d+)?|\.\d+|\d*{FRACTION})"
 """A number without commas: among several it would not be clear what they part, and take for ever to find out."""
-NUMBER = rf"(?:[-+]?{PARTED}|{SMALL})"
-ROOT = r"(?:\d*(?:\\cdot|\*)?\\sqrt(?:\{\d+\}|\d))"
+NUMBER = rf"(?:[-+]?\d{{1,3}}(?:,\d{{3}})+(?:\.\d+)?|{SMALL})"
+TIMES = r"(?:\\cdot|\\times|\*)"
+ROOT = rf"(?:\d*{TIMES}?\\sqrt(?:\{{\d+\}}|\d)(?:{TIMES}\d+)?)"
 SURD = rf"[-+]?(?:{ROOT}|\d+(?:/\d+)?)(?:[-+](?:{ROOT}|\d+(?:/\d+)?))?"
 FORMS = {
-    "number": NUMBER,
-    "surd": rf"(?:\(?{SURD}\)?(?:/\d+)?|[-+]?\\[dt]?frac\{{{SURD}\}}\{{\d+\}}|"
+    "number": rf"(?:{NUMBER}|\({NUMBER}\)|\\?\{{{NUMBER}\\?\}})",
+    "surd": rf"(?:\(?{SURD}\)?(?:/\d+)?|[-+]?\d*{TIMES}?\({SURD}\)|[-+]?\\[dt]?frac\{{{SURD}\}}\{{\d+\}}|"
     rf"[-+]?(?:\d+|\\[dt]?frac\{{\d+\}}\{{\d+\}})[-+]\\[dt]?frac\{{{ROOT}\}}\{{\d+\}})",
-    "polynomial": r"(?:\d{1,9}+(?!\d)|x(?:\^(?:\d|\{\d{1,2}\}))?|[-+*]|\((?=[^(]*\))|\)|\\cdot)+",
-    "set": rf"(?:\\?\{{|\()?{SMALL}(?:(?:,|or|and|\\text\{{or\}}|\\text\{{and\}}|,x=){SMALL})*(?:\\?\}}|\))?",
+    "polynomial": rf"(?:\d{{1,9}}+(?!\d)|x(?:\^(?:\d|\{{\d{{1,2}}\}}))?|[-+]|\((?=[^(]*\))|\)|{TIMES})+",
+    "set": rf"(?:\\?\{{|\()?{SMALL}(?:(?:[,;]|,?(?:or|and)){SMALL})*(?:\\?\}}|\))?",
 }
 """What an answer of a form looks like, without spaces: worked out, so that the question given back is no answer."""
 
@@ -58,12 +69,24 @@ def boxed(reply: str) -> str | None:
 
 
 def in_form(answer: str, form: str) -> str | None:
-    """An answer that is written as those of a form are, without `$`, spaces of LaTeX and a full stop; else None.
+    r"""An answer that is written as those of a form are, without what is only dress: `$`, spaces, a unit; else None.
 
-    A name before it (`x =`) does not count.
+    What it is said to equal (`x = `, `\gcd(4, 6) = `) does not count, and neither does what it is about (`\approx`).
+
+    >>> in_form(r"f(2) = 1\,250 \text{ in all}", "number"), in_form(r"x = \pm 3", "set")
+    ('1250', '\\{-3, 3\\}')
     """
     if len(answer) > LONGEST_ANSWER:
         return None
-    plain = SPACES.sub(" ", answer.replace("$", "").replace("−", "-")).strip().rstrip(".")
-    fits = re.fullmatch(FORMS[form], NAMED.sub("", plain.replace(" ", "")))
-    return None if fits is None else plain
+    plain = SPACES.sub(" ", PARTS.sub("", answer.translate(MARKS))).strip().rstrip(".")
+    plain = WORD.sub(r"\1", UNIT.sub("", plain) if form in ("number", "surd") else plain)
+    if form == "set":
+        plain = re.sub(rf"\\pm\s*({SMALL})", r"-\1,\1", NAMED.sub("", plain))
+    *sides, plain = plain.split("=")
+    side = ".*" if form == "polynomial" else SIDE
+    if not all(re.fullmatch(side, one.replace(" ", "")) for one in sides):
+        return None
+    fitting = re.fullmatch(FORMS[form], plain.replace(" ", ""))
+    if fitting is None:
+        return None
+    return f"\\{{{', '.join(re.findall(SMALL, fitting[0]))}\\}}" if form == "set" else plain.strip()

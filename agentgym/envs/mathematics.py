@@ -20,9 +20,9 @@ __all__ = ["Math"]
 class Math(TextEnv):
     r"""Answer a question of algebra, number theory or calculus in one reply. Reward 1 for a right answer, worked out.
 
-    The answer is the last `\boxed{...}` of the reply: a number, a root, a polynomial or a set, in any notation that
-    math-verify reads. An expression that is only equal, such as the question given back, is no answer. `level` (1 to 3)
-    sets what is asked. Needs math-verify: `pip install 'agentgym-llm[rewards]'`.
+    The answer is the last `\boxed{...}` of the reply: a number, a root, a polynomial or a set, in any of the ways
+    that people write one. An expression that is only equal, such as the question given back, is no answer. `level` (1
+    to 3) sets what is asked. Needs math-verify: `pip install 'agentgym-llm[rewards]'`.
     """
 
     card = EnvCard(

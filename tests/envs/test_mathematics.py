@@ -26,6 +26,9 @@ LARGE = MathQuestion("", "-1250")
 PAIR = MathQuestion("", r"\{-3, 2\}", "set")
 ROOT = MathQuestion("", r"3 + 2\sqrt{5}", "surd")
 LINE = MathQuestion("", "6x^2 - 4", "polynomial")
+MIXED = MathQuestion("", r"-\frac{5}{4}")
+OPPOSITE = MathQuestion("", r"\{-3, 3\}", "set")
+FACTOR = MathQuestion("", r"2 + 2\sqrt{5}", "surd")
 
 
 def pays(question: MathQuestion, reply: str) -> bool:
@@ -49,6 +52,24 @@ def pays(question: MathQuestion, reply: str) -> bool:
         *((PAIR, one) for one in (r"\{-3, 2\}", r"\{2,-3\}", r"\left\{ 2, -3 \right\}", "-3, 2", "2, -3")),
         *((ROOT, one) for one in (r"3 + 2\sqrt{5}", r"2\sqrt5+3", r"3+\sqrt{20}", r"\frac{6+4\sqrt{5}}{2}")),
         *((LINE, one) for one in ("6x^2 - 4", "-4+6x^2", "6x^{2}-4", r"f'(x) = 6x^2-4", "2(3x^2-2)", r"6\cdot x^2-4")),
+        *(
+            (HALF, one)
+            for one in (r"\displaystyle \frac{1}{2}", r"\frac1{2}", r"\left(\frac{1}{2}\right)", r"\text{1/2}")
+        ),
+        *(
+            (HALF, one)
+            for one in (r"\frac34 - \frac14 = \frac12", "x - y = 0.5", "f(-3) = 1/2", r"u^2 + v^2 = \frac12")
+        ),
+        *((HALF, one) for one in (r"\frac{1}{2} = 0.5", r"\frac{1}{2} \approx 0.5", r"\frac12 \text{ units}.")),
+        *((LARGE, one) for one in ("-1{,}250", r"-1\,250", "–1250", r"S_{10} = -1{,}250", r"-1250 \text{ people}")),
+        *((MIXED, one) for one in (r"-1\frac{1}{4}", r"-1 \frac14", r"\frac{5}{-4}", r"\frac{-5}{4} = -1\frac14")),
+        *((PAIR, one) for one in (r"x = -3 \text{ or } x = 2", r"x_1 = 2, \quad x_2 = -3", r"\{x = -3, x = 2\}")),
+        *((PAIR, one) for one in (r"x \in \{-3, 2\}", r"S = \{-3; 2\}", "-3, and 2", r"\bigl\{-3, 2\bigr\}")),
+        *((OPPOSITE, one) for one in (r"\pm 3", r"x = \pm 3", r"\{\pm 3\}")),
+        *((ROOT, one) for one in (r"3 + \sqrt{5} \cdot 2", r"3 + 2\times\sqrt5", r"x_1 = 3 + 2\sqrt5 \approx 7.47")),
+        *((FACTOR, one) for one in (r"2(1 + \sqrt{5})", r"2\left(\sqrt5 + 1\right)", r"2 \cdot (1+\sqrt5)")),
+        *((LINE, one) for one in ("y' = 6x^2 - 4", r"\frac{df}{dx} = 6x^2 - 4", r"f^{\prime}(x) = 6 \times x^2 - 4")),
+        *((LINE, one) for one in (r"\frac{d}{dx} (2x^3 - 4x) = 2 \cdot 3x^2 - 4 = 6x^2 - 4",)),
     ],
 )
 def test_a_right_answer_pays_however_it_is_written(question: MathQuestion, answer: str) -> None:
@@ -67,6 +88,10 @@ def test_a_right_answer_pays_however_it_is_written(question: MathQuestion, answe
         *((PAIR, f"\\boxed{{{one}}}") for one in (r"\{-3\}", "-3, 2, 5", "(x+3)(x-2)=0", "x^2 + x - 6", r"\{-3, 3\}")),
         *((ROOT, f"\\boxed{{{one}}}") for one in ("7.47213595499958", r"3 - 2\sqrt{5}", "x^2-6x-11=0", "7.472")),
         *((LINE, f"\\boxed{{{one}}}") for one in ("6x^2", r"\frac{d}{dx}(2x^3 - 4x)", "(2x^3-4x)'", "12x")),
+        *((HALF, f"\\boxed{{{one}}}") for one in ("3x + 2 = 0.5", "2x^2 + 3y = 1/2", "0.5 = 0.6", r"\pm 0.5", "0.5 y")),
+        *((MIXED, f"\\boxed{{{one}}}") for one in (r"1\frac14", r"-1\frac34", r"-5\frac14", "-5, 4")),
+        *((OPPOSITE, f"\\boxed{{{one}}}") for one in ("3", r"\pm 2", r"\pm 3, 4", "[-3, 3]", "x^2 = 9")),
+        *((FACTOR, f"\\boxed{{{one}}}") for one in (r"2(1 - \sqrt{5})", r"2 \pm 2\sqrt5", r"x^2 - 4x = 16")),
     ],
 )
 def test_what_is_wrong_or_not_worked_out_pays_nothing(question: MathQuestion, reply: str) -> None:
