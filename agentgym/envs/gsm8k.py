@@ -33,6 +33,8 @@ DATA_SHA256 = "81045e26292f2fe1667c19db8d112bf1b589c668720d72b957e265119a6a25b7"
 """Hash of the problems that belong to v0: train, then test."""
 TOOLS: dict[str, tuple[str, ...]] = {"none": (), "calculator": ("calculator",), "python": ("python",)}
 SPLITS = ("auto", "train", "test")
+LARGEST_SEED = 1 << 63
+"""Where nobody gave a seed, Gymnasium draws one of 128 bits, which holds no problem out."""
 TURNS_WITH_TOOL = 12
 ANSWER_FORM = "'#### ' and the number alone"
 
@@ -123,7 +125,7 @@ class GSM8K(ToolEnv):
         """The split and the place that the seed stands for; a reset without a seed draws on."""
         fresh = self._drawing is not self.np_random
         self._drawing = self.np_random
-        held_out = self.np_random_seed - EVAL_SEED_START if fresh else -1
+        held_out = self.np_random_seed - EVAL_SEED_START if fresh and self.np_random_seed < LARGEST_SEED else -1
         split: Split = "test" if self.split == "test" or (self.split == "auto" and held_out >= 0) else "train"
         size = len(problems(split))
         return split, held_out % size if held_out >= 0 else int(self.np_random.integers(size))

@@ -151,6 +151,10 @@ def test_held_out_seeds_play_the_test_set_in_order_and_others_play_training_prob
     env.reset(seed=3)
     first = env.problem
     assert len({env.reset()[0] for _ in range(5)} - {first.question}) >= 4  # without a seed it draws on
+    for _ in range(5):
+        fresh = GSM8K()
+        fresh.reset()
+        assert fresh.problem in problems("train")  # where nobody gave a seed either
     for split in ("train", "test"):
         one = GSM8K(split=split)  # type: ignore[arg-type]
         assert one.reset(seed=EVAL_SEED_START + 2)[0] == problems(split)[2].question  # type: ignore[arg-type]
