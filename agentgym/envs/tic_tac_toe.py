@@ -109,7 +109,7 @@ class TicTacToe(MultiAgentEnv):
     def on_message(self, text: str) -> str:
         """Places the mover's mark where the text says, which names one cell and no other number."""
         mover = self.agent_selection
-        named = [one for one in NAME.findall(text) if one.isdecimal() or one in self.names[:9]]
+        named = [one for one in NAME.findall(text.lower()) if one.isdecimal() or one in self.names[:9]]
         if len(named) != 1 or named[0] not in self.names[:9]:
             return self._refused(mover, "Reply with one free cell.")
         cell = self.names.index(named[0])

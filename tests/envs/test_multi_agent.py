@@ -134,6 +134,7 @@ def test_cells_and_marks_may_be_words() -> None:
     assert say(env, "attic")[0] == "blue balcony cellar\ngarden red kitchen\nlibrary pantry tower"
     assert say(env, "5")[4]["tool_results"] == ()
     assert env.turns == 3
+    assert say(env, "**Tower**")[0] == "red balcony cellar\ngarden blue kitchen\nlibrary pantry blue"
 
 
 def test_a_game_of_all_seats_pays_each_its_own() -> None:
