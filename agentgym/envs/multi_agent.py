@@ -195,7 +195,8 @@ class MultiAgentEnv(ToolEnv, abstract=True):
         self._others_move()
         observation, reward, over, _, info = self.told(self.agent, text, results)
         self.metrics["turns"] = float(self._turns)
-        info["metrics"] = {**self.metrics, **info["metrics"]}
+        lost = {"success": 0.0} if self.max_turns is not None and self._turns >= self.max_turns else {}
+        info["metrics"] = {**self.metrics, **lost, **info["metrics"]}
         return observation, reward, over, False, info
 
 

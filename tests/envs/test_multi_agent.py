@@ -164,6 +164,16 @@ def test_a_reply_without_a_legal_move_is_answered_and_the_third_loses() -> None:
     assert (info["metrics"]["illegal"], info["metrics"]["success"]) == (3.0, 0.0)
 
 
+@pytest.mark.parametrize("env_id", GAMES)
+def test_a_game_that_runs_out_of_turns_has_no_success(env_id: str) -> None:
+    env = make_env(env_id)
+    env.reset(seed=0)
+    truncated = False
+    while not truncated:
+        _, reward, terminated, truncated, info = call(env, "resign")
+    assert (reward, terminated, info["metrics"]["success"]) == (0.0, False, 0.0)
+
+
 # ---- negotiation
 
 
