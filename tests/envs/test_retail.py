@@ -167,6 +167,18 @@ def test_a_number_is_told_as_a_whole_and_among_few(text: str, told: bool) -> Non
     assert tells(text, "1250") is told
 
 
+def test_an_order_that_is_told_in_full_tells_its_price() -> None:
+    env = Retail(level=1)
+    num_told = 0
+    for seed in range(200):
+        env.reset(seed=seed)
+        if price := env.wishes[0].told:
+            order = env.shop.order(env.wishes[0].order_id)
+            assert tells(f"{order} In all it cost {price} dollars.", price)
+            num_told += 1
+    assert num_told > 40
+
+
 def test_the_system_refuses_what_cannot_be() -> None:
     env = begun(1, "cancel_order")
     own = {one.status: one for one in env.shop.orders.values() if one.user_id == env.customer.user_id}
