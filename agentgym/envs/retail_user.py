@@ -15,12 +15,14 @@ __all__ = ["Brief", "ScriptedUser", "SimulatedUser"]
 PATIENCE = 4
 """Replies that lead nowhere, after which the customer leaves."""
 REQUEST = re.compile(
-    r"\?|\b(please|could you|can you|may i|i need|i would need|tell me|give me|provide|let me know|what is|which)\b"
+    r"\?|\b(please|kindly|could you|can you|may i|i need|"
+    r"(?:i|we)(?:'ll|'d| will| would)? need(?! to (?:escalate|hand|pass))|"
+    r"(?:give|send|tell) (?:me|us)|share your|provide|let me know|what is|which)\b"
 )
 CLOSING = re.compile(r"\b(anything|something) (else|more|further)\b")
 REPORT = re.compile(
     r"\b(done|completed|processed|cancell?ed|returned|exchanged|changed|refunded|all set|manager|escalated|handed over|"
-    r"cannot|can't|can not|unable|not possible|not allowed|sorry|costs?|total|dollars)\b"
+    r"cannot|can't|can not|unable|not possible|not allowed|sorry(?! to hear)|costs?|total|dollars)\b"
 )
 CONFIRM = re.compile(r"\b(confirm|shall i|should i|proceed|go ahead|want me to|correct|all right|okay|yes)\b")
 TOPICS = {
@@ -93,11 +95,12 @@ class ScriptedUser:
     def answer(self, text: str) -> str:
         """By what was asked for; where nothing was, what was told counts as the answer to the wish."""
         self._was_told = self._was_told or tells(text, self._wish.told)
-        said = text.casefold()
+        said = text.casefold().replace("’", "'")
         if not REQUEST.search(said) or CLOSING.search(said):
             return self._next(is_report=bool(REPORT.search(said) or CLOSING.search(said)))
         facts = [self._fact(topic) for topic, words in TOPICS.items() if re.search(words, said)]
-        if CONFIRM.search(said):
+        is_wanted = not facts or re.search(rf"\b{re.escape(self._wish.insists)}\b", said)
+        if is_wanted and CONFIRM.search(said):
             facts.append("Yes, please.")
         if not facts:
             return self._unsatisfied(self._wanted())

@@ -29,6 +29,8 @@ class Wish:
     """The order as someone tells it who has not kept its number."""
     facts: dict[str, str] = field(default_factory=dict)
     """What is said when it is asked for: `item`, `instead`, `reason`, `refund`."""
+    insists: str = ""
+    """What has to be named in a question that also names something else, to be answered with yes: a card, an option."""
     call: Call | None = None
     """What the desk has to do, as a tool and its arguments; None where an answer is all."""
     told: str = ""
@@ -126,6 +128,7 @@ def _returned(desk: _Counter, *, late: bool = False, foreign: bool = False) -> W
         order_id=order.order_id,
         hint=desk.hint(order),
         facts={"item": f"It is the {item.product}.", "refund": f"I want the money on my {refund} and nowhere else."},
+        insists=refund,
         call=call,
         is_allowed=not late and not foreign,
     )
@@ -158,6 +161,7 @@ def _swapped(desk: _Counter, status: str, tool: str, *, in_stock: bool) -> Wish 
         order_id=order.order_id,
         hint=desk.hint(order),
         facts={"item": f"It is the {item.product}.", "instead": f"I want it {new.option}, and nothing else will do."},
+        insists=new.option,
         call=call,
         is_allowed=in_stock,
     )

@@ -239,6 +239,12 @@ def brief() -> Brief:
         ("Shall I proceed?", "Yes, please."),
         ("The lamp is changed for a red one. Do you confirm (yes/no)?", "Yes, please."),
         ("Sorry, I cannot find you. What is your e-mail address?", "My e-mail address is"),
+        ("To get it cancelled, I’ll need your e-mail address.", "My e-mail address is"),
+        ("Before it can be exchanged, send me your full name.", "zip code"),
+        ("Kindly share your zip code, so that it can be cancelled.", "zip code"),
+        ("We need to escalate this to a manager.", "There is something else."),
+        ("I'm sorry to hear that. I will look it up.", "All right. And?"),
+        ("I’m sorry, I can’t do that.", "There is something else."),
         ("What is the weather like?", "I want a change."),
         ("Let me look that up.", "All right. And?"),
         ("Your order was changed.", "There is something else. I want a number."),
@@ -251,6 +257,21 @@ def test_the_customer_understands_a_desk_that_writes_as_desks_do(question: str, 
     assert user.begin(brief) == "Hello. I want a change."
     assert answer in user.answer(question)
     assert not user.is_over
+
+
+def test_the_customer_says_yes_to_nothing_but_what_was_wanted() -> None:
+    for tool, wrong in (
+        ("return_items", "mastercard-1 for the refund that you ordered"),
+        ("exchange_item", "the pink one that you ordered instead"),
+    ):
+        env = begun(2, tool)
+        wish = env.wishes[0]
+        assert wish.insists and wish.insists not in wrong.split()
+        said = say(env, f"I can only offer {wrong}. Shall I go ahead?")[0]
+        assert wish.insists in said and "Yes" not in said
+        said = say(env, f"It is {wish.insists}, not {wrong}. Shall I go ahead?")[0]
+        assert said.endswith("Yes, please.")
+        assert say(env, "Shall I proceed?")[0] == "Yes, please."
 
 
 def test_a_customer_who_is_led_nowhere_leaves(brief: Brief) -> None:
