@@ -97,7 +97,8 @@ class Retail(ToolEnv):
 
     def on_message(self, text: str) -> str:
         """Says it to the customer, who answers or leaves."""
-        self._to_tell = {number for number in self._to_tell if not tells(text, number)}
+        if self.shop.identified:  # nobody else is to know
+            self._to_tell = {number for number in self._to_tell if not tells(text, number)}
         answer = self._user.answer(text)
         if self._user.is_over:
             right = self.shop == self._wanted and not self._to_tell

@@ -152,6 +152,8 @@ class Shop:
     def escalate(self, order_id: str, reason: str) -> str:
         """Hands a wish to a manager."""
         order = self._order(order_id)
+        if not self.identified:
+            order.notes.append("escalated for somebody who was not identified")
         self.tickets = sorted([*self.tickets, Ticket(order.order_id, reason)], key=str)
         return f"A manager will look at {order.order_id} ({reason})."
 

@@ -112,6 +112,19 @@ def test_a_change_for_somebody_who_was_not_identified_is_wrong() -> None:
     assert say(env, CLOSING)[1:] == (0.0, True)
 
 
+def test_what_is_escalated_or_told_before_anybody_was_identified_is_wrong() -> None:
+    for is_first in (True, False):
+        for wanted in ("escalate", None):
+            env = begun(2, wanted, allowed=wanted is None)
+            if is_first:
+                call(env, "find_by_email", email=env.customer.email)
+            name, arguments = env.wishes[0].call or ("get_order", {"order_id": env.wishes[0].order_id})
+            call(env, name, **arguments)
+            assert not say(env, f"It is {env.wishes[0].told or 'not allowed'}. What is your e-mail address?")[2]
+            call(env, "find_by_email", email=env.customer.email)
+            assert say(env, CLOSING)[1:] == (float(is_first), True)
+
+
 @pytest.mark.parametrize("more", ["escalate", "return"])
 def test_what_is_done_beyond_the_wish_is_wrong(more: str) -> None:
     env = begun(1, "cancel_order")
