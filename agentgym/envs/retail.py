@@ -10,7 +10,7 @@ from agentgym.envs.card import Difficulty, EnvCard
 from agentgym.envs.policies import Policy, game_of
 from agentgym.envs.retail_shop import Customer, Refused, Shop
 from agentgym.envs.retail_stock import NUM_CUSTOMERS, WINDOW_DAYS, draw_shop
-from agentgym.envs.retail_user import Brief, ScriptedUser, SimulatedUser, tells
+from agentgym.envs.retail_user import MOST_NUMBERS, Brief, ScriptedUser, SimulatedUser, numbers_in, tells
 from agentgym.envs.retail_wishes import CancelReason, EscalationReason, Wish, draw_wishes
 from agentgym.envs.text_env import TextEnv
 from agentgym.envs.tool_env import ToolEnv
@@ -24,6 +24,8 @@ __all__ = ["Retail"]
 
 LEVELS = (1, 2, 3)
 SCRIPTED = "scripted"
+MOST_SAID = 50
+"""Different numbers of an episode, after which none is told any more: who says them all does not know the one."""
 POLICY = f"""You are the desk of a shop. What you write goes to the customer; tools are for the shop's system. Policy:
 1. Identify the customer first, by e-mail address, or by name and zip code. Serve only orders of this customer.
 2. Orders that are pending can be cancelled, and an item of theirs changed for another option of the same product.
@@ -92,12 +94,16 @@ class Retail(ToolEnv):
         self.wishes = draw_wishes(self.level, self.shop, self.customer, self.np_random)
         self._wanted = self._as_it_has_to_be()
         self._to_tell = {wish.told for wish in self.wishes if wish.told}
+        self._numbers: set[str] = set()
         self._user = self._made_user()
         return self._user.begin(Brief(customer=self.customer, wishes=self.wishes, level=self.level))
 
     def on_message(self, text: str) -> str:
         """Says it to the customer, who answers or leaves."""
-        if self.shop.identified:  # nobody else is to know
+        numbers = numbers_in(text)
+        if len(numbers) <= MOST_NUMBERS:
+            self._numbers |= numbers
+        if self.shop.identified and len(self._numbers) <= MOST_SAID:  # nobody else is to know
             self._to_tell = {number for number in self._to_tell if not tells(text, number)}
         answer = self._user.answer(text)
         if self._user.is_over:

@@ -146,12 +146,17 @@ class ScriptedUser:
         return "This leads nowhere. Goodbye."
 
 
+def numbers_in(text: str) -> set[str]:
+    """The numbers of a message, but for those that name an order, a card, a customer or an item."""
+    found = NUMBER.findall(IDENTIFIER.sub(" ", text))
+    return {one.replace(",", "").removesuffix(".00").removesuffix(".0") for one in found}
+
+
 def tells(text: str, number: str) -> bool:
     """Whether a message tells a number ("" is told anyway), and is no list of many.
 
     >>> tells("That makes 1,250 dollars.", "1250")
     True
     """
-    found = NUMBER.findall(IDENTIFIER.sub(" ", text))
-    numbers = {one.replace(",", "").removesuffix(".00").removesuffix(".0") for one in found}
+    numbers = numbers_in(text)
     return not number or (number in numbers and len(numbers) <= MOST_NUMBERS)

@@ -180,6 +180,17 @@ def test_a_number_is_told_as_a_whole_and_among_few(text: str, told: bool) -> Non
     assert tells(text, "1250") is told
 
 
+def test_a_number_among_many_guesses_is_not_told() -> None:
+    env = begun(1, None)
+    call(env, "find_by_email", email=env.customer.email)
+    price = int(env.wishes[0].told)
+    guesses = [*range(price - 24, price - 1), *range(price + 1, price + 29), price]
+    for start in range(0, len(guesses), 8):
+        few = " ".join(map(str, guesses[start : start + 8]))
+        assert "My e-mail" in say(env, f"Is it one of {few}? What is your e-mail address?")[0]
+    assert say(env, CLOSING)[1:] == (0.0, True)
+
+
 def test_an_order_that_is_told_in_full_tells_its_price() -> None:
     env = Retail(level=1)
     num_told = 0
