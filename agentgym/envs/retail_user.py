@@ -27,13 +27,18 @@ REPORT = re.compile(
 CONFIRM = re.compile(r"\b(confirm|shall i|should i|proceed|go ahead|want me to|correct|all right|okay|yes)\b")
 TOPICS = {
     "email": r"e-?mail",
-    "name": r"\b(names?|zip|postal|identify|identity|verify)\b",
-    "order": r"\border (number|id)\b|\b(which|what) order\b|\bnumber of (the|your) order\b",
-    "item": r"\b(which|what) (items?|ones?|products?|things?)\b|\bwhat (would|do) you \w+ to \w+",
-    "instead": r"\binstead\b|\b(which|what) (new|other|variant|option|size|colou?r|kind)\b|\bfor what\b|\binto what\b",
-    "reason": r"\bwhy\b|\breasons?\b",
+    "name": r"\b(names?|zip|postal|identify|identity|verify|who am i)\b",
+    "order": r"\border(?:'s)? (number|id)\b|\b(which|what) (of (the|your) )?orders?\b|\bnumber of (the|your) order\b|"
+    r"\bthe order (that )?you\b",
+    "item": r"\b(which|what) (items?|ones?|products?|things?)\b|\bwhat (would|do) you \w+ to \w+|\bis it the\b|"
+    r"\b(whole|entire) order\b",
+    "instead": r"\binstead\b|\b(which|what) (new|other|variant|version|option|size|colou?r|kind)\b|\bfor what\b|"
+    r"\binto what\b|\bin exchange\b|\bprefer\b|\bdo you want the\b|"
+    r"\b(exchanged?|changed?|replaced?) (it )?(for|to|with)\b",
+    "reason": r"\bwhy\b|\breasons?\b|\bno longer needed\b|\bby mistake\b",
     "refund": r"\brefund|\bpay|\bcard|\bmoney\b",
 }
+NO_MATTER = "I have no preference about that."
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 IDENTIFIER = re.compile(
     r"\bW\d{5}\b|\b(?:visa|mastercard)-\d{4}\b|\b[a-z]+_[a-z]+_\d{4}\b|\bitem #?\d{4}\b", re.IGNORECASE
@@ -99,6 +104,7 @@ class ScriptedUser:
         if not REQUEST.search(said) or CLOSING.search(said):
             return self._next(is_report=bool(REPORT.search(said) or CLOSING.search(said)))
         facts = [self._fact(topic) for topic, words in TOPICS.items() if re.search(words, said)]
+        facts = [fact for fact in facts if fact != NO_MATTER] or facts
         is_wanted = not facts or re.search(rf"\b{re.escape(self._wish.insists)}\b", said)
         if is_wanted and CONFIRM.search(said):
             facts.append("Yes, please.")
@@ -124,7 +130,7 @@ class ScriptedUser:
             return f"{forgotten}I am {one.first_name} {one.last_name}, zip code {one.zip_code}."
         if topic == "order":
             return self._wish.hint if is_forgetful else f"It is order {self._wish.order_id}."
-        return self._wish.facts.get(topic, "I have no preference about that.")
+        return self._wish.facts.get(topic, NO_MATTER)
 
     def _next(self, *, is_report: bool) -> str:
         if not is_report:

@@ -258,7 +258,15 @@ def brief() -> Brief:
         ("Which item would you like to exchange?", "It is the lamp."),
         ("What would you like instead?", "I want it red."),
         ("Which color do you prefer?", "I want it red."),
+        ("Which of your orders would you like to change?", "It is order W1."),
+        ("Can you tell me the order you want changed?", "It is order W1."),
+        ("Who am I speaking with?", "zip code"),
+        ("Is it the lamp or the kettle?", "It is the lamp."),
+        ("What do you want to exchange it for?", "I want it red."),
+        ("What should I replace it with?", "I want it red."),
+        ("Would you prefer red or blue?", "I want it red."),
         ("May I ask why?", "It is broken."),
+        ("Is it no longer needed, or was it ordered by mistake?", "It is broken."),
         ("What payment method should the refund go to?", "My visa-1."),
         ("Shall I proceed?", "Yes, please."),
         ("The lamp is changed for a red one. Do you confirm (yes/no)?", "Yes, please."),
@@ -281,6 +289,13 @@ def test_the_customer_understands_a_desk_that_writes_as_desks_do(question: str, 
     assert user.begin(brief) == "Hello. I want a change."
     assert answer in user.answer(question)
     assert not user.is_over
+
+
+def test_a_customer_who_has_a_preference_does_not_deny_it() -> None:
+    env = begun(2, "return_items")
+    said = say(env, "Would you like a gift card instead, or the money on a card?")[0]
+    assert said == env.wishes[0].facts["refund"]
+    assert say(env, "Which size?")[0] == "I have no preference about that."
 
 
 def test_the_customer_says_yes_to_nothing_but_what_was_wanted() -> None:
