@@ -12,8 +12,11 @@ MAX_DIGITS = 60
 """A number that is longer answers nothing, and takes long to compare."""
 DECIMAL = r"(?:[0-9][0-9,]*+(?:\.[0-9]++)?+|\.[0-9]++)(?:[eE][-+]?[0-9]{1,2}(?![0-9]))?+"
 NUMBER = rf"-?(?:\\?\$)?-?{DECIMAL}(?:/[0-9]++)?+"
-UNFINISHED = r"(?!\.?[0-9]|[eE][-+]?[0-9]|[ \t]*[-*/^=+×÷:][ \t]*[-$(]?[0-9])"
-"""What follows a number that is the beginning of something else: a sum that is not worked out, a date, a version."""
+UNFINISHED = (
+    r"(?!\.?[0-9]|[eE][-+]?[0-9]|[ \t]*[-*/^=+×÷:][ \t]*[-$(]?[0-9]|[ \t]+x[ \t]+[-$(]?[0-9]|[ \t]+[0-9]++/[0-9])"
+)
+"""What follows a number that is the beginning of something else: a sum that is not worked out, a date, a version, a
+half more."""
 MARKED = re.compile(rf"####\s++({NUMBER}){UNFINISHED}")
 ANY = re.compile(NUMBER)
 SIGNS = str.maketrans({"−": "-", "–": "-", "﹣": "-", "－": "-"})

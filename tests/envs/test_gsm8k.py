@@ -85,6 +85,8 @@ CASES: list[tuple[str, str | int, bool, str]] = [
     ("#### 12*6", 12, False, "a sum that is not worked out is no answer"),
     ("#### 12 * 6 = 72", 72, False, "the answer stands alone behind the mark"),
     ("#### 72 = 72 apples", 72, False, "what is equated is not yet answered"),
+    ("#### 12 x 6", 12, False, "nor with a letter for the sign"),
+    ("#### 3 1/2", 3, False, "a number and a half is not the number"),
     ("#### 18-20", 18, False, "a range is no number"),
     ("#### 18:30", 18, False, "nor is a time"),
     ("#### 1.2.3", 1, False, "nor a version"),
