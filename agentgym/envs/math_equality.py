@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import json
 import os
@@ -126,3 +127,9 @@ class _Comparer:
 
 _lock = threading.Lock()
 _comparer: _Comparer | None = None
+
+
+@atexit.register
+def _end() -> None:
+    if _comparer is not None and _comparer.owner == os.getpid():
+        _comparer.kill()
