@@ -19,7 +19,10 @@ class BackgroundLoop:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._pid = 0
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -27,8 +30,6 @@ class BackgroundLoop:
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop, which runs."""
-        if self._pid != os.getpid():
-            self._pid, self._lock, self._loop = os.getpid(), threading.Lock(), None
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -39,7 +40,7 @@ class BackgroundLoop:
     @property
     def is_current(self) -> bool:
         """Whether the caller is on the loop's thread, where it cannot wait for the loop."""
-        return self._pid == os.getpid() and threading.current_thread() is self._thread
+        return threading.current_thread() is self._thread
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Runs the coroutine there."""
