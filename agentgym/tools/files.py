@@ -47,8 +47,7 @@ class FileTools:
                 self._scratch.write(path, text.encode(), new=True)
             except ToolFailure as error:
                 raise ConfigError(f"FileTools cannot begin with the file {path!r}: {error}") from None
-        made = (self.view, self.create, self.str_replace, self.insert, self.list)
-        return [as_tool(fn).bound_to(self, fn) for fn in made]
+        return [as_tool(fn) for fn in (self.view, self.create, self.str_replace, self.insert, self.list)]
 
     def close(self) -> None:
         """Removes the folder."""

@@ -3,32 +3,42 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
 
-from agentgym.errors import ToolFailure
+from agentgym.errors import EnvironmentFault, ToolFailure
 
 __all__ = ["Scratch"]
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MAX_DEPTH = 16
 MAX_NAME_BYTES = 255
+OF_THE_PATH = frozenset(
+    {errno.EACCES, errno.EEXIST, errno.EILSEQ, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EPERM}
+)
+"""Refusals that follow from what the model asked for."""
 
 
 class Scratch:
     """Reads, writes and lists files under a temporary folder of its own.
 
     A path is walked name by name, each opened in the folder before it and none followed where it is a link, so it stays
-    inside whatever it says and whatever is changed meanwhile. What cannot be done is a ToolFailure.
+    inside whatever it says and whatever is changed meanwhile. What cannot be done is a ToolFailure; what the machine
+    cannot do is an EnvironmentFault.
     """
 
     def __init__(self, max_file_bytes: int, max_total_bytes: int, max_files: int) -> None:
         self._max_file, self._max_total, self._max_files = max_file_bytes, max_total_bytes, max_files
         self.folder = tempfile.mkdtemp(prefix="agentgym-files-")
-        self._root = os.open(self.folder, FOLDER)
+        try:
+            self._root = os.open(self.folder, FOLDER)
+        except OSError:
+            os.rmdir(self.folder)
+            raise
 
     def close(self) -> None:
         """Removes the folder with all that is in it; a second call does nothing."""
@@ -65,9 +75,13 @@ class Scratch:
                 raise ToolFailure(f"no room: there are {count} files and folders, and there may be {self._max_files}")
             beside = f".{os.urandom(8).hex()}"
             file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
-            with open(file, "wb") as opened:
-                opened.write(content)
-            os.replace(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+            try:
+                with open(file, "wb") as opened:
+                    opened.write(content)
+                os.replace(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except OSError:
+                os.unlink(beside, dir_fd=folder)
+                raise
 
     def names(self, path: str) -> list[str]:
         """What is under a folder, all the way down: folders end with a slash, files with their size."""
@@ -160,7 +174,10 @@ class Scratch:
 
 @contextlib.contextmanager
 def _told(path: str) -> Iterator[None]:
-    """The system's refusals as what the model reads; nothing of the folder's real place is in them."""
+    """The system's refusals as what the model reads; nothing of the folder's real place is in them.
+
+    A machine that has no room, no memory or no more open files is no mistake of the model's: an EnvironmentFault.
+    """
     try:
         yield
     except FileNotFoundError:
@@ -170,4 +187,6 @@ def _told(path: str) -> Iterator[None]:
     except UnicodeEncodeError:
         raise ToolFailure("a path holds characters that no file name can have") from None
     except OSError as error:
+        if error.errno not in OF_THE_PATH:
+            raise EnvironmentFault(f"the files of the episode cannot be used: {error.strerror}") from error
         raise ToolFailure(f"{path!r} cannot be used: {error.strerror}") from None

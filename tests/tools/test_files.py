@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import stat
 import tempfile
@@ -18,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentgym.envs import Action, ToolEnv
-from agentgym.errors import ConfigError, ToolFailure
+from agentgym.errors import ConfigError, EnvironmentFault, ToolFailure
 from agentgym.tools.files import FileTools
 from agentgym.tools.scratch import Scratch
 from agentgym.types import Message, ToolCall
@@ -155,6 +156,44 @@ def test_files_to_begin_with_that_do_not_fit_are_the_author_s_mistake() -> None:
     with pytest.raises(ConfigError, match=r"cannot begin with the file '../x'"):
         source.open()
     source.close()
+
+
+# ---- machines that fail
+
+
+@contextlib.contextmanager
+def limited(name: int, soft: int) -> Iterator[None]:
+    """A limit of this process, as a machine has them."""
+    before, hard = resource.getrlimit(name)
+    resource.setrlimit(name, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(name, (before, hard))
+
+
+def test_a_machine_with_no_more_open_files_is_no_mistake_of_the_model_s() -> None:
+    scratch = Scratch(1000, 10_000, 50)
+    scratch.write("a/b", b"x", new=True)
+    acts = (partial(scratch.read, "a/b"), partial(scratch.write, "a/c", b"x", new=True), partial(scratch.names, "a"))
+    before = sorted(os.listdir(Path(scratch.folder).parent))
+    with limited(resource.RLIMIT_NOFILE, 0):
+        for act in acts:
+            with pytest.raises(EnvironmentFault, match="cannot be used: Too many open files"):
+                act()
+        with pytest.raises(OSError, match="Too many open files"):
+            Scratch(1000, 10_000, 50)
+    assert sorted(os.listdir(Path(scratch.folder).parent)) == before and scratch.names("a") == ["b (1 bytes)"]
+    scratch.close()
+
+
+def test_what_could_not_be_written_to_its_end_leaves_nothing() -> None:
+    scratch = Scratch(1000, 10_000, 50)
+    scratch.write("a", b"before", new=True)
+    with limited(resource.RLIMIT_FSIZE, 10), pytest.raises(EnvironmentFault, match="File too large"):
+        scratch.write("a", b"x" * 500, new=False)
+    assert scratch.read("a") == b"before" and scratch.names("") == ["a (6 bytes)"]
+    scratch.close()
 
 
 # ---- attacks
