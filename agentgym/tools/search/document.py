@@ -88,7 +88,7 @@ def _first(row: object, keys: tuple[str, ...]) -> str | None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -91,8 +91,9 @@ class SearchIndex:
         return [Hit(self.documents[at], float(scores[at]), _snippet(self.documents[at].text, weights)) for at in best]
 
     def find(self, url: str) -> Document | None:
-        """The document of an address; the scheme, a fragment and a slash at the end make no difference."""
-        place = self._places.get(_canonical(url))
+        """The document of an address. Where none has it to the letter, the scheme, a fragment and a slash at the end
+        make no difference, and the first one is it."""
+        place = self._exact.get(url.strip(), self._places.get(_canonical(url)))
         return None if place is None else self.documents[place]
 
     def _idf(self, number: int) -> float:
@@ -102,6 +103,10 @@ class SearchIndex:
     @cached_property
     def _ids(self) -> dict[str, int]:
         return {word: number for number, word in enumerate(self.postings.words)}
+
+    @cached_property
+    def _exact(self) -> dict[str, int]:
+        return {document.url: place for place, document in enumerate(self.documents)}
 
     @cached_property
     def _places(self) -> dict[str, int]:

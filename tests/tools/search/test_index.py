@@ -83,6 +83,13 @@ def test_addresses_are_found_however_they_are_written() -> None:
         SearchIndex.build([])
 
 
+def test_each_document_is_found_by_its_own_address() -> None:
+    pages = [Document(url, "", url) for url in ("page#1", "page#2", "http://a/b", "https://a/b", "a/b/", "a/b")]
+    index = SearchIndex.build(pages)
+    assert [index.find(one.url) for one in pages] == pages
+    assert (index.find("page"), index.find("https://A/b/#top"), index.find("page#3")) == (pages[0], pages[2], pages[0])
+
+
 def test_words_are_those_of_any_script() -> None:
     assert words_of("The Otter's ２nd café_au-lait") == ["the", "otter", "s", "2nd", "café", "au", "lait"]
     assert words_of("水獺 eats 魚") == ["水", "獺", "eats", "魚"]
@@ -151,6 +158,13 @@ def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path: Path) -> None:
         Document("b/my%20notes.md", "Otters", "# Otters\nThey swim."),
         Document("c.html", "Heron", "It flies."),
     ]
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("# Otters\nThey swim.", encoding="utf-8-sig")
+    assert list(read_documents(tmp_path)) == [Document("a.md", "Otters", "# Otters\nThey swim.")]
+    (tmp_path / "rows.jsonl").write_text('{"url": "u", "text": "t"}', encoding="utf-8-sig")
+    assert list(read_documents(tmp_path / "rows.jsonl")) == [Document("u", "", "t")]
 
 
 def test_html_is_read_as_it_is_seen() -> None:
