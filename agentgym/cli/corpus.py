@@ -28,7 +28,7 @@ class IndexOptions:
     source: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR|FILE.jsonl")]
     """The documents."""
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
-    """The index file to write; one that is there is replaced."""
+    """The index file to write; an index that is there is replaced."""
     json: bool = False
     """End with one line of JSON."""
 

@@ -29,7 +29,7 @@ ARRAYS = {"begins": "<i8", "postings": "<i4", "counts": "<i4", "lengths": "<i4"}
 
 
 def save_index(index: SearchIndex, path: Path) -> None:
-    """Writes the index, whole or not at all; a file of that name is replaced."""
+    """Writes the index, whole or not at all. An index that is there is replaced; any other file is a ConfigError."""
     rows = [json.dumps([one.url, one.title, one.text], ensure_ascii=False) for one in index.documents]
     postings = index.postings
     arrays: tuple[NDArray[Any], ...] = (postings.begins, postings.documents, postings.counts, postings.lengths)
@@ -41,13 +41,21 @@ def save_index(index: SearchIndex, path: Path) -> None:
     body = b"".join(sections.values())
     sizes = {name: len(section) for name, section in sections.items()}
     header = json.dumps({"sections": sizes, "sha256": _digest(sizes, body)})
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    beside = path.parent / f".{path.name}.{uuid.uuid4().hex}"
     try:
+        _check_replaceable(path)
         beside.write_bytes(b"%s%d\n%s\n%s" % (MAGIC, VERSION, header.encode(), body))
         os.replace(beside, path)
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise ConfigError(f"cannot write the index {str(path)!r}: {error.strerror}") from error
+
+
+def _check_replaceable(path: Path) -> None:
+    if path.is_file():
+        with path.open("rb") as there:
+            if not MAGIC.startswith(there.read(len(MAGIC))):
+                raise ConfigError(f"{str(path)!r} is there and is no search index: give another name, or remove it")
 
 
 def load_index(path: Path) -> SearchIndex:

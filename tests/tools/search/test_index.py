@@ -144,6 +144,21 @@ def test_a_torn_file_is_refused_by_name(tmp_path: Path) -> None:
         save_index(SearchIndex.build(PAGES), tmp_path / "no" / "such.index")
 
 
+def test_an_index_replaces_an_index_and_nothing_else(tmp_path: Path) -> None:
+    rows, place = tmp_path / "rows.jsonl", tmp_path / "rows.index"
+    rows.write_text('{"url": "u", "text": "t"}\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"rows.jsonl' is there and is no search index: give another name"):
+        save_index(SearchIndex.build(read_documents(rows)), rows)
+    for pages in (PAGES, [OTTER]):
+        save_index(SearchIndex.build(pages), place)
+        assert load_index(place).documents == tuple(pages)
+    for folder in (tmp_path, Path(), Path("/")):
+        with pytest.raises(ConfigError, match="cannot write the index"):
+            save_index(SearchIndex.build(PAGES), folder)
+    assert [one.url for one in read_documents(rows)] == ["u"]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["rows.index", "rows.jsonl"]
+
+
 # ---- documents
 
 
