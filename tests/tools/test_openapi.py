@@ -159,6 +159,27 @@ def test_references_are_taken_along_and_recursion_stays() -> None:
     assert limit == {"type": "integer", "maximum": 5, "description": "How many."}
 
 
+def test_a_reference_leads_through_lists_and_encoded_names() -> None:
+    """As bundlers write them."""
+    limit = {"name": "limit", "in": "query", "schema": {"type": "integer"}}
+    again = {"$ref": "#/paths/~1pets~1%7Bid%7D/get/parameters/0"}
+    last = {"name": "last", "in": "query", "schema": {"$ref": "#/paths/~1pets~1%7Bid%7D/get/responses/200/schema"}}
+    get = {"operationId": "a", "parameters": [limit], "responses": {200: {"schema": {"type": "string"}}}}
+    paths = {"/pets/{id}": {"get": get}, "/b": {"get": {"operationId": "b", "parameters": [again, last]}}}
+    parameters = tools_of({**DOCUMENT, "paths": paths})["b"].parameters
+    assert parameters["properties"]["limit"] == {"type": "integer"}
+    assert list(parameters["$defs"].values()) == [{"type": "string"}]
+
+
+def test_schemas_whose_names_are_written_alike_stay_apart() -> None:
+    schemas = {"用户": {"type": "string"}, "订单": {"type": "integer"}}
+    asked = [{"name": n, "in": "query", "schema": {"$ref": f"#/components/schemas/{n}"}} for n in schemas]
+    document = {**DOCUMENT, "paths": {"/a": {"get": {"operationId": "a", "parameters": asked}}}}
+    parameters = tools_of({**document, "components": {"schemas": schemas}})["a"].parameters
+    meant = [parameters["$defs"][one["$ref"].removeprefix("#/$defs/")] for one in parameters["properties"].values()]
+    assert meant == list(schemas.values())
+
+
 def test_arguments_are_held_to_the_schema() -> None:
     result = call("createPet", {"body": {"name": "Rex", "children": [{"name": 3}]}})
     assert result.error == "invalid_arguments" and "body.children[0].name" in result.content

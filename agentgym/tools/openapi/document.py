@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import yaml
 
@@ -42,6 +43,7 @@ class Document:
             raise ToolSchemaError(f"{self.name} is not of OpenAPI 3: its version is {version!r}")
         self.root = root
         self._is_old = str(version).startswith("3.0")
+        self._definitions: dict[str, str] = {}
 
     def followed(self, node: Any) -> Any:
         """`node`, or what its `$ref` leads to."""
@@ -66,11 +68,13 @@ class Document:
         if not reference.startswith("#/"):
             raise ToolSchemaError(f"{self.name}: $ref {reference!r} leads out of the document: bundle it into one file")
         node: Any = self.root
-        for part in reference[2:].split("/"):
+        for part in unquote(reference[2:]).split("/"):
             part = part.replace("~1", "/").replace("~0", "~")
-            if not isinstance(node, Mapping) or part not in node:
+            parts = enumerate(node) if isinstance(node, list) else node.items() if isinstance(node, Mapping) else ()
+            within = {str(key): value for key, value in parts}  # YAML reads a status such as 200 as a number
+            if part not in within:
                 raise ToolSchemaError(f"{self.name}: $ref {reference!r} leads nowhere")
-            node = node[part]
+            node = within[part]
         return node
 
     def _schema(self, node: Any, found: dict[str, Any]) -> Any:
@@ -90,7 +94,13 @@ class Document:
         return _modern(made) if self._is_old else made
 
     def _moved(self, reference: str, found: dict[str, Any]) -> str:
-        name = re.sub(r"[^A-Za-z0-9_.-]", "_", reference.removeprefix("#/components/schemas/").removeprefix("#/"))
+        if reference not in self._definitions:
+            short = reference.removeprefix("#/components/schemas/").removeprefix("#/")
+            name = re.sub(r"[^A-Za-z0-9_.-]", "_", short)
+            while name in self._definitions.values():
+                name += "_"
+            self._definitions[reference] = name
+        name = self._definitions[reference]
         if name not in found:
             found[name] = {}  # it may refer to itself
             found[name] = self._schema(self._at(reference), found)
