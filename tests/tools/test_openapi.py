@@ -19,11 +19,12 @@ from agentgym.types import ToolCall, ToolResult
 
 PET = {
     "type": "object",
-    "required": ["name"],
+    "required": ["id", "name"],
     "properties": {
         "name": {"type": "string"},
         "tag": {"type": "string", "nullable": True},
         "weight": {"type": "number", "minimum": 0, "exclusiveMinimum": True},
+        "id": {"$ref": "#/components/schemas/Id"},
         "children": {"type": "array", "items": {"$ref": "#/components/schemas/Pet"}},
     },
 }
@@ -76,7 +77,7 @@ DOCUMENT: dict[str, Any] = {
                 "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Pet"}}},
             }
         },
-        "schemas": {"Pet": PET},
+        "schemas": {"Pet": PET, "Id": {"type": "integer", "readOnly": True}},
     },
 }
 SECRETS: dict[str, Any] = {"headers": {"Authorization": "Bearer hush-hush"}, "query": {"api_key": "k3y-of-ours"}}
@@ -152,6 +153,7 @@ def test_references_are_taken_along_and_recursion_stays() -> None:
     parameters = tools_of()["createPet"].parameters
     assert parameters["properties"] == {"body": {"$ref": "#/$defs/Pet"}} and parameters["required"] == ["body"]
     pet = parameters["$defs"]["Pet"]
+    assert "id" not in pet["properties"] and pet["required"] == ["name"]  # only answers have it
     assert pet["properties"]["children"] == {"type": "array", "items": {"$ref": "#/$defs/Pet"}}
     assert pet["properties"]["tag"] == {"type": ["string", "null"]}
     assert pet["properties"]["weight"] == {"type": "number", "exclusiveMinimum": 0}

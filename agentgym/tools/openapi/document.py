@@ -81,6 +81,7 @@ class Document:
         """A schema of the document as one of JSON Schema; what it refers to is put into `found`."""
         if not isinstance(node, Mapping):
             return node
+        node = self._sendable(node)
         made: dict[str, Any] = {}
         for key, value in node.items():
             if key == "$ref":
@@ -92,6 +93,17 @@ class Document:
             else:
                 made[key] = self._schema(value, found) if key in ONE else value
         return _modern(made) if self._is_old else made
+
+    def _sendable(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        """`schema` without its `readOnly` properties: only answers have them, says OpenAPI, also where required."""
+        parts, required = schema.get("properties"), schema.get("required")
+        if not isinstance(parts, Mapping):
+            return schema
+        kept = {name: part for name, part in parts.items() if not _is_read_only(self.followed(part))}
+        if len(kept) == len(parts):
+            return schema
+        asked = [name for name in required if name in kept or name not in parts] if isinstance(required, list) else []
+        return {**schema, "properties": kept, "required": asked}
 
     def _moved(self, reference: str, found: dict[str, Any]) -> str:
         if reference not in self._definitions:
@@ -105,6 +117,10 @@ class Document:
             found[name] = {}  # it may refer to itself
             found[name] = self._schema(self._at(reference), found)
         return f"#/$defs/{name}"
+
+
+def _is_read_only(schema: Any) -> bool:
+    return isinstance(schema, Mapping) and schema.get("readOnly") is True
 
 
 def _modern(schema: dict[str, Any]) -> dict[str, Any]:
