@@ -200,6 +200,10 @@ def test_some_operations_are_taken() -> None:
     assert list(tools_of(names=["getPet"])) == ["getPet"]
     with pytest.raises(ConfigError, match="has no operation 'getPets': did you mean 'getPet'"):
         tools_of(names=["getPets"])
+    upload = {"post": {"operationId": "upload", "requestBody": {"content": {"multipart/form-data": {}}}}}
+    document = {**DOCUMENT, "paths": {**DOCUMENT["paths"], "/upload": upload}}
+    with pytest.raises(ConfigError, match="has no operation 'getPets': did you mean 'getPet'"):
+        tools_of(document, names=["getPets"])
 
 
 # ---- requests
@@ -324,6 +328,17 @@ def test_a_slow_server_is_a_time_out_and_a_long_answer_is_cut() -> None:
         ({"openapi": None, "swagger": "2.0"}, "is not of OpenAPI 3"),
         ({"paths": {"/a": {"get": {"parameters": [{"$ref": "other.yaml#/x"}]}}}}, "leads out of the document"),
         ({"paths": {"/a": {"get": {"parameters": [{"$ref": "#/components/none"}]}}}}, "leads nowhere"),
+        ({"paths": {}}, "has no operations under `paths`"),
+        ({"paths": []}, "has no operations under `paths`"),
+        ({"paths": ["/a"]}, "what stands under paths is no object"),
+        ({"paths": {"/a": None}}, "path '/a' is no object, but 'None'"),
+        ({"paths": {"/a": {"get": "x"}}}, "get of path '/a' is no object"),
+        ({"paths": {"/a": {"get": {"parameters": ["x"]}}}}, "a parameter of 'get_a' is no object, but 'x'"),
+        (
+            {"paths": {"/a": {"get": {"parameters": [{"name": "x"}]}}}},
+            "has a name, and is in path, query, header, cookie",
+        ),
+        ({"paths": {"/a": {"put": {"requestBody": "x"}}}}, "the body of 'put_a' is no object"),
         ({"paths": {"/a": {"$ref": "#/paths/~1a"}}}, "leads round in a circle"),
         ({"paths": {"/a": {"get": {"operationId": "x"}, "put": {"operationId": "x"}}}}, "two operations that would be"),
         (

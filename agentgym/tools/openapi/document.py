@@ -53,6 +53,13 @@ class Document:
             node = self._at(node["$ref"])
         raise ToolSchemaError(f"{self.name}: a $ref leads round in a circle")
 
+    def object_at(self, node: Any, what: str) -> Mapping[str, Any]:
+        """`node` or what its `$ref` leads to, which is an object; `what` names it in the error."""
+        found = self.followed(node)
+        if not isinstance(found, Mapping):
+            raise ToolSchemaError(f"{self.name}: {what} is no object, but {str(found)[:80]!r}")
+        return found
+
     def parameters(self, properties: Mapping[str, Any], required: list[str]) -> dict[str, Any]:
         """An object schema of these properties, with what they refer to in `$defs`; recursion stays as it is."""
         found: dict[str, Any] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -13,9 +13,10 @@ from agentgym.errors import ToolFailure, ToolSchemaError
 from agentgym.tools.openapi.document import Document
 from agentgym.types import JSON, ToolSpec
 
-__all__ = ["Operation", "Wire", "operations_of"]
+__all__ = ["Operation", "Wire", "names_of", "operations_of"]
 
 METHODS = ("get", "put", "post", "delete", "patch", "head", "options")
+PLACES = ("path", "query", "header", "cookie")
 FORM = "application/x-www-form-urlencoded"
 IGNORED_HEADERS = ("accept", "content-type", "authorization")
 """A parameter of such a name means nothing, says OpenAPI."""
@@ -47,15 +48,14 @@ class Operation:
     """One operation. `given` are the headers and query parameters that its author sends: no model sees them."""
 
     def __init__(self, document: Document, method: str, path: str, given: frozenset[tuple[str, str]]) -> None:
-        item = document.followed(document.root["paths"][path])
+        item = document.object_at(document.root["paths"][path], f"path {path!r}")
         node = item[method]
         self._method, self._path = method.upper(), path
         self.name = _name_of(node, method, path)
         self._places: dict[str, _Place] = {}
         properties: dict[str, Any] = {}
         required: list[str] = []
-        merged = [document.followed(one) for one in (*item.get("parameters", ()), *node.get("parameters", ()))]
-        for parameter in {(one["in"], one["name"]): one for one in merged}.values():
+        for parameter in self._parameters(document, item, node):
             where, name = parameter["in"], parameter["name"]
             if (where, name.lower()) in given or (where == "header" and name.lower() in IGNORED_HEADERS):
                 continue
@@ -63,14 +63,29 @@ class Operation:
             self._add(place, schema, parameter.get("description"), properties)
             if parameter.get("required") or where == "path":
                 required.append(list(properties)[-1])
-        body = document.followed(node.get("requestBody"))
-        if body is not None:
+        if node.get("requestBody") is not None:
+            body = document.object_at(node["requestBody"], f"the body of {self.name!r}")
             media, schema = self._media(body, document)
             self._add(_Place(where="body", name="body", media=media), schema, body.get("description"), properties)
             if body.get("required"):
                 required.append(list(properties)[-1])
         description = "\n\n".join(filter(None, (node.get("summary"), node.get("description"))))
         self.spec = ToolSpec(self.name, description, document.parameters(properties, required))
+
+    def _parameters(
+        self, document: Document, item: Mapping[str, Any], node: Mapping[str, Any]
+    ) -> Iterable[Mapping[str, Any]]:
+        """Those of the path and the operation's own, which go before them."""
+        merged: dict[tuple[str, str], Mapping[str, Any]] = {}
+        for one in (*(item.get("parameters") or ()), *(node.get("parameters") or ())):
+            parameter = document.object_at(one, f"a parameter of {self.name!r}")
+            if parameter.get("in") not in PLACES or not isinstance(parameter.get("name"), str):
+                raise ToolSchemaError(
+                    f"{document.name}: a parameter of {self.name!r} has a name, and is in {', '.join(PLACES)}; this "
+                    f"one is {str(parameter)[:80]}"
+                )
+            merged[parameter["in"], parameter["name"]] = parameter
+        return merged.values()
 
     def _add(self, place: _Place, schema: Any, description: object, properties: dict[str, Any]) -> None:
         name = place.name if place.name not in properties else f"{place.name}_{place.where}"
@@ -118,11 +133,22 @@ def operations_of(
     document: Document, given: frozenset[tuple[str, str]], names: frozenset[str] | None
 ) -> Iterator[Operation]:
     """The operations of these names, or all."""
-    paths = document.root.get("paths") or {}
-    for path, item in paths.items():
-        for method, node in document.followed(item).items():
-            if method in METHODS and (names is None or _name_of(node, method, path) in names):
-                yield Operation(document, method, path, given)
+    for name, method, path in _found(document):
+        if names is None or name in names:
+            yield Operation(document, method, path, given)
+
+
+def names_of(document: Document) -> list[str]:
+    """The names of all operations, those included that cannot be tools."""
+    return [name for name, _, _ in _found(document)]
+
+
+def _found(document: Document) -> Iterator[tuple[str, str, str]]:
+    """Name, method and path of each operation."""
+    for path, item in document.object_at(document.root.get("paths") or {}, "what stands under paths").items():
+        for method, node in document.object_at(item, f"path {path!r}").items():
+            if method in METHODS:
+                yield _name_of(document.object_at(node, f"{method} of path {path!r}"), method, path), method, path
 
 
 def _name_of(node: Mapping[str, Any], method: str, path: str) -> str:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from agentgym.errors import ConfigError, ToolSchemaError, nearest
 from agentgym.tools.definition import Tool, ToolSettings
 from agentgym.tools.openapi.document import Document
-from agentgym.tools.openapi.operation import Operation, operations_of
+from agentgym.tools.openapi.operation import Operation, names_of, operations_of
 from agentgym.tools.openapi.service import Service
 from agentgym.types import JSON
 
@@ -47,8 +47,10 @@ def openapi_tools(
         found[operation.name] = operation
     for name in names or ():
         if name not in found:
-            known = [one.name for one in operations_of(read, frozenset(given), None)]
+            known = names_of(read)
             raise ConfigError(f"{read.name} has no operation {name!r}{nearest(name, known) or f'; it has {known}'}")
+    if names is None and not found:
+        raise ToolSchemaError(f"{read.name} has no operations under `paths`")
     service = Service(base_url, headers or {}, query or {})
     return [_tool(operation, service, settings) for operation in found.values()]
 
