@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from aiohttp import web
 from agentgym.errors import ConfigError, EnvironmentFault, ToolSchemaError
 from agentgym.tools import ToolRunner
 from agentgym.tools.openapi import openapi_tools
+from agentgym.tools.openapi.secrets import Secrets
 from agentgym.types import ToolCall, ToolResult
 
 PET = {
@@ -317,6 +319,30 @@ def test_a_slow_server_is_a_time_out_and_a_long_answer_is_cut() -> None:
 
     assert call("getPet", {"id": "1"}, slow, timeout_s=0.3).error == "timeout"
     assert "more characters were cut" in call("getPet", {"id": "1"}, answering(200, "x" * 2_000_000)).content
+
+
+def test_a_secret_is_hidden_however_it_is_spelt_and_nothing_else_is() -> None:
+    key = 'k3y+of/"ours"=é &'
+
+    async def tells(request: web.Request) -> web.Response:
+        told = {"url": request.raw_path, "key": request.query["api_key"], "seen": "The Bearer of Linux"}
+        told["html"] = html.escape(key)
+        return web.json_response(told)
+
+    headers = {"Authorization": "Bearer hush-hush", "User-Agent": "me (Linux)", "Cookie": "a=cr1sp; b=s0ft"}
+    seen = json.loads(call("getPet", {"id": "1"}, tells, query={"api_key": key}, headers=headers).content)
+    url = "/v1/pets/1?api_key=***"
+    assert seen == {"url": url, "key": "***", "seen": "The Bearer of Linux", "html": "***"}
+    hidden = Secrets(headers, {}).hidden("cr1sp s0ft hush-hush")
+    assert hidden == "*** *** ***"
+
+
+@pytest.mark.parametrize("charset", ["klingon", "hex"])
+def test_a_charset_that_there_is_not_is_read_as_utf_8(charset: str) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(body="Zürich".encode(), headers={"Content-Type": f"text/plain; charset={charset}"})
+
+    assert call("getPet", {"id": "1"}, answer) == ToolResult("c", "getPet", "Zürich")
 
 
 # ---- documents that cannot be used

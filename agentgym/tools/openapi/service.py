@@ -9,6 +9,7 @@ from yarl import URL
 
 from agentgym.errors import EnvironmentFault, ToolFailure
 from agentgym.tools.openapi.operation import Wire
+from agentgym.tools.openapi.secrets import Secrets
 
 __all__ = ["Service"]
 
@@ -19,7 +20,6 @@ NOT_THE_MODEL_S = {
     408: "it waited too long",
     429: "too many calls",
 }
-SHORTEST_SECRET = 4
 
 
 class Service:
@@ -28,8 +28,7 @@ class Service:
     def __init__(self, base_url: str, headers: Mapping[str, str], query: Mapping[str, str]) -> None:
         self._base_url = base_url.rstrip("/")
         self._headers, self._query = dict(headers), tuple(query.items())
-        values = {part for value in (*headers.values(), *query.values()) for part in (value, *value.split())}
-        self._secrets = sorted((one for one in values if len(one) >= SHORTEST_SECRET), key=len, reverse=True)
+        self._secrets = Secrets(headers, query)
 
     async def answer(self, name: str, wire: Wire) -> str:
         """What the model reads. Raises ToolFailure for a refusal, EnvironmentFault where it is not the model's."""
@@ -47,25 +46,21 @@ class Service:
             ):
                 content = await _read(response)
         except (aiohttp.ClientError, OSError) as error:
-            raise EnvironmentFault(f"{name}: {self._base_url} gave no answer: {self._hidden(str(error))}") from None
-        text = self._hidden(_shown(response, content))
+            raise EnvironmentFault(
+                f"{name}: {self._base_url} gave no answer: {self._secrets.hidden(str(error))}"
+            ) from None
+        text = self._secrets.hidden(_shown(response, content))
         said = f"{response.status} {response.reason}"
         if response.status < 300:
             return text or "done"
         if response.status >= 500 or response.status < 400 or response.status in NOT_THE_MODEL_S:
             why = NOT_THE_MODEL_S.get(response.status, "")
             if response.status < 400:
-                to = self._hidden(response.headers.get("Location", "nowhere"))
+                to = self._secrets.hidden(response.headers.get("Location", "nowhere"))
                 why = f"it leads to {to}; redirects are not followed"
             told = f" ({why})" if why else ""
             raise EnvironmentFault(f"{name}: {self._base_url} answered {said}{told}: {text[:500]}")
         raise ToolFailure(f"{name} failed: {said}" + (f": {text}" if text else ""))
-
-    def _hidden(self, text: str) -> str:
-        """`text` without secrets: a server may tell what it was sent."""
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return text
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
@@ -81,7 +76,14 @@ def _shown(response: aiohttp.ClientResponse, content: bytes) -> str:
     kind = response.content_type
     if not (kind.startswith("text/") or "json" in kind or "xml" in kind or kind == "application/octet-stream"):
         return f"[{kind} was left out: only text is shown]" if content else ""
-    text = content[:MAX_ANSWER_BYTES].decode(response.charset or "utf-8", "replace")
+    text = _decoded(content[:MAX_ANSWER_BYTES], response.charset or "utf-8")
     if kind == "application/octet-stream" and not text.isprintable() and "\ufffd" in text:
         return f"[{kind} was left out: only text is shown]"
     return f"{text}\n[more was cut]" if len(content) > MAX_ANSWER_BYTES else text
+
+
+def _decoded(content: bytes, charset: str) -> str:
+    try:
+        return content.decode(charset, "replace")
+    except (LookupError, UnicodeError):  # a charset that there is not, or that is none of text
+        return content.decode("utf-8", "replace")
