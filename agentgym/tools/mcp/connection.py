@@ -15,6 +15,7 @@ from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
+from pydantic_core import to_json
 
 from agentgym.errors import EnvironmentFault, ToolFailure
 from agentgym.tools.mcp.link import ServerLost
@@ -82,6 +83,7 @@ class Connection:
         client, limit_s = self._client, self.server.call_timeout_s
         if client is None or self.is_lost:
             raise self._lost(f"is gone: {name!r} cannot be called")
+        _check_sendable(name, arguments)
         try:
             result = await client.call_tool(name, dict(arguments), read_timeout_seconds=limit_s)
         except MCPError as error:
@@ -171,6 +173,14 @@ class Connection:
             async with Client(stdio_client(parameters, errlog), mode="legacy") as client:
                 errlog.close()
                 yield client
+
+
+def _check_sendable(name: str, arguments: Mapping[str, JSON]) -> None:
+    """Refuses what would break the session where it is written: lone surrogates, and lists in lists without end."""
+    try:
+        to_json([[[[arguments]]]])  # a message has them as deep
+    except ValueError as error:
+        raise ToolFailure(f"{name} was not called, for its arguments cannot be sent: {error}") from None
 
 
 async def _listed(client: Client) -> Sequence[ToolSpec]:

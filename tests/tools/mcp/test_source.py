@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -195,6 +196,19 @@ def test_episodes_share_a_server_without_state(desk: Desk, server_of: ServerOf) 
     with pytest.raises(EnvironmentFault, match="ended during a call of 'crash'"):
         second.ask("crash")
     assert second.ask("pid")[0] not in (pid, again)
+
+
+@pytest.mark.parametrize(
+    "argument", ["\ud800", {"\ud800": 1}, json.loads("[" * 251 + "]" * 251), json.loads("[" * 900 + "]" * 900)]
+)
+def test_arguments_that_no_message_can_hold_are_refused_and_the_server_goes_on(
+    argument: Any, desk: Desk, server_of: ServerOf
+) -> None:
+    env = desk(server_of("careless", stateless=True))
+    pid = env.ask("pid")
+    text, error = env.ask("pid", more=argument)
+    assert error == "tool_error" and text.startswith("pid was not called, for its arguments cannot be sent")
+    assert env.ask("pid", more=json.loads("[" * 200 + "]" * 200)) == env.ask("pid", more="é \0") == pid
 
 
 # ---- mistakes
