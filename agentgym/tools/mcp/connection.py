@@ -178,7 +178,7 @@ class Connection:
 def _check_sendable(name: str, arguments: Mapping[str, JSON]) -> None:
     """Refuses what would break the session where it is written: lone surrogates, and lists in lists without end."""
     try:
-        to_json([[[[arguments]]]])  # a message has them as deep
+        to_json([[[[arguments]]]])  # as deep as in a message
     except ValueError as error:
         raise ToolFailure(f"{name} was not called, for its arguments cannot be sent: {error}") from None
 

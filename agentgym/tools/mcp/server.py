@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 from collections.abc import Mapping
@@ -88,5 +89,10 @@ class McpServer:
         """Raises ConfigError where the command names no program."""
         if self.cwd is not None and not Path(self.cwd).is_dir():
             raise ConfigError(f"the working directory of the MCP server `{self}` is no folder: {str(self.cwd)!r}")
-        if self.command and shutil.which(self.command[0], path=self.env.get("PATH")) is None:
+        if not self.command:
+            return
+        program = self.command[0]
+        if os.sep in program:  # then it is sought from the server's working directory, and on no PATH
+            program = os.path.join(self.cwd or "", program)
+        if shutil.which(program, path=self.env.get("PATH")) is None:
             raise ConfigError(f"there is no program {self.command[0]!r}, which was to start the MCP server `{self}`")

@@ -250,6 +250,16 @@ def test_a_program_that_is_not_there_is_told_at_once() -> None:
         McpTools(McpServer(command=("python3",), cwd="/nowhere")).open()
 
 
+def test_a_program_is_found_from_the_server_s_working_directory(tmp_path: Path, desk: Desk, server_of: ServerOf) -> None:
+    python, careless = server_of("careless").command
+    program = tmp_path / "run"
+    program.write_text(f"#!/bin/sh\nexec {python} {careless}\n")
+    program.chmod(0o700)
+    assert desk(McpServer(command=("./run",), cwd=tmp_path)).ask("flood") == ("done", None)
+    with pytest.raises(ConfigError, match=r"there is no program './run'"):
+        McpTools(McpServer(command=("./run",), cwd=tmp_path.parent)).open()
+
+
 def test_a_missing_package_is_told_with_what_installs_it() -> None:
     code = """
 import sys, agentgym.tools.mcp as mcp
