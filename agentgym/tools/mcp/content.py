@@ -17,9 +17,10 @@ def as_text(result: Mapping[str, Any]) -> str:
     >>> as_text({"content": [{"type": "text", "text": "7"}], "structuredContent": {"result": 7}})
     '7'
     """
-    parts = [_block(block) for block in result.get("content", ())]
-    if not parts and "structuredContent" in result:
-        parts = [json.dumps(result["structuredContent"], ensure_ascii=False)]
+    blocks = result.get("content", ())
+    parts = [_block(block) for block in blocks]
+    if "structuredContent" in result and not any(block.get("type") == "text" for block in blocks):
+        parts.append(json.dumps(result["structuredContent"], ensure_ascii=False))
     text = "\n".join(parts)
     if result.get("isError"):
         raise ToolFailure(text or "the tool failed, and said nothing of why")

@@ -19,8 +19,8 @@ from agentgym.types import JSON, ToolSpec
 
 __all__ = ["McpTools"]
 
-BACKSTOP_S = 5.0
-"""Seconds beyond a call's own, and those of a restart, after which whatever has not answered is given up."""
+BACKSTOP_S = 15.0
+"""Seconds beyond a call's own: a server is asked for a sign of life, and one that gives none is ended."""
 _loop = BackgroundLoop("agentgym-mcp")
 _shared: dict[tuple[object, ...], SharedLink] = {}
 
@@ -77,9 +77,10 @@ class McpTools:
         async def call(**arguments: JSON) -> str:
             return as_text(await _elsewhere(lambda: link.call(spec.name, arguments)))
 
-        limit_s = self.server.call_timeout_s + self.server.start_timeout_s + BACKSTOP_S
+        tries = 2 if self.server.stateless else 1
+        limit_s = self.server.start_timeout_s + tries * (self.server.call_timeout_s + BACKSTOP_S)
         shown = ToolSpec(f"{self._prefix}{spec.name}", spec.description, spec.parameters)
-        return Tool(spec=shown, fn=call, timeout_s=limit_s, owner=self)
+        return Tool(spec=shown, fn=call, timeout_s=limit_s, owner=self, on_error="raise")
 
 
 async def _elsewhere(call: Callable[[], Awaitable[Mapping[str, object]]]) -> Mapping[str, object]:

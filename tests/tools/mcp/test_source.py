@@ -18,6 +18,8 @@ import pytest
 
 from agentgym.errors import ConfigError, EnvironmentFault
 from agentgym.tools.mcp import McpServer, McpTools
+from agentgym.tools.mcp.connection import CLOSE_S, PING_S
+from agentgym.tools.mcp.content import as_text
 
 ServerOf = Callable[..., McpServer]
 Desk = Callable[..., Any]
@@ -52,6 +54,14 @@ def test_arguments_are_checked_before_they_are_sent(long_desk: Any) -> None:
 
 def test_an_image_is_left_out_in_words(long_desk: Any) -> None:
     assert long_desk.ask("picture") == ("[an image (image/png) was left out: only text is shown]", None)
+
+
+def test_structured_content_is_shown_where_no_text_is() -> None:
+    image = {"type": "image", "mimeType": "image/png", "data": ""}
+    left_out = "[an image (image/png) was left out: only text is shown]"
+    assert as_text({"content": [image], "structuredContent": {"a": "é"}}) == f'{left_out}\n{{"a": "é"}}'
+    assert as_text({"content": [], "structuredContent": {}}) == "{}"
+    assert as_text({"content": [image, {"type": "text", "text": "x"}], "structuredContent": {}}) == f"{left_out}\nx"
 
 
 def test_a_tool_s_error_is_answered(long_desk: Any) -> None:
@@ -115,6 +125,8 @@ def test_a_server_ends_with_a_program_that_is_killed(sent: int, server_of: Serve
     program = f"""
 import time
 from agentgym.tools.mcp import McpServer, McpTools
+from agentgym.tools.mcp.connection import CLOSE_S, PING_S
+from agentgym.tools.mcp.content import as_text
 source = McpTools(McpServer(command={server_of("careless").command!r}))
 source.open()
 print("open", flush=True)
@@ -211,6 +223,15 @@ def test_arguments_that_no_message_can_hold_are_refused_and_the_server_goes_on(
     assert env.ask("pid", more=json.loads("[" * 200 + "]" * 200)) == env.ask("pid", more="é \0") == pid
 
 
+def test_a_call_is_given_up_only_when_its_server_has_been(desk: Desk, server_of: ServerOf) -> None:
+    one_call_s = 40 + PING_S + 2 * CLOSE_S
+    for stateless, needed_s in ((True, 2 * one_call_s + 50), (False, one_call_s)):
+        server = server_of("careless", stateless=stateless, call_timeout_s=40, start_timeout_s=50)
+        (tool,) = desk(server, names=["flood"]).tools.values()
+        assert tool.timeout_s > needed_s
+        assert tool.on_error == "raise"  # what the model is to read is a ToolFailure
+
+
 # ---- mistakes
 
 
@@ -250,7 +271,9 @@ def test_a_program_that_is_not_there_is_told_at_once() -> None:
         McpTools(McpServer(command=("python3",), cwd="/nowhere")).open()
 
 
-def test_a_program_is_found_from_the_server_s_working_directory(tmp_path: Path, desk: Desk, server_of: ServerOf) -> None:
+def test_a_program_is_found_from_the_server_s_working_directory(
+    tmp_path: Path, desk: Desk, server_of: ServerOf
+) -> None:
     python, careless = server_of("careless").command
     program = tmp_path / "run"
     program.write_text(f"#!/bin/sh\nexec {python} {careless}\n")
