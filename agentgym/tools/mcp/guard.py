@@ -64,7 +64,7 @@ def _bring_in(server: subprocess.Popen[bytes], to: IO[bytes], asked: threading.E
         while chunk := os.read(0, 1 << 16):
             to.write(chunk)
             to.flush()
-    asked.set()
+        asked.set()  # not where the server, ending, reads no more
     with suppress(OSError):
         to.close()
     timer = threading.Timer(GRACE_S, _end, (server, asked))
