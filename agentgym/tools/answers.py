@@ -8,6 +8,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
 
+from agentgym.tools.definition import Tool
 from agentgym.types import JSON
 
 __all__ = ["KeptAnswers", "answers_of"]
@@ -36,15 +37,16 @@ class KeptAnswers:
         """The answer to these arguments, or None."""
         key = _key(arguments)
         with self._lock:
-            if key in self._answers:
-                self._answers.move_to_end(key)
-            return self._answers.get(key)
+            if key is None or key not in self._answers:
+                return None
+            self._answers.move_to_end(key)
+            return self._answers[key]
 
     def keep(self, arguments: Mapping[str, JSON], answer: str) -> None:
         """Keeps an answer, and lets go of the oldest beyond the limits."""
         key = _key(arguments)
         with self._lock:
-            if key in self._answers:
+            if key is None or key in self._answers:
                 return
             self._answers[key] = answer
             self._chars += len(key) + len(answer)
@@ -57,11 +59,16 @@ _kept: weakref.WeakKeyDictionary[object, KeptAnswers] = weakref.WeakKeyDictionar
 _kept_lock = threading.Lock()
 
 
-def answers_of(fn: object) -> KeptAnswers:
-    """The answers of the function `fn` (bound methods: the function behind them)."""
+def answers_of(tool: Tool) -> KeptAnswers:
+    """The answers of the tool's function; of a method that a class marks as a tool, those of all its objects."""
+    fn = tool.fn if tool.owner is None else getattr(tool.fn, "__func__", tool.fn)
     with _kept_lock:
-        return _kept.setdefault(getattr(fn, "__func__", fn), KeptAnswers())
+        return _kept.setdefault(fn, KeptAnswers())
 
 
-def _key(arguments: Mapping[str, JSON]) -> str:
-    return json.dumps(arguments, sort_keys=True)
+def _key(arguments: Mapping[str, JSON]) -> str | None:
+    """None for what is nested too deeply to be compared."""
+    try:
+        return json.dumps(arguments, sort_keys=True)
+    except RecursionError:
+        return None

@@ -43,8 +43,9 @@ class Tool:
     """How many calls may begin in a second, evenly apart, over all episodes of the process; None is no limit. The wait
     is no part of `timeout_s`."""
     pure: bool = False
-    """True promises that the answer follows from the arguments alone: answers are kept for the process, and a call with
-    arguments of the same JSON is answered without running it, whoever asks."""
+    """True promises that the answer follows from the arguments alone, and for a method that is marked with `@tool` not
+    from its object: answers are kept for the process, and a call with arguments of the same JSON is answered without
+    running it, whoever asks."""
     blocking: bool = True
     """True: a plain function runs on a thread; False: it is short and pure, and runs where it is called."""
     on_error: Literal["answer", "raise"] = "answer"

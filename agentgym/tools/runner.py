@@ -123,7 +123,7 @@ class ToolRunner:
         """The answer that a pure tool gave before."""
         if not tool.pure or self._stopped():
             return None
-        answer = answers_of(tool.fn).get(call.arguments)
+        answer = answers_of(tool).get(call.arguments)
         return None if answer is None else ToolResult(call.id, call.name, self._fitting(answer))
 
     def _call(self, tool: Tool, call: ToolCall) -> ToolResult:
@@ -204,7 +204,7 @@ class ToolRunner:
     def _result(self, tool: Tool, call: ToolCall, value: object) -> ToolResult:
         text = value if type(value) is str else _as_text(value)
         if tool.pure:
-            answers_of(tool.fn).keep(call.arguments, text)
+            answers_of(tool).keep(call.arguments, text)
         return ToolResult(call.id, call.name, self._fitting(text))
 
     def _failure(self, tool: Tool, call: ToolCall, error: BaseException) -> ToolResult:

@@ -9,8 +9,9 @@ import pytest
 
 from agentgym.envs import ToolEnv
 from agentgym.errors import ConfigError
+from agentgym.registry import Registry
 from agentgym.testing.virtual_time import run_in_virtual_time
-from agentgym.tools import Tool, ToolRunner, tool
+from agentgym.tools import Tool, ToolRunner, register_tool, tool
 from agentgym.tools.answers import KeptAnswers
 from agentgym.types import ToolCall, ToolResult
 
@@ -174,6 +175,37 @@ def test_a_method_s_answers_are_kept_over_episodes_and_none_is_given_after_the_e
         assert env.step(after)[0] == "over\nnot run: the episode is over"
         env.close()
     assert Clock.ran == 1
+
+
+def test_answers_of_two_objects_registered_methods_are_kept_apart() -> None:
+    class Shop:
+        def __init__(self, price: int) -> None:
+            self._price = price
+
+        def price(self, item: str) -> int:
+            return self._price
+
+    schema = {"description": "", "parameters": {"type": "object", "properties": {"item": {"type": "string"}}}}
+    names = ("dear", "cheap")
+    tools = [
+        register_tool({**schema, "name": name}, Shop(price).price, registry=Registry("tool", ""), pure=True)
+        for name, price in zip(names, (9, 1), strict=True)
+    ]
+    made = [ToolCall(name, name, {"item": "tea"}) for name in (*names, *names)]
+    runner = ToolRunner(tools, inline=True)
+    assert [one.content for one in runner.run_directly(made)] == ["9", "1", "9", "1"]
+
+
+def test_arguments_too_deep_to_be_compared_are_run_each_time() -> None:
+    @tool(pure=True, blocking=False)
+    def depth(lists: list[Any]) -> str:
+        """Measures."""
+        return "deep"
+
+    lists: list[Any] = []
+    for _ in range(5000):
+        lists = [lists]
+    assert ToolRunner([depth]).run_directly(calls("depth", {"lists": lists}))[0].content == "deep"
 
 
 def test_what_is_kept_is_bounded() -> None:
