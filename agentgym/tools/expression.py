@@ -121,7 +121,7 @@ class _Reader:
         while (sign := self.next) in BINDS:
             if sign == "%" and not self._begins_operand(self._tokens[-2:-1]):
                 self._tokens.pop()
-                value /= 100
+                value = _bounded(value / 100)
                 continue
             if BINDS[sign] < binds:
                 break

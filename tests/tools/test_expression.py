@@ -111,6 +111,7 @@ def test_what_is_no_plain_expression_is_told_so(text: str, wanted: str) -> None:
         ("1e9999", "1233 digits"),
         ("1e99999", "too long"),
         ("*".join(["1e300"] * 5), "1233 digits"),
+        ("1" + "%" * 900, "1233 digits"),
         ("2^" * 300 + "2", "128 deep"),
         ("-" * 900 + "1", "128 deep"),
         ("(" * 900, "128 deep"),
