@@ -31,6 +31,8 @@ PING_S = 5.0
 CLOSE_S = 3.5
 """Seconds until a server that was told to end is left to its guard."""
 MAX_PAGES = 100
+NOT_THE_MODEL_S = (401, 403, 407, 408, 429)
+"""Refusals over HTTP that say nothing of a call."""
 FAILURES = (
     MCPError,
     OSError,
@@ -58,6 +60,7 @@ class Connection:
         self._specs: asyncio.Future[Sequence[ToolSpec]] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
         self._stderr = StderrTail()
+        self._answered = ""
         self._task: asyncio.Task[None] | None = None
         self._client: Client | None = None
 
@@ -122,7 +125,8 @@ class Connection:
     def _lost(self, what: str) -> ServerLost:
         self.is_lost = True
         self._closing.set()
-        return ServerLost(f"the MCP server `{self.server}` {what}{self._stderr.told()}")
+        answered = f": {self._answered}" if self._answered and self._answered not in what else ""
+        return ServerLost(f"the MCP server `{self.server}` {what}{answered}{self._stderr.told()}")
 
     async def _hold(self) -> None:
         """Enters the session, stays until it is to be closed, and leaves it: all in this one task."""
@@ -153,12 +157,25 @@ class Connection:
             return "ended before it told its tools"
         return f"could not be {'reached' if self.server.url else 'started'}: {innermost}"
 
+    async def _check_status(self, response: httpx2.Response) -> None:
+        """Ends the session where the service fails, or does not let us in: the SDK would tell it as a tool's error.
+
+        An answer that is a message of the protocol is the server's word on the call; the SDK reads that.
+        """
+        status = response.status_code
+        if response.request.method != "POST" or (status < 500 and status not in NOT_THE_MODEL_S):
+            return
+        if b'"jsonrpc"' not in await response.aread():
+            self._answered = f"it answered {status} {response.reason_phrase}"
+            raise httpx2.HTTPStatusError(self._answered, request=response.request, response=response)
+
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[Client]:
         if self.server.url:
             limits = httpx2.Timeout(self.server.start_timeout_s, read=self.server.call_timeout_s + PING_S)
+            hooks = {"response": [self._check_status]}
             async with (
-                httpx2.AsyncClient(headers=dict(self.server.headers), timeout=limits) as http,
+                httpx2.AsyncClient(headers=dict(self.server.headers), timeout=limits, event_hooks=hooks) as http,
                 Client(streamable_http_client(self.server.url, http_client=http), mode="legacy") as client,
             ):
                 yield client

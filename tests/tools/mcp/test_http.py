@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -62,3 +65,67 @@ def test_an_episode_has_a_session_of_its_own_until_the_server_goes(
 def test_a_server_that_is_not_there_cannot_be_reached(desk: Callable[..., Any]) -> None:
     with pytest.raises(EnvironmentFault, match="could not be reached"):
         desk(f"http://127.0.0.1:{free_port()}/mcp")
+
+
+@pytest.fixture
+def answering(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A server that answers calls with a status and a text."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            results: dict[str, Any] = {
+                "initialize": {
+                    "protocolVersion": "2025-06-18",
+                    "capabilities": {"tools": {}},
+                    "serverInfo": {"name": "x", "version": "1"},
+                },
+                "tools/list": {"tools": [{"name": "ask", "inputSchema": {"type": "object"}}]},
+                "ping": {},
+            }
+            status, text = request.param
+            if asked["method"] in results:
+                status, text = (
+                    200,
+                    json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": results[asked["method"]]}),
+                )
+            self.send_response(202 if "id" not in asked else status)
+            self.send_header("Content-Type", "application/json" if text.startswith("{") else "text/plain")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.replace("ID", str(asked.get("id"))).ljust(len(text)).encode())
+
+        def do_GET(self) -> None:
+            self.send_error(405)
+
+        do_DELETE = do_GET
+
+        def log_message(self, *args: object) -> None:
+            """Says nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/mcp"
+        server.shutdown()
+
+
+FAILED = '{"jsonrpc": "2.0", "id": ID, "error": {"code": -32603, "message": "no such town"}}'
+
+
+@pytest.mark.parametrize(
+    "answering", [(500, "oops"), (503, "<p>"), (429, '{"message": "slow down"}'), (401, ""), (403, "no")], indirect=True
+)
+def test_a_service_that_fails_or_refuses_us_is_an_infrastructure_failure(
+    answering: str, desk: Callable[..., Any], request: pytest.FixtureRequest
+) -> None:
+    status = request.node.callspec.params["answering"][0]
+    env = desk(McpServer(url=answering, call_timeout_s=20))
+    with pytest.raises(EnvironmentFault, match=f"ended during a call of 'ask': it answered {status} "):
+        env.ask("ask")
+
+
+@pytest.mark.parametrize("answering", [(400, FAILED), (500, FAILED), (200, FAILED)], indirect=True)
+def test_what_the_server_says_of_a_call_is_told_to_the_model_whatever_its_status(
+    answering: str, desk: Callable[..., Any]
+) -> None:
+    assert desk(answering).ask("ask") == ("ask failed: no such town", "tool_error")
