@@ -198,6 +198,16 @@ def test_a_document_is_a_file_too(suffix: str, tmp_path: Path) -> None:
     assert tools_of(path) == tools_of() == tools_of(str(path))
 
 
+def test_yaml_is_read_as_json_would_be(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    schema = "{enum: [NO, 2020-01-01, true, False, ~, 7, trueish], example: 2020-01-01T10:00:00Z}"
+    named = f"{{get: {{operationId: a, parameters: [{{name: on, in: query, schema: {schema}}}]}}}}"
+    path.write_text(f"openapi: 3.1.0\npaths: {{/a: {named}}}")
+    found = tools_of(path)["a"].parameters["properties"]["on"]
+    assert found["enum"] == ["NO", "2020-01-01", True, False, None, 7, "trueish"]
+    assert found["example"] == "2020-01-01T10:00:00Z"
+
+
 def test_some_operations_are_taken() -> None:
     assert list(tools_of(names=["getPet"])) == ["getPet"]
     with pytest.raises(ConfigError, match="has no operation 'getPets': did you mean 'getPet'"):

@@ -143,12 +143,26 @@ def _modern(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2 as OpenAPI wants it: dates are text, and so are `no` and `on`."""
+
+    yaml_implicit_resolvers = {
+        sign: [(tag, pattern) for tag, pattern in ways if not tag.endswith((":timestamp", ":bool"))]
+        for sign, ways in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile("(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+
+
 def _load(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ToolSchemaError(f"cannot read the OpenAPI document {str(path)!r}: {error.strerror}") from error
     try:
-        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        return json.loads(text) if path.suffix == ".json" else yaml.load(text, _Loader)
     except (ValueError, yaml.YAMLError) as error:
         raise ToolSchemaError(f"{str(path)!r} is neither JSON nor YAML: {error}") from error
