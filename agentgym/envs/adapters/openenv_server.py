@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from aiohttp import WSMsgType, web
+from aiohttp import WSCloseCode, WSMsgType, web
 
 from agentgym.envs.action import Action
 from agentgym.envs.text_env import Info, TextEnv
@@ -20,6 +21,8 @@ __all__ = ["openenv_app", "serve_openenv"]
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE = 16 << 20
+SHUTDOWN_S = 5.0
+"""Seconds that calls of environments have to end, once serving has."""
 METADATA: dict[str, JSON] = {"type": "object", "additionalProperties": True, "default": {}}
 CALL: dict[str, JSON] = {
     "type": "object",
@@ -70,13 +73,15 @@ class Session:
     def __init__(self, env: TextEnv) -> None:
         self._env = env
         self._episode_id: str | None = None
+        self._one_at_a_time = asyncio.Lock()
 
-    async def answer(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    async def answer(self, kind: str, data: object) -> dict[str, Any]:
         """The message that answers one of type `reset`, `step` or `state`."""
-        if kind == "reset":
-            return {"type": "observation", "data": await self.reset(data)}
-        if kind == "step":
-            return {"type": "observation", "data": await self.step(data)}
+        if not isinstance(data, Mapping):
+            raise Refused("VALIDATION_ERROR", f"data is an object, got {type(data).__name__}")
+        if kind in ("reset", "step"):
+            async with self._one_at_a_time:
+                return {"type": "observation", "data": await (self.reset if kind == "reset" else self.step)(data)}
         if kind == "state":
             return {"type": "state", "data": self.state()}
         raise Refused("UNKNOWN_TYPE", f"a message is of type reset, step, state or close, got {kind!r}")
@@ -111,25 +116,28 @@ class _Doors:
     def __init__(self, make: Callable[[], TextEnv], max_sessions: int) -> None:
         self._make = make
         self._max_sessions = max_sessions
-        self._num_open = 0
+        self._sockets: set[web.WebSocketResponse] = set()
         self._shared: Session | None = None
 
     async def socket(self, request: web.Request) -> web.WebSocketResponse:
         """A session, until its client leaves."""
         answers = web.WebSocketResponse(max_msg_size=MAX_MESSAGE)
         await answers.prepare(request)
-        if self._num_open >= self._max_sessions:
+        if len(self._sockets) >= self._max_sessions:
             await answers.send_json(_error("CAPACITY_REACHED", f"{self._max_sessions} sessions are open"))
             await answers.close()
             return answers
-        self._num_open += 1
-        session = Session(self._make())
+        self._sockets.add(answers)
         try:
-            await _converse(session, answers)
+            await _converse(self._make, answers)
         finally:
-            self._num_open -= 1
-            await session.close()
+            self._sockets.discard(answers)
         return answers
+
+    async def leave(self, _: web.Application) -> None:
+        """Tells every client that its session is over."""
+        leaving = [one.close(code=WSCloseCode.GOING_AWAY) for one in self._sockets]
+        await asyncio.gather(*leaving, return_exceptions=True)
 
     async def posted(self, request: web.Request) -> web.Response:
         """A reset or a step of the one environment for all."""
@@ -137,7 +145,7 @@ class _Doors:
         try:
             data = _object(await request.text())
             asked = data.get("action", {}) if kind == "step" else data
-            return web.json_response((await self._of_all().answer(kind, asked))["data"])
+            return web.json_response((await self._of_all().answer(kind, asked))["data"], dumps=_dumps)
         except AgentGymError as error:
             return web.json_response({"detail": str(error)}, status=422)
 
@@ -163,6 +171,7 @@ def openenv_app(name: str, make: Callable[[], TextEnv], max_sessions: int = 64) 
     """
     app = web.Application(client_max_size=MAX_MESSAGE)
     doors = _Doors(make, max_sessions)
+    app.on_shutdown.append(doors.leave)
     app.on_cleanup.append(doors.close)
     app.add_routes(
         [
@@ -180,7 +189,7 @@ def openenv_app(name: str, make: Callable[[], TextEnv], max_sessions: int = 64) 
 
 async def serve_openenv(app: web.Application, host: str, port: int, ready: Callable[[str], None]) -> None:
     """Serves until it is cancelled; `ready` is told the URL. A port of 0 takes a free one."""
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port)
@@ -194,24 +203,43 @@ async def serve_openenv(app: web.Application, host: str, port: int, ready: Calla
         await runner.cleanup()
 
 
-async def _converse(session: Session, answers: web.WebSocketResponse) -> None:
-    """Answers messages until the client closes."""
-    async for message in answers:
-        if message.type is not WSMsgType.TEXT:
-            continue
-        try:
-            said = _object(message.data)
-            if said.get("type") == "close":
-                return
-            data = said.get("data") or {}
-            if not isinstance(data, Mapping):
-                raise Refused("VALIDATION_ERROR", f"data is an object, got {type(data).__name__}")
-            await answers.send_json(await session.answer(str(said.get("type")), data))
-        except Refused as refusal:
-            await answers.send_json(_error(refusal.code, str(refusal)))
-        except Exception as error:  # the boundary: an environment is user code
-            logger.warning("the environment raised in a session", exc_info=error)
-            await answers.send_json(_error("EXECUTION_ERROR", f"{type(error).__name__}: {error}"))
+async def _converse(make: Callable[[], TextEnv], answers: web.WebSocketResponse) -> None:
+    """Answers messages, in a session of the client's own, until it closes."""
+    try:
+        session = Session(make())
+    except Exception as error:  # noqa: BLE001  # the boundary: an environment is user code
+        await _send(answers, _failed("FACTORY_ERROR", error))
+        return
+    try:
+        async for message in answers:
+            if message.type is WSMsgType.TEXT:
+                answer = await _answered(session, message.data)
+                if answer is None or not await _send(answers, answer):
+                    return
+    finally:
+        await session.close()
+
+
+async def _answered(session: Session, text: str) -> str | None:
+    """The answer to a message; None where the client closes."""
+    try:
+        said = _object(text)
+        if said.get("type") == "close":
+            return None
+        return _dumps(await session.answer(str(said.get("type")), said.get("data") or {}))
+    except Refused as refusal:
+        return _dumps(_error(refusal.code, str(refusal)))
+    except Exception as error:  # noqa: BLE001  # the boundary: an environment is user code
+        return _failed("EXECUTION_ERROR", error)
+
+
+async def _send(answers: web.WebSocketResponse, text: str) -> bool:
+    """Sends an answer; whether the client is still there."""
+    try:
+        await answers.send_str(text)
+    except ConnectionError:
+        return False
+    return True
 
 
 def _action(data: Mapping[str, Any]) -> Action:
@@ -255,6 +283,10 @@ def _always(content: Mapping[str, JSON]) -> Callable[[web.Request], Awaitable[we
     return answer
 
 
+_dumps = functools.partial(json.dumps, allow_nan=False)
+"""A number that is none (a reward of NaN) is no JSON: it is the environment's fault, and not sent."""
+
+
 def _object(text: str) -> dict[str, Any]:
     try:
         content = json.loads(text or "{}")
@@ -263,6 +295,12 @@ def _object(text: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise Refused("VALIDATION_ERROR", f"a message is an object, got {type(content).__name__}")
     return content
+
+
+def _failed(code: str, error: Exception) -> str:
+    """What a client is told of an environment that raised; the log has its traceback."""
+    logger.warning("the environment raised in a session", exc_info=error)
+    return _dumps(_error(code, f"{type(error).__name__}: {error}"))
 
 
 def _error(code: str, message: str) -> dict[str, Any]:
