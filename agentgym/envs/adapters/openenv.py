@@ -141,6 +141,9 @@ class _Session:
         self._http = http
         self._socket = socket
         self._timeout_s = timeout_s
+        self._is_late = False
+        self._answers: asyncio.Queue[str] = asyncio.Queue()
+        self._listening = asyncio.ensure_future(_listen(socket, self._answers))
         # For an environment that nobody closes: the finalizer holds both, so they are closed and not just collected.
         self._left_open = weakref.finalize(self, _leave, asyncio.get_running_loop(), http, socket)
         self._left_open.atexit = False
@@ -158,11 +161,15 @@ class _Session:
 
     async def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         """The data of the answer to a message; raises EnvironmentFault for an error and for silence."""
+        if self._is_late:
+            raise EnvironmentFault("the OpenEnv server left a message of this session without an answer: reset")
         try:
             await self._socket.send_json({"type": kind, "data": data})
-            answer = await asyncio.wait_for(self._socket.receive_json(), self._timeout_s)
+            answer = json.loads(await asyncio.wait_for(self._answers.get(), self._timeout_s))
         except (aiohttp.ClientError, TimeoutError, OSError, TypeError, ValueError) as error:
-            raise EnvironmentFault(f"the OpenEnv server did not answer {kind!r}: {_said(error)}") from error
+            self._is_late = True
+            told = f"it closed the session ({self._socket.close_code})" if self._listening.done() else _said(error)
+            raise EnvironmentFault(f"the OpenEnv server did not answer {kind!r}: {told}") from error
         content: dict[str, Any] = answer.get("data") or {}
         if answer.get("type") == "error":
             raise EnvironmentFault(f"the OpenEnv server answers {kind!r} with {content.get('code')}: {content}")
@@ -192,6 +199,14 @@ def _leave(
 ) -> None:
     if loop.is_running():
         asyncio.run_coroutine_threadsafe(_ended(http, socket), loop)
+
+
+async def _listen(socket: aiohttp.ClientWebSocketResponse, answers: asyncio.Queue[str]) -> None:
+    """Hears what the server says at any time: it asks whether anybody is there, also while the model thinks."""
+    async for message in socket:
+        if message.type is aiohttp.WSMsgType.TEXT:
+            answers.put_nowait(message.data)
+    answers.put_nowait("")  # which is no answer
 
 
 async def _ended(http: aiohttp.ClientSession, socket: aiohttp.ClientWebSocketResponse) -> None:

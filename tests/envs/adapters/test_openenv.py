@@ -10,11 +10,13 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import pytest
+from aiohttp import web
 
 from agentgym.cli.main import main
 from agentgym.envs import Action, TextEnv, make_env, resolve_env
@@ -41,9 +43,9 @@ asyncio.run(main())
 """
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """TextGame-v0, served on this machine."""
+@contextmanager
+def _serving(app: web.Application) -> Iterator[str]:
+    """The URL of an application on a loop and a thread of its own."""
     urls: list[str] = []
     loop = asyncio.new_event_loop()
     is_ready = threading.Event()
@@ -52,7 +54,6 @@ def url() -> Iterator[str]:
         urls.append(at)
         is_ready.set()
 
-    app = openenv_app("TextGame-v0", resolve_env("TextGame-v0"), max_sessions=40)
     serving = loop.create_task(serve_openenv(app, "127.0.0.1", 0, ready))
 
     def serve() -> None:
@@ -66,6 +67,13 @@ def url() -> Iterator[str]:
     yield urls[0]
     loop.call_soon_threadsafe(serving.cancel)
     thread.join(30)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """TextGame-v0, served on this machine."""
+    with _serving(openenv_app("TextGame-v0", resolve_env("TextGame-v0"), max_sessions=40)) as at:
+        yield at
 
 
 def episode(env: TextEnv, seed: int, turns: int = 12) -> list[tuple[str, float, bool, bool, Any]]:
@@ -143,6 +151,51 @@ def test_requests_without_a_session_share_one_environment(url: str) -> None:
     assert post("step", {"action": {"message": "look"}})["reward"] == 0.0
     with urllib.request.urlopen(f"{url}/state", timeout=30) as answer:
         assert json.load(answer) == {"episode_id": "one", "step_count": 1}
+
+
+async def _impatient(request: web.Request) -> web.WebSocketResponse:
+    """A session that ends where the client does not answer a ping at once; its second step has no answer."""
+    answers = web.WebSocketResponse(heartbeat=0.2)
+    await answers.prepare(request)
+    num_steps = 0
+    async for message in answers:
+        num_steps += json.loads(message.data)["type"] == "step"
+        if num_steps != 2:
+            await answers.send_json({"type": "observation", "data": {"observation": {"text": f"{num_steps}"}}})
+    return answers
+
+
+@pytest.fixture
+def impatient_url() -> Iterator[str]:
+    """Where such sessions are."""
+
+    async def schema(_: web.Request) -> web.Response:
+        return web.json_response({"action": {"properties": {"message": {"type": "string"}}}})
+
+    app = web.Application()
+    app.add_routes([web.get("/ws", _impatient), web.get("/schema", schema)])
+    with _serving(app) as at:
+        yield at
+
+
+def test_a_server_that_pings_is_answered_while_the_model_thinks(impatient_url: str) -> None:
+    env = make_env(impatient_url)
+    assert env.reset(seed=0)[0] == "0"
+    time.sleep(1.0)
+    assert env.step("hm")[0] == "1"
+    env.close()
+
+
+def test_an_answer_that_comes_too_late_is_not_taken_for_that_of_the_next_step(impatient_url: str) -> None:
+    env = make_env(impatient_url, {"reply_timeout_s": 0.5})
+    env.reset(seed=0)
+    env.step("hm")
+    with pytest.raises(EnvironmentFault, match="did not answer 'step': TimeoutError"):
+        env.step("hm")
+    with pytest.raises(EnvironmentFault, match="left a message of this session without an answer"):
+        env.step("hm")
+    assert env.reset(seed=0)[0] == "0"
+    env.close()
 
 
 @pytest.mark.adapter
