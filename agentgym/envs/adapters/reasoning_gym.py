@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import base64
+import functools
+import inspect
+import json
+import pickle
 import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 from agentgym.envs.adapters.namespaces import needs, unknown
 from agentgym.envs.adapters.own_randomness import OwnRandomness
 from agentgym.envs.card import EnvCard
+from agentgym.envs.line_process import LineProcess
 from agentgym.envs.policies import Policy, game_of
 from agentgym.envs.text_env import Info, StepResult, TextEnv
-from agentgym.errors import ConfigError
+from agentgym.errors import ConfigError, EnvironmentFault
 from agentgym.types import Message
 
 __all__ = ["ReasoningGym", "names"]
 
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 LARGEST_SEED = 2**31
+EVALUATES = re.compile(r"\b(eval|exec)\(|parse_expr|sympify")
+LIMIT_S = 10.0
+"""Seconds that a scorer which evaluates answers may take for one."""
 PARTIAL = 0.1
 """What the scorers of reasoning-gym pay for an answer that is wrong and has the right form, at the most as a rule."""
 
@@ -40,6 +50,7 @@ class ReasoningGym(TextEnv):
         self._config = config
         self._randomness = OwnRandomness()
         self._made: Any = None
+        self._drawn = 0
         self.entry: dict[str, Any] = {}
         """The question, its recorded answer and what the scorer needs, as reasoning-gym gives them."""
         self.card = EnvCard(
@@ -57,22 +68,36 @@ class ReasoningGym(TextEnv):
         with self._randomness.seeded(drawn):
             self._made = _created(self.dataset, drawn, self._config)
             self.entry = self._made[0]
+        self._drawn = drawn
         return str(self.entry["question"]), {}
 
     def step(self, action: str) -> StepResult:
         """Scores the reply."""
         found = ANSWER.findall(action)
         answer = (found[-1] if found else str(action)).strip()
-        score, metrics = 0.0, {"answer_tag": float(bool(found)), "scorer_raised": 0.0}
+        score, error = self._scored(answer)
+        if score is None:
+            own, fault = self._scored(self.entry["answer"])
+            if own is None:
+                raise EnvironmentFault(f"the scorer of {self.dataset} fails on its own answer: {fault}")
+        metrics = {"answer_tag": float(bool(found)), "scorer_raised": float(bool(error))}
+        score = score or 0.0
+        info: Info = {"metrics": {**metrics, "success": float(score >= 1.0)}}
+        return f"Score: {score:g}.", score, True, False, info
+
+    def _scored(self, answer: str | None) -> tuple[float | None, str]:
+        """The score of an answer; None where the scorer raised or did not end, and what it said."""
+        if _evaluates(self.dataset):
+            question = (self.dataset, self._drawn, self._config, self.entry, answer)
+            told = _scorer.ask(base64.b64encode(pickle.dumps(question)).decode(), LIMIT_S)
+            score, error = (None, f"no score within {LIMIT_S:g} s") if told is None else json.loads(told)
+            return score, error
         with self._randomness.again(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a scorer that reads numbers warns of a reply that has none
             try:
-                score = float(self._made.score_answer(answer, self.entry))
-            except Exception:  # noqa: BLE001  # the boundary: some scorers raise on an answer that they cannot read
-                self._made.score_answer(self.entry["answer"], self.entry)  # and where on any, it is their fault
-                metrics["scorer_raised"] = 1.0
-        info: Info = {"metrics": {**metrics, "success": float(score >= 1.0)}}
-        return f"Score: {score:g}.", score, True, False, info
+                return float(self._made.score_answer(answer, self.entry)), ""
+            except Exception as error:  # noqa: BLE001  # the boundary: some raise on an answer that they cannot read
+                return None, f"{type(error).__name__}: {error}"
 
     def make_oracle(self) -> Policy:
         """Says the recorded answer."""
@@ -99,6 +124,15 @@ def names() -> list[str]:
     return sorted(DATASETS)
 
 
+@functools.cache
+def _evaluates(dataset: str) -> bool:
+    """Whether the dataset's scorer may run or compute what a model wrote: then a process of its own scores."""
+    from reasoning_gym.factory import DATASETS
+
+    module = inspect.getmodule(DATASETS[dataset][0])
+    return dataset == "composite" or module is None or bool(EVALUATES.search(inspect.getsource(module)))
+
+
 def _created(dataset: str, seed: int, config: dict[str, Any]) -> Any:
     import reasoning_gym
 
@@ -106,3 +140,9 @@ def _created(dataset: str, seed: int, config: dict[str, Any]) -> Any:
         return reasoning_gym.create_dataset(dataset, seed=seed, size=1, **config)
     except (AssertionError, TypeError, ValueError) as error:
         raise ConfigError(f"reasoning-gym makes no {dataset} with the keywords {config}: {error}") from error
+
+
+_scorer = LineProcess(
+    Path(__file__).with_name("reasoning_gym_process.py"),
+    "the process that scores answers did not start: python -c 'import reasoning_gym'",
+)

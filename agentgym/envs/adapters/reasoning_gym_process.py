@@ -1,0 +1,84 @@
+"""The process that scores answers for `reasoning_gym/`: a line (pickle in base64) in, JSON `[score, error]` out.
+
+It is run as a file. Scorers of reasoning-gym give what a model wrote to `eval` and to SymPy: here `eval` takes numbers,
+lists and formulas alone, and what computes for ever is killed from outside, or by its own limits.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import json
+import os
+import pickle
+import random
+import resource
+import signal
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+MOST_BYTES = 4 << 30
+ALARM_S = 60
+READ = (
+    *(ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Load),
+    *(ast.BinOp, ast.operator, ast.UnaryOp, ast.unaryop, ast.Compare, ast.cmpop),
+    *(ast.Name, ast.Call, ast.keyword),
+)
+"""What an expression may be made of."""
+
+
+def checked_eval(text: object, scope: Mapping[str, Any] | None = None, own: Mapping[str, Any] | None = None) -> object:
+    """`eval` of values and of SymPy's mathematics; raises ValueError for any other Python."""
+    import sympy  # type: ignore[import-untyped]
+
+    names = {**(scope or {}), **(own or {})}
+    functions = (sympy.sqrt, sympy.cbrt, sympy.root)
+    tree = ast.parse(str(text).strip(), mode="eval")
+    for node in ast.walk(tree):
+        name = names.get(node.id) if isinstance(node, ast.Name) else sympy.Integer(0)
+        is_formula = isinstance(name, sympy.Basic) or (isinstance(name, type) and issubclass(name, sympy.Basic))
+        is_named = not isinstance(node, ast.Call) or isinstance(node.func, ast.Name)
+        if not isinstance(node, READ) or not is_named or not (is_formula or name in functions):
+            raise ValueError(f"no value and no formula: {ast.unparse(node):.80}")
+    return eval(compile(tree, "<answer>", "eval"), {**names, "__builtins__": {}})  # of what was checked
+
+
+def scored(dataset: str, seed: int, config: dict[str, Any], entry: dict[str, Any], answer: str | None) -> float:
+    """What the dataset's scorer says."""
+    import numpy as np
+    import reasoning_gym
+
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    made = reasoning_gym.create_dataset(dataset, seed=seed, size=1, **config)
+    return float(made.score_answer(answer, entry))
+
+
+def main(questions: TextIO, answers: TextIO) -> None:
+    """Answers until the questions end."""
+    import reasoning_gym  # noqa: F401
+
+    warnings.simplefilter("ignore")
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    for name, module in list(sys.modules.items()):
+        if name.startswith("reasoning_gym.") or name == "sympy.parsing.sympy_parser":
+            vars(module)["eval"] = checked_eval  # in place of the builtin
+    print("ready", file=answers, flush=True)
+    for line in questions:
+        signal.alarm(ALARM_S)
+        dataset, seed, config, entry, answer = pickle.loads(base64.b64decode(line))
+        told: tuple[float | None, str]
+        try:
+            told = scored(dataset, seed, config, entry, answer), ""
+        except Exception as error:  # noqa: BLE001  # the boundary: a scorer is foreign code
+            told = None, f"{type(error).__name__}: {error}"
+        signal.alarm(0)
+        print(json.dumps(told), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    own_stdout = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a scorer prints is no answer
+    main(sys.stdin, own_stdout)
