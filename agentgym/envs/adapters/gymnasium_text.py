@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import gymnasium
@@ -13,6 +14,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 from gymnasium.spaces import Text as GymnasiumTextSpace
 
 from agentgym.envs.adapters.namespaces import unknown
+from agentgym.envs.adapters.own_randomness import OwnRandomness
 from agentgym.envs.card import EnvCard, version_of
 from agentgym.envs.text_env import Info, StepResult
 from agentgym.envs.tool_env import ToolEnv
@@ -35,6 +37,8 @@ ACTIONS = {
     "Taxi": ("south", "north", "east", "west", "pickup", "dropoff"),
 }
 """Name of an environment to the words for its actions, which Gymnasium numbers alone; others are played by number."""
+TOYS = "gymnasium.envs.toy_text"
+"""Where Gymnasium's environments are whose steps are short pure computation."""
 COLOURS = ("grey", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 PAINTED = re.compile(r"\x1b\[([\d;]*)m(.*?)\x1b\[0m", re.DOTALL)
 
@@ -46,14 +50,15 @@ class GymnasiumText(ToolEnv):
     `[S|red]` is an S in red. Rewards are the environment's own; one above 0 is a success.
     """
 
-    runs_inline = True
-
     def __init__(self, render_mode: str | None = None, *, env_id: str, **settings: Any) -> None:
         if env_id not in registry:
             raise unknown("text", env_id, names())
+        self.runs_inline = _place(registry[env_id].entry_point).startswith(TOYS)
+        self._randomness = None if self.runs_inline else OwnRandomness()
         self._draws = "ansi" in _render_modes(env_id)
         settings = {**settings, "disable_env_checker": True, **({"render_mode": "ansi"} if self._draws else {})}
-        self._env = gymnasium.make(env_id, **settings)
+        with self._drawing(0):
+            self._env = gymnasium.make(env_id, **settings)
         self._words = _words(env_id, self._env.action_space)
         _check_observations(env_id, self._env.observation_space)
         super().__init__(render_mode, tools=[self._tool()])
@@ -77,8 +82,9 @@ class GymnasiumText(ToolEnv):
 
     def start(self, options: dict[str, Any]) -> str:
         """Resets the environment."""
-        observation, _ = self._env.reset(seed=self._seed, options=options or None)
-        return self._told(observation)
+        with self._drawing(self._seed):
+            observation, _ = self._env.reset(seed=self._seed, options=options or None)
+            return self._told(observation)
 
     def step(self, action: str) -> StepResult:
         """Plays the action that a reply calls or says."""
@@ -107,7 +113,7 @@ class GymnasiumText(ToolEnv):
             action["enum"] = list(self._words)
         schema: dict[str, JSON] = {"type": "object", "properties": {"action": action}, "required": ["action"]}
         spec = ToolSpec("act", "Does one action.", {**schema, "additionalProperties": False})
-        return Tool(spec=spec, fn=self._act, blocking=False, on_error="raise")
+        return Tool(spec=spec, fn=self._act, owner=self, timeout_s=None, on_error="raise")
 
     def _act(self, action: str) -> str:
         if self._acted_in == self.turns:
@@ -117,12 +123,20 @@ class GymnasiumText(ToolEnv):
             return f"Nothing was done: an action is a text that {space} holds."
         self._acted_in = self.turns
         played = action if self._words is None else int(space.start) + self._words.index(action)
-        observation, reward, terminated, truncated, _ = self._env.step(played)
+        with self._drawing():
+            observation, reward, terminated, truncated, _ = self._env.step(played)
+            told = self._told(observation)
         self.reward += float(reward)
         self._cut = bool(truncated) and not terminated
         if terminated or truncated:
             self.end(success=False)
-        return f"Reward: {float(reward):g}.\n{self._told(observation)}"
+        return f"Reward: {float(reward):g}.\n{told}"
+
+    def _drawing(self, seed: int | None = None) -> AbstractContextManager[None]:
+        """Where the environment may draw from the process's random numbers; Gymnasium's own have theirs."""
+        if self._randomness is None:
+            return nullcontext()
+        return self._randomness.again() if seed is None else self._randomness.seeded(seed)
 
     def _prepare_episode(self) -> None:
         super()._prepare_episode()
@@ -138,7 +152,7 @@ def names() -> list[str]:
     """Gymnasium's own environments that are played so, and those that others registered."""
     places = {name: _place(spec.entry_point) for name, spec in registry.items() if "/" not in name}
     foreign = {name for name, place in places.items() if not place.startswith(("gymnasium.", "agentgym."))}
-    return sorted(foreign | {name for name, place in places.items() if place.startswith("gymnasium.envs.toy_text")})
+    return sorted(foreign | {name for name, place in places.items() if place.startswith(TOYS)})
 
 
 def _place(entry_point: object) -> str:

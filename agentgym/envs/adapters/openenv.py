@@ -34,6 +34,7 @@ class OpenEnv(ToolEnv):
     The tool `act` takes what the server's schema of actions says; where that has one text, a reply without a call is
     that text. A server of `agentgym env serve` shows the environment's own tools. An observation is its one text, or
     else all of its fields as JSON. The reward is the server's, and so are `metadata.success` and `metadata.truncated`.
+    A server that says nothing for `reply_timeout_s` has failed.
     """
 
     max_turns = DEFAULT_TURNS
@@ -52,7 +53,9 @@ class OpenEnv(ToolEnv):
         if own.keys() == SERVED:
             self._take_tools()
         else:
-            self.add_tool(Tool(spec=_action_spec(schema, own), fn=self._act, owner=self, on_error="raise"))
+            self.add_tool(
+                Tool(spec=_action_spec(schema, own), fn=self._act, owner=self, timeout_s=None, on_error="raise")
+            )
         self.card = EnvCard(
             task=f"Play the environment that is served at {self.url}.",
             tools=tuple(self.tools),
@@ -120,7 +123,8 @@ class OpenEnv(ToolEnv):
         self.system_prompt = str(metadata.get("system_prompt", ""))
         for one in metadata.get("tools", ()):
             spec = ToolSpec(one["name"], one["description"], one["parameters"])
-            self.add_tool(Tool(spec=spec, fn=_Caller(self, one["name"]), owner=self, on_error="raise"))
+            caller = _Caller(self, one["name"])
+            self.add_tool(Tool(spec=spec, fn=caller, owner=self, timeout_s=None, on_error="raise"))
 
 
 class _Caller:

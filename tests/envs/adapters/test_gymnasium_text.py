@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
 import pytest
 
 from agentgym.envs import Action, TextEnv, make_env
+from agentgym.envs.adapters.gymnasium_text import GymnasiumText
 from agentgym.errors import ConfigError
 from agentgym.testing import check_env
 from agentgym.types import Message, ToolCall
@@ -53,6 +58,66 @@ def test_a_reply_that_names_no_action_or_several_plays_none() -> None:
     told = act(env, "north")
     assert told[4]["tool_results"][0].error == "invalid_arguments"
     assert env.step("down")[0].count("[F|red]FFH") == 1  # the second row: one step was taken before
+
+
+class Dice(gymnasium.Env[Any, Any]):
+    """Draws from the process's random numbers, as no environment should, and may take its time."""
+
+    observation_space = gymnasium.spaces.Discrete(100)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, step_s: float = 0.0) -> None:
+        self.step_s = step_s
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+        """Throws."""
+        return random.randrange(100), {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        """Throws again."""
+        time.sleep(self.step_s)
+        return random.randrange(100), 0.0, False, False, {}
+
+
+@pytest.fixture
+def dice() -> Iterator[str]:
+    """The id of an environment that somebody registered."""
+    gymnasium.register("Dice-v0", f"{__name__}:Dice", max_episode_steps=20)
+    yield "text/Dice-v0"
+    del gymnasium.registry["Dice-v0"]
+
+
+def test_a_stranger_s_environment_draws_from_a_stream_of_its_own(dice: str) -> None:
+    def thrown() -> list[str]:
+        env = make_env(dice)
+        told = [env.reset(seed=7)[0], *(act(env, "0")[0] for _ in range(5))]
+        env.close()
+        return told
+
+    random.seed(1)
+    before = random.getstate()
+    first = thrown()
+    assert random.getstate() == before
+    random.seed(2)
+    assert thrown() == first
+
+
+def test_a_stranger_s_environment_holds_up_nobody_and_no_time_out_is_told_to_the_model(dice: str) -> None:
+    slow = make_env(dice, {"step_s": 0.3})
+    assert isinstance(slow, GymnasiumText) and not slow.runs_inline
+    assert slow.tools["act"].timeout_s is None
+
+    async def run() -> int:
+        await slow.areset(seed=0)
+        playing = asyncio.create_task(slow.astep("0"))
+        ticks = 0
+        while not playing.done():
+            await asyncio.sleep(0.01)
+            ticks += 1
+        await slow.aclose()
+        return ticks
+
+    assert asyncio.run(run()) > 5
 
 
 def test_a_limit_of_gymnasium_truncates() -> None:

@@ -24,6 +24,7 @@ from agentgym.envs.adapters.openenv_server import openenv_app, serve_openenv
 from agentgym.envs.policies import RandomPolicy
 from agentgym.errors import ConfigError, EnvironmentFault
 from agentgym.testing import check_env
+from agentgym.types import Message, ToolCall
 from tests.envs.adapters.conftest import free_port, running
 
 GUESS = Path(__file__).parent / "openenv_guess.py"
@@ -195,6 +196,17 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_that_of_the_next_step(im
     with pytest.raises(EnvironmentFault, match="left a message of this session without an answer"):
         env.step("hm")
     assert env.reset(seed=0)[0] == "0"
+    env.close()
+
+
+def test_a_slow_server_fails_the_episode_and_is_no_tool_that_the_model_is_told_of(url: str, impatient_url: str) -> None:
+    for at in (url, impatient_url):
+        assert {one.timeout_s for one in vars(make_env(at))["_runner"].tools.values()} == {None}
+    env = make_env(impatient_url, {"reply_timeout_s": 0.5})
+    env.reset(seed=0)
+    env.step("hm")
+    with pytest.raises(EnvironmentFault, match="did not answer 'step': TimeoutError"):
+        env.step(Action.from_message(Message("assistant", "", tool_calls=(ToolCall("c", "act", {"message": "hm"}),))))
     env.close()
 
 
