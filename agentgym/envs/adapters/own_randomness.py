@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 
 __all__ = ["OwnRandomness"]
 
-_ONE_AT_A_TIME = threading.RLock()
+logger = logging.getLogger(__name__)
+
+States: TypeAlias = "tuple[Any, Any]"
+MOST_S = 45.0
+"""Seconds that others wait for a call; below `limits.env_step_s`, which their waiting counts for."""
 
 
 class OwnRandomness:
     """Gives code that draws from `random` and `numpy.random` a stream of its own, and leaves the process's as it was.
 
     Foreign code runs under it one call at a time in a process: two that draw from one stream at once would give
-    neither of them the episode of its seed.
+    neither of them the episode of its seed. One that hangs is waited for `MOST_S`, and then no more, with a warning.
     """
 
     def __init__(self) -> None:
-        self._states: tuple[Any, Any] | None = None
+        self._states: States | None = None
 
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
@@ -43,19 +50,75 @@ class OwnRandomness:
 
     @contextmanager
     def _lent(self) -> Iterator[None]:
-        with _ONE_AT_A_TIME:
-            before = _get()
-            try:
-                yield
-            finally:
-                self._states = _get()
-                _set(before)
+        loan = _taken()
+        try:
+            yield
+        finally:
+            states = _returned(loan)
+            if states is not None:
+                self._states = states
 
 
-def _get() -> tuple[Any, Any]:
+@dataclass(frozen=True, eq=False)
+class _Loan:
+    thread: int
+    since: float
+    before: States
+    outer: _Loan | None
+    """That of the same thread, within which this one is."""
+
+
+_changed = threading.Condition()
+_current: _Loan | None = None
+
+
+def _taken() -> _Loan:
+    """A loan, as soon as no other thread has one."""
+    global _current
+    me = threading.get_ident()
+    with _changed:
+        while _current is not None and _current.thread != me:
+            left_s = _current.since + MOST_S - time.monotonic()
+            if left_s > 0:
+                _changed.wait(left_s)
+            else:
+                _call_in(_current)
+        _current = _Loan(me, time.monotonic(), _get(), _current)
+        return _current
+
+
+def _returned(loan: _Loan) -> States | None:
+    """Ends a loan: how far its stream has come; None where it was called in."""
+    global _current
+    with _changed:
+        if _current is not loan:
+            return None
+        states = _get()
+        _set(loan.before)
+        _current = loan.outer
+        _changed.notify()
+        return states
+
+
+def _call_in(loan: _Loan) -> None:
+    """Ends the loan of a call that does not come back."""
+    global _current
+    logger.warning(
+        "a call of an environment has taken over %g s, and others wait for it no longer: what it draws from now on is "
+        "theirs, so one seed may give two episodes",
+        MOST_S,
+    )
+    while loan.outer is not None:
+        loan = loan.outer
+    _set(loan.before)
+    _current = None
+    _changed.notify()
+
+
+def _get() -> States:
     return random.getstate(), np.random.get_state()
 
 
-def _set(states: tuple[Any, Any]) -> None:
+def _set(states: States) -> None:
     random.setstate(states[0])
     np.random.set_state(states[1])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pytest
 
+from agentgym.envs.adapters import own_randomness
 from agentgym.envs.adapters.own_randomness import OwnRandomness
 
 
@@ -39,3 +42,40 @@ def test_the_stream_of_the_process_is_not_touched() -> None:
 def test_streams_that_are_drawn_from_side_by_side_are_each_their_own() -> None:
     with ThreadPoolExecutor(16) as threads:
         assert list(threads.map(draws, range(64))) == [draws(seed) for seed in range(64)]
+
+
+def test_a_call_within_a_call_has_a_stream_of_its_own() -> None:
+    outer, inner = OwnRandomness(), OwnRandomness()
+    with outer.seeded(7):
+        first = random.random()
+        with inner.seeded(8):
+            random.random()
+        second = random.random()
+    random.seed(7)
+    assert [first, second] == [random.random(), random.random()]
+
+
+def test_a_call_that_hangs_holds_up_the_others_for_a_while_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = draws(7)
+    random.seed(1)
+    before = random.getstate()
+    monkeypatch.setattr(own_randomness, "MOST_S", 0.3)
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        with OwnRandomness().seeded(3):
+            hangs.set()
+            goes_on.wait(30)
+
+    hanging = threading.Thread(target=hang)
+    hanging.start()
+    assert hangs.wait(30)
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(draws, [7] * 4)) == [wanted] * 4
+    assert [record.getMessage()[:45] for record in caplog.records] == ["a call of an environment has taken over 0.3 s"]
+    goes_on.set()
+    hanging.join(30)
+    assert random.getstate() == before
+    assert draws(7) == wanted
