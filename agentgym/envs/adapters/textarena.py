@@ -54,7 +54,7 @@ class TextArena(TextEnv):
         self._settings = settings
         self._randomness = OwnRandomness()
         self._env: Any = None
-        self._num_players = self._opened(0)
+        self._num_players = self._players_needed()
         if not 0 <= seat < self._num_players:
             raise ConfigError(f"{game} has {self._num_players} players; got seat {seat}")
         if self._num_players > 1 and opponent is None:
@@ -78,7 +78,7 @@ class TextArena(TextEnv):
         """Begins a game; other players move first where the game says so."""
         drawn = int(self.np_random.integers(LARGEST_SEED)) if seed is None else seed
         self._opponent = None if self._opponent_name is None else _opponent(self._opponent_name, drawn)
-        self._opened(drawn)
+        self._deal(drawn, self._num_players)
         with self._randomness.again():
             if self._others_play():
                 raise EnvironmentFault(f"{self.game} was over before the agent moved")
@@ -97,22 +97,26 @@ class TextArena(TextEnv):
         observation = "\n".join(text for text in texts if text) or "The game is over."
         return observation, reward, True, False, {"metrics": metrics}
 
-    def _opened(self, seed: int) -> int:
-        """Makes the game anew and resets it, with the fewest players that it takes; gives their number."""
-        import textarena
-
+    def _players_needed(self) -> int:
+        """Opens the game with the fewest players that it takes; gives their number."""
         refused = ""
         for num_players in range(1, MOST_PLAYERS + 1):
             try:
-                with self._randomness.seeded(seed):
-                    self._env = textarena.make(self.game, **self._settings)
-                    self._env.reset(num_players=num_players, seed=seed)
+                self._deal(0, num_players)
                 return num_players
             except AssertionError as error:  # how TextArena refuses a number of players
                 refused = str(error)
             except Exception as error:  # the boundary: some games need data, keys or another Python
                 raise _unplayable(self.game, error) from error
         raise ConfigError(f"TextArena's {self.game} takes no number of players up to {MOST_PLAYERS}: {refused}")
+
+    def _deal(self, seed: int, num_players: int) -> None:
+        """Makes the game anew and resets it."""
+        import textarena
+
+        with self._randomness.seeded(seed):
+            self._env = textarena.make(self.game, **self._settings)
+            self._env.reset(num_players=num_players, seed=seed)
 
     def _others_play(self) -> bool:
         """Plays the other seats until it is the agent's turn; whether the game is over."""

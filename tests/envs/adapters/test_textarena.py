@@ -72,6 +72,19 @@ def test_a_game_of_two_needs_an_opponent_and_is_played_against_it() -> None:
     assert {-1.0, 1.0} <= rewards
 
 
+def test_a_fault_in_dealing_changes_no_number_of_players(monkeypatch: pytest.MonkeyPatch) -> None:
+    from textarena.envs.Blackjack.env import BlackjackEnv
+
+    env = make_env("textarena/Blackjack-v0")
+
+    def reset(game: object, num_players: int, seed: int | None = None) -> None:
+        assert num_players == 2, "a bug"
+
+    monkeypatch.setattr(BlackjackEnv, "reset", reset)
+    with pytest.raises(AssertionError, match="a bug"):
+        env.reset(seed=0)
+
+
 def test_an_opponent_of_one_s_own_is_a_function() -> None:
     env = make_env("textarena/TicTacToe-v0", {"opponent": "operator:length_hint", "seat": 0})
     env.reset(seed=0)
