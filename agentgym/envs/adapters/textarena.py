@@ -90,7 +90,9 @@ class TextArena(TextEnv):
             if not (self._played(str(action)) or self._others_play()):
                 return self._heard(), 0.0, False, False, {}
             rewards, told = self._env.close()
-        reward = float((rewards or {}).get(self.seat, 0.0))
+        if self.seat not in (rewards or {}):
+            raise EnvironmentFault(f"{self.game} ended without a reward for seat {self.seat}: it gave {rewards}")
+        reward = float(rewards[self.seat])
         mine = told.get(self.seat, {})
         texts = [self._heard(), str(mine.get("reason") or "")]
         metrics = {"success": float(reward >= 1.0), "invalid_move": float(bool(mine.get("invalid_move")))}

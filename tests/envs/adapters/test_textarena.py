@@ -85,6 +85,18 @@ def test_a_fault_in_dealing_changes_no_number_of_players(monkeypatch: pytest.Mon
         env.reset(seed=0)
 
 
+@pytest.mark.parametrize("rewards", [None, {}, {1: 1.0}])
+def test_a_game_that_ends_without_a_reward_has_failed(rewards: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    import textarena
+
+    env = make_env(GUESS)
+    env.reset(seed=0)
+    env.step("no number")
+    monkeypatch.setattr(textarena.Env, "close", lambda game: (rewards, {}))
+    with pytest.raises(EnvironmentFault, match="ended without a reward for seat 0"):
+        env.step("no number")
+
+
 def test_an_opponent_of_one_s_own_is_a_function() -> None:
     env = make_env("textarena/TicTacToe-v0", {"opponent": "operator:length_hint", "seat": 0})
     env.reset(seed=0)
