@@ -166,6 +166,9 @@ class SelfPlaySampler(Sampler):
         except EnvCallTimeout as error:
             ending = Ending(Status.TIMEOUT, StopReason.DEADLINE, str(error), replay_info(episode))
             return Draft(episode).finish(ending)
+        except GameAbandoned as error:
+            ending = Ending(Status.CANCELLED, StopReason.CANCELLED, str(error), replay_info(episode))
+            return Draft(episode).finish(ending)
         try:
             return await self._play_at(table, episode, self.loop)
         finally:
@@ -182,7 +185,7 @@ class SelfPlaySampler(Sampler):
             try:
                 known.set_result(await self._set_up(name, episode))
             except BaseException as error:
-                known.set_exception(error if isinstance(error, Exception) else GameAbandoned("the game was given up"))
+                known.set_exception(GameAbandoned(f"there is no game: {str(error) or 'it was given up'}"))
                 raise
         return await asyncio.shield(known)
 

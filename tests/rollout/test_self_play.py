@@ -143,6 +143,20 @@ def test_a_fault_of_the_game_is_that_of_the_seat_that_moved(
     assert "ZeroDivisionError: a bug" in str(cross.error)
 
 
+def test_a_game_that_cannot_be_made_is_the_failure_of_one_seat(renderer: Renderer) -> None:
+    def make(task: Task) -> TicTacToe:
+        raise OSError("no board")
+
+    async def run() -> list[Trajectory]:
+        loop = scripted(renderer, lambda seat, _, turn: X_WINS[seat][turn])
+        sampler = SelfPlaySampler(loop, make, SamplerConfig(max_failure_rate=0.5))
+        return await asyncio.wait_for(sampler.run(games(3)), 20)
+
+    played = asyncio.run(run())
+    assert [one.status for one in played] == [Status.ENV_ERROR, Status.CANCELLED] * 3
+    assert {one.error for one in played[1::2]} == {"there is no game: OSError: no board"}
+
+
 def test_a_failure_counts_once_a_game(renderer: Renderer) -> None:
     async def run() -> None:
         loop = scripted(renderer, lambda *_: ScriptedReply(fault="raise"))
