@@ -41,6 +41,10 @@ def trained_seats(config: TrainConfig) -> tuple[str, ...]:
     env = make_env(config.env, cast(Mapping[str, JSON], config.env_kwargs))
     seats = seats_of(env)
     env.close()
+    if config.rival is not None and not seats:
+        raise ConfigError(
+            f"a rival plays the other seats of a game in self-play, and {config.env} is none: leave it out"
+        )
     practice = config.practice
     unfit = {
         "practice.mix": bool(practice.mix),
@@ -93,13 +97,13 @@ def played_alone(tasks: Sequence[Task]) -> list[Task]:
 class SeatedEpisodes:
     """The episodes of games in self-play, and their groups: the same seat in the games of the same task.
 
-    With `rotates`, one seat of each game is trained, another one from task to task; else all are.
+    With `rotates`, one seat of each game is trained, another one from task to task and from step to step; else all are.
     """
 
     def __init__(self, orders: Sequence[Order], seats: tuple[str, ...], *, rotates: bool) -> None:
-        places = [(order, (seats[place % len(seats)],) if rotates else seats) for place, order in enumerate(orders)]
-        self._groups = [(order, seat) for order, own in places for seat in own]
-        self._games = places
+        turns = [(order, (place + order.step - 1) % len(seats)) for place, order in enumerate(orders)]
+        self._games = [(order, (seats[turn],) if rotates else seats) for order, turn in turns]
+        self._groups = [(order, seat) for order, own in self._games for seat in own]
 
     def episodes(self, group_size: int, run_seed: int) -> list[Episode]:
         """Game by game: the seats of one stand behind one another."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from agentgym.embedded import embedded_folder
 from agentgym.engines.hf import HfEngineConfig
+from agentgym.envs.text_env import Info, StepResult, TextEnv
 from agentgym.errors import AgentGymError, ConfigError
 from agentgym.evaluation import EvalConfig, evaluate, verify_run
 from agentgym.rollout.limits import Limits
@@ -22,6 +24,22 @@ from agentgym.trainers.self_play import SeatedEpisodes, seat_metrics
 from agentgym.trainers.trainer import Trainer
 from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import Message, Task
+
+
+class Alone(TextEnv):
+    """An environment of one agent whose opponent has a name that means something elsewhere."""
+
+    def __init__(self, render_mode: str | None = None, opponent: str = "self") -> None:
+        super().__init__(render_mode)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """Begins."""
+        return "", {}
+
+    def step(self, action: str) -> StepResult:
+        """Ends."""
+        return "", 0.0, True, False, {}
+
 
 TASK = Task("TicTacToe-v0", 5, kwargs={"opponent": "self"})
 
@@ -77,6 +95,16 @@ def test_with_a_rival_another_seat_is_trained_from_task_to_task() -> None:
     assert [one.group for one in episodes] == ["1/0:X", "1/0:X", "1/1:O", "1/1:O", "1/2:X", "1/2:X"]
 
 
+def test_with_a_rival_a_step_of_one_task_trains_each_seat_in_its_turn() -> None:
+    for num_tasks in (1, 2, 3):
+        trained: Counter[str] = Counter()
+        for step in range(1, 7):
+            orders = [Order(TASK, f"{step}/{place}", step) for place in range(num_tasks)]
+            seated = SeatedEpisodes(orders, ("X", "O", "Z"), rotates=True)
+            trained.update(one.seat for one in seated.episodes(1, run_seed=0))
+        assert set(trained.values()) == {2 * num_tasks}
+
+
 def config(**settings: Any) -> TrainConfig:
     chosen: dict[str, Any] = {
         "env": "TicTacToe-v0",
@@ -119,6 +147,7 @@ def test_a_frozen_rival_adds_no_row_to_the_loss(tmp_path: Path) -> None:
         ({"serve": 0}, "does not go with serve"),
         ({"algo": "remax"}, "does not go with the advantage remax"),
         ({"sampler": SamplerConfig(concurrency=1)}, "takes sampler.concurrency of at least 2, got 1"),
+        ({"env": f"{__name__}:Alone", "rival": "."}, "a rival plays the other seats of a game in self-play, and "),
         ({"env_kwargs": {}, "rival": "."}, "add --env-kwargs opponent=self"),
         ({"rival": "oracle"}, "--env-kwargs opponent=oracle"),
         ({"rival": "nowhere"}, "there is no model in 'nowhere'"),
