@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 
+from agentgym.envs.action import Action
 from agentgym.envs.card import EnvCard
 from agentgym.envs.text_env import Info, StepResult
 from agentgym.envs.tool_env import ToolEnv
@@ -26,6 +27,8 @@ OF_THE_PROTOCOL = ("done", "reward", "metadata")
 """Fields that every action or observation of OpenEnv may have beside its own."""
 SERVED = {"message", "tool_calls"}
 """What the actions of `agentgym env serve` have."""
+AS_REPLY: dict[str, JSON] = {"metadata": {"reply": True}}
+"""What says there that a text is a model's, and no command that a person typed."""
 
 
 class OpenEnv(ToolEnv):
@@ -45,12 +48,14 @@ class OpenEnv(ToolEnv):
         self._session: _Session | None = None
         self._seed: int | None = None
         self._verdict: Mapping[str, Any] = {}
+        self._is_reply = False
         schema = run_sync(_schema(self.url, reply_timeout_s))
         own = {name: part for name, part in schema.get("properties", {}).items() if name not in OF_THE_PROTOCOL}
         texts = [name for name, part in own.items() if isinstance(part, dict) and part.get("type") == "string"]
         self._text_field = texts[0] if len(texts) == 1 else None
         super().__init__(render_mode)
-        if own.keys() == SERVED:
+        self._is_served = own.keys() == SERVED
+        if self._is_served:
             self._take_tools()
         else:
             self.add_tool(
@@ -78,6 +83,7 @@ class OpenEnv(ToolEnv):
 
     def step(self, action: str) -> StepResult:
         """Sends the reply to the server."""
+        self._is_reply = isinstance(action, Action) and action.message is not None
         observation, reward, terminated, _, info = super().step(action)
         info["metrics"].pop("success", None)
         if isinstance(self._verdict.get("success"), bool | int | float):
@@ -89,7 +95,7 @@ class OpenEnv(ToolEnv):
         """Sends a text, where an action is one."""
         if self._text_field is None:
             return super().on_message(text)
-        return self._sent({self._text_field: text})
+        return self._sent({self._text_field: text, **(AS_REPLY if self._is_served and self._is_reply else {})})
 
     def release(self) -> None:
         """Ends the session."""

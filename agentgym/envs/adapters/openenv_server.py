@@ -31,7 +31,8 @@ CALL: dict[str, JSON] = {
 }
 ACTION: dict[str, JSON] = {
     "title": "Reply",
-    "description": "A reply of the agent: text, calls of tools, or both. Text alone is read as what a person typed.",
+    "description": "A reply of the agent: text, calls of tools, or both. Text alone is read as what a person typed, "
+    "which may be a command; with metadata.reply true it is a model's, which calls tools by calls alone.",
     "type": "object",
     "properties": {
         "message": {"type": "string", "default": ""},
@@ -252,7 +253,9 @@ def _action(data: Mapping[str, Any]) -> Action:
         if not isinstance(arguments, Mapping) or not isinstance(call.get("name"), str):
             raise Refused("VALIDATION_ERROR", f"a call has a name and an object of arguments, got {call!r:.200}")
         made.append(ToolCall(f"call_{number}", call["name"], dict(arguments)))
-    return Action.from_message(Message("assistant", text, tool_calls=tuple(made))) if made else Action(text)
+    metadata = data.get("metadata")
+    is_reply = bool(made) or (isinstance(metadata, Mapping) and metadata.get("reply") is True)
+    return Action.from_message(Message("assistant", text, tool_calls=tuple(made))) if is_reply else Action(text)
 
 
 def _observed(text: str, info: Info, *, reward: float | None, done: bool, truncated: bool = False) -> dict[str, Any]:

@@ -98,6 +98,17 @@ def test_a_served_environment_is_the_environment(url: str) -> None:
     there.close()
 
 
+def test_what_a_model_writes_without_a_call_is_no_command_there_either(url: str) -> None:
+    here, there = make_env("TextGame-v0"), make_env(f"openenv/{url}")
+    for env in (here, there):
+        env.reset(seed=3)
+    written, typed = Action.from_message(Message("assistant", "look")), "look"
+    answers = [[env.step(action)[0] for action in (written, typed)] for env in (here, there)]
+    assert answers[0] == answers[1]
+    assert answers[0][0].startswith("That is not a command")
+    there.close()
+
+
 def test_sessions_side_by_side_are_each_their_own(url: str) -> None:
     def played(seed: int) -> list[tuple[str, float, bool, bool, Any]]:
         env = make_env(url)
