@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from agentgym.envs.adapters.namespaces import needs, unknown
 from agentgym.envs.adapters.own_randomness import OwnRandomness
+from agentgym.envs.adapters.reasoning_gym import evaluates, judged, scored_beside
 from agentgym.envs.card import EnvCard
 from agentgym.envs.text_env import Info, StepResult, TextEnv
 from agentgym.errors import ConfigError
@@ -13,6 +15,8 @@ from agentgym.errors import ConfigError
 __all__ = ["Gem", "names"]
 
 LARGEST_SEED = 2**31
+QUESTIONS = "rg:"
+"""What begins the ids of reasoning-gym's questions in GEM."""
 DEFAULT_TURNS = 100
 """Turns after which an environment is cut that has no end of its own."""
 
@@ -60,12 +64,28 @@ class Gem(TextEnv):
 
         try:
             with self._randomness.seeded(0):
-                return gem.make(self.gem_id, **settings)
+                made = gem.make(self.gem_id, **settings)
         except Exception as error:  # the boundary: some environments download data, or need a search server
             first_line = str(error).strip().partition("\n")[0]
             raise ConfigError(
                 f"GEM's {self.gem_id} cannot be made here: {type(error).__name__}: {first_line}"
             ) from error
+        if self.gem_id.startswith(QUESTIONS):
+            _score_beside(made)
+        return made
+
+
+def _score_beside(made: Any) -> None:
+    """Has a question of reasoning-gym whose scorer evaluates the answer scored where no answer is run."""
+    while hasattr(made, "env"):
+        made = made.env
+    dataset, seed = made.name, made.seed
+
+    def score(answer: str | None, entry: Mapping[str, Any]) -> float:
+        return judged(dataset, entry, answer, lambda one: scored_beside(dataset, seed, {}, entry, one))[0]
+
+    if evaluates(dataset):
+        made.reward_fn = score
 
 
 def names() -> list[str]:

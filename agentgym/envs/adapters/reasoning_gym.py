@@ -9,8 +9,9 @@ import json
 import pickle
 import re
 import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from agentgym.envs.adapters.namespaces import needs, unknown
 from agentgym.envs.adapters.own_randomness import OwnRandomness
@@ -21,13 +22,15 @@ from agentgym.envs.text_env import Info, StepResult, TextEnv
 from agentgym.errors import ConfigError, EnvironmentFault
 from agentgym.types import Message
 
-__all__ = ["ReasoningGym", "names"]
+__all__ = ["ReasoningGym", "evaluates", "judged", "names", "scored_beside"]
 
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 LARGEST_SEED = 2**31
 EVALUATES = re.compile(r"\b(eval|exec)\(|parse_expr|sympify")
 LIMIT_S = 10.0
 """Seconds that a scorer which evaluates answers may take for one."""
+Scored: TypeAlias = "tuple[float | None, str]"
+"""The score of an answer, None where the scorer raised or did not end; and what it said then."""
 PARTIAL = 0.1
 """What the scorers of reasoning-gym pay for an answer that is wrong and has the right form, at the most as a rule."""
 
@@ -75,23 +78,14 @@ class ReasoningGym(TextEnv):
         """Scores the reply."""
         found = ANSWER.findall(action)
         answer = (found[-1] if found else str(action)).strip()
-        score, error = self._scored(answer)
-        if score is None:
-            own, fault = self._scored(self.entry["answer"])
-            if own is None:
-                raise EnvironmentFault(f"the scorer of {self.dataset} fails on its own answer: {fault}")
-        metrics = {"answer_tag": float(bool(found)), "scorer_raised": float(bool(error))}
-        score = score or 0.0
+        score, has_raised = judged(self.dataset, self.entry, answer, self._scored)
+        metrics = {"answer_tag": float(bool(found)), "scorer_raised": float(has_raised)}
         info: Info = {"metrics": {**metrics, "success": float(score >= 1.0)}}
         return f"Score: {score:g}.", score, True, False, info
 
-    def _scored(self, answer: str | None) -> tuple[float | None, str]:
-        """The score of an answer; None where the scorer raised or did not end, and what it said."""
-        if _evaluates(self.dataset):
-            question = (self.dataset, self._drawn, self._config, self.entry, answer)
-            told = _scorer.ask(base64.b64encode(pickle.dumps(question)).decode(), LIMIT_S)
-            score, error = (None, f"no score within {LIMIT_S:g} s") if told is None else json.loads(told)
-            return score, error
+    def _scored(self, answer: str | None) -> Scored:
+        if evaluates(self.dataset):
+            return scored_beside(self.dataset, self._drawn, self._config, self.entry, answer)
         with self._randomness.again(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a scorer that reads numbers warns of a reply that has none
             try:
@@ -125,12 +119,37 @@ def names() -> list[str]:
 
 
 @functools.cache
-def _evaluates(dataset: str) -> bool:
+def evaluates(dataset: str) -> bool:
     """Whether the dataset's scorer may run or compute what a model wrote: then a process of its own scores."""
     from reasoning_gym.factory import DATASETS
 
     module = inspect.getmodule(DATASETS[dataset][0])
     return dataset == "composite" or module is None or bool(EVALUATES.search(inspect.getsource(module)))
+
+
+def scored_beside(
+    dataset: str, seed: int, config: Mapping[str, Any], entry: Mapping[str, Any], answer: str | None
+) -> Scored:
+    """What the dataset's scorer says in a process where nothing that a model wrote is run."""
+    question = (dataset, seed, dict(config), dict(entry), answer)
+    told = _scorer.ask(base64.b64encode(pickle.dumps(question)).decode(), LIMIT_S)
+    if told is None:
+        return None, f"no score within {LIMIT_S:g} s"
+    score, error = json.loads(told)
+    return score, error
+
+
+def judged(
+    dataset: str, entry: Mapping[str, Any], answer: str | None, scored: Callable[[str | None], Scored]
+) -> tuple[float, bool]:
+    """The score of an answer, and whether the scorer failed on it, which is a 0; raises EnvironmentFault where it also
+    fails on the recorded answer."""
+    score, error = scored(answer)
+    if score is None:
+        own, fault = scored(entry["answer"])
+        if own is None:
+            raise EnvironmentFault(f"the scorer of {dataset} fails on its own answer: {fault}")
+    return score or 0.0, bool(error)
 
 
 def _created(dataset: str, seed: int, config: dict[str, Any]) -> Any:

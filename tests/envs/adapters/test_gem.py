@@ -34,6 +34,16 @@ def test_a_reply_of_the_wrong_form_ends_and_costs_what_gem_takes() -> None:
     assert (reward, terminated, truncated, info["metrics"]["success"]) == (-0.1, True, False, 0.0)
 
 
+def test_a_reply_to_a_question_of_reasoning_gym_is_not_run_as_python() -> None:
+    env = make_env("gem/rg:n_queens")
+    env.reset(seed=0)
+    assert env.step("\\boxed{[row.split() for row in valid_solutions[0].split(chr(10))]}")[1] == 0.0
+    env.reset(seed=0)
+    answer = env.unwrapped._env.unwrapped.data["metadata"]["valid_answers"][0]  # type: ignore[attr-defined]
+    board = str([row.split() for row in answer.split("\n")])
+    assert env.step(f"\\boxed{{{board}}}")[1] == 0.5
+
+
 def test_what_is_not_there_is_a_taught_error() -> None:
     with pytest.raises(UnknownName, match="did you mean 'game:Sudoku-v0-easy'"):
         make_env("gem/game:Sudoku-v0-eas")
