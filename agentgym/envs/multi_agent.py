@@ -31,7 +31,7 @@ class MultiAgentEnv(ToolEnv, abstract=True):
                 return f"{self.left} matches are left."
 
             @tool
-            def take(self, number: int) -> str:
+            def take(self, number: Literal[1, 2, 3]) -> str:
                 \"\"\"Takes one, two or three matches.\"\"\"
                 mover = self.agent_selection
                 self.left -= number
