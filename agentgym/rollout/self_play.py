@@ -194,6 +194,11 @@ class SelfPlaySampler(Sampler):
         game = hosted.env.unwrapped
         if not isinstance(game, MultiAgentEnv) or episode.seat not in seats_of(game):
             raise ConfigError(f"{episode.task.env_id} has no seat {episode.seat!r} that a rollout plays")
+        if hosted.kind != "inline":
+            raise ConfigError(
+                f"{type(game).__name__} has runs_inline = False, and the seats of a game in self-play move on the event"
+                " loop: its moves have to be short pure computation"
+            )
         table = Table(name, episode.task.env_id, hosted, game)
         if self.rival is not None:
             others = [one for one in game.agents if one != episode.seat]

@@ -198,3 +198,15 @@ def test_an_environment_without_such_seats_is_refused(renderer: Renderer) -> Non
 
     with pytest.raises(ConfigError, match="TicTacToe-v0 has no seat 'X' that a rollout plays"):
         asyncio.run(run())
+
+
+def test_a_game_whose_moves_are_no_short_computation_is_refused(renderer: Renderer) -> None:
+    class Slow(TicTacToe):
+        runs_inline = False
+
+    async def run() -> None:
+        sampler = SelfPlaySampler(scripted(renderer, lambda *_: "1"), lambda task: Slow(opponent="self"))
+        await sampler.run(games(1))
+
+    with pytest.raises(ConfigError, match="Slow has runs_inline = False"):
+        asyncio.run(run())
