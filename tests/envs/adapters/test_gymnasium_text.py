@@ -103,7 +103,7 @@ def test_a_stranger_s_environment_draws_from_a_stream_of_its_own(dice: str) -> N
 
 
 def test_a_stranger_s_environment_holds_up_nobody_and_no_time_out_is_told_to_the_model(dice: str) -> None:
-    slow = make_env(dice, {"step_s": 0.3})
+    slow = make_env(dice, {"step_s": 0.8})
     assert isinstance(slow, GymnasiumText) and not slow.runs_inline
     assert slow.tools["act"].timeout_s is None
 

@@ -166,8 +166,8 @@ def test_requests_without_a_session_share_one_environment(url: str) -> None:
 
 
 async def _impatient(request: web.Request) -> web.WebSocketResponse:
-    """A session that ends where the client does not answer a ping at once; its second step has no answer."""
-    answers = web.WebSocketResponse(heartbeat=0.2)
+    """A session that ends where the client does not answer a ping; its second step has no answer."""
+    answers = web.WebSocketResponse(heartbeat=2.5)
     await answers.prepare(request)
     num_steps = 0
     async for message in answers:
@@ -193,13 +193,13 @@ def impatient_url() -> Iterator[str]:
 def test_a_server_that_pings_is_answered_while_the_model_thinks(impatient_url: str) -> None:
     env = make_env(impatient_url)
     assert env.reset(seed=0)[0] == "0"
-    time.sleep(1.0)
+    time.sleep(5.0)  # a ping and the time for its answer
     assert env.step("hm")[0] == "1"
     env.close()
 
 
 def test_an_answer_that_comes_too_late_is_not_taken_for_that_of_the_next_step(impatient_url: str) -> None:
-    env = make_env(impatient_url, {"reply_timeout_s": 0.5})
+    env = make_env(impatient_url, {"reply_timeout_s": 2.0})
     env.reset(seed=0)
     env.step("hm")
     with pytest.raises(EnvironmentFault, match="did not answer 'step': TimeoutError"):
@@ -213,7 +213,7 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_that_of_the_next_step(im
 def test_a_slow_server_fails_the_episode_and_is_no_tool_that_the_model_is_told_of(url: str, impatient_url: str) -> None:
     for at in (url, impatient_url):
         assert {one.timeout_s for one in vars(make_env(at))["_runner"].tools.values()} == {None}
-    env = make_env(impatient_url, {"reply_timeout_s": 0.5})
+    env = make_env(impatient_url, {"reply_timeout_s": 2.0})
     env.reset(seed=0)
     env.step("hm")
     with pytest.raises(EnvironmentFault, match="did not answer 'step': TimeoutError"):
