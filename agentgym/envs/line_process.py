@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import selectors
 import subprocess
@@ -56,6 +57,7 @@ class _Running:
         if self._line(START_S) != "ready":
             self.kill()
             raise EnvironmentFault(lacks)
+        atexit.register(self._leave)
 
     def ask(self, question: str, limit_s: float) -> str | None:
         assert self._process.stdin is not None
@@ -66,6 +68,7 @@ class _Running:
         return self._line(limit_s)
 
     def kill(self) -> None:
+        atexit.unregister(self._leave)
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -74,6 +77,10 @@ class _Running:
                 pipe.close()
             except OSError:  # what was not sent cannot be
                 continue
+
+    def _leave(self) -> None:
+        if self.owner == os.getpid():
+            self.kill()
 
     def _line(self, limit_s: float) -> str | None:
         assert self._process.stdout is not None
