@@ -11,8 +11,9 @@ import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, ParamSpec, TypeVar
+from typing import BinaryIO, ParamSpec, TypeVar, cast
 
 from agentgym.errors import SandboxError
 from agentgym.tools.containers.owner import OWNER, labels
@@ -282,7 +283,8 @@ class Stream:
     def __init__(self, handle: object) -> None:
         self._handle = handle
         """Keeps the SDK's response alive, whose socket this is."""
-        self._socket: socket.socket = handle._sock  # type: ignore[attr-defined]
+        self._socket = cast(socket.socket, getattr(handle, "_sock", handle))
+        self._early = _read_ahead(handle, self._socket)
         self._pending = b""
         self.stderr = b""
 
@@ -312,7 +314,8 @@ class Stream:
     def _exactly(self, size: int) -> bytes:
         parts, missing = [], size
         while missing:
-            part = self._socket.recv(min(missing, 1 << 20))
+            part, self._early = self._early[:missing], self._early[missing:]
+            part = part or self._socket.recv(min(missing, 1 << 20))
             if not part:
                 break
             parts.append(part)
@@ -321,7 +324,7 @@ class Stream:
 
     def is_quiet(self) -> bool:
         """Whether nothing has come that was not asked for, not even the end."""
-        return not self._pending and not select.select([self._socket], [], [], 0)[0]
+        return not (self._pending or self._early) and not select.select([self._socket], [], [], 0)[0]
 
     def close(self) -> None:
         """Ends standard input too, and so the container, if it waits for it."""
@@ -329,6 +332,19 @@ class Stream:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._handle.close()  # type: ignore[attr-defined]
         self._socket.close()
+
+
+def _read_ahead(handle: object, connection: socket.socket) -> bytes:
+    """What came together with the answer's head: the SDK's buffer has it, and the socket no more."""
+    reader: BufferedReader = handle._response.raw._fp.fp  # type: ignore[attr-defined]
+    seconds = connection.gettimeout()
+    connection.setblocking(False)
+    try:
+        return reader.peek()
+    except OSError:  # nothing has come over TLS
+        return b""
+    finally:
+        connection.settimeout(seconds)
 
 
 def _remove(api: object, identity: str) -> None:
