@@ -219,6 +219,15 @@ def test_a_program_that_kills_the_state_loses_its_session_and_nothing_else(sandb
 # ---- many, for long, and the end
 
 
+def test_a_time_limit_that_passes_before_the_program_begins_ends_nothing_else(served: Sandbox) -> None:
+    limits = [1e-4 * number for number in range(1, 41)]
+    with ThreadPoolExecutor(3) as threads:
+        beside = threads.submit(served.run, "import time; time.sleep(1); print('on')")
+        ended = {one.ended for one in threads.map(lambda limit: served.run("print(1)", time_limit_s=limit), limits)}
+    assert ended <= {Ended.TIME_LIMIT, Ended.EXITED} and Ended.TIME_LIMIT in ended
+    assert beside.result().stdout == "on\n"
+
+
 def test_two_hundred_programs_leave_no_process_no_file_and_no_open_file(served: Sandbox) -> None:
     served.run("print(1)")
     server, ours = server_of(served), psutil.Process()

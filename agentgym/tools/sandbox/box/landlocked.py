@@ -85,8 +85,9 @@ class LandlockBox:
 
     def kill_all(self) -> None:
         """By the first process: ends all others."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._group, signal.SIGKILL)
+        if self._group:  # the group 0 is our own, with the server in it
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._group, signal.SIGKILL)
         kill_until_gone(lambda: descendants(os.getpid()))
         reap()
 

@@ -1,5 +1,6 @@
 """The processes of a box: which there are, what memory they hold, and their end."""
 
+import codecs
 import contextlib
 import os
 import signal
@@ -10,6 +11,7 @@ __all__ = ["descendants", "kill_until_gone", "reap", "resident_bytes", "visible"
 
 KILLING_S = 2.0
 PAGE = os.sysconf("SC_PAGE_SIZE")
+codecs.lookup("ascii")  # a signal that interrupts its import would find it unknown
 
 
 def visible() -> list[int]:
