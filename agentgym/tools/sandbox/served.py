@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from agentgym.errors import SandboxError
 from agentgym.tools.sandbox.box import frames
+from agentgym.tools.sandbox.box.folders import empty_folder
 from agentgym.tools.sandbox.box.plan import Plan
 from agentgym.tools.sandbox.exchange import ask, outcome_of, plan_of
 from agentgym.tools.sandbox.protocol import Outcome, SandboxLimits
@@ -176,4 +176,6 @@ def _finish(control: socket.socket, process: subprocess.Popen[bytes], scratch: s
         process.kill()
         process.wait()
     if scratch:
-        shutil.rmtree(scratch, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the server was there first
+            empty_folder(scratch)
+            os.rmdir(scratch)

@@ -6,11 +6,11 @@ killed; a program that ends the others has ended its own execution, and the cont
 
 import contextlib
 import os
-import shutil
 import signal
+from collections.abc import Sequence
 
 from agentgym.tools.sandbox.box import kernel
-from agentgym.tools.sandbox.box.folders import make_removable
+from agentgym.tools.sandbox.box.folders import empty_folder
 from agentgym.tools.sandbox.box.limiting import limit_resources
 from agentgym.tools.sandbox.box.plan import Plan
 from agentgym.tools.sandbox.box.processes import kill_until_gone, reap, visible
@@ -77,7 +77,7 @@ class ContainerBox:
         kill_until_gone(lambda: self.pids(os.getpid()))
         reap()
 
-    def scratch_is_full(self) -> bool:
+    def scratch_is_full(self, pids: Sequence[int]) -> bool:
         """Whether too much was written: never, for the file system has a size."""
         return False
 
@@ -92,14 +92,9 @@ class ContainerBox:
         """By PID 1 after an execution: ends what is left and removes what was written; False if something stays."""
         if not kill_until_gone(lambda: [pid for pid in visible() if pid != 1]):
             return False
-        make_removable(HOME)
         try:
-            for one in os.scandir(HOME):
-                if one.is_dir(follow_symlinks=False):
-                    shutil.rmtree(one.path)
-                else:
-                    os.unlink(one.path)
-        except (OSError, RecursionError):
+            empty_folder(HOME)
+        except OSError:
             return False
         return True
 

@@ -20,6 +20,8 @@ from agentgym.tools.sandbox.box.runner import Box
 __all__ = ["Job", "keep"]
 
 MOST_FILES_OUT = 256
+MOST_DEPTH = 128
+"""Folders within folders: one is kept open for each."""
 MOST_FOLDERS = 16384
 """A thread of a session may add folders for as long as one looks."""
 
@@ -100,7 +102,9 @@ def _collected(patterns: list[str], most_bytes: int) -> tuple[list[str], list[by
     if not patterns:
         return names, contents
     walk = itertools.islice(os.fwalk(".", follow_symlinks=False), MOST_FOLDERS)
-    for folder, _, found, handle in walk:
+    for folder, folders, found, handle in walk:
+        if folder.count("/") >= MOST_DEPTH:
+            folders.clear()
         for name in sorted(found):
             path = os.path.normpath(os.path.join(folder, name))
             if len(names) < MOST_FILES_OUT and any(fnmatch.fnmatchcase(path, one) for one in patterns):

@@ -6,12 +6,12 @@ socket, and signals nobody else. It cannot leave its process group, so killing t
 
 import contextlib
 import os
-import shutil
 import signal
 import tempfile
+from collections.abc import Sequence
 
 from agentgym.tools.sandbox.box import kernel
-from agentgym.tools.sandbox.box.folders import make_removable
+from agentgym.tools.sandbox.box.folders import empty_folder, holds_too_much, unlinked_bytes
 from agentgym.tools.sandbox.box.landlock import landlock_version, restrict_files
 from agentgym.tools.sandbox.box.limiting import limit_resources
 from agentgym.tools.sandbox.box.plan import Plan, parts_without, readable_folders
@@ -91,18 +91,10 @@ class LandlockBox:
         kill_until_gone(lambda: descendants(os.getpid()))
         reap()
 
-    def scratch_is_full(self) -> bool:
+    def scratch_is_full(self, pids: Sequence[int]) -> bool:
         """Whether more was written than the box may hold, or more files."""
-        size, number = 0, 0
-        for folder, _, names in os.walk(self.home):
-            for name in names:
-                number += 1
-                with contextlib.suppress(OSError):
-                    size += os.lstat(os.path.join(folder, name)).st_blocks * 512
-            number += 1
-            if size > self._plan.scratch_bytes or number > MOST_FILES:
-                return True
-        return False
+        left = self._plan.scratch_bytes - unlinked_bytes(pids)
+        return holds_too_much(self.home, left, MOST_FILES)
 
     def ran_out_of_memory(self) -> bool:
         """Whether the kernel ended a process for memory: what all hold is watched, and by no cgroup."""
@@ -110,5 +102,6 @@ class LandlockBox:
 
     def close(self) -> None:
         """By the supervisor, when the box's first process has ended, and all others with it."""
-        make_removable(self.home)
-        shutil.rmtree(self.home, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the server removes what is left
+            empty_folder(self.home)
+            os.rmdir(self.home)

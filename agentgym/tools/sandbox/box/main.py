@@ -8,13 +8,13 @@ import contextlib
 import gc
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
 import traceback
 
 from agentgym.tools.sandbox.box import frames, kernel
+from agentgym.tools.sandbox.box.folders import empty_folder
 from agentgym.tools.sandbox.box.landlocked import LandlockBox
 from agentgym.tools.sandbox.box.namespaces import NamespaceBox, enter_namespaces
 from agentgym.tools.sandbox.box.plan import Plan
@@ -54,7 +54,9 @@ def _end(server: int, plan: Plan) -> None:
         os.kill(server, signal.SIGKILL)
     kill_until_gone(lambda: descendants(os.getpid()))
     if plan.scratch:
-        shutil.rmtree(plan.scratch, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            empty_folder(plan.scratch)
+            os.rmdir(plan.scratch)
     os._exit(0)
 
 

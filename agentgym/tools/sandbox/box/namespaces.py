@@ -9,6 +9,7 @@ import contextlib
 import os
 import resource
 import signal
+from collections.abc import Sequence
 
 from agentgym.tools.sandbox.box import kernel
 from agentgym.tools.sandbox.box.limiting import limit_resources
@@ -177,7 +178,7 @@ class NamespaceBox:
         kill_until_gone(lambda: [pid for pid in visible() if pid != 1])
         reap()
 
-    def scratch_is_full(self) -> bool:
+    def scratch_is_full(self, pids: Sequence[int]) -> bool:
         """Whether too much was written: never, for the file system has a size."""
         return False
 

@@ -193,7 +193,7 @@ class _Supervisor:
             found = "process_limit"
         elif resident_bytes(pids, self._plan.memory_bytes) > self._plan.memory_bytes or self._box.ran_out_of_memory():
             found = "memory"
-        elif self._box.scratch_is_full():
+        elif self._box.scratch_is_full(pids):
             found = "disk_limit"
         took = time.monotonic() - now
         self._next_look = now + max(WATCH_S, 10 * took)
