@@ -33,6 +33,14 @@ session.run("x = 1")
 print("up", flush=True)
 sandbox.run("import time; time.sleep(9)")
 """
+MEMORY = """
+import os, time
+for _ in range(8):
+    if not os.fork():
+        kept = b'x' * (90 << 20)
+        time.sleep(60)
+time.sleep(60)
+"""
 
 
 @pytest.fixture
@@ -95,6 +103,13 @@ def test_a_program_that_ends_or_stops_what_is_around_it_loses_its_container(
             assert session.run("x = 1").ok
             lost = session.run(code, time_limit_s=1.0)
             assert lost.ended is ended and (lost.is_lost or lost.rolled_back)
+
+
+def test_a_cell_after_one_that_the_kernel_ended_for_memory_runs(client: docker.DockerClient) -> None:
+    with open_sandbox("docker", limits=LIMITS) as sandbox, sandbox.session() as session:
+        for _ in range(4):
+            assert session.run(MEMORY).ended is Ended.MEMORY
+            assert session.run("print(1)").ok
 
 
 def test_sixty_programs_leave_no_container_and_no_open_file(client: docker.DockerClient) -> None:

@@ -34,7 +34,6 @@ class ContainerBox:
         self._filter = assemble(os.uname().machine, owns_files=True, leaves_group=True, signals=True)
         self._around = {1}
         """Processes that are not the program's."""
-        self._num_ended = 0
 
     def enclose_server(self) -> None:
         """By PID 1: nobody looks into it, nor into what it forks."""
@@ -43,7 +42,6 @@ class ContainerBox:
     def open(self) -> None:
         """By the supervisor, before it starts the box's first process."""
         self._around.add(os.getpid())
-        self._num_ended = _num_ended_for_memory()
 
     def begin(self) -> None:
         """By the box's first process, to which orphans come."""
@@ -81,9 +79,12 @@ class ContainerBox:
         """Whether too much was written: never, for the file system has a size."""
         return False
 
-    def ran_out_of_memory(self) -> bool:
-        """Whether the kernel ended a process of the container's for memory since the execution began."""
-        return _num_ended_for_memory() > self._num_ended
+    def num_ended_for_memory(self) -> int:
+        """Processes that the container's cgroup, of either version, has ended for memory so far."""
+        for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+            with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
+                return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
+        return 0
 
     def close(self) -> None:
         """By the supervisor, when the box's first process has ended, and all others with it."""
@@ -97,11 +98,3 @@ class ContainerBox:
         except OSError:
             return False
         return True
-
-
-def _num_ended_for_memory() -> int:
-    """The container's own count, of either version of cgroups."""
-    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
-        with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
-            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
-    return 0

@@ -182,9 +182,9 @@ class NamespaceBox:
         """Whether too much was written: never, for the file system has a size."""
         return False
 
-    def ran_out_of_memory(self) -> bool:
-        """Whether the kernel ended a process for memory: what all hold is watched, and by no cgroup."""
-        return False
+    def num_ended_for_memory(self) -> int:
+        """Processes that a cgroup ended for memory: what all hold is watched, and by no cgroup."""
+        return 0
 
     def close(self) -> None:
         """By the supervisor, when the box's first process has ended, and all others with it."""

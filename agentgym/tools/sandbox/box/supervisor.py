@@ -32,6 +32,8 @@ class _Running:
 
     deadline: float
     most_output: int
+    num_ended_before: int
+    """Processes that had been ended for memory when it began."""
     output: dict[int, bytearray] = field(default_factory=dict)
     """Pipe to what came out of it."""
     why: str = ""
@@ -106,7 +108,7 @@ class _Supervisor:
         """Runs one execution to its end, whatever it does."""
         seconds = cell[0]["time_limit_s"]
         assert isinstance(seconds, int | float)
-        running = _Running(time.monotonic() + seconds, self._plan.output_bytes)
+        running = _Running(time.monotonic() + seconds, self._plan.output_bytes, self._box.num_ended_for_memory())
         running.output = {reading: bytearray() for reading, _ in self._pipes}
         if self._is_session:
             if not self._holder:
@@ -116,7 +118,7 @@ class _Supervisor:
         open_pipes = [reading for reading, _ in self._pipes]
         while not running.why:
             self._wait(running, open_pipes, client)
-        if running.why == "exited" and self._box.ran_out_of_memory():
+        if running.why == "exited" and self._ran_out_of_memory(running):
             running.why = "memory"
         if self._is_session and not running.is_over:
             self._settle(running, cell)
@@ -191,13 +193,19 @@ class _Supervisor:
         found = ""
         if len(pids) > self._plan.num_processes:
             found = "process_limit"
-        elif resident_bytes(pids, self._plan.memory_bytes) > self._plan.memory_bytes or self._box.ran_out_of_memory():
+        elif resident_bytes(pids, self._plan.memory_bytes) > self._plan.memory_bytes or self._ran_out_of_memory(
+            running
+        ):
             found = "memory"
         elif self._box.scratch_is_full(pids):
             found = "disk_limit"
         took = time.monotonic() - now
         self._next_look = now + max(WATCH_S, 10 * took)
         return found
+
+    def _ran_out_of_memory(self, running: _Running) -> bool:
+        """Whether the kernel ended a process for memory since the execution began."""
+        return self._box.num_ended_for_memory() > running.num_ended_before
 
     def _settle(self, running: _Running, cell: frames.Frame) -> None:
         """Ends what a cell left running; where it was stopped, the state before it answers."""
