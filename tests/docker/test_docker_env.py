@@ -146,6 +146,25 @@ def test_a_task_is_set_up_once_and_each_episode_has_a_copy(client: docker.Docker
     other.close()
 
 
+def test_the_reaper_leaves_snapshots_of_the_living_and_images_that_were_built_from_ours(
+    client: docker.DockerClient, tmp_path: Path
+) -> None:
+    env = Work()
+    options = {"files": {"f": b"1"}, "keeps": True}
+    env.reset(seed=0, options=options)
+    with contextlib.closing(Daemon()) as daemon:
+        (tmp_path / "Dockerfile").write_text(f"FROM {host_image(daemon)}\n")
+        client.images.build(path=str(tmp_path), rm=True, tag="agentgym-test:own")
+        env.close()
+        while any(pool._num_starting for pool in _pools.values()):
+            time.sleep(0.05)
+        assert reap(daemon).images == ()
+    env.reset(seed=0, options=options)
+    assert shell(env, "cat f") == "1"
+    env.close()
+    client.images.remove("agentgym-test:own")
+
+
 def test_an_image_is_built_from_a_dockerfile_and_wrong_ones_are_refused(
     client: docker.DockerClient, tmp_path: Path
 ) -> None:

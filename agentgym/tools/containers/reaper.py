@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from agentgym.errors import SandboxError
 from agentgym.tools.containers.daemon import Daemon, Found
-from agentgym.tools.containers.owner import has_ended, is_of_this_machine
-from agentgym.tools.containers.python_image import IMAGE_LABEL, host_image_name
+from agentgym.tools.containers.owner import OWNER, has_ended, is_of_this_machine
+from agentgym.tools.containers.python_image import IMAGE, IMAGE_LABEL, host_image_name
 
 __all__ = ["Reaped", "reap"]
 
@@ -59,4 +59,7 @@ def _old_pythons(daemon: Daemon) -> Iterator[Found]:
         current = host_image_name()
     except SandboxError:  # none can be made here: none is in use
         current = ""
-    yield from (one for one in daemon.found("images", IMAGE_LABEL) if one.name != current)
+    for one in daemon.found("images", IMAGE_LABEL):  # snapshots and images built from ours have its label too
+        is_ours = OWNER not in one.labels and (one.name.startswith(f"{IMAGE}:") or one.name == one.id)
+        if is_ours and one.name != current:
+            yield one
