@@ -16,6 +16,7 @@ import docker
 import psutil
 import pytest
 
+import agentgym
 from agentgym.errors import ConfigError, SandboxError
 from agentgym.tools.containers.daemon import Daemon
 from agentgym.tools.containers.python_image import host_image_name
@@ -110,6 +111,13 @@ def test_a_cell_after_one_that_the_kernel_ended_for_memory_runs(client: docker.D
         for _ in range(4):
             assert session.run(MEMORY).ended is Ended.MEMORY
             assert session.run("print(1)").ok
+
+
+def test_the_data_of_tasks_is_taken_out_of_packages(client: docker.DockerClient) -> None:
+    package = Path(agentgym.__file__).parent
+    code = f"import os; print(os.listdir({str(package / 'envs/data')!r}), os.path.exists({str(package / 'envs')!r}))"
+    with open_sandbox("docker", limits=LIMITS, packages=[package.parent]) as sandbox:
+        assert sandbox.run(code).stdout == "[] True\n"
 
 
 def test_sixty_programs_leave_no_container_and_no_open_file(client: docker.DockerClient) -> None:

@@ -18,7 +18,7 @@ from agentgym.tools.containers.python_image import host_image
 from agentgym.tools.sandbox.box import frames
 from agentgym.tools.sandbox.box.contained import HOME
 from agentgym.tools.sandbox.docker_profile import docker_profile
-from agentgym.tools.sandbox.exchange import MIB, ask, outcome_of, plan_of
+from agentgym.tools.sandbox.exchange import MIB, TASK_DATA, ask, outcome_of, plan_of
 from agentgym.tools.sandbox.protocol import Ended, Outcome, SandboxLimits
 from agentgym.tools.sandbox.request import Request, Runner
 
@@ -92,6 +92,9 @@ class DockerSandbox(Runner):
                 f"the image {name!r} has volumes ({', '.join(volumes)}), where programs could leave files"
             )
         python = os.path.realpath(sys.executable) if image is None else "python3"
+        folders = [Path(one) for one in json.loads(self._plan)["packages"]]
+        is_below = any(one in TASK_DATA.parents for one in folders)
+        hidden = {str(TASK_DATA): "ro,nosuid,nodev,noexec,size=4k,mode=0555"} if is_below else {}
         options = f"rw,exec,nosuid,nodev,size={limits.scratch_mb * MIB},nr_inodes=16384,mode=1777"
         return ContainerPlan(
             image=name,
@@ -99,8 +102,8 @@ class DockerSandbox(Runner):
             memory_bytes=(limits.memory_mb + limits.scratch_mb + AROUND_MB) * MIB,
             num_processes=limits.num_processes + AROUND,
             user=NOBODY,
-            tmpfs={HOME: options},
-            folders=[Path(one) for one in json.loads(self._plan)["packages"]],
+            tmpfs={HOME: options, **hidden},
+            folders=folders,
             seccomp=docker_profile(),
             has_stdin=True,
         )
