@@ -21,10 +21,10 @@ import pytest
 from agentgym.envs import Action, DockerEnv, make_env, policy_for
 from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault
 from agentgym.tools.containers.daemon import Daemon
-from agentgym.tools.containers.pool import Kind, _pools
+from agentgym.tools.containers.pool import ContainerPool, Kind, _pools
 from agentgym.tools.containers.python_image import IMAGE, host_image
 from agentgym.tools.containers.reaper import reap
-from agentgym.tools.containers.workspace import ContainerLimits
+from agentgym.tools.containers.workspace import ContainerLimits, Workspace
 from agentgym.types import Message, ToolCall
 
 pytestmark = pytest.mark.docker
@@ -144,6 +144,19 @@ def test_a_task_is_set_up_once_and_each_episode_has_a_copy(client: docker.Docker
         env.reset(seed=0, options={"setup": "echo oh; exit 5"})
     env.close()
     other.close()
+
+
+def test_a_pool_that_ends_leaves_the_snapshots_of_another(client: docker.DockerClient) -> None:
+    def prepare(one: Workspace) -> None:
+        one.write({"f": b"1"})
+
+    first, second = (ContainerPool(Kind(limits=LIMITS, num_warm=0)) for _ in range(2))
+    for pool in (first, second):
+        pool.take_prepared("key", prepare).close()
+    first.close()
+    with contextlib.closing(second.take_prepared("key", prepare)) as one:
+        assert one.read("f") == b"1"
+    second.close()
 
 
 def test_the_reaper_leaves_snapshots_of_the_living_and_images_that_were_built_from_ours(

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import threading
+import uuid
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -51,6 +52,8 @@ class ContainerPool:
 
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
+        self._id = uuid.uuid4().hex[:12]
+        """In its images' names: another pool, or process with the same number elsewhere, removes its own alone."""
         self._daemon = Daemon()
         self._lock = threading.Lock()
         self._snapshot_locks: dict[str, threading.Lock] = {}
@@ -76,7 +79,7 @@ class ContainerPool:
     def take_prepared(self, key: str, prepare: Callable[[Workspace], None]) -> Workspace:
         """A container as `prepare` leaves it. It is run once for a key; its files are a snapshot for all others."""
         digest = hashlib.sha256(repr((self._image, key)).encode()).hexdigest()[:16]
-        name = f"agentgym-snapshot:{digest}-{os.getpid()}"
+        name = f"agentgym-snapshot:{digest}-{self._id}"
         with self._lock:
             lock = self._snapshot_locks.setdefault(name, threading.Lock())
         with lock:
@@ -97,7 +100,7 @@ class ContainerPool:
         kind = self._kind
         if kind.dockerfile:
             folder = Path(kind.dockerfile).resolve()
-            name = f"agentgym-built:{_digest(folder)}-{os.getpid()}"
+            name = f"agentgym-built:{_digest(folder)}-{self._id}"
             self._daemon.build_image(folder, name, labels())
             self._snapshots.add(name)
             return name
