@@ -65,7 +65,7 @@ class Outcome:
     """As of a subprocess: negative for the signal that ended it; -9 where a limit did."""
     ended: Ended
     backend: str
-    """`namespaces`, `landlock`, or `none (unsafe)`: the box that it ran in."""
+    """`namespaces`, `landlock`, `docker`, or `none (unsafe)`: the box that it ran in."""
     seconds: float
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Path to content of the files that were asked for and are there."""
