@@ -112,6 +112,10 @@ def test_commands_keep_files_and_are_held_by_limits(client: docker.DockerClient)
     assert "[Errno 101]" in shell(env, "python3 -c 'import socket; socket.create_connection((\"1.1.1.1\", 80))'")
     assert "after 3 s" in shell(env, "sleep 60 & (trap '' TERM HUP INT; sleep 60)")
     assert "sleep" not in shell(env, "cat /proc/[0-9]*/comm")
+    assert shell(env, f"echo {'x' * (1 << 17)}").startswith("not run: a command has at most 131071 bytes")
+    assert shell(env, f"echo {'x' * 131058} | wc -c") == "131059"
+    with pytest.raises(ConfigError, match="positive number of seconds, got 0"):
+        env.run("true", time_limit_s=0)
     assert "more than 8 KiB" in shell(env, "yes") and shell(env, "ls a") == "b.txt\nc.txt"
     shell(env, "f() { f | f & }; f; sleep 30")
     _, _, over, _, _ = env.step("shell echo on")

@@ -21,7 +21,7 @@ from agentgym.tools.containers.owner import OWNER, labels
 __all__ = ["Container", "ContainerPlan", "Daemon", "Found", "Stream"]
 
 CALL_S = 120.0
-END_S = 2.0
+END_S = 10.0
 HEAD = struct.Struct("!BxxxI")
 STDERR = 2
 DEFAULT_HOST = "unix:///var/run/docker.sock"
@@ -236,12 +236,16 @@ class Container:
         return str(made["Id"]), Stream(self._api.exec_start(made["Id"], socket=True))
 
     @_told
-    def exit_code(self, execution: str) -> int | None:
-        """Of a process that `begin` named; None while it runs. Its output ends a moment before."""
+    def exit_code(self, execution: str) -> int:
+        """Of a process that `begin` named, and whose output has ended: it does so itself a moment later."""
         deadline = time.monotonic() + END_S
         while (code := self._api.exec_inspect(execution)["ExitCode"]) is None and time.monotonic() < deadline:
             time.sleep(0.005)
-        return None if code is None else int(code)
+        if code is None:
+            raise SandboxError(
+                f"Docker: a process in a container has closed its output, and not ended within {END_S:g} s"
+            )
+        return int(code)
 
     @_told
     def extract(self, folder: str, archive: bytes) -> None:

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from agentgym.errors import ConfigError, SandboxError
 from agentgym.tools.containers.daemon import Container, ContainerPlan, Daemon, Stream
 
-__all__ = ["FOLDER", "ContainerLimits", "Ran", "Workspace"]
+__all__ = ["FOLDER", "MOST_COMMAND_BYTES", "ContainerLimits", "Ran", "Workspace"]
 
 FOLDER = "/work"
 """Where commands are run; files are named relative to it."""
@@ -28,6 +28,8 @@ while others; do tries=$((tries + 1)); [ $tries -lt 500 ] || exit 1; done
 """
 KILL_ALL = ("sh", "-c", KILL_SCRIPT)
 """By the commands' user: everything of that user's ends at once, and the first process, which is root's, does not."""
+MOST_COMMAND_BYTES = (1 << 17) - 1
+"""What Linux takes as one argument of a program."""
 GRACE_S = 10.0
 KILLED = 137
 MIB = 1 << 20
@@ -101,16 +103,19 @@ class Workspace:
         if not self.is_open:
             raise SandboxError("this container was discarded: begin another one")
         seconds = self._limits.time_limit_s if time_limit_s is None else time_limit_s
+        if not 0 < seconds < float("inf"):  # 0 means no limit to timeout
+            raise ConfigError(f"time_limit_s must be a positive number of seconds, got {seconds!r}")
+        if len(command.encode("utf-8", "replace")) > MOST_COMMAND_BYTES:
+            raise ConfigError(f"a command has at most {MOST_COMMAND_BYTES} bytes: write what is longer to a file")
         execution, stream = self._container.begin([*MERGED, f"{seconds:g}", command], self._user, FOLDER)
         with contextlib.closing(stream):
             started = time.monotonic()
             output, is_cut, is_late = _read(stream, started + seconds + GRACE_S, self._limits.output_kb * 1024)
-        code = None if is_cut or is_late else self._container.exit_code(execution)
+        code = KILLED if is_cut or is_late else self._container.exit_code(execution)
         timed_out = is_late or (code == KILLED and time.monotonic() - started >= seconds)
         is_lost = (timed_out or is_cut) and not self._kill_all()
         if is_lost:
             self.close()
-        code = KILLED if code is None else code
         text = output.decode("utf-8", "replace")
         return Ran(output=text, exit_code=code, timed_out=timed_out, is_cut=is_cut, is_lost=is_lost)
 
@@ -145,10 +150,12 @@ class Workspace:
     def close(self) -> None:
         """Ends the container, and all that runs in it; closing twice is no mistake."""
         self.is_open = False
-        self._container.remove()
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+        stream, self._stream = self._stream, None
+        try:
+            self._container.remove()
+        finally:  # that alone ends it, where the daemon does not answer
+            if stream is not None:
+                stream.close()
 
     def _kill_all(self) -> bool:
         try:

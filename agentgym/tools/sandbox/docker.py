@@ -261,9 +261,11 @@ class _Box:
 
     def remove(self) -> None:
         """Ends the container, and all that is in it."""
-        self._container.remove()
-        if self._stream is not None:
-            self._stream.close()
+        try:
+            self._container.remove()
+        finally:  # that alone ends it, where the daemon does not answer
+            if self._stream is not None:
+                self._stream.close()
 
 
 def _finish(boxes: set[_Box], daemon: Daemon, owner: int) -> None:

@@ -12,10 +12,19 @@ from pathlib import Path
 
 import pytest
 
+from agentgym.errors import SandboxError
+from agentgym.tools.containers import daemon as daemon_module
 from agentgym.tools.containers.daemon import Container, Daemon
+from agentgym.tools.containers.workspace import ContainerLimits, Workspace
 
 UPGRADED = b"HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n"
-ANSWERS = {"version": b'{"ApiVersion": "1.43"}', "_ping": b"OK", "exec": b'{"Id": "e1"}'}
+ANSWERS = {
+    "version": b'{"ApiVersion": "1.43"}',
+    "exec": b'{"Id": "e1"}',
+    "create": b'{"Id": "c1"}',
+    "json": b'{"ExitCode": null}',
+}
+attachment_ended = threading.Event()
 
 
 def told(text: bytes) -> bytes:
@@ -29,14 +38,20 @@ class Handler(socketserver.StreamRequestHandler):
         while line := self.rfile.readline():
             heads = dict(head.lower().split(b":", 1) for head in iter(self.rfile.readline, b"\r\n"))
             self.rfile.read(int(heads.get(b"content-length", 0)))
-            asked = line.split()[1].decode().rpartition("/")[2]
-            if asked == "start":
+            method, path = line.decode().split()[:2]
+            asked = path.partition("?")[0].rpartition("/")[2]
+            if asked == "attach":
+                self.request.sendall(UPGRADED)
+                self.rfile.read()
+                attachment_ended.set()
+                return
+            if "exec" in path and asked == "start":
                 self.request.sendall(UPGRADED + told(b"first ") + told(b"second ") + told(b"third")[:10])
                 time.sleep(0.1)
                 self.request.sendall(told(b"third")[10:])
                 return
-            body = ANSWERS[asked]
-            self.request.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+            body, code = ANSWERS.get(asked, b""), 500 if method == "DELETE" else 200
+            self.request.sendall(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (code, len(body), body))
 
 
 @pytest.fixture
@@ -57,3 +72,22 @@ def test_output_that_comes_with_the_head_of_the_answer_is_not_lost(daemon: Daemo
     with contextlib.closing(stream):
         stream.settimeout(5.0)
         assert (name, b"".join(iter(lambda: stream.recv(100), b""))) == ("e1", b"first second third")
+
+
+def test_a_container_loses_its_input_even_if_the_daemon_does_not_remove_it(daemon: Daemon) -> None:
+    workspace = Workspace(daemon, "image", ContainerLimits(), "1:1")
+    attachment_ended.clear()
+    with pytest.raises(SandboxError, match="Docker: 500"):
+        workspace.close()
+    assert attachment_ended.wait(5.0)
+
+
+def test_a_command_whose_exit_code_no_daemon_tells_is_the_containers_fault(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_module, "END_S", 0.1)
+    workspace = Workspace(daemon, "image", ContainerLimits(), "1:1")
+    with pytest.raises(SandboxError, match="closed its output, and not ended"):
+        workspace.run("true")
+    with pytest.raises(SandboxError):
+        workspace.close()
