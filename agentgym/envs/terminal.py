@@ -13,7 +13,7 @@ from agentgym.envs.trickster import Trickster, calling
 from agentgym.errors import ConfigError, EnvironmentFault, SandboxError
 from agentgym.tools import tool
 from agentgym.tools.code import ANSWER_S, shared_sandbox, told
-from agentgym.tools.sandbox import BACKENDS, SandboxLimits, SandboxSession
+from agentgym.tools.sandbox import BACKENDS, Ended, SandboxLimits, SandboxSession
 from agentgym.types import Message
 
 __all__ = ["Terminal"]
@@ -60,9 +60,11 @@ class Terminal(ToolEnv):
         try:
             self._session = shared_sandbox(self.backend, LIMITS).session()
             files = {path: content.encode() for path, content in self.task.before.items()}
-            self._session.run(":", language="shell", files=files)
+            outcome = self._session.run(":", language="shell", files=files)
         except SandboxError as error:
             raise EnvironmentFault(f"Terminal-v0 needs a sandbox: {error}") from error
+        if not outcome.ok:
+            raise EnvironmentFault(f"the files of the task were not written ({outcome.ended}): {outcome.stderr[-500:]}")
         return f"{self.task.text}\nFiles: {', '.join(sorted(self.task.before))}"
 
     @tool(timeout_s=LIMITS.time_limit_s + ANSWER_S, on_error="raise")
@@ -91,6 +93,8 @@ class Terminal(ToolEnv):
             outcome = self._session.run(":", language="shell", collect=["*"])
         except SandboxError as error:
             raise EnvironmentFault(f"the sandbox failed: {error}") from error
+        if outcome.ended is Ended.TIME_LIMIT:  # nothing of the model's runs any more
+            raise EnvironmentFault(f"the files could not be brought out within {LIMITS.time_limit_s:g} s")
         success = self.task.is_done(outcome.files)
         self.end(success=success, reward=float(success))
         return "The files are as they should be." if success else "The files are not as they should be."

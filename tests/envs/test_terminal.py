@@ -11,6 +11,7 @@ from agentgym.envs.terminal_tasks import TASKS, drawn
 from agentgym.envs.text_env import TextEnv
 from agentgym.errors import ConfigError, EnvironmentFault
 from agentgym.tools.code import _sandboxes
+from agentgym.tools.sandbox import SandboxLimits
 from agentgym.types import Message, ToolCall
 
 DOCKER = pytest.param("docker", marks=pytest.mark.docker)
@@ -53,6 +54,20 @@ def test_a_seed_gives_one_task_that_is_not_done_before_it_begins(level: int) -> 
     assert len({repr(task.before) for task in tasks}) == 300
     assert not any(task.is_done({path: text.encode() for path, text in task.before.items()}) for task in tasks)
     assert all(task.is_done({path: text.encode() for path, text in task.after.items()}) for task in tasks)
+
+
+def test_files_that_do_not_go_in_or_come_out_in_time_are_a_fault_and_no_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentgym.envs.terminal.LIMITS", SandboxLimits(time_limit_s=1e-4))
+    env = Terminal()
+    with pytest.raises(EnvironmentFault, match=r"the files of the task were not written \(time_limit\)"):
+        env.reset(seed=0)
+    monkeypatch.undo()
+    env.reset(seed=0)
+    assert env._session is not None
+    monkeypatch.setattr(env._session, "limits", SandboxLimits(time_limit_s=1e-4))
+    with pytest.raises(EnvironmentFault, match="could not be brought out within"):
+        call(env, "done")
+    env.close()
 
 
 def test_files_alone_decide_and_one_too_many_is_wrong() -> None:
