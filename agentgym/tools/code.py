@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -126,13 +127,13 @@ def told(outcome: Outcome, limits: SandboxLimits, language: Language) -> str:
 
 
 _lock = threading.Lock()
-_sandboxes: dict[tuple[str, SandboxLimits], Sandbox] = {}
+_sandboxes: dict[tuple[str, SandboxLimits, int], Sandbox] = {}
 
 
 def shared_sandbox(backend: str, limits: SandboxLimits) -> Sandbox:
     """The process's sandbox with these limits; it ends with the process."""
     with _lock:
-        key = (backend, limits)
+        key = (backend, limits, os.getpid())  # a fork would answer on the streams of its parent's containers
         if key not in _sandboxes:
             _sandboxes[key] = open_sandbox(backend, limits=limits)
         return _sandboxes[key]

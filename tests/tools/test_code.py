@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from agentgym.envs import Action, ToolEnv
 from agentgym.errors import ConfigError
-from agentgym.tools.code import CodeTools
+from agentgym.tools.code import CodeTools, shared_sandbox
 from agentgym.tools.sandbox import SandboxLimits
 from agentgym.types import Message, ToolCall
 
@@ -88,3 +89,18 @@ def test_tools_are_chosen_by_name(desk: Callable[..., Desk]) -> None:
     for wrong in ({"names": ["perl"]}, {"names": []}, {"max_calls": 0}, {"max_seconds": -1.0}):
         with pytest.raises(ConfigError):
             CodeTools(**wrong)
+
+
+def test_a_fork_has_a_sandbox_of_its_own() -> None:
+    ours = shared_sandbox("auto", LIMITS)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            own = shared_sandbox("auto", LIMITS)
+            code = int(own is ours or own.run("print(6 * 7)").stdout != "42\n")
+            own.close()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert ours is shared_sandbox("auto", LIMITS) and ours.run("print(1)").ok
