@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from agentgym.errors import ConfigError, EnvironmentFault, ToolFailure, nearest
+from agentgym.errors import ConfigError, EnvironmentFault, SandboxError, ToolFailure, nearest
 from agentgym.tools.answers import answers_of
 from agentgym.tools.definition import Tool, ToolFunction, as_tool
 from agentgym.tools.limiter import limiter_for
@@ -80,8 +80,8 @@ class ToolRunner:
     async def run(self, calls: Sequence[AnyCall]) -> tuple[ToolResult, ...]:
         """The answers in call order. Plain methods run one after the other on the worker; everything else at once.
 
-        Raises EnvironmentFault for a tool that raised it, or that says `on_error="raise"`; other calls are stopped. A
-        tool's ToolFailure is its answer, word for word.
+        Raises EnvironmentFault for a tool that raised it or SandboxError, or that says `on_error="raise"`; other calls
+        are stopped. A tool's ToolFailure is its answer, word for word.
         """
         if self.runs_directly(calls):
             return self.run_directly(calls)
@@ -213,7 +213,7 @@ class ToolRunner:
             raise error
         if isinstance(error, ToolFailure):
             return ToolResult(call.id, call.name, self._fitting(str(error)), error.kind)
-        if tool.on_error == "raise":
+        if tool.on_error == "raise" or isinstance(error, SandboxError):
             raise EnvironmentFault(f"tool {tool.name!r} raised {type(error).__name__}: {error}") from error
         log.info("tool %r raised; the model is told", tool.name, exc_info=error)
         text = f"{tool.name} failed: {type(error).__name__}: {_safe_text(error)}"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym.errors import EnvironmentFault
+from agentgym.errors import EnvironmentFault, SandboxError
 from agentgym.tools import ToolRunner, run_sync, tool
 from agentgym.types import AnyCall, MalformedCall, ToolCall, ToolResult
 
@@ -80,6 +80,8 @@ def test_an_async_tool_that_raises_is_answered(error: BaseException) -> None:
 def test_a_fault_of_the_environment_is_not_told_to_the_model(inline: bool) -> None:
     with pytest.raises(EnvironmentFault, match="disk"):
         answers(ToolRunner([raising(EnvironmentFault("disk gone"))], inline=inline), call("fail"))
+    with pytest.raises(EnvironmentFault, match="SandboxError: no container"):
+        answers(ToolRunner([raising(SandboxError("no container"))], inline=inline), call("fail"))
     strict = tool(on_error="raise")(raising(OSError("disk gone")))
     with pytest.raises(EnvironmentFault, match="OSError: disk gone"):
         answers(ToolRunner([strict], inline=inline), call("fail"))
