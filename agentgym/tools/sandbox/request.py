@@ -12,6 +12,8 @@ from agentgym.tools.sandbox.protocol import Language, Outcome, SandboxLimits
 
 __all__ = ["Request", "Runner"]
 
+PAGE = 4096
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -44,10 +46,7 @@ class Runner:
             raise ConfigError(f"language must be one of {', '.join(get_args(Language))}, got {language!r}")
         if "\0" in code and language == "shell":
             raise ConfigError("shell code cannot hold a NUL character")
-        for path in files or {}:
-            pure = PurePosixPath(path)
-            if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path:
-                raise ConfigError(f"a file goes to a path relative to the working folder, without '..', got {path!r}")
+        self._check_files(files or {})
         if isinstance(collect, str):
             raise ConfigError(f"collect is a list of paths or patterns, got the string {collect!r}")
         request = Request(
@@ -70,6 +69,21 @@ class Runner:
 
     def _execute(self, request: Request) -> Outcome:
         raise NotImplementedError
+
+    def _check_files(self, files: Mapping[str, bytes]) -> None:
+        for path in files:
+            pure = PurePosixPath(path)
+            if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path:
+                raise ConfigError(f"a file goes to a path relative to the working folder, without '..', got {path!r}")
+        folders = {parent for path in files for parent in PurePosixPath(path).parents}
+        if twice := [path for path in files if PurePosixPath(path) in folders]:
+            raise ConfigError(f"{twice[0]!r} is given as a file, and as a folder of another file")
+        num_pages = sum(-(-len(content) // PAGE) for content in files.values())
+        if num_pages * PAGE > self.limits.scratch_mb << 20:
+            raise ConfigError(
+                f"the files take {num_pages * PAGE} bytes, and the sandbox holds {self.limits.scratch_mb} MiB: open it "
+                "with a larger SandboxLimits(scratch_mb=...)"
+            )
 
     def _seconds(self, asked: float | None) -> float:
         """The seconds that a call has: what it asks for, within the limits."""

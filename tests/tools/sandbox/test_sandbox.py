@@ -219,6 +219,23 @@ def test_a_program_that_kills_the_state_loses_its_session_and_nothing_else(sandb
 # ---- many, for long, and the end
 
 
+def test_shell_code_that_is_too_long_or_no_text_is_the_programs_own_fault(sandbox: Sandbox) -> None:
+    long = f"echo {'x' * (1 << 17)}"
+    told = f"sh: Argument list too long: {len(long)} bytes of code; write what is longer to a file in parts\n"
+    with sandbox.session() as session:
+        for run in (sandbox.run, session.run):
+            outcome = run(long, language="shell")
+            assert (outcome.exit_code, outcome.stdout, outcome.stderr) == (126, "", told)
+            assert run("printf '\ud800' | wc -c", language="shell").stdout.strip() == "3"
+
+
+def test_files_that_a_box_cannot_hold_are_refused_before_it_is_opened(sandbox: Sandbox) -> None:
+    with pytest.raises(ConfigError, match=rf"holds {sandbox.limits.scratch_mb} MiB: open it with a larger"):  # type: ignore[attr-defined]
+        sandbox.run("1", files={"big": bytes(sandbox.limits.scratch_mb << 20), "one more": b"x"})  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="'a/b' is given as a file, and as a folder of another file"):
+        sandbox.run("1", files={"a/b": b"", "a/b/c": b""})
+
+
 def test_a_time_limit_that_passes_before_the_program_begins_ends_nothing_else(served: Sandbox) -> None:
     limits = [1e-4 * number for number in range(1, 41)]
     with ThreadPoolExecutor(3) as threads:

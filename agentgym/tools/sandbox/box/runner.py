@@ -4,6 +4,7 @@ A session is a chain of forks. The process that holds the state waits while a co
 to the end is the state from then on, and one that does not leaves the state as it was.
 """
 
+import errno
 import itertools
 import os
 import select
@@ -24,6 +25,8 @@ __all__ = ["REPORT", "Box", "Output", "run_once", "run_session"]
 Box = NamespaceBox | LandlockBox | ContainerBox
 Output = tuple[int, int]
 """The pipes that standard output and standard error go to."""
+NOT_RUN = 126
+"""A shell's exit code for a command that it cannot run."""
 REPORT = struct.Struct("!iii")
 """Process that holds the state, exit code, whether the state was rolled back."""
 
@@ -32,11 +35,10 @@ def run_once(box: Box, plan: Plan, output: Output, cell: frames.Frame) -> None:
     """Becomes the program; does not return."""
     _enter(box, plan, output, kept=())
     header, blobs = cell
-    code = blobs[0].decode("utf-8", "surrogatepass")
     _put_files(header, blobs)
     if header["language"] == "shell":
-        os.execv("/bin/sh", ["sh", "-c", code])
-    os._exit(run_to_the_end(("main.py", code)))
+        _become_shell(blobs[0])
+    os._exit(run_to_the_end(("main.py", blobs[0].decode("utf-8", "surrogatepass"))))
 
 
 def run_session(box: Box, plan: Plan, output: Output, cells: socket.socket, reports: socket.socket) -> None:
@@ -85,19 +87,29 @@ def _wait(child: int, kept: int) -> int:
 
 def _run_cell(cell: frames.Frame, names: dict[str, object]) -> int:
     header, blobs = cell
-    code = blobs[0].decode("utf-8", "surrogatepass")
     _put_files(header, blobs)
     if header["language"] == "shell":
-        return _run_shell(code)
+        return _run_shell(blobs[0])
+    code = blobs[0].decode("utf-8", "surrogatepass")
     return run_python((f"<cell {header['number']}>", code), names, shows_last=True)
 
 
-def _run_shell(code: str) -> int:
+def _run_shell(code: bytes) -> int:
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
-        os.execv("/bin/sh", ["sh", "-c", code])
+        _become_shell(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _become_shell(code: bytes) -> None:
+    """Does not return."""
+    try:
+        os.execv("/bin/sh", [b"sh", b"-c", code])
+    except OSError as error:
+        hint = "; write what is longer to a file in parts" if error.errno == errno.E2BIG else ""
+        os.write(2, f"sh: {error.strerror}: {len(code)} bytes of code{hint}\n".encode())
+        os._exit(NOT_RUN)
 
 
 def _put_files(header: dict[str, object], blobs: list[bytes]) -> None:
