@@ -28,7 +28,7 @@ ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 LARGEST_SEED = 2**31
 EVALUATES = re.compile(r"\b(eval|exec)\(|parse_expr|sympify")
 LIMIT_S = 10.0
-"""Seconds that a scorer which evaluates answers may take for one."""
+"""Seconds that a scorer which evaluates answers may compute for one."""
 Scored: TypeAlias = "tuple[float | None, str]"
 """The score of an answer, None where the scorer raised or did not end; and what it said then."""
 PARTIAL = 0.1
@@ -131,10 +131,10 @@ def scored_beside(
     dataset: str, seed: int, config: Mapping[str, Any], entry: Mapping[str, Any], answer: str | None
 ) -> Scored:
     """What the dataset's scorer says in a process where nothing that a model wrote is run."""
-    question = (dataset, seed, dict(config), dict(entry), answer)
+    question = (dataset, seed, dict(config), dict(entry), answer, LIMIT_S)
     told = _scorer.ask(base64.b64encode(pickle.dumps(question)).decode(), LIMIT_S)
     if told is None:
-        return None, f"no score within {LIMIT_S:g} s"
+        return None, f"no score within {LIMIT_S:g} s of computing, or within its memory"
     score, error = json.loads(told)
     return score, error
 

@@ -1,7 +1,7 @@
 """The process that scores answers for `reasoning_gym/`: a line (pickle in base64) in, JSON `[score, error]` out.
 
 It is run as a file. Scorers of reasoning-gym give what a model wrote to `eval` and to SymPy: here `eval` takes numbers,
-lists and formulas alone, and what computes for ever is killed from outside, or by its own limits.
+lists and formulas alone, and what computes for ever is ended by its own limits, which count what it computes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from typing import Any, TextIO
 
 MOST_BYTES = 2 << 30
 """Memory for an answer, beyond what the libraries have reserved."""
-ALARM_S = 60
 READ = (
     *(ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Load),
     *(ast.BinOp, ast.operator, ast.UnaryOp, ast.unaryop, ast.Compare, ast.cmpop),
@@ -70,15 +69,16 @@ def main(questions: TextIO, answers: TextIO) -> None:
         if name.startswith("reasoning_gym.") or name == "sympy.parsing.sympy_parser":
             vars(module)["eval"] = checked_eval  # in place of the builtin
     print("ready", file=answers, flush=True)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     for line in questions:
-        signal.alarm(ALARM_S)
-        dataset, seed, config, entry, answer = pickle.loads(base64.b64decode(line))
+        dataset, seed, config, entry, answer, limit_s = pickle.loads(base64.b64decode(line))
+        signal.setitimer(signal.ITIMER_PROF, limit_s)
         told: tuple[float | None, str]
         try:
             told = scored(dataset, seed, config, entry, answer), ""
         except Exception as error:  # noqa: BLE001  # the boundary: a scorer is foreign code
             told = None, f"{type(error).__name__}: {error}"
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(told), file=answers, flush=True)
 
 
