@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -112,7 +113,8 @@ def spec_of(env_id: str) -> EnvSpec | None:
         return registry.get(env_id) if namespace is not None else None
     adapter = NAMESPACES[namespace]
     rest = env_id if env_id.startswith(URLS) else env_id.partition("/")[2]
-    own = f"{namespace}/{NOT_IN_IDS.sub('-', rest)}"  # Gymnasium's own spelling has one slash
+    plain = NOT_IN_IDS.sub("-", rest)  # Gymnasium's own spelling has one slash
+    own = f"{namespace}/{plain}" + ("" if plain == rest else f"-{zlib.crc32(rest.encode()):08x}")
     registry[own] = EnvSpec(id=own, entry_point=adapter.entry_point, kwargs={adapter.keyword: rest})
     return registry[own]
 

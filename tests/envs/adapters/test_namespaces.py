@@ -36,6 +36,13 @@ def test_a_spec_is_registered_when_it_is_asked_for_and_makes_the_same_again() ->
     assert spec_of("text/Blackjack-v1") is gymnasium.spec("text/Blackjack-v1")
 
 
+def test_two_ids_that_gymnasium_would_spell_alike_are_two() -> None:
+    folder, dashed = spec_of("verifiers/a/b.py"), spec_of("verifiers/a-b.py")
+    assert folder is not None and dashed is not None
+    assert (folder.kwargs["name"], dashed.kwargs["name"]) == ("a/b.py", "a-b.py")
+    assert spec_of(folder.id) is folder and spec_of(dashed.id) is dashed
+
+
 @pytest.mark.parametrize(
     ("name", "namespace"),
     [
