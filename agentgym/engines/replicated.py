@@ -300,8 +300,13 @@ class ReplicatedEngine:
             except HttpRefusal as error:
                 if flight.aborted:
                     return _NOTHING
+                if error.status < 500:
+                    raise
+                if not await replica.is_alive():  # its front still answers
+                    self._leave(index, error)
+                    continue
                 num_errors += 1
-                if error.status < 500 or num_errors > self.settings.max_retries:
+                if num_errors > self.settings.max_retries:
                     raise
                 _log.warning("sent anew (%d of %d): %s", num_errors, self.settings.max_retries, error)
             finally:

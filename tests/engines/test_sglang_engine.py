@@ -415,6 +415,24 @@ def test_requests_of_a_server_that_dies_are_answered_by_another_one(fake_sglang:
     assert kept is stream, "what was streamed is the beginning of the next prompt"
 
 
+def test_a_server_whose_front_outlives_its_model_is_left(fake_sglang: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request is an error there, and so is its health: they are no retries."""
+    front, other = fake_sglang(faults=Faults(rates={"error": 1.0})), fake_sglang()
+
+    async def unhealthy() -> bool:
+        return False
+
+    async def play(engine: ReplicatedEngine) -> None:
+        monkeypatch.setattr(engine.replicas[0], "is_alive", unhealthy)
+        replies = await asyncio.gather(*(ask(engine, f"s{number}") for number in range(8)))
+        assert [len(one.ids) for one in replies] == [8] * 8
+        assert engine.router.alive == [1]
+
+    using(play, front, other, max_retries=0)
+    assert front.stats.requests == 4
+    assert other.stats.answered == 8
+
+
 def test_all_servers_dead_is_an_engine_error(fake_sglang: Fake) -> None:
     server = fake_sglang()
 

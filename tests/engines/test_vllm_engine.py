@@ -7,7 +7,7 @@ import base64
 import pickle
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from agentgym.embedded import embedded_folder
 from agentgym.engines.hf_checkpoint import save_decoder
 from agentgym.engines.hf_weights import fused_digests, overall_digest
 from agentgym.engines.protocol import Completion, Engine, Sampling
-from agentgym.engines.replicated import PauseMode, ReplicatedEngine, ServingSettings
+from agentgym.engines.replicated import PauseMode, Replica, ReplicatedEngine, ServingSettings
 from agentgym.engines.server_process import ServerProcess
 from agentgym.engines.vllm import VllmConfig, open_vllm, vllm_engine
 from agentgym.engines.vllm_api import read_completion, sampling_params
@@ -233,8 +233,10 @@ def test_requests_that_keep_their_cache_in_place_leave_nothing_of_it_to_later_on
 
     async def play(engine: ReplicatedEngine) -> None:
         await engine.generate(prompt, sampling, session="warm")
+        before = await num_sampled(engine)
         long = asyncio.create_task(engine.generate(prompt, Sampling(max_tokens=700, seed=2), session="long"))
-        await engine.generate(prompt_of(150), sampling, session="probe")
+        while await num_sampled(engine) < before + 3:
+            await asyncio.sleep(0.02)
         await engine.pause()
         await engine.update_weights(new.tensors(), 1)
         await engine.resume()
@@ -384,10 +386,11 @@ def test_an_output_head_that_repeats_the_embedding_is_not_sent_and_another_one_i
     played(play)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("victim", "stream"), [("server", False), ("server", True), ("core", False)])
 def test_a_killed_server_loses_no_episode(
-    vllm_python: str, reference: MakeReference, tmp_path: Path, stream: bool
+    vllm_python: str, reference: MakeReference, tmp_path: Path, victim: str, stream: bool
 ) -> None:
+    """The processes of one of two servers, or that of its model alone: its front answers errors for a while then."""
     model = reference(1)
     settings = ServingSettings(stream=stream)
     config = VllmConfig(python=vllm_python, device="cpu", replicas=2, log_folder=str(tmp_path), serving=settings)
@@ -396,12 +399,7 @@ def test_a_killed_server_loses_no_episode(
         async with closing(await open_vllm(config, embedded_folder())) as engine:
             await engine.update_weights(model.tensors(), 1)
             tasks = await in_flight(engine, 16, 600)
-            victim = engine.replicas[0]
-            assert isinstance(victim, VllmReplica)
-            assert isinstance(victim.transport, VllmServer)
-            assert victim.transport.process is not None
-            for child in psutil.Process(victim.transport.process.pid).children(recursive=True):
-                child.kill()
+            kill(engine.replicas[0], victim)
             firsts = [await task for task in tasks.values()]
             assert stream or all(first.finish_reason == "length" for first in firsts)
             rests = [resumed(engine, number, first, 600) for number, first in enumerate(firsts)]
@@ -412,6 +410,19 @@ def test_a_killed_server_loses_no_episode(
             assert engine.router.alive == [1]
 
     asyncio.run(run())
+
+
+def kill(replica: Replica, victim: str) -> None:
+    """Kills the processes of a server, or only the one that holds the model."""
+    assert isinstance(replica, VllmReplica)
+    assert isinstance(replica.transport, VllmServer)
+    assert replica.transport.process is not None
+    processes = psutil.Process(replica.transport.process.pid).children(recursive=True)
+    doomed = [one for one in processes if victim == "server" or "EngineCore" in one.name() + "".join(one.cmdline())]
+    assert doomed, [one.cmdline() for one in processes]
+    for process in doomed:
+        with suppress(psutil.NoSuchProcess):  # it ends with the one before it
+            process.kill()
 
 
 # ---- vLLM in the process that asks

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -40,7 +40,8 @@ class EngineFacts:
 class EngineActor:
     """Answers for one engine; one that was begun anew takes the newest weights before it answers.
 
-    A server of its own that dies takes the actor with it, so that both are begun anew.
+    A server of its own that dies takes the actor with it, so that both are begun anew. Methods raise HttpUnreachable
+    while the server is dead.
     """
 
     def __init__(self, label: str, part: Part, board: Actor) -> None:
@@ -58,9 +59,9 @@ class EngineActor:
 
     async def identity(self) -> EngineFacts:
         """Waits until the engine can answer."""
-        inner = await self._begun()
-        engine = inner.engine
-        return EngineFacts(vocab_size=engine.vocab_size, context_window=engine.context_window, dtype=inner.dtype)
+        async with self._answering() as inner:
+            engine = inner.engine
+            return EngineFacts(vocab_size=engine.vocab_size, context_window=engine.context_window, dtype=inner.dtype)
 
     async def is_ready(self) -> bool:
         """Whether it can answer now; one that cannot tries meanwhile to get there."""
@@ -79,14 +80,9 @@ class EngineActor:
         return False
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
-        """See `Engine.generate`; raises HttpUnreachable where its server is dead."""
-        inner = await self._begun()
-        try:
+        """See `Engine.generate`."""
+        async with self._answering() as inner:
             return await inner.engine.generate(prompt_ids, sampling, session=session)
-        except EngineError as error:
-            if await inner.is_alive():
-                raise
-            raise HttpUnreachable(f"{self._label} has lost its server: {error}") from error
 
     async def abort(self, session: str) -> None:
         """See `Engine.abort`."""
@@ -95,52 +91,62 @@ class EngineActor:
 
     async def pause(self) -> None:
         """See `Engine.pause`."""
-        inner = await self._begun()
-        await inner.engine.pause()
-        self._is_paused = True
-        if self._part.config.ray.layout == "colocated" and not self._is_released:
-            await inner.release_memory()
-            self._is_released = True
+        async with self._answering() as inner:
+            await inner.engine.pause()
+            self._is_paused = True
+            if self._part.config.ray.layout == "colocated" and not self._is_released:
+                await inner.release_memory()
+                self._is_released = True
 
     async def resume(self) -> None:
         """See `Engine.resume`; an engine without memory takes the newest weights first."""
-        inner = await self._begun()
-        if self._is_released and (posted := await self._newest()) is not None:
-            await self._take(inner, posted)
-        self._is_paused = False
-        await inner.engine.resume()
+        async with self._answering() as inner:
+            if self._is_released and (posted := await self._newest()) is not None:
+                await self._take(inner, posted)
+            self._is_paused = False
+            await inner.engine.resume()
 
     async def flush(self) -> None:
         """Empties a server's prefix cache; the model in process reads none that is stale."""
-        engine = (await self._begun()).engine
-        if isinstance(engine, ReplicatedEngine):
-            await engine.flush()
+        async with self._answering() as inner:
+            if isinstance(inner.engine, ReplicatedEngine):
+                await inner.engine.flush()
 
     async def prepare(self) -> None:
         """Does now what the first request would wait for."""
-        await (await self._begun()).prepare()
+        async with self._answering() as inner:
+            await inner.prepare()
 
     async def update(self, parcel: Parcel, version: int) -> tuple[WeightSync, dict[str, str]]:
         """Takes over the weights of a parcel, and gives the digests of what it then has, for the caller to compare; a
         server compares them itself. They are fetched while it samples."""
-        return await self._take(await self._begun(), Posted(version, parcel))
+        async with self._answering() as inner:
+            return await self._take(inner, Posted(version, parcel))
 
     async def catch_up(self) -> None:
         """Takes the newest weights where it has older ones, and goes on: nobody could tell it of them."""
-        inner = await self._begun()
-        posted: Posted | None = await self._board.call("newest")
-        if posted is not None and posted.version > self._version:
-            await self._take(inner, posted)
-        if self._is_paused:
-            await self.resume()
+        async with self._answering() as inner:
+            posted: Posted | None = await self._board.call("newest")
+            if posted is not None and posted.version > self._version:
+                await self._take(inner, posted)
+            if self._is_paused:
+                await self.resume()
 
     def _open(self) -> asyncio.Task[InnerEngine]:
         if self._opening is None:
             self._opening = asyncio.ensure_future(self._opened())
         return self._opening
 
-    async def _begun(self) -> InnerEngine:
-        return await asyncio.shield(self._open())
+    @asynccontextmanager
+    async def _answering(self) -> AsyncIterator[InnerEngine]:
+        """The engine, once it can answer. What it or its beginning anew raises is HttpUnreachable where its server is
+        dead: whoever asked waits then, or asks another engine."""
+        try:
+            yield await asyncio.shield(self._open())
+        except EngineError as error:
+            if self._inner is None or await self._inner.is_alive():
+                raise
+            raise HttpUnreachable(f"{self._label} has lost its server: {error}") from error
 
     async def _opened(self) -> InnerEngine:
         """The engine, with the newest weights where it does not begin with the run."""

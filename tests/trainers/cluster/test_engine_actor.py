@@ -1,0 +1,107 @@
+"""An engine actor whose server dies: whoever asks it hears that nobody answered, until the server is back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'agentgym-llm[ray]'")
+
+from agentgym.embedded import embedded_folder
+from agentgym.engines.hf_checkpoint import hf_named_views, load_decoder
+from agentgym.engines.http import HttpUnreachable
+from agentgym.engines.protocol import Sampling
+from agentgym.engines.sglang import SglangConfig
+from agentgym.testing.fake_sglang import FakeSglang
+from agentgym.testing.fixtures import fake_sglang
+from agentgym.trainers.cluster import engine_actor
+from agentgym.trainers.cluster.actors import Actor, Parcel
+from agentgym.trainers.cluster.board import Board, Posted
+from agentgym.trainers.cluster.engine_actor import EngineActor
+from agentgym.trainers.cluster.inner_engine import Part
+from agentgym.trainers.config import TrainConfig
+
+__all__ = ["fake_sglang"]
+PROMPT = tuple(range(5, 45))
+LIMIT_S = 60.0
+
+
+class Local:
+    """A board in this process, asked as one in an actor is."""
+
+    def __init__(self) -> None:
+        self.board = Board()
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        return await getattr(self.board, method)(*arguments)
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Warnings of an actor, which nobody reads here."""
+
+
+class Stored:
+    """A parcel that lies here."""
+
+    async def open(self) -> dict[str, Any]:
+        return dict(hf_named_views(load_decoder(embedded_folder())))
+
+
+@pytest.fixture
+def own_warnings() -> Iterator[None]:
+    """Gives the log back that an actor takes for itself."""
+    logger = logging.getLogger("agentgym")
+    before = list(logger.handlers), logger.propagate
+    yield
+    logger.handlers, logger.propagate = before
+
+
+async def until_ready(actor: EngineActor) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not await actor.is_ready():
+            await asyncio.sleep(0.05)
+
+
+def test_nothing_fails_while_its_server_is_gone_and_it_answers_with_the_newest_weights_afterwards(
+    fake_sglang: Callable[..., FakeSglang],
+    small_run: TrainConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    own_warnings: None,
+) -> None:
+    monkeypatch.setattr(engine_actor, "was_begun_anew", lambda: False)  # Ray says so inside of its actors alone
+    server = fake_sglang()
+    config = replace(small_run, engine="sglang", sglang=SglangConfig(urls=(server.url,)))
+    part = Part(config=config, number=0, folder=str(embedded_folder()), logs=str(tmp_path), version=0)
+    board, parcel, sampling = Local(), cast(Parcel, Stored()), Sampling(max_tokens=4)
+
+    async def run() -> None:
+        actor = EngineActor("engine 0", part, cast(Actor, board))
+        assert (await actor.identity()).vocab_size == 1984
+        await board.board.post(Posted(1, parcel))
+        await actor.update(parcel, 1)
+        await asyncio.to_thread(server.kill)
+        orders = {
+            "generate": lambda: actor.generate(PROMPT, sampling, "a"),
+            "pause": actor.pause,
+            "resume": actor.resume,
+            "flush": actor.flush,
+            "update": lambda: actor.update(parcel, 1),
+        }
+        for _ in range(2):  # then it is asked whether it is ready, and tries to begin anew
+            for order in orders.values():
+                with pytest.raises(HttpUnreachable, match="engine 0 has lost its server"):
+                    await order()
+            assert not await actor.is_ready()
+        fake_sglang(port=int(server.url.rpartition(":")[2]))
+        await until_ready(actor)
+        assert (await actor.generate(PROMPT, sampling, "a")).policy_versions == (1,) * 4
+        assert actor._inner is not None
+        await actor._inner.engine.close()  # an actor ends with its process
+
+    asyncio.run(run())
