@@ -37,7 +37,8 @@ class TicTacToe(MultiAgentEnv):
     `opponent`: "random" takes any free cell; "greedy" completes a line where it can, "careful" also blocks one, and
     "oracle" plays perfectly (against these two a draw may be the most there is); "self" leaves every seat to the
     rollout. `seat` is X (moves first) or O; without it the seed decides. A player sees its own marks as X, whichever
-    it has. Up to `opening` moves, as many as the seed says, are made at random before anybody plays.
+    it has. Up to `opening` moves, as many as the seed says, are made at random before anybody plays; a pair is the
+    fewest and the most of them. A move that would win ends the opening.
     """
 
     card = EnvCard(
@@ -67,14 +68,12 @@ class TicTacToe(MultiAgentEnv):
         render_mode: str | None = None,
         *,
         words: bool = False,
-        opening: int = 0,
+        opening: int | tuple[int, int] = 0,
         opponent: str = "random",
         seat: str | None = None,
     ) -> None:
         super().__init__(render_mode, opponent=opponent, seat=seat)
-        if not 0 <= opening <= MAX_OPENING:
-            raise ConfigError(f"opening is a number of moves from 0 to {MAX_OPENING}, got {opening}")
-        self.opening = opening
+        self.opening = _span(opening)
         self.names = WORDS if words else NUMBERS
         if words:
             self.system_prompt = "You play tic-tac-toe as red. Reply with a free cell."
@@ -82,7 +81,8 @@ class TicTacToe(MultiAgentEnv):
     def deal(self, options: dict[str, Any]) -> None:
         """Empties the board, and makes the moves of the opening; none of them wins."""
         self.board = EMPTY
-        for _ in range(int(self.np_random.integers(self.opening + 1)) if self.opening else 0):
+        fewest, most = self.opening
+        for _ in range(int(self.np_random.integers(fewest, most + 1)) if most else 0):
             free = free_cells(self.board)
             board = placed(self.board, free[int(self.np_random.integers(len(free)))], self.agent_selection)
             if winner(board):
@@ -158,6 +158,18 @@ class TicTacToe(MultiAgentEnv):
     def make_cheat(self) -> Policy:
         """Tries everything but a move."""
         return Trickster("place", _tricks)
+
+
+def _span(opening: object) -> tuple[int, int]:
+    """The fewest and the most moves."""
+    match opening:
+        case int(most) if 0 <= most <= MAX_OPENING:
+            return 0, most
+        case (int(fewest), int(most)) if 0 <= fewest <= most <= MAX_OPENING:
+            return fewest, most
+    raise ConfigError(
+        f"opening is a number of moves from 0 to {MAX_OPENING}, or the fewest and the most, got {opening}"
+    )
 
 
 def winner(board: str) -> str:

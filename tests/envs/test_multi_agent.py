@@ -73,8 +73,9 @@ def test_a_mistake_in_the_keywords_is_told() -> None:
         make_env("TicTacToe-v0", {"seat": "Y"})
     with pytest.raises(ConfigError, match="opponent=self plays every seat"):
         make_env("TicTacToe-v0", {"opponent": "self", "seat": "X"})
-    with pytest.raises(ConfigError, match="opening is a number of moves from 0 to 6, got 7"):
-        make_env("TicTacToe-v0", {"opening": 7})
+    for wrong in (7, -1, [4, 3], [4], [0, 7], "4", 2.5):
+        with pytest.raises(ConfigError, match=r"opening is a number of moves from 0 to 6, or the fewest and the most"):
+            make_env("TicTacToe-v0", {"opening": wrong})
     with pytest.raises(ConfigError, match="has the levels 1, 2; got level 3"):
         make_env("Negotiation-v0", {"level": 3})
 
@@ -110,8 +111,11 @@ def test_both_players_see_their_own_marks_as_x() -> None:
     assert say(env, "1")[0] == "O23\n4X6\n789"
 
 
-def test_an_opening_of_random_moves_makes_positions_that_the_seed_names_and_nobody_has_won() -> None:
-    env = make_env("TicTacToe-v0", {"opponent": "self", "opening": 5})
+@pytest.mark.parametrize(("opening", "lengths"), [(5, range(6)), ((2, 3), range(2, 4))])
+def test_an_opening_of_random_moves_makes_positions_that_the_seed_names_and_nobody_has_won(
+    opening: Any, lengths: range
+) -> None:
+    env = make_env("TicTacToe-v0", {"opponent": "self", "opening": opening})
     game = env.unwrapped
     assert isinstance(game, TicTacToe)
     counts: Counter[int] = Counter()
@@ -123,7 +127,7 @@ def test_an_opening_of_random_moves_makes_positions_that_the_seed_names_and_nobo
         assert not winner(board)
         assert env.reset(seed=seed)[0] == first
         counts[num_moves] += 1
-    assert set(counts) == set(range(6)) and min(counts.values()) > 10
+    assert set(counts) == set(lengths) and min(counts.values()) > 10
     env.close()
 
 

@@ -11,9 +11,11 @@ import numpy as np
 from agentgym.envs.adapters.namespaces import needs, unknown
 from agentgym.envs.adapters.own_randomness import OwnRandomness
 from agentgym.envs.card import EnvCard, version_of
+from agentgym.envs.policies import Policy, RandomPolicy
 from agentgym.envs.text_env import Info, StepResult, TextEnv
 from agentgym.errors import ConfigError, EnvironmentFault
 from agentgym.loading import Wanted, load_named
+from agentgym.types import Message
 
 __all__ = ["TextArena", "names"]
 
@@ -99,6 +101,10 @@ class TextArena(TextEnv):
         observation = "\n".join(text for text in texts if text) or "The game is over."
         return observation, reward, True, False, {"metrics": metrics}
 
+    def make_random(self) -> Policy:
+        """Takes any of the moves that the game lists; says random words where it lists none."""
+        return _AnyListed()
+
     def _players_needed(self) -> int:
         """Opens the game with the fewest players that it takes; gives their number."""
         refused = ""
@@ -170,6 +176,16 @@ def names() -> list[str]:
     return sorted(ENV_REGISTRY)
 
 
+def listed_moves(text: str) -> list[str]:
+    """The moves that a game listed last.
+
+    >>> listed_moves("Available Moves: '[0]', '[2]'")
+    ['[0]', '[2]']
+    """
+    lists = LIST.findall(text)
+    return MOVE.findall(lists[-1]) if lists else []
+
+
 def _unplayable(game: str, error: Exception) -> ConfigError:
     if isinstance(error, LookupError) and "NLTK" in str(error):
         return ConfigError(
@@ -196,11 +212,19 @@ class _Listed:
         self._rng = np.random.default_rng(seed)
 
     def __call__(self, observation: str) -> str:
-        lists = LIST.findall(observation)
-        moves = MOVE.findall(lists[-1]) if lists else []
+        moves = listed_moves(observation)
         if not moves:
             raise EnvironmentFault(
                 f"the opponent {LISTED!r} found no list of moves in {observation[-200:]!r}; this game needs an "
                 "opponent of its own, 'package.module:function'"
             )
         return str(self._rng.choice(moves))
+
+
+class _AnyListed(RandomPolicy):
+    """Knows the form of a move, and no game."""
+
+    def act(self, observation: str) -> Message:
+        """One move."""
+        moves = listed_moves(observation)
+        return Message("assistant", self._pick(moves)) if moves else super().act(observation)

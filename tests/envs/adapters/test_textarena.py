@@ -72,6 +72,24 @@ def test_a_game_of_two_needs_an_opponent_and_is_played_against_it() -> None:
     assert {-1.0, 1.0} <= rewards
 
 
+def test_a_random_player_takes_listed_moves_and_says_words_where_there_are_none() -> None:
+    env, rewards = make_env("textarena/TicTacToe-v0", {"opponent": "listed"}), set()
+    player = env.unwrapped.make_random()
+    for seed in range(20):
+        observation, _ = env.reset(seed=seed)
+        player.reset(env.unwrapped, observation, seed)
+        over, reward, info = False, 0.0, {}
+        while not over:
+            observation, reward, over, _, info = env.step(player.act(observation).content)
+        assert info["metrics"]["invalid_move"] == 0.0
+        rewards.add(reward)
+    assert rewards >= {-1.0, 1.0}
+    guess = make_env(GUESS)
+    observation, _ = guess.reset(seed=0)
+    player.reset(guess.unwrapped, observation, 0)
+    assert player.act(observation).content in observation
+
+
 def test_a_fault_in_dealing_changes_no_number_of_players(monkeypatch: pytest.MonkeyPatch) -> None:
     from textarena.envs.Blackjack.env import BlackjackEnv
 
