@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, ParamSpec, TypeVar, cast
+from typing import Any, BinaryIO, ParamSpec, TypeVar, cast
+from urllib.parse import urlsplit
 
 from agentgym.errors import SandboxError
 from agentgym.tools.containers.owner import OWNER, labels
@@ -24,6 +25,10 @@ CALL_S = 120.0
 END_S = 10.0
 HEAD = struct.Struct("!BxxxI")
 STDERR = 2
+MOST_KEPT = 256
+"""Connections that are kept unused; there are as many as requests were made at once."""
+STREAMS = ("/attach", "/start")
+"""Ends of paths whose connection becomes a stream, and is taken from its pool for good."""
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 MISSING = "the docker package is not installed: pip install 'agentgym-llm[docker]'"
 
@@ -98,6 +103,7 @@ class Daemon:
             raise SandboxError(f"{wanted} ({fault})")
         try:
             self._client = docker.DockerClient.from_env(timeout=CALL_S)
+            _share_pool(self._client.api)
             self._client.ping()
         except docker.errors.DockerException as error:
             raise SandboxError(f"{wanted} ({error})") from error
@@ -336,6 +342,15 @@ class Stream:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._handle.close()  # type: ignore[attr-defined]
         self._socket.close()
+
+
+def _share_pool(api: Any) -> None:
+    """Has requests to a socket of files share one pool of connections. The SDK has a pool for each URL, and closes the
+    one used longest ago, under a thread that is using it, too: its answer is lost then."""
+    adapter, any_url = api.get_adapter(api.base_url), api.base_url
+    if hasattr(adapter, "socket_path"):  # others have a pool for each host
+        pool_for, adapter.max_pool_size = adapter.get_connection, MOST_KEPT
+        adapter.get_connection = lambda url, _=None: pool_for(url if urlsplit(url).path.endswith(STREAMS) else any_url)
 
 
 def _read_ahead(handle: object, connection: socket.socket) -> bytes:

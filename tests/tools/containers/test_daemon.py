@@ -25,6 +25,8 @@ ANSWERS = {
     "json": b'{"ExitCode": null}',
 }
 attachment_ended = threading.Event()
+connections: list[object] = []
+"""One entry for each."""
 
 
 def told(text: bytes) -> bytes:
@@ -35,6 +37,7 @@ class Handler(socketserver.StreamRequestHandler):
     """Answers until the connection is a stream: its first output comes in one piece with the answer's head."""
 
     def handle(self) -> None:
+        connections.append(self.client_address)
         while line := self.rfile.readline():
             heads = dict(head.lower().split(b":", 1) for head in iter(self.rfile.readline, b"\r\n"))
             self.rfile.read(int(heads.get(b"content-length", 0)))
@@ -91,3 +94,14 @@ def test_a_command_whose_exit_code_no_daemon_tells_is_the_containers_fault(
         workspace.run("true")
     with pytest.raises(SandboxError):
         workspace.close()
+
+
+def test_requests_share_a_connection_whatever_they_ask_and_streams_have_their_own(daemon: Daemon) -> None:
+    """The SDK's pool of each URL is closed when 25 later ones were asked, also under a request."""
+    connections.clear()
+    for number in range(40):
+        assert daemon.has_image(f"image-{number}")
+    assert connections == []  # the one that asked for the version is free
+    for _ in range(2):
+        Container(daemon._client, "c1").begin(["echo"], "1:1", "/")[1].close()
+    assert len(connections) == 2
