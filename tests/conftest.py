@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from agentgym.trainers.metrics import StepMetrics
     from agentgym.trainers.trainer import TrainResult
     from agentgym.trajectory import Trajectory
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell has it for what it began in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MARKS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
