@@ -144,7 +144,8 @@ class EngineActor:
         try:
             yield await asyncio.shield(self._open())
         except EngineError as error:
-            if self._inner is None or await self._inner.is_alive():
+            is_dead = was_begun_anew() if self._inner is None else not await self._inner.is_alive()
+            if not is_dead:
                 raise
             raise HttpUnreachable(f"{self._label} has lost its server: {error}") from error
 

@@ -18,6 +18,7 @@ from agentgym.engines.hf_checkpoint import hf_named_views, load_decoder
 from agentgym.engines.http import HttpUnreachable
 from agentgym.engines.protocol import Sampling
 from agentgym.engines.sglang import SglangConfig
+from agentgym.errors import EngineError
 from agentgym.testing.fake_sglang import FakeSglang
 from agentgym.testing.fixtures import fake_sglang
 from agentgym.trainers.cluster import engine_actor
@@ -105,3 +106,26 @@ def test_nothing_fails_while_its_server_is_gone_and_it_answers_with_the_newest_w
         await actor._inner.engine.close()  # an actor ends with its process
 
     asyncio.run(run())
+
+
+def test_an_actor_that_was_begun_anew_and_has_no_server_yet_answers_nobody_and_one_that_never_had_one_fails(
+    fake_sglang: Callable[..., FakeSglang],
+    small_run: TrainConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    own_warnings: None,
+) -> None:
+    server = fake_sglang()
+    config = replace(small_run, engine="sglang", sglang=SglangConfig(urls=(server.url,)))
+    part = Part(config=config, number=0, folder=str(embedded_folder()), logs=str(tmp_path), version=0)
+    server.kill()
+
+    async def identity(*, was_begun_anew: bool) -> None:
+        monkeypatch.setattr(engine_actor, "was_begun_anew", lambda: was_begun_anew)
+        await EngineActor("engine 0", part, cast(Actor, Local())).identity()
+
+    with pytest.raises(HttpUnreachable, match="engine 0 has lost its server"):
+        asyncio.run(identity(was_begun_anew=True))
+    with pytest.raises(EngineError) as refused:
+        asyncio.run(identity(was_begun_anew=False))
+    assert "has lost its server" not in str(refused.value)
