@@ -4,7 +4,8 @@ Replies take log-normal seconds of a clock that jumps, so what is left on the re
 first table has samples per simulated second by max_staleness, with how old the tokens were that steps learned from. The
 second has the CPU seconds of an episode by the number of live ones, and how they grow: all of them, those of the same
 replies and environments without a scheduler, and the difference, which is the scheduler's; beside it how many calls of
-functions the scheduler makes for an episode, which no cache changes.
+functions the scheduler makes for an episode, which no cache changes. All sizes play the same steps, of 25,000 episodes,
+and nothing ever keeps an episode from beginning: so many are live from the first that counts to the last.
 
     python benchmarks/simulate.py [--steps 40] [--live 1000 10000 100000] [--json]
 """
@@ -18,7 +19,7 @@ import gc
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -33,8 +34,8 @@ from agentgym.types import Task
 
 GROUP_SIZE = 8
 TARGET = 1.8
-LAP = 20_000
-"""The least episodes that a cost is measured over."""
+STEP = 25_000
+"""Episodes of a step where costs are measured, and the least that they are measured over."""
 MEDIAN_S = 1.0
 
 
@@ -55,6 +56,8 @@ class Scenario:
     """Simulated seconds of learning."""
     push_s: float = 0.5
     """Simulated seconds of a weight update, in which nothing is sampled."""
+    counts_ages: bool = True
+    """False leaves `Score.ages` empty, so that counting is not in what a run costs."""
 
 
 @dataclass
@@ -127,8 +130,8 @@ class Simulation:
 
     async def learn(self, groups: list[Group]) -> None:
         """Takes the groups, and the time of a step."""
-        for one in (one for group in groups for one in group.trajectories):
-            self.score.episodes += 1
+        self.score.episodes += sum(len(group.trajectories) for group in groups)
+        for one in (one for group in groups for one in group.trajectories if self.scenario.counts_ages):
             for span in one.rows[0].spans:
                 self.score.ages.update(self.version - version for version in span.policy_versions or ())
         await asyncio.sleep(self.scenario.learn_s)
@@ -245,34 +248,62 @@ class Cost:
         return self.all_us - self.unscheduled_us
 
 
-def cost_of(live: int, repeats: int) -> Cost:
-    """What an episode costs beside so many. The least of the repeats counts: what else the machine does only adds."""
-    tasks, episodes = max(1, live // GROUP_SIZE // 4), max(live, LAP)
-    steps = 2 + (live + episodes) // (tasks * GROUP_SIZE)
-    scenario = Scenario(max_staleness=4, live=live, tasks=tasks, steps=steps, turns=2)
-    laps = [(Lap(live, episodes), Lap(live, episodes)) for _ in range(repeats)]
-    counted = (Lap(live, episodes, calls=True), Lap(live, episodes, calls=True))
-    for lap, bare in (*laps, counted):
-        simulate(scenario, lap)
-        unscheduled(scenario, bare)
-    all_us, unscheduled_us = (min(one.cpu_us for one in kind) for kind in zip(*laps, strict=True))
-    return Cost(all_us, unscheduled_us, counted[0].calls - counted[1].calls)
+def scenario_of(live: int) -> Scenario:
+    """The run that costs are measured in: the same steps for every number of live episodes, and neither the learner nor
+    the bound ever keeps one from beginning."""
+    steps = 3 + (2 * live + lap_of(live)) // STEP
+    return Scenario(
+        max_staleness=64,
+        live=live,
+        tasks=STEP // GROUP_SIZE,
+        steps=steps,
+        turns=2,
+        learn_s=0.1,
+        push_s=0.05,
+        counts_ages=False,
+    )
+
+
+def lap_of(live: int) -> int:
+    """Episodes that costs are measured over."""
+    return max(live, STEP)
+
+
+def laps_of(live: int, *, calls: bool = False) -> tuple[Lap, Lap]:
+    """A run measured with the scheduler and without."""
+    lap, bare, scenario = Lap(live, lap_of(live), calls=calls), Lap(live, lap_of(live), calls=calls), scenario_of(live)
+    score = simulate(scenario, lap)
+    assert score.sampling_wait_s == 0, f"fewer than {live} episodes were live"
+    unscheduled(scenario, bare)
+    return lap, bare
 
 
 def by_live(sizes: list[int], repeats: int) -> dict[int, Cost]:
-    """Prints the second table: all sizes play the same steps, of a quarter of their live episodes each."""
+    """Prints the second table. Of the rounds over all sizes the least counts: what else the machine does only adds."""
+    laps = [{live: laps_of(live) for live in sizes} for _ in range(repeats)]
     print("\nan episode's CPU microseconds, and calls of the scheduler's functions")
     print(
         f"{'live episodes':<15}{'all':>9}{'without scheduler':>19}{'scheduler':>11}{'grown':>7}{'calls':>9}{'grown':>7}"
     )
     costs: dict[int, Cost] = {}
     for live in sizes:
-        one = costs[live] = cost_of(live, repeats)
+        all_us, unscheduled_us = (min(one[live][kind].cpu_us for one in laps) for kind in (0, 1))
+        counted, bare = laps_of(live, calls=True)
+        one = costs[live] = Cost(all_us, unscheduled_us, counted.calls - bare.calls)
         first = costs[sizes[0]]
         seconds = f"{one.all_us:>9.1f}{one.unscheduled_us:>19.1f}{one.scheduler_us:>11.1f}"
         grown, more_calls = one.scheduler_us / first.scheduler_us, one.calls / first.calls
         print(f"{live:<15}{seconds}{grown:>7.2f}{one.calls:>9.1f}{more_calls:>7.3f}", flush=True)
+    cpu_off = off_line([one.scheduler_us for one in costs.values()])
+    calls_off = off_line([one.calls for one in costs.values()])
+    print(f"straight lines through 0 are within {cpu_off:.1%} of the CPU seconds, {calls_off:.1%} of the calls")
     return costs
+
+
+def off_line(each: Iterable[float]) -> float:
+    """By what share the best proportional line misses the farthest total, given what each episode costs."""
+    least, most = min(each), max(each)
+    return (most - least) / (most + least)
 
 
 def main() -> None:
@@ -291,7 +322,7 @@ def main() -> None:
     if arguments.json:
         print(
             json.dumps(
-                {"ratio": ratio, "oldest": oldest, "cpu_us": {live: one.scheduler for live, one in costs.items()}}
+                {"ratio": ratio, "oldest": oldest, "cpu_us": {live: one.scheduler_us for live, one in costs.items()}}
             )
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -11,16 +10,13 @@ from dataclasses import dataclass, field
 
 from agentgym.errors import ConfigError, TrainingHalted
 from agentgym.rollout.episode import Episode
-from agentgym.rollout.garbage import young_garbage_only
+from agentgym.rollout.garbage import FullCollections, young_garbage_only
 from agentgym.rollout.sampler import Sampler
 from agentgym.rollout.staleness import StalenessPlan
 from agentgym.trajectory import Group, Trajectory
 from agentgym.types import Task
 
 __all__ = ["GroupStream", "Order", "StreamEnded", "StreamReport"]
-
-COLLECT_EVERY = 16
-"""Updates between two full garbage collections: each looks at every live object, those of all live episodes too."""
 
 
 class StreamEnded(TrainingHalted):
@@ -104,6 +100,7 @@ class GroupStream:
         self._failure: BaseException | None = None
         self._is_begun = False
         self._garbage = ExitStack()
+        self._collections = FullCollections()
         self._end = ""
         """Why no further group begins; empty as long as some do."""
         self._waits = _Waits()
@@ -117,8 +114,7 @@ class GroupStream:
     def advance(self, version: int) -> None:
         """Counts an update: what begins from now on is sampled with policy `version`, and there is room for more."""
         self._plan.advance(version)
-        if version % COLLECT_EVERY == 0:
-            gc.collect()
+        self._collections.count_update()
         if self._is_begun:  # before the first `take` nothing is played
             self._fill()
 
