@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import secrets
+import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +40,8 @@ __all__ = [
 _log = logging.getLogger(__name__)
 FAREWELL_S = 10.0
 """Seconds after the failure of one of several actors in which the death of another is taken for its cause."""
+ANSWER_S = 20.0
+"""Seconds that a cluster has to take a connection."""
 TOKENS = "ray._private.authentication.authentication_token_setup"
 _PATH = "AGENTGYM_PYTHONPATH"
 
@@ -254,6 +257,8 @@ class Cluster:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         logging.getLogger(TOKENS).addFilter(_is_no_default)
         self.cores = None if address else os.cpu_count() or 1
+        if address:
+            _check_answers(address)
         # Actors find what this process finds: environments and rewards beside the command, a checkout.
         path = os.pathsep.join(dict.fromkeys([os.getcwd(), *sys.path[1:]]))
         try:
@@ -267,7 +272,7 @@ class Cluster:
             )
         except Exception as error:  # Ray raises this itself where a node does not start in time
             where = f"join the Ray cluster at {address!r}" if address else "begin a Ray cluster on this machine"
-            raise EngineError(f"cannot {where}: {_first_line(error)}; see `ray status`") from error
+            raise EngineError(f"cannot {where}: {_first_line(error)}; {_way_in(address)}see `ray status`") from error
 
     def _num_cpus(self) -> int:
         return int(sum(bundle.get("CPU", 0) for bundle in self.config.bundles)) + 1
@@ -304,6 +309,24 @@ class Cluster:
 def _is_no_default(record: logging.LogRecord) -> bool:
     """False for what Ray warns of in every run: that it asks for a token, which is its default."""
     return not record.getMessage().startswith("Token authentication is enabled")
+
+
+def _check_answers(address: str) -> None:
+    """Raises EngineError where nobody listens at `HOST:PORT`: Ray would try for many minutes."""
+    named = re.fullmatch(r"([^:/]+):(\d+)", address)
+    if named is None:  # `auto`, or a form that Ray knows
+        return
+    try:
+        socket.create_connection((named[1], int(named[2])), timeout=ANSWER_S).close()
+    except (OSError, OverflowError) as error:
+        raise EngineError(f"cannot join the Ray cluster at {address!r}: nobody answers there ({error})") from error
+
+
+def _way_in(address: str | None) -> str:
+    """What opens a cluster that asks for a token: Ray gives its own to none that is named by its address."""
+    if address in (None, "auto") or os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
+        return ""
+    return "where it asks for a token (`ray start` does once there is a ~/.ray/auth_token), set RAY_AUTH_MODE=token; "
 
 
 def _resources() -> dict[str, float]:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -256,3 +257,51 @@ def kill_one(kind: str, metrics: Path) -> None:
                 os.kill(process.pid, signal.SIGKILL)
                 return
     raise AssertionError(f"no process of {kind} runs")
+
+
+def joining(address: str, folder: Path, home: Path) -> subprocess.CompletedProcess[str]:
+    """A run that is to join a cluster, by somebody who has no token."""
+    words = f"train --env TextGame-v0 --steps 1 --tasks 1 --group-size 2 --executor ray --ray.address {address}"
+    command = [sys.executable, "-m", "agentgym", *words.split(), "--eval-episodes", "0", "--output", str(folder)]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {"HOME": str(home)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environ, check=False)
+
+
+def test_an_address_at_which_nobody_answers_is_named_at_once(tmp_path: Path) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        started = time.monotonic()
+        ended = joining(address, tmp_path / "run", tmp_path)
+    assert time.monotonic() - started < 60
+    assert ended.returncode == 1
+    assert f"error: cannot join the Ray cluster at '{address}': nobody answers there" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "run").exists()
+
+
+HEAD = """
+from ray.cluster_utils import Cluster
+nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+print(nodes.address, flush=True)
+input()
+nodes.shutdown()
+"""
+
+
+def test_a_cluster_that_asks_for_a_token_is_named_with_what_opens_it(tmp_path: Path) -> None:
+    environ = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "f" * 64}
+    with subprocess.Popen(
+        [sys.executable, "-c", HEAD], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as head:
+        assert head.stdin is not None
+        assert head.stdout is not None
+        address = head.stdout.readline().strip()
+        try:
+            ended = joining(address, tmp_path / "run", tmp_path)
+        finally:
+            head.communicate("\n", timeout=60)
+    assert ended.returncode == 1
+    assert f"error: cannot join the Ray cluster at '{address}'" in ended.stderr
+    assert "set RAY_AUTH_MODE=token; see `ray status`" in ended.stderr
+    assert not (tmp_path / "run").exists()
