@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -19,22 +20,24 @@ def test_looks_at_older_objects_wait_and_the_settings_come_back() -> None:
     assert gc.get_threshold() == before
 
 
-@pytest.fixture
-def looked() -> Iterator[list[int]]:
-    """The generation of each collection from now on."""
-    generations: list[int] = []
+@contextmanager
+def noting(note: Callable[[str, dict[str, int]], None]) -> Iterator[None]:
+    """Tells `note` of the begin and end of each collection."""
+    gc.callbacks.append(note)
+    try:
+        yield
+    finally:
+        gc.callbacks.remove(note)
+
+
+def test_an_object_that_lives_is_looked_at_once() -> None:
+    looked: list[int] = []
 
     def note(phase: str, info: dict[str, int]) -> None:
         if phase == "start":
-            generations.append(info["generation"])
+            looked.append(info["generation"])
 
-    gc.callbacks.append(note)
-    yield generations
-    gc.callbacks.remove(note)
-
-
-def test_an_object_that_lives_is_looked_at_once(looked: list[int]) -> None:
-    with young_garbage_only():
+    with noting(note), young_garbage_only():
         _ = [[number] for number in range(20_000)]
     assert len(looked) > 20
     assert set(looked) == {0}
@@ -74,15 +77,11 @@ class SlowCollections:
 )
 def test_full_collections_take_a_hundredth_of_the_time_at_most(update_s: float, apart_s: float) -> None:
     clock = SlowCollections()
-    gc.callbacks.append(clock.note)
-    try:
-        with young_garbage_only():
-            collections = FullCollections(lambda: clock.now_s)
-            while len(clock.collected_s) < 4:
-                clock.now_s += update_s
-                collections.count_update()
-    finally:
-        gc.callbacks.remove(clock.note)
+    with noting(clock.note), young_garbage_only():
+        collections = FullCollections(lambda: clock.now_s)
+        while len(clock.collected_s) < 4:
+            clock.now_s += update_s
+            collections.count_update()
     apart = [later - sooner - 4.0 for sooner, later in zip(clock.collected_s, clock.collected_s[1:], strict=False)]
     assert apart == [apart_s] * 3
 

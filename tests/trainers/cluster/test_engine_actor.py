@@ -68,6 +68,12 @@ async def until_ready(actor: EngineActor) -> None:
             await asyncio.sleep(0.05)
 
 
+def part_on(server: FakeSglang, run: TrainConfig, logs: Path) -> Part:
+    """What an actor is told whose server runs already."""
+    config = replace(run, engine="sglang", sglang=SglangConfig(urls=(server.url,)))
+    return Part(config=config, number=0, folder=str(embedded_folder()), logs=str(logs), version=0)
+
+
 def test_nothing_fails_while_its_server_is_gone_and_it_answers_with_the_newest_weights_afterwards(
     fake_sglang: Callable[..., FakeSglang],
     small_run: TrainConfig,
@@ -77,8 +83,7 @@ def test_nothing_fails_while_its_server_is_gone_and_it_answers_with_the_newest_w
 ) -> None:
     monkeypatch.setattr(engine_actor, "was_begun_anew", lambda: False)  # Ray says so inside of its actors alone
     server = fake_sglang()
-    config = replace(small_run, engine="sglang", sglang=SglangConfig(urls=(server.url,)))
-    part = Part(config=config, number=0, folder=str(embedded_folder()), logs=str(tmp_path), version=0)
+    part = part_on(server, small_run, tmp_path)
     board, parcel, sampling = Local(), cast(Parcel, Stored()), Sampling(max_tokens=4)
 
     async def run() -> None:
@@ -116,8 +121,7 @@ def test_an_actor_that_was_begun_anew_and_has_no_server_yet_answers_nobody_and_o
     own_warnings: None,
 ) -> None:
     server = fake_sglang()
-    config = replace(small_run, engine="sglang", sglang=SglangConfig(urls=(server.url,)))
-    part = Part(config=config, number=0, folder=str(embedded_folder()), logs=str(tmp_path), version=0)
+    part = part_on(server, small_run, tmp_path)
     server.kill()
 
     async def identity(*, was_begun_anew: bool) -> None:

@@ -296,11 +296,15 @@ def test_a_cluster_that_asks_for_a_token_is_named_with_what_opens_it(tmp_path: P
     ) as head:
         assert head.stdin is not None
         assert head.stdout is not None
-        address = head.stdout.readline().strip()
+        patience = threading.Timer(LIMIT_S, head.kill)
+        patience.start()
         try:
+            address = head.stdout.readline().strip()
             ended = joining(address, tmp_path / "run", tmp_path)
+            head.communicate("\n")
         finally:
-            head.communicate("\n", timeout=60)
+            patience.cancel()
+            head.kill()
     assert ended.returncode == 1
     assert f"error: cannot join the Ray cluster at '{address}'" in ended.stderr
     assert "set RAY_AUTH_MODE=token; see `ray status`" in ended.stderr
