@@ -3,6 +3,7 @@ never fail for a busy machine."""
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -19,3 +20,9 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     chosen = config.args != config.getini("testpaths") or config.option.keyword
     is_plain = config.option.markexpr in config.getini("addopts")
     return min(4, os.cpu_count() or 1) if is_plain and not chosen else 0
+
+
+def pytest_collection_finish() -> None:
+    """Spares full garbage collections the modules and the thousands of tests, which all stay until the end."""
+    gc.collect()
+    gc.freeze()

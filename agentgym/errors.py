@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import threading
 from collections.abc import Iterable
 from typing import Literal
 
 __all__ = [
+    "CODE_ERRORS",
     "AgentGymError",
     "ConfigError",
     "EngineError",
@@ -20,6 +22,7 @@ __all__ = [
     "TrainingHalted",
     "UnknownName",
     "UserCodeFault",
+    "is_interrupt",
     "nearest",
 ]
 
@@ -52,19 +55,20 @@ class RenderError(AgentGymError, ValueError):
 
 
 class EnvironmentFault(AgentGymError, RuntimeError):
-    """An environment raised; carried with what replays it."""
+    """An environment raised; carried with what replays it, and with the name of the tool if one raised."""
 
-    def __init__(self, message: str, *, env_id: str = "", seed: int | None = None) -> None:
+    def __init__(self, message: str, *, env_id: str = "", seed: int | None = None, tool: str = "") -> None:
         super().__init__(message)
         self.env_id = env_id
         self.seed = seed
+        self.tool = tool
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_environment_fault, (str(self), self.env_id, self.seed))
+        return (_environment_fault, (str(self), self.env_id, self.seed, self.tool))
 
 
-def _environment_fault(message: str, env_id: str, seed: int | None) -> EnvironmentFault:
-    return EnvironmentFault(message, env_id=env_id, seed=seed)
+def _environment_fault(message: str, env_id: str, seed: int | None, tool: str) -> EnvironmentFault:
+    return EnvironmentFault(message, env_id=env_id, seed=seed, tool=tool)
 
 
 class UserCodeFault(AgentGymError, RuntimeError):
@@ -80,7 +84,7 @@ class SandboxError(AgentGymError, RuntimeError):
 
 
 class ToolFailure(AgentGymError, RuntimeError):
-    """What a tool raises to have its call answered, to the model, with an error in exactly these words."""
+    """What a tool raises to have its call answered with an error in exactly these words, which the model reads."""
 
     def __init__(self, message: str, *, kind: Literal["tool_error", "timeout"] = "tool_error") -> None:
         super().__init__(message)
@@ -100,6 +104,15 @@ class TrainingHalted(AgentGymError, RuntimeError):
 
 class RunFolderError(AgentGymError, OSError):
     """A run folder, checkpoint or model folder that is missing, torn or cannot be written."""
+
+
+CODE_ERRORS = (Exception, SystemExit, GeneratorExit, KeyboardInterrupt)
+"""What user code may raise; `is_interrupt` tells the one of them that is not its fault."""
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """True for Ctrl-C: Python raises KeyboardInterrupt on the main thread alone, so on others the code raised it."""
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from numbers import Real
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,29 @@ from numpy.typing import NDArray
 from agentgym.errors import InvalidTrajectory
 from agentgym.types import JSON, Message, Task, ToolResult, ToolSpec
 
-__all__ = ["Group", "Row", "Source", "Status", "StopReason", "TokenSpan", "Trajectory", "Turn"]
+__all__ = [
+    "MAX_REWARD",
+    "Group",
+    "Row",
+    "Source",
+    "Status",
+    "StopReason",
+    "TokenSpan",
+    "Trajectory",
+    "Turn",
+    "is_reward",
+]
+
+MAX_REWARD = 1e100
+"""The largest reward: sums and squares of rewards stay finite."""
+
+
+def is_reward(value: object) -> bool:
+    """Returns whether `value` is a number from -MAX_REWARD to MAX_REWARD."""
+    try:
+        return isinstance(value, Real) and abs(float(value)) <= MAX_REWARD
+    except OverflowError:  # an integer that no float holds
+        return False
 
 
 class Source(StrEnum):
@@ -253,6 +276,21 @@ class Trajectory:
         if not self.status.trainable:
             return None
         return math.fsum(turn.reward for turn in self.turns if turn.reward is not None)
+
+    @property
+    def num_cut_replies(self) -> int:
+        """How many replies a limit of tokens ended; summaries do not count."""
+        return sum(turn.finish_reason == "length" and not turn.asked for turn in self.turns)
+
+    @property
+    def ends_at_window(self) -> bool:
+        """Whether the context window cut the last reply."""
+        return self.stop_reason is StopReason.CONTEXT and bool(self.turns) and self.turns[-1].finish_reason == "length"
+
+    @property
+    def reply_tokens(self) -> list[int]:
+        """The number of sampled ids of each reply, summaries included; empty where the episode holds no ids."""
+        return [len(span.ids) for row in self.rows for span in row.spans if span.source is Source.POLICY]
 
     @property
     def success(self) -> bool | None:

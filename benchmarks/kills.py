@@ -3,7 +3,8 @@
 Both train the same small run with every checkpoint kept. The killed one gets SIGKILL at seeded random moments, of a
 step or of a checkpoint in writing, and is resumed each time; in the end its episodes, its metrics (but for times), its
 weights and its optimizer state are held against the other's, bit for bit. The environment draws from the process's own
-random numbers too. Exit code 1 where anything differs.
+random numbers too. With `--signal TERM` the run gets SIGTERM instead, and must end by itself with exit code 143 and a
+checkpoint of its last step. Exit code 1 where anything differs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentgym.rollout.chain import CHAIN
 from agentgym.trainers.speed.step_speed import OF_THE_MACHINE
 
 ENV = '''
@@ -56,6 +59,7 @@ class Kill:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=20, help="how often the run is killed")
+    parser.add_argument("--signal", choices=("KILL", "TERM"), default="KILL", help="what the run gets")
     parser.add_argument("--seed", type=int, default=0, help="of the moments, and of the run")
     parser.add_argument("--every", type=int, default=1, help="steps between checkpoints")
     parser.add_argument("--folder", type=Path, help="where the runs stay; by default they are removed")
@@ -107,7 +111,10 @@ def killed(folder: Path, steps: int, options: argparse.Namespace, delay_s: float
             time.sleep(0.001)
         if process.poll() is not None:
             return None
-        process.kill()
+        process.send_signal(getattr(signal, f"SIG{options.signal}"))
+        code = process.wait(timeout=600)
+    if code != (143 if options.signal == "TERM" else -signal.SIGKILL):
+        return None if not code else sys.exit(f"the run ended with exit code {code}")
     names = os.listdir(run / "checkpoints") if (run / "checkpoints").exists() else []
     return Kill(
         after_step=num_steps(run),
@@ -148,7 +155,8 @@ def untimed(run: Path) -> list[Mapping[str, object]]:
     """The lines of metrics.jsonl without what depends on the clock."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [
-        {name: line[name] for name in line if not name.endswith("_s") and name not in OF_THE_MACHINE} for line in lines
+        {name: line[name] for name in line if not name.endswith("_s") and name not in (CHAIN, *OF_THE_MACHINE)}
+        for line in lines
     ]
 
 

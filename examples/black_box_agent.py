@@ -8,6 +8,7 @@ python examples/black_box_agent.py --parallel 16    # in another terminal
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -65,10 +66,11 @@ def main() -> None:
     """Plays on several threads, each an episode at a time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="where the episodes are served")
+    parser.add_argument("--token", default=os.environ.get("AGENTGYM_TOKEN", "none"), help="the server's token, if any")
     parser.add_argument("--parallel", type=int, default=8, help="episodes at once")
     parser.add_argument("--wait", type=float, default=60.0, help="seconds to wait for the server")
     options = parser.parse_args()
-    client = OpenAI(base_url=options.url, api_key="none", max_retries=2)
+    client = OpenAI(base_url=options.url, api_key=options.token, max_retries=2)
 
     def agent(_: int) -> list[float]:
         return [play(client, game) for game in games(client, options.wait)]

@@ -1,7 +1,8 @@
 """Registers agentgym's environments right after Gymnasium has been imported, in a program that imports nothing else.
 
-Gymnasium 1.x loads no plugins, so `_agentgym_gymnasium.pth` imports this module whenever Python starts. It then
-only puts a finder in front that waits for `gymnasium`: 0.25 ms of a start, and agentgym is not imported.
+Gymnasium 1.x loads no plugins, so `install` is called whenever Python starts: by `_agentgym_gymnasium.pth`, and from
+Python 3.15 on by `_agentgym_gymnasium.start` (PEP 829). It only puts a finder in front that waits for `gymnasium`:
+under a millisecond of a start, and agentgym is not imported.
 """
 
 import sys
@@ -38,15 +39,22 @@ class GymnasiumWatch:
 
 
 def register() -> None:
-    """Registers the environments; whatever is wrong with agentgym is a warning, since Gymnasium works without it."""
+    """Registers the environments. A failure of agentgym is a warning: Gymnasium works without it."""
     try:
         from agentgym.envs.plugin import register_envs
 
         register_envs()
-    except Exception as error:  # noqa: BLE001  # the boundary: `import gymnasium` belongs to other people's programs
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # `import gymnasium` belongs to other people's programs
+        message = f"agentgym's environments are not registered with Gymnasium: {error!r}"
         import warnings
 
-        warnings.warn(f"agentgym's environments are not registered with Gymnasium: {error!r}", stacklevel=2)
+        try:
+            warnings.warn(message, stacklevel=2)
+        except Warning:  # where warnings are errors
+            print(f"warning: {message}", file=sys.stderr)
 
 
-sys.meta_path.insert(0, GymnasiumWatch)
+def install() -> None:
+    """Puts the finder in front, once."""
+    if GymnasiumWatch not in sys.meta_path:
+        sys.meta_path.insert(0, GymnasiumWatch)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
+import io
 import json
 import os
 import shutil
@@ -32,6 +34,37 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell has it for w
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MARKS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def engines_run_uncompiled(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Hides the C++ compiler from engines that choose themselves whether to compile, in child processes too.
+
+    A compilation costs 4 to 10 CPU seconds. Real servers keep the compiler. A test of compilation deletes CXX or sets
+    `compile=True`, and imports torch._inductor.config at its top: torch reads CXX there, during collection.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if not any(test.get_closest_marker("engine") for test in request.session.items):
+            patch.setenv("CXX", "/hidden/by/the/tests")
+        yield
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that `agentgym train` finished: two steps of three groups of four, two evaluations of eight
+    episodes, a checkpoint after each step.
+
+    All tests share it: read it, and copy it (`shutil.copytree`) before you change it.
+    """
+    from agentgym.cli.main import main  # here, and not above: only those who train need torch
+
+    run = tmp_path_factory.mktemp("finished") / "run"
+    words = "--steps 2 --tasks 3 --group-size 4 --eval-episodes 8 --checkpoint.every 1 --optimizer.learning-rate 1e-3"
+    settings = ["--env", "TextGame-v0", "--env-kwargs", "level=1", *words.split(), "--output", str(run)]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        status = main(["train", *settings])
+    assert status == 0, printed.getvalue()
+    return run
 
 
 @pytest.fixture(scope="session")

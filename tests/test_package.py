@@ -21,7 +21,7 @@ import agentgym
 ROOT = Path(__file__).parent.parent
 DOORS = ("envs", "tools", "chat_templates", "trainers")
 HEAVY = {"huggingface_hub", "matplotlib", "ray", "rich", "safetensors", "tokenizers", "torch", "transformers", "tyro"}
-HOOK = {"_agentgym_gymnasium.pth", "_agentgym_gymnasium.py"}
+HOOK = {"_agentgym_gymnasium.pth", "_agentgym_gymnasium.py", "_agentgym_gymnasium.start"}
 EMBEDDED = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 TORCH_USERS = ("agentgym.trainers", "agentgym.engines.hf", "agentgym.engines.reward_model", "agentgym.cli.")
 

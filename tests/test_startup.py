@@ -87,12 +87,15 @@ def test_a_program_without_gymnasium_imports_no_agentgym(tmp_path: Path) -> None
     assert not imported & {"typing", "warnings", "gymnasium", "numpy"}
 
 
-def test_a_broken_agentgym_is_a_warning_and_gymnasium_works(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", [(), ("-W", "error::UserWarning")], ids=["plain", "warnings are errors"])
+@pytest.mark.parametrize("fault", ["OSError('disk on fire')", "SystemExit(3)"])
+def test_a_broken_agentgym_is_a_warning_and_gymnasium_works(fault: str, flags: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "agentgym").mkdir()
-    (tmp_path / "agentgym" / "__init__.py").write_text("raise OSError('disk on fire')", encoding="utf-8")
-    done = python("-c", "import gymnasium; print(gymnasium.make('CartPole-v1').spec.id)", cwd=tmp_path)
-    assert done.stdout.strip() == "CartPole-v1", done.stderr
-    assert "agentgym's environments are not registered with Gymnasium: OSError('disk on fire')" in done.stderr
+    (tmp_path / "agentgym" / "__init__.py").write_text(f"raise {fault}", encoding="utf-8")
+    code = "import gymnasium; print(gymnasium.make('CartPole-v1').spec.id)"
+    done = python(*flags, "-c", code, cwd=tmp_path)
+    assert (done.returncode, done.stdout.strip()) == (0, "CartPole-v1"), done.stderr
+    assert f"agentgym's environments are not registered with Gymnasium: {fault}" in done.stderr
 
 
 def test_a_failing_import_of_gymnasium_fails_as_it_would_and_can_be_tried_again(tmp_path: Path) -> None:
@@ -109,9 +112,23 @@ def test_a_failing_import_of_gymnasium_fails_as_it_would_and_can_be_tried_again(
 
 
 def test_the_installed_hook_is_the_one_in_the_repository(tmp_path: Path) -> None:
-    installed = printed("import _agentgym_gymnasium; print(_agentgym_gymnasium.__file__)", tmp_path)
-    text = Path(installed).read_text(encoding="utf-8")
-    assert text == SOURCE.read_text(encoding="utf-8"), "the hook has changed: run `make install`"
+    installed = Path(printed("import _agentgym_gymnasium; print(_agentgym_gymnasium.__file__)", tmp_path)).parent
+    for source in SOURCE.parent.glob("_agentgym_gymnasium.*"):
+        text = (installed / source.name).read_text(encoding="utf-8")
+        assert text == source.read_text(encoding="utf-8"), "the hook has changed: run `make install`"
+
+
+def test_the_start_file_names_the_call_that_the_pth_file_makes(tmp_path: Path) -> None:
+    start = SOURCE.with_suffix(".start").read_text(encoding="utf-8").strip()
+    module, _, function = start.partition(":")
+    assert SOURCE.with_suffix(".pth").read_text(encoding="utf-8").strip() == f"import {module}; {module}.{function}()"
+    code = (  # as Python 3.15 does: the entry point is resolved and called, in an interpreter that read no .pth file
+        f"import pkgutil, sys; sys.path.append({str(SOURCE.parent)!r})\n"
+        f"[pkgutil.resolve_name({start!r})() for _ in range(2)]\n"
+        "print([getattr(finder, '__name__', '') for finder in sys.meta_path].count('GymnasiumWatch'))"
+    )
+    done = python("-S", "-c", code, cwd=tmp_path)
+    assert done.stdout.strip() == "1", done.stderr
 
 
 def test_where_the_hook_cannot_run_importing_agentgym_after_gymnasium_registers(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from agentgym.chat_templates.gemma4 import Gemma4Renderer
 from agentgym.chat_templates.harmony import HarmonyRenderer
 from agentgym.chat_templates.mistral import MistralRenderer
 from agentgym.chat_templates.nemotron import NemotronRenderer
+from agentgym.chat_templates.template_date import present_date
 from agentgym.chat_templates.template_probe import CALLING, PLAIN_CALL
 from agentgym.chat_templates.template_renderer import TemplateRenderer
 from agentgym.chat_templates.tokenizer import ChatTokenizer, HoldsTokenizer
@@ -108,18 +109,21 @@ def renderer_for(
     family: str | None = None,
     *,
     variables: Mapping[str, JSON] | None = None,
+    date: str | None = None,
 ) -> TemplateRenderer:
     """The renderer of a model folder or tokenizer.
 
     `family` is a name of `FORMATS`; without one the template tells it, and an unknown template gets the first format
     that reads the calls which the template writes. `variables` go to the template (`{"enable_thinking": False}` for
-    Qwen3). Raises RunFolderError for a missing folder or tokenizer, UnknownName for an unknown family, RenderError for
+    Qwen3), and `date` is the moment that it takes for the present one (`2026-03-01T08:30:00`), by default that of this
+    call. Raises RunFolderError for a missing folder or tokenizer, UnknownName for an unknown family, RenderError for
     a template that is missing or cannot be continued exactly.
     """
     if isinstance(model, str | Path):
         tokenizer = ChatTokenizer.load(model)
     else:
         tokenizer = model if isinstance(model, ChatTokenizer) else ChatTokenizer.of(model)
+    variables = {"strftime_now": date or present_date(), **(variables or {})}
     found = family_of(tokenizer)
     if family is not None:
         wanted = FORMATS[family]

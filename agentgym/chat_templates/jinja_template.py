@@ -6,7 +6,6 @@ import functools
 import json
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from typing import NoReturn
 
 import jinja2
@@ -16,6 +15,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
+from agentgym.chat_templates.template_date import parse_date, present_date
 from agentgym.errors import RenderError
 from agentgym.types import JSON, MalformedCall, Message, ToolCall, ToolSpec
 
@@ -25,11 +25,16 @@ Clean = Callable[[str], str]
 
 
 class ChatTemplate:
-    """Renders conversations to text; `variables` are what the template sees beside messages and tools."""
+    """Renders conversations to text; `variables` are what the template sees beside messages and tools.
+
+    The variable `strftime_now` is an ISO date: the moment that the template's function of this name formats. Without
+    it, that is the moment at which the template was compiled, so that a conversation over midnight has one date.
+    """
 
     def __init__(self, source: str, variables: Mapping[str, JSON]) -> None:
         self.source = source
-        self._variables = dict(variables)
+        moment = parse_date(str(variables.get("strftime_now", present_date())))
+        self._variables = {**variables, "strftime_now": moment.strftime}
         try:
             self._template = _compiled(source)
         except jinja2.TemplateSyntaxError as error:
@@ -125,7 +130,6 @@ def _compiled(source: str) -> jinja2.Template:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment.from_string(source)
 
 

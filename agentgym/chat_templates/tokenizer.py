@@ -86,6 +86,11 @@ class ChatTokenizer:
         """One more than the greatest id; counted once, because a large vocabulary takes a tenth of a second."""
         return 1 + max(self.backend.get_vocab(with_added_tokens=True).values())
 
+    @property
+    def writes_date(self) -> bool:
+        """Whether a template of it writes the present date, so that a run has to record which date that was."""
+        return "strftime_now" in self.template + self.tool_template
+
     def encode(self, text: str) -> list[int]:
         """Ids of `text`; what spells an added token becomes its id."""
         with self.lock:

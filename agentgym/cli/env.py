@@ -118,6 +118,9 @@ def _check(args: Sequence[str]) -> int:
     opened(attempt(lambda: resolve_env(options.env)), f"{options.env} cannot be loaded")
     verdicts = examine_env(options.env, options.env_kwargs)
     show_table(["check", "verdict", "what was seen"], [_verdict_row(one) for one in verdicts])
+    printed = next((one for one in verdicts if one.printed), None)
+    if printed is not None:
+        say(f"During the check {printed.check!r} it printed:\n{printed.printed}")
     num_failed, counts = _count(verdicts)
     say(f"{options.env}: {counts}" + ("" if num_failed else f". Play it: agentgym play {options.env}"))
     if options.json:
@@ -163,7 +166,8 @@ def _told(env: str, verdicts: Sequence[Verdict]) -> dict[str, JSON]:
         for one in verdict.findings
     ]
     checks: list[JSON] = [
-        {"check": one.check, "verdict": one.verdict, "seen": _verdict_row(one)[2]} for one in verdicts
+        {"check": one.check, "verdict": one.verdict, "seen": _verdict_row(one)[2], "printed": one.printed}
+        for one in verdicts
     ]
     num_failed = _count(verdicts)[0]
     return {"ok": not num_failed, "env": env, "num_checks": len(verdicts), "checks": checks, "findings": findings}

@@ -15,6 +15,7 @@ from agentgym.cli.terminal import say
 from agentgym.envs.adapters.openenv_server import openenv_app, serve_openenv
 from agentgym.envs.resolve import resolve_env
 from agentgym.errors import ConfigError
+from agentgym.http_guard import HttpGuard, choose_token
 from agentgym.types import JSON
 
 __all__ = ["run_serve"]
@@ -29,11 +30,15 @@ class ServeEnvOptions:
     env_kwargs: Mapping[str, JSON] = field(default_factory=dict)
     """Keywords of the environment's class, such as level=2."""
     host: str = "127.0.0.1"
-    """The address to listen on; whoever reaches it can play."""
+    """The address to listen on; any that other machines reach demands a token."""
     port: int = 8000
     """The port to listen on; 0 takes a free one."""
     max_sessions: int = 64
     """Sessions at a time, each with an environment of its own."""
+    require_token: bool = False
+    """Demand a token on loopback too. It is printed at the start, or read from AGENTGYM_TOKEN where that is set."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names in the Host header that are served, besides IP addresses and this machine's own name."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535 or self.max_sessions < 1:
@@ -47,11 +52,17 @@ def run_serve(args: Sequence[str]) -> int:
     options = parse_options(ServeEnvOptions, env_as_argument(args), prog="agentgym env serve")
     load_env(options.env, options.env_kwargs).close()  # what is wrong with it is told before anybody asks
 
+    token = choose_token(options.host, is_required=options.require_token)
+    guard = HttpGuard(options.host, token=token, allowed_hosts=options.allowed_hosts)
+
     def ready(url: str) -> None:
         say(f"{options.env} is served at {url} (OpenEnv: /ws, /reset, /step, /state, /schema, /metadata, /health)")
         say(f"play it: agentgym play openenv/{url}    an OpenEnv client: GenericEnvClient(base_url={url!r})")
+        if token is not None:
+            say(f"token: {token}    (Authorization: Bearer TOKEN, or the password of Authorization: Basic)")
+            say(f"  an OpenEnv client: GenericEnvClient(base_url={url.replace('//', f'//token:{token}@', 1)!r})")
 
-    app = openenv_app(options.env, resolve_env(options.env, options.env_kwargs), options.max_sessions)
+    app = openenv_app(options.env, resolve_env(options.env, options.env_kwargs), options.max_sessions, guard=guard)
     try:
         asyncio.run(serve_openenv(app, options.host, options.port, ready))
     except KeyboardInterrupt:

@@ -93,7 +93,8 @@ def _run(plan: EvalPlan, driver: Driver | None) -> EvalResult:
 def _show(result: EvalResult) -> None:
     config, summary = result.config, result.summary
     keywords = "".join(f" {name}={value}" for name, value in config.env_kwargs.items())
-    size = f"{summary.num_tasks} tasks x {config.num_repeats}"
+    distinct = f", {summary.num_distinct} distinct," if summary.num_distinct < summary.num_tasks else ""
+    size = f"{summary.num_tasks} tasks{distinct} x {config.num_repeats}"
     title = f"{config.env}{keywords}, {config.policy}: {size}, seed {config.seed}"
     show_table(["", "", ""], summary_rows(summary) + use_rows(result.use), title=title)
     if rows := repeat_rows(summary.at_k):
@@ -107,7 +108,7 @@ def _show(result: EvalResult) -> None:
 
 def summary_rows(summary: EvalSummary) -> list[list[str]]:
     """Name, value and remark of each number of an evaluation."""
-    repeated = summary.num_episodes > summary.num_tasks
+    repeated = summary.num_episodes > summary.num_distinct
     clustered = ", clustered by task" if repeated else ""
     stops = ", ".join(f"{reason} {number}" for reason, number in summary.stop_reasons.items())
     failed = ", ".join(f"{status} {number}" for status, number in summary.failed.items())

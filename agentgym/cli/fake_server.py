@@ -15,6 +15,7 @@ from agentgym.cli.terminal import say
 from agentgym.engines.scripted import Reply
 from agentgym.errors import ConfigError
 from agentgym.evaluation.model_folder import EMBEDDED, model_folder
+from agentgym.http_guard import choose_token
 from agentgym.rollout.garbage import young_garbage_only
 from agentgym.testing.fake_faults import FaultKind, Faults
 from agentgym.testing.fake_model import FakeModel
@@ -32,7 +33,11 @@ class FakeServerOptions:
     port: int = 30000
     """0 takes any that is free."""
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 is reachable from other machines."""
+    """Address to listen on; 0.0.0.0 is reachable from other machines, and demands a token."""
+    require_token: bool = False
+    """Demand a token on loopback too. It is printed at the start, or read from AGENTGYM_TOKEN where that is set."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names in the Host header that are served, besides IP addresses and this machine's own name."""
     model: str = EMBEDDED
     """Model folder that it pretends to serve: vocabulary, window, tokenizer, checksums of weights."""
     reply: str = "random"
@@ -75,6 +80,8 @@ def main(args: Sequence[str]) -> int:
         faults=faults,
         host=options.host,
         port=options.port,
+        token=choose_token(options.host, is_required=options.require_token),
+        allowed_hosts=options.allowed_hosts,
     )
     asyncio.run(_serve(config))
     return 0
@@ -100,6 +107,8 @@ async def _serve(config: FakeConfig) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
     say(f"a fake SGLang server listens on {url} (model {config.model})")
+    if server.guard.token is not None:
+        say(f"  token: {server.guard.token}    (send it as the API key: Authorization: Bearer TOKEN)")
     for line in _suggestions(url):
         say(line)
     sys.stdout.flush()
@@ -116,10 +125,10 @@ def _suggestions(url: str) -> Sequence[str]:
     body: dict[str, Any] = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 8}}
     words = str(body).replace("'", '"')
     return (
-        f"  curl {url}/generate -H 'Content-Type: application/json' -d '{words}'",
+        f"  curl {url}/generate --json '{words}'",
         f"  agentgym eval --env TextGame-v0 --policy {url}",
         f"  agentgym train --env TextGame-v0 --engine sglang --sglang.urls {url} --parity.max-mismatch 1000",
         f"  curl {url}/fake/stats                                   # what it has seen",
-        f'  curl {url}/fake/faults -d \'{{"rates": {{"error": 0.1}}}}\'  # what goes wrong from now on',
+        f'  curl {url}/fake/faults --json \'{{"rates": {{"error": 0.1}}}}\'  # what goes wrong from now on',
         "Ctrl-C ends it.",
     )

@@ -2,17 +2,21 @@
 
 Each command is a module of this package with `main(args) -> int`, loaded when it is called: no command pays for
 another one's libraries, and `agentgym --help` loads none. Exit codes: 0 done, 1 failed or found something wrong,
-2 asked for what cannot be done, 130 interrupted.
+2 asked for what cannot be done, 130 interrupted, 143 ended in order by SIGTERM.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from typing import NoReturn
 
+from agentgym.cli.signals import INTERRUPTED, sigterm_as_interrupt
 from agentgym.cli.terminal import fail, warnings_shown
 from agentgym.errors import (
     AgentGymError,
@@ -24,7 +28,7 @@ from agentgym.errors import (
     nearest,
 )
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["COMMANDS", "main", "run"]
 
 COMMANDS = {
     "train": "train a model on an environment",
@@ -51,9 +55,33 @@ MISTAKES = (ConfigError, UnknownName, RunFolderError)
 """Errors that the caller can mend by asking for something else: exit code 2."""
 
 
+COMPILER_THREAD = "agentgym-hf-engine"
+
+
+def run() -> NoReturn:
+    """Runs the command line of this process and ends the process."""
+    codes: list[int] = []
+    atexit.register(_leave_compilation, codes)  # registered first, so that it is called last
+    codes.append(main())
+    sys.exit(codes[0])
+
+
+def _leave_compilation(codes: Sequence[int]) -> None:
+    """Ends the process at once if an interrupted `torch.compile` still runs: Python's own end would abort in it."""
+    if codes and any(thread.name == COMPILER_THREAD for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(codes[0])
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; an error of ours is one line on standard error."""
     args = list(sys.argv[1:] if argv is None else argv)
+    with sigterm_as_interrupt() as termination:
+        return termination.exit_code(_run(args))
+
+
+def _run(args: Sequence[str]) -> int:
     try:
         with warnings_shown():
             return _dispatch(args)
@@ -69,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         fail("interrupted")
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:  # `agentgym env list | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -103,6 +103,8 @@ def _measure(options: PlanOptions, path: Path) -> int:
 
 def _show(machine: Machine, config: PlanConfig, best: Layout) -> None:
     shape, device = machine.shape, machine.device
+    if shape.refusal:
+        say(f"note: agentgym does not train this model yet: {shape.refusal}")
     say(
         f"{shape.name}: {shape.num_parameters:,} parameters, {shape.kv_floats * config.engine.cache_bytes / 1024:,.0f}"
         f" KiB of keys and values a token; {config.gpus} x {device.name}, {device.memory / GIB:,.0f} GiB each"
@@ -207,6 +209,7 @@ def _as_json(machine: Machine, best: Layout, advice: Sequence[str]) -> dict[str,
     return {
         "model": machine.shape.name,
         "parameters": machine.shape.num_parameters,
+        "refusal": machine.shape.refusal or None,
         "gpu": machine.device.name,
         "fits": not best.problems,
         "problems": list(best.problems),

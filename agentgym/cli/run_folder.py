@@ -1,4 +1,4 @@
-"""Which tokenizer and chat format a run was made with, as its `config.yaml` says."""
+"""Which tokenizer, chat format and date a run was made with, as its `config.yaml` says."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentgym.chat_templates.template_renderer import TemplateRenderer
 from agentgym.errors import RunFolderError
 from agentgym.evaluation.model_folder import model_folder
 
-__all__ = ["renderer_of_run"]
+__all__ = ["renderer_of_run", "settings_of_run"]
 
 KEYS = ("tokenizer", "model")
 """Where `config.yaml` names a model folder, or `embedded`; the first that is there."""
@@ -24,13 +24,17 @@ def renderer_of_run(run: Path, tokenizer: str | None = None) -> TemplateRenderer
 
     Raises RunFolderError when the folder that is named does not exist any more.
     """
-    settings = _settings(run / "config.yaml")
+    settings = settings_of_run(run)
     name = tokenizer or next((settings[key] for key in KEYS if isinstance(settings.get(key), str)), None)
-    family = settings.get("family")
-    return None if name is None else renderer_for(model_folder(name), family if isinstance(family, str) else None)
+    if name is None:
+        return None
+    family, date = (str(settings[key]) if settings.get(key) else None for key in ("family", "date"))
+    return renderer_for(model_folder(name), family, date=date)
 
 
-def _settings(config: Path) -> Mapping[str, Any]:
+def settings_of_run(run: Path) -> Mapping[str, Any]:
+    """The settings in the run's `config.yaml`; none where there is no such file."""
+    config = run / "config.yaml"
     if not config.is_file():
         return {}
     try:

@@ -19,6 +19,7 @@ from agentgym.envs.policies import POLICIES
 from agentgym.errors import ConfigError
 from agentgym.evaluation.evaluate import EvalConfig, open_evaluation
 from agentgym.evaluation.model_folder import EMBEDDED
+from agentgym.http_guard import choose_token
 from agentgym.rollout.history import CompactionConfig
 from agentgym.rollout.loop import RolloutLoop
 from agentgym.rollout.serve_http import EpisodeServer, ServeConfig
@@ -29,7 +30,7 @@ __all__ = ["main"]
 
 CLIENT = """\
 an agent, with the package `openai` (a whole one: examples/black_box_agent.py):
-  client = OpenAI(base_url="{url}", api_key="none")
+  client = OpenAI(base_url="{url}", api_key="{key}")
   game = client.post("/episodes", cast_to=object)
   agent = client.with_options(base_url=game["base_url"])
   reply = agent.chat.completions.create(model="policy", messages=game["messages"], tools=game["tools"])
@@ -50,11 +51,17 @@ class ServeOptions(EvalConfig):
     engine: Literal["hf"] = "hf"
     """What samples the replies."""
     host: str = "127.0.0.1"
-    """The address to listen on; whoever reaches it can play."""
+    """The address to listen on; any that other machines reach demands a token."""
     port: int = 8000
     """The port to listen on; 0 takes a free one."""
     idle_s: float = 120.0
     """Seconds without a request after which an agent is gone, and its episode ends as a time-out."""
+    require_token: bool = False
+    """Demand a token on loopback too. It is printed at the start, or read from AGENTGYM_TOKEN where that is set."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names in the Host header that are served, besides IP addresses and this machine's own name."""
+    public_url: str = ""
+    """The URL under which agents reach the server, where they do not connect to it directly (a forwarded port)."""
     compaction: tyro.conf.Suppress[CompactionConfig] = field(default_factory=CompactionConfig)
     endpoint: tyro.conf.Suppress[ChatEndpointConfig] = field(default_factory=ChatEndpointConfig)
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
@@ -79,7 +86,14 @@ def main(args: Sequence[str]) -> int:
         )
     if is_url(options.policy):
         raise ConfigError(f"--policy {options.policy} is a chat endpoint already: an agent can talk to it directly")
-    config = ServeConfig(host=options.host, port=options.port, idle_s=options.idle_s)
+    config = ServeConfig(
+        host=options.host,
+        port=options.port,
+        idle_s=options.idle_s,
+        token=choose_token(options.host, is_required=options.require_token),
+        allowed_hosts=options.allowed_hosts,
+        public_url=options.public_url,
+    )
     load_env(options.env, options.env_kwargs).close()
     plan = open_evaluation(options, options.output, resume=options.resume)
 
@@ -89,7 +103,9 @@ def main(args: Sequence[str]) -> int:
         async with EpisodeServer(served, config) as server:
             # standard error: the last line of standard output is the result
             print(f"serving {len(plan.to_play)} episodes of {options.env} at {server.url}", file=sys.stderr)
-            print(CLIENT.format(url=server.url), file=sys.stderr, flush=True)
+            if config.token is not None:
+                print(f"token: {config.token}    (agents send it as their API key)", file=sys.stderr)
+            print(CLIENT.format(url=server.url, key=config.token or "none"), file=sys.stderr, flush=True)
             yield served
 
     return finish(play(plan, driver), as_json=options.json)

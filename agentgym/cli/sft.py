@@ -15,6 +15,7 @@ import tyro
 
 import agentgym
 from agentgym.chat_templates.families import renderer_for
+from agentgym.chat_templates.template_date import check_date, present_date
 from agentgym.chat_templates.template_renderer import TemplateRenderer
 from agentgym.cli.environment import load_env
 from agentgym.cli.options import parse_options
@@ -56,6 +57,9 @@ class SftOptions:
     """The model to begin with: `embedded`, or a folder with a model and its tokenizer."""
     family: str | None = None
     """The chat format of the model, by a name of `agentgym tools families`; None goes by its chat template."""
+    date: str | None = None
+    """What a chat template takes for the present date (`strftime_now`), such as 2026-03-01; None is the moment at which
+    the run begins. Where the template writes it, config.yaml then holds that moment."""
     policy: str = "oracle"
     """The player to imitate; `oracle` is what the environment's make_oracle gives."""
     mistakes: float = 0.25
@@ -95,6 +99,7 @@ class SftOptions:
         for name, (source, default) in BELONGS.items():
             if source not in given and getattr(self, name) != default:
                 raise ConfigError(f"--{name.replace('_', '-')} goes with --{source}, and not with --{given[0]}")
+        check_date(self.date)
         for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -185,7 +190,9 @@ def main(args: Sequence[str]) -> int:
     if env is not None:
         policy_for(env, options.policy)
     source = model_folder(options.model)
-    renderer, model = renderer_for(source, options.family), load_decoder(source)
+    date = options.date or present_date()
+    renderer, model = renderer_for(source, options.family, date=date), load_decoder(source)
+    options = replace(options, date=date if renderer.tokenizer.writes_date else options.date)
     lesson = _of_rows(options, renderer, model) if env is None else _of_demonstrations(options, renderer, env)
     folder = SftFolder(options.output or _free_output(options), _settings(options, renderer, lesson))
     display = _Display()

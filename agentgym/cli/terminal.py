@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TextIO
@@ -17,21 +18,30 @@ from rich.text import Text
 
 from agentgym.types import JSON
 
-__all__ = ["fail", "progress", "say", "show_json", "show_table", "warnings_shown"]
+__all__ = ["fail", "printable", "progress", "say", "show_json", "show_table", "warnings_shown"]
 
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 PLAIN_WIDTH = 160
 """Columns of a table that goes to a file or a pipe."""
 
 
 def say(text: str = "") -> None:
-    """One line of a result."""
-    print(text, flush=True)
+    """One line of a result, its control characters spelled out."""
+    print(printable(text), flush=True)
+
+
+def printable(text: str) -> str:
+    """The text with every control character spelled out (`\\x1b`), except line ends and tabs.
+
+    An environment's or a model's text can then not move the cursor, clear the screen or set the window's title.
+    """
+    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def fail(text: str) -> None:
     """`error: ...` on standard error."""
     sys.stdout.flush()
-    print(f"error: {text}", file=sys.stderr, flush=True)
+    print(f"error: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def show_json(value: Mapping[str, JSON]) -> None:
@@ -47,7 +57,7 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str
     for index, column in enumerate(columns):
         table.add_column(column, no_wrap=index == 0, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     _console(sys.stdout).print(table)
 
 
@@ -95,7 +105,7 @@ class _Warnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Writes the record as it is: a bar that is on the screen moves below it."""
         kind = "data" if record.levelno == logging.INFO else record.levelname.lower()
-        print(f"{kind}: {record.getMessage()}", file=sys.stderr, flush=True)
+        print(f"{kind}: {printable(record.getMessage())}", file=sys.stderr, flush=True)
 
 
 class _Console(Console):

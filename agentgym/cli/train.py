@@ -27,6 +27,7 @@ from agentgym.trainers.run_folder import free_run_folder
 from agentgym.trainers.self_play import alone
 from agentgym.trainers.tasks import EnvChoice, env_choices
 from agentgym.trainers.tasks.mix import read_mix
+from agentgym.trainers.token_budget import with_token_budget
 from agentgym.trainers.trainer import Trainer, TrainResult
 from agentgym.types import JSON
 from agentgym.viewer import TokenText, read_run, write_curve, write_report
@@ -67,7 +68,8 @@ def main(args: Sequence[str]) -> int:
         if given != type(given)() and config.engine != name:
             logger.warning("settings of %s are given, and the engine is %s: add --engine %s", name, config.engine, name)
     if options.print_config:
-        say(yaml.safe_dump(json.loads(json.dumps(asdict(config.resolved), default=dict)), sort_keys=False).rstrip())
+        complete = with_token_budget(config)
+        say(yaml.safe_dump(json.loads(json.dumps(asdict(complete), default=dict)), sort_keys=False).rstrip())
         return 0
     if options.dry_run:
         return _dry_run(config, as_json=options.json)
@@ -213,11 +215,10 @@ def _score_rows(name: str, score: EvalScore | None) -> list[list[str]]:
 
 
 def _score_row(name: str, score: EvalScore) -> list[str]:
-    num_won = round(score.success * score.episodes)
-    won = [1.0] * num_won + [0.0] * (score.episodes - num_won)
-    interval = success_interval(won, [str(index) for index in range(score.episodes)])
-    failed = f" (+{score.failed} failed)" if score.failed else ""
-    return [name, f"{score.success:.3f}", str(interval), f"{score.reward_mean:.3f}", f"{score.episodes}{failed}"]
+    interval, num_distinct = success_interval(score.won, score.tasks), len(set(score.tasks))
+    played = f"{score.episodes}" + (f" (+{score.failed} failed)" if score.failed else "")
+    played += f", {num_distinct} distinct tasks" if num_distinct < score.episodes else ""
+    return [name, f"{score.success:.3f}", str(interval), f"{score.reward_mean:.3f}", played]
 
 
 def _as_json(result: TrainResult, files: dict[str, str]) -> dict[str, JSON]:

@@ -19,7 +19,11 @@ from agentgym.trajectory import Trajectory
 
 __all__ = ["TrainingDisplay"]
 
-COLUMNS = ("step", "success", "reward", "loss", "entropy", "grad", "dead", "failed", "calls lost", "play s", "learn s")
+COLUMNS = (
+    *("step", "success", "reward", "loss", "entropy", "grad", "dead", "failed", "cut", "calls lost"),
+    *("play s", "learn s"),
+)
+"""`cut` counts replies that a limit of tokens ended."""
 SERVER_COLUMNS = ("sync s", "mismatch")
 """With an engine that is a server: seconds of the weight update (part of `learn s`), and the largest difference of its
 logprobs from ours, in nats."""
@@ -88,6 +92,7 @@ class TrainingDisplay:
             "grad": f"{update.grad_norm:.2f}" if update else "-",
             "dead": f"{rollout.dead_groups}/{rollout.groups}",
             "failed": str(rollout.failed),
+            "cut": str(rollout.replies_cut),
             "calls lost": str(rollout.failed_calls),
             "play s": f"{metrics.generate_s:.1f}",
             "learn s": f"{metrics.update_s:.1f}",

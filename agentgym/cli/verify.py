@@ -1,4 +1,4 @@
-"""`agentgym verify RUN`: recomputes what a run recorded, and exits with 1 where a record does not hold.
+"""`agentgym verify RUN`: checks every file of a run, and exits with 1 where one does not hold.
 
 `agentgym verify --model FOLDER` is a module of its own, `verify_model`.
 """
@@ -13,17 +13,24 @@ from typing import Annotated
 
 import tyro
 
+from agentgym.chat_templates.protocol import Renderer
 from agentgym.cli.options import parse_options
-from agentgym.cli.run_folder import renderer_of_run
+from agentgym.cli.run_folder import renderer_of_run, settings_of_run
 from agentgym.cli.terminal import say, show_json
-from agentgym.evaluation.verify import verify_run
+from agentgym.errors import ConfigError
+from agentgym.evaluation.replay import Replay
+from agentgym.evaluation.verify import Recomputation, verify_run
 
 __all__ = ["main"]
 
 
+FOREIGN_REWARDS = "the rewards are not the environment's own: only its answers were compared"
+
+
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions:
-    """Recomputes a run's tokens, masks, rewards and groups from episodes.jsonl; exit code 1 if something is wrong.
+    """Checks a run: recomputes tokens, masks, prompts, replies, sums and groups from episodes.jsonl, and finds by
+    digests what was edited or lost. Exit code 1 if something is wrong; docs/verify.md has what each property proves.
 
     `agentgym verify --model FOLDER` verifies a tokenizer and its chat template instead, before any training; it has
     options of its own: `agentgym verify --model FOLDER --help`.
@@ -33,6 +40,11 @@ class VerifyOptions:
     """The run folder."""
     tokenizer: str | None = None
     """The model folder whose chat format the run was made with; by default as the run's config.yaml says."""
+    deep: bool = False
+    """Computes again what the record says: advantages from the rewards, logprobs with the checkpoints that are there (a
+    sample of episodes for each), and every episode in its environment, with the recorded actions."""
+    share: float = 1.0
+    """The share of the episodes that --deep plays again, in (0, 1], drawn at random: for large runs."""
     json: bool = False
     """End with one line of JSON."""
 
@@ -43,9 +55,31 @@ def main(args: Sequence[str]) -> int:
         code: int = import_module("agentgym.cli.verify_model").main(args)  # the other half needs none of its libraries
         return code
     options = parse_options(VerifyOptions, args, prog="agentgym verify")
-    report = verify_run(options.run, renderer_of_run(options.run, options.tokenizer))
+    if not 0 < options.share <= 1:
+        raise ConfigError(f"--share is the share of episodes that are played again, in (0, 1], got {options.share:g}")
+    renderer = renderer_of_run(options.run, options.tokenizer)
+    report = verify_run(options.run, renderer, _recomputations(options, renderer) if options.deep else ())
     for line in report.lines():
         say(line)
     if options.json:
         show_json(report.to_json())
     return 0 if report.ok else 1
+
+
+def _recomputations(options: VerifyOptions, renderer: Renderer | None) -> list[Recomputation]:
+    """What `--deep` computes again: of a training run all, of another run its episodes."""
+    run, share = options.run, options.share
+    end_thinking = renderer.thinking[1] if renderer else "</think>"
+    settings = settings_of_run(run)
+    if "algo" not in settings:
+        foreign = FOREIGN_REWARDS if "reward" in settings else ""  # an evaluation has it only where one is given
+        return [Replay(foreign_rewards=foreign, end_thinking=end_thinking, share=share)]
+    recompute = import_module("agentgym.trainers.recompute")  # torch, which the other checks do not need
+    config = recompute.config_of(run)
+    foreign = FOREIGN_REWARDS if config.reward.given or config.reward.overlong.buffer_tokens else ""
+    served = ("train",) if config.serve is not None else ()
+    return [
+        recompute.RecomputedAdvantages(config),
+        recompute.RecomputedLogprobs(run, config),
+        Replay(foreign_rewards=foreign, end_thinking=end_thinking, served=served, share=share),
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -15,6 +16,7 @@ from agentgym.chat_templates.jinja_template import ChatTemplate
 from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json, show_table
+from agentgym.engines.architectures import SUPPORTED, refusal
 from agentgym.errors import ConfigError, RenderError
 from agentgym.evaluation.model_checks import Reference
 from agentgym.evaluation.model_folder import model_folder
@@ -28,7 +30,8 @@ class VerifyModelOptions:
     """Holds a tokenizer and its chat template to what training needs, over a hundred adversarial conversations.
 
     Of each property it says `ok`, `FAILED` (training would be wrong; exit code 1), or `noted` (the template does not
-    keep it, and what is trained is exact all the same). Exit code 2: there is nothing to verify.
+    keep it, and what is trained is exact all the same). Exit code 2: there is nothing to verify. A model that agentgym
+    does not train is noted with the reason, and the exit code is that of the template.
     """
 
     model: Annotated[str, tyro.conf.arg(metavar="FOLDER")]
@@ -52,9 +55,24 @@ def main(args: Sequence[str]) -> int:
     report = verify_model(tokenizer, options.family, _reference(folder, template))
     show_table(["property", "verdict", "checked", "what was found"], report.rows())
     say(report.summary())
+    reason = _refusal(folder)
+    if reason is not None:
+        say(f"the model itself does not train here: {reason}. Supported are {SUPPORTED}")
     if options.json:
-        show_json(report.to_json())
+        show_json({**report.to_json(), "refusal": reason})
     return 0 if report.ok else 1
+
+
+def _refusal(folder: Path) -> str | None:
+    """Why the folder's model does not train in process; None if it does, or if the folder is a tokenizer alone."""
+    path = folder / "config.json"
+    if not path.is_file():
+        return None
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return f"its config.json cannot be read ({error})"
+    return refusal(config) if isinstance(config, dict) else "its config.json is no object"
 
 
 def _template(file: Path | None) -> str | None:

@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 
 from agentgym.engines.compiler import cpp_compiler
-from agentgym.engines.hf_cache import SlotCache
+from agentgym.engines.hf_cache import SlotCache, fitting_slots
 from agentgym.engines.hf_checkpoint import own_tensors
-from agentgym.engines.hf_compiled import CompiledStep
+from agentgym.engines.hf_compiled import CompiledStep, compiled_step
 from agentgym.engines.hf_memory import regain_memory, release_memory
 from agentgym.engines.hf_model import Decoder
 from agentgym.engines.hf_probe import batch_invariance_findings
@@ -36,6 +36,7 @@ __all__ = ["HfEngine", "HfEngineConfig"]
 
 _log = logging.getLogger(__name__)
 _SMALL_MODEL = 20_000_000  # parameters; below it calling operators is much of the work: one thread is best, and a graph
+_CLOSING_S = 0.005  # between two looks at whether the worker has ended
 _CLOSED = "the hf engine is closed; make a new one"
 _RELEASED = -1  # in place of the weights' mark: a step before new weights fails, and reads nothing
 _Delivery = tuple[Request, "Completion | EngineError"]
@@ -45,8 +46,9 @@ _Delivery = tuple[Request, "Completion | EngineError"]
 class HfEngineConfig:
     """Settings of the in-process engine."""
 
-    num_slots: int = 128
-    """Requests that run at once; between its turns a session keeps its slot until another one needs it."""
+    num_slots: int | None = None
+    """Requests that run at once; between its turns a session keeps its slot until another one needs it. None is 128, or
+    as many as fit into half of the free memory."""
     window: int | None = None
     """Tokens of prompt and reply together; None is the model's context window."""
     max_step_tokens: int = 512
@@ -88,7 +90,7 @@ class HfEngine:
                 f"window {window} is over the model's context window {model.config.context_window}; lower it"
             )
         self._window, self._version, self._num_steps = window, version, 0
-        self._cache = SlotCache(model, self.config.num_slots, window)
+        self._cache = SlotCache(model, self.config.num_slots or fitting_slots(model, window), window)
         self._runner: StepRunner | CompiledStep | None = None
         self._scheduler = Scheduler(self._cache, self.config.max_step_tokens, self.config.keep_idle_s)
         self._parameters = tuple(model.parameters())
@@ -96,7 +98,7 @@ class HfEngine:
         self._in_flight: dict[str, Request] = {}
         self._inbox: deque[Callable[[], object]] = deque()
         self._wake = threading.Condition()
-        self._paused = self._closed = self._stopped = False
+        self._paused = self._closed = self._stopped = self._preparing = False
         is_small = sum(parameter.numel() for parameter in self._parameters) < _SMALL_MODEL
         self._threads = 1 if self.config.threads is None and is_small else self.config.threads
         can_compile = model.embed.device.type == "cpu" and model.embed.dtype == torch.float32
@@ -204,11 +206,15 @@ class HfEngine:
         await self._command(lambda: self._abort(session))
 
     async def close(self) -> None:
-        """Ends requests in flight with EngineError and joins the worker thread; a second call does nothing."""
+        """Ends requests in flight with EngineError and waits for the worker thread; a second call does nothing.
+
+        A compilation, which nothing can stop, is not waited for: its thread is a daemon and ends after it.
+        """
         with self._wake:
             self._closed = True
             self._wake.notify()
-        await asyncio.to_thread(self._worker.join)
+        while self._worker.is_alive() and not self._preparing:
+            await asyncio.sleep(_CLOSING_S)
 
     async def _command(self, act: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -271,27 +277,23 @@ class HfEngine:
         return []
 
     def _prepare(self) -> None:
-        if self._runner is None:
+        if self._runner is not None:
+            return
+        if self._closed:
+            raise EngineError(_CLOSED)
+        self._preparing = True
+        try:
             self._runner = self._make_runner()
+        finally:
+            self._preparing = False
 
     def _make_runner(self) -> StepRunner | CompiledStep:
-        runner = (self._compiled() if self.compiles else None) or StepRunner(self.model, self._cache)
+        required = bool(self.config.compile)
+        compiled = compiled_step(self.model, self._cache, required=required) if self.compiles else None
+        runner = compiled or StepRunner(self.model, self._cache)
         for finding in batch_invariance_findings(runner):
             _log.warning("replies may depend on what else is in flight: %s", finding)
         return runner
-
-    def _compiled(self) -> CompiledStep | None:
-        """The compiled step; None where it was nobody's wish and cannot be had."""
-        try:
-            step = CompiledStep(self.model, self._cache)
-            step.compile()
-            return step
-        except Exception as error:  # a compiler may fail in any way, and is not needed to go on
-            if self.config.compile:
-                raise
-            reason = " ".join(str(error).partition("Set TORCHDYNAMO")[0].split())[:300]
-            _log.warning("the engine's step could not be compiled and runs uncompiled, slower: %s", reason)
-            return None
 
     @torch.inference_mode()
     def _step(self) -> list[_Delivery]:

@@ -6,8 +6,10 @@ import heapq
 import mmap
 from collections import OrderedDict
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -15,18 +17,47 @@ from torch import Tensor
 from agentgym.engines.hf_model import Decoder
 from agentgym.errors import ConfigError
 
-__all__ = ["L_BLOCK", "SlotCache", "round_up"]
+__all__ = ["L_BLOCK", "SlotCache", "fitting_slots", "round_up"]
 
 # Shape suffixes: S slots, W window (positions of a slot), K key/value heads, D head width.
 
 L_BLOCK = 64
 """Attention reads keys up to a multiple of this; what lies beyond a row's own position is masked."""
+_CGROUP = Path("/sys/fs/cgroup")
 _QUICK = 16  # tokens compared first when prefixes are sought
 
 
 def round_up(value: int, multiple: int) -> int:
     """The smallest multiple of `multiple` that is at least `value`."""
     return -(-value // multiple) * multiple
+
+
+def fitting_slots(model: Decoder, window: int, wanted: int = 128) -> int:
+    """The number of slots of `window` tokens that fit into half of the free memory: at most `wanted`, at least 1."""
+    slot_bytes = int(np.prod(_slot_shape(model, window))) * model.embed.element_size() * model.config.num_layers
+    free = _free_memory(model.embed.device)
+    return max(1, min(wanted, free // 2 // slot_bytes - 1))  # one more slot is scratch
+
+
+def _slot_shape(model: Decoder, window: int) -> tuple[int, int, int, int]:
+    """Keys and values, heads, positions and width of a slot in a layer.
+
+    There is a block of positions more than can be read, so that what is read is a part whatever its length: one graph
+    serves all.
+    """
+    c = model.config
+    return 2, c.num_kv_heads, round_up(window, L_BLOCK) + L_BLOCK, c.head_width
+
+
+def _free_memory(device: torch.device) -> int:
+    """Bytes that a device can give; on CPU the limit of the container counts too."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = int(psutil.virtual_memory().available)
+    with suppress(OSError, ValueError):  # no such container, or `max`
+        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        free = min(free, limit - used)
+    return free
 
 
 class SlotCache:
@@ -42,8 +73,8 @@ class SlotCache:
     def __init__(self, model: Decoder, num_slots: int, window: int) -> None:
         c = model.config
         self.num_slots, self.window = num_slots, window
-        # A block more than can be read, so that what is read is a part whatever its length: one graph serves all.
-        shape = (2, num_slots + 1, c.num_kv_heads, round_up(window, L_BLOCK) + L_BLOCK, c.head_width)
+        keys_and_values, *rest = _slot_shape(model, window)
+        shape = (keys_and_values, num_slots + 1, *rest)
         self.kv, self._pages = _zeros(c.num_layers, shape, model.embed)
         self.kv_flat = tuple(kv.view(-1, c.head_width) for kv in self.kv)
         # The first row in `kv_flat` of every slot's keys, then values, head by head.

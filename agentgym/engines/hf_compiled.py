@@ -8,6 +8,7 @@ uncompiled step: an engine uses one or the other for all its life.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -23,7 +24,9 @@ from agentgym.engines.hf_model import Decoder, DecoderConfig
 from agentgym.engines.hf_step import Rows, padded
 from agentgym.errors import ConfigError
 
-__all__ = ["CompiledStep"]
+__all__ = ["CompiledStep", "compiled_step"]
+
+_log = logging.getLogger(__name__)
 
 # Shape suffixes: N rows, R rows whose logits are wanted, H query heads, K key/value heads, G query heads per key/value
 # head, D head width, L padded keys, E model width, V vocabulary, W window.
@@ -123,6 +126,20 @@ class CompiledStep:
         with torch._dynamo.config.patch(cache_size_limit=_MOST_ENGINES, automatic_dynamic_shapes=False):
             step(due, self.cache.kv, self._weights, self._rope)
         self._step = step
+
+
+def compiled_step(model: Decoder, cache: SlotCache, *, required: bool) -> CompiledStep | None:
+    """Returns the compiled step, or None with a warning if it cannot be compiled and is not `required`."""
+    try:
+        step = CompiledStep(model, cache)
+        step.compile()
+        return step
+    except Exception as error:  # a compiler may fail in any way, and is not needed to go on
+        if required:
+            raise
+        reason = " ".join(str(error).partition("Set TORCHDYNAMO")[0].split())[:300]
+        _log.warning("the engine's step could not be compiled and runs uncompiled, slower: %s", reason)
+        return None
 
 
 def _parts(position_N: NDArray[np.int64]) -> list[NDArray[np.int64]]:

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from agentgym.engines.architectures import ARCHITECTURES, SUPPORTED, refusal, rope_of
+from agentgym.engines.context_window import declared_window
 from agentgym.engines.hf_exchange import Exchange
 from agentgym.engines.hf_layout import LayoutRows, PackedLayout
 from agentgym.engines.hf_linear import linear
@@ -29,9 +31,6 @@ __all__ = ["Decoder", "DecoderConfig", "DecoderLayer", "apply_rope"]
 # V vocabulary.
 
 T = TypeVar("T")
-
-FAMILIES = {"qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
-FAMILIES["mistral"] = "MistralForCausalLM"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,21 +59,14 @@ class DecoderConfig:
     @classmethod
     def from_hf(cls, config: Mapping[str, JSON]) -> DecoderConfig:
         """Reads Hugging Face's configuration keys; refuses what this decoder would compute differently."""
-        family = str(config.get("model_type"))
-        if family not in FAMILIES:
+        reason = refusal(config)
+        if reason is not None:
             raise ConfigError(
-                f"model_type {family!r} is not supported by the hf engine; it knows {', '.join(sorted(FAMILIES))}."
-                " Serve other architectures with an external engine."
+                f"this model cannot be trained or run in process: {reason}. Supported are {SUPPORTED}. Others can be"
+                " evaluated behind a server: `agentgym eval --policy http://HOST:PORT/v1`"
             )
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        assert isinstance(rope, Mapping)
-        rope_type = rope.get("rope_type", rope.get("type", "default"))
-        if rope_type != "default":
-            raise ConfigError(f"rope scaling {rope_type!r} is not supported by the hf engine; only plain rope is")
-        if config.get("sliding_window") and config.get("use_sliding_window", family == "mistral"):
-            raise ConfigError("sliding-window attention is not supported by the hf engine")
-        if config.get("attention_bias") or config.get("mlp_bias"):
-            raise ConfigError("attention_bias and mlp_bias are not supported by the hf engine")
+        rope = rope_of(config)
+        family = str(config["model_type"])
         return cls._from_known(family, config, rope)
 
     @classmethod
@@ -97,7 +89,7 @@ class DecoderConfig:
             num_kv_heads=integer("num_key_value_heads", num_heads),
             head_width=integer("head_dim", width // num_heads),
             ffn_width=integer("intermediate_size"),
-            context_window=integer("max_position_embeddings", 2048),
+            context_window=declared_window(config),
             rope_theta=float(cast(float, theta)),
             norm_eps=float(cast(float, config.get("rms_norm_eps", 1e-6))),
             tied=bool(config.get("tie_word_embeddings", False)),
@@ -108,7 +100,7 @@ class DecoderConfig:
     def to_hf(self) -> dict[str, JSON]:
         """The `config.json` that `transformers` reads."""
         return {
-            "architectures": [FAMILIES[self.family]],
+            "architectures": [ARCHITECTURES[self.family]],
             "model_type": self.family,
             "vocab_size": self.vocab_size,
             "hidden_size": self.width,

@@ -1,28 +1,32 @@
-"""Weights on their way to an engine in another process: buckets of bytes, and the digests they must arrive with."""
+"""Weights on their way to an engine in another process: bytes or handles, and the digests they must arrive with."""
 
 from __future__ import annotations
 
 import hashlib
 import pickle
+from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
+from torch.multiprocessing.reductions import reduce_tensor
 
 from agentgym.errors import EngineError
+from agentgym.types import JSON
 
 __all__ = [
-    "WeightBucket",
     "adapter_payload",
     "as_dtype",
     "checked_weights",
     "digest",
     "fused_digests",
+    "memory_handle",
     "overall_digest",
+    "pickled_tensors",
     "portions",
-    "weight_buckets",
+    "safetensors_bytes",
 ]
 
 _FUSED = {
@@ -40,16 +44,6 @@ _DTYPES = {
     "float16": torch.float16,
     "half": torch.float16,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class WeightBucket:
-    """Some of the tensors, as one message: `payload` is a pickled list of (name, tensor)."""
-
-    names: tuple[str, ...]
-    num_bytes: int
-    """Of the tensors."""
-    payload: bytes
 
 
 def checked_weights(weights: Mapping[str, object]) -> dict[str, Tensor]:
@@ -70,19 +64,41 @@ def as_dtype(weights: Mapping[str, Tensor], dtype: str | None) -> dict[str, Tens
     return {name: one if wanted is None else one.to(wanted) for name, one in weights.items()}
 
 
-def weight_buckets(weights: Mapping[str, Tensor], max_bytes: int) -> Iterator[WeightBucket]:
-    """The portions of the weights, each as a message.
+def safetensors_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    """Returns the tensors as a safetensors file."""
+    return save({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()})
 
-    Tensors on CPU travel as bytes; those on a GPU as handles of its memory, which a server on the same device opens
-    without a copy.
+
+def memory_handle(tensor: Tensor) -> dict[str, JSON]:
+    """Returns what another process on the same GPU opens the tensor's memory with, without a copy (`vllm_worker`).
+
+    The tensor must live until then.
     """
-    for part in portions(weights, max_bytes):
-        tensors = list(part.items())
-        if any(tensor.is_cuda for tensor in part.values()):
-            payload = bytes(ForkingPickler.dumps(tensors))
-        else:  # a clone has a storage of its own: pickling a view would send all that it is a view of
-            payload = pickle.dumps([(name, tensor.contiguous().clone()) for name, tensor in tensors])
-        yield WeightBucket(tuple(part), sum(tensor.nbytes for tensor in part.values()), payload)
+    arguments = reduce_tensor(tensor.detach())[1]
+    _, shape, stride, offset, _, dtype, _, memory, storage_bytes, storage_offset, _, *shared = arguments
+    counter, counter_offset, event, event_sync = shared
+    return {
+        "shape": list(shape),
+        "stride": list(stride),
+        "offset": offset,
+        "dtype": str(dtype).removeprefix("torch."),
+        "memory": b64encode(memory).decode(),
+        "storage_bytes": storage_bytes,
+        "storage_offset": storage_offset,
+        "counter": b64encode(counter).decode(),
+        "counter_offset": counter_offset,
+        "event": b64encode(event).decode(),
+        "event_sync": event_sync,
+    }
+
+
+def pickled_tensors(tensors: Mapping[str, Tensor]) -> bytes:
+    """Returns the pickled list of (name, tensor) that SGLang takes: bytes of tensors on CPU, handles of those on a GPU,
+    which a server on the same device opens without a copy."""
+    if any(tensor.is_cuda for tensor in tensors.values()):
+        return bytes(ForkingPickler.dumps(list(tensors.items())))
+    # a clone has a storage of its own: pickling a view would send all that it is a view of
+    return pickle.dumps([(name, tensor.contiguous().clone()) for name, tensor in tensors.items()])
 
 
 def portions(weights: Mapping[str, Tensor], max_bytes: int) -> Iterator[dict[str, Tensor]]:

@@ -13,8 +13,17 @@ from typing import Any
 import aiohttp
 
 from agentgym.errors import ConfigError, EngineError
+from agentgym.url_credentials import refuse_credentials
 
-__all__ = ["HttpClient", "HttpRefusal", "HttpUnreachable", "check_addresses", "server_address"]
+__all__ = [
+    "SERVER_SECRET",
+    "HttpClient",
+    "HttpRefusal",
+    "HttpUnreachable",
+    "check_addresses",
+    "secret_headers",
+    "server_address",
+]
 
 _LARGE = 1 << 20
 _KEPT_S = 3.0
@@ -39,6 +48,15 @@ class HttpRefusal(EngineError):
         return (HttpRefusal, (str(self), self.status, self.retry_after_s))
 
 
+SERVER_SECRET = "AGENTGYM_SERVER_SECRET"
+"""The environment variable with the secret of a server that runs already; one that we launch gets its own in it."""
+
+
+def secret_headers(secret: str) -> dict[str, str]:
+    """Returns the headers of a request to a server with that secret; none for ""."""
+    return {"Authorization": f"Bearer {secret}"} if secret else {}
+
+
 def server_address(url: str) -> str:
     """`http://host:30000` for it with a slash at its end, or with the `/v1` of chat completions."""
     return url.rstrip("/").removesuffix("/v1")
@@ -46,6 +64,7 @@ def server_address(url: str) -> str:
 
 def check_addresses(urls: Sequence[str], server: str) -> None:
     """Raises ConfigError for what is no address of an HTTP server, and for a server that is given twice."""
+    refuse_credentials(urls, server)
     addresses = [server_address(url) for url in urls]
     for url, address in zip(urls, addresses, strict=True):
         if not url.startswith(("http://", "https://")):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from agentgym.errors import ConfigError
+from agentgym.url_credentials import refuse_credentials
 
 __all__ = ["ChatEndpointConfig", "endpoint_url", "is_url"]
 
@@ -84,6 +85,7 @@ def endpoint_url(text: str) -> str:
 
     Raises ConfigError for what is no address of a server, or holds a secret.
     """
+    refuse_credentials(text, "the endpoint")
     try:
         parts = urlsplit(text.strip())
         host, _ = parts.hostname, parts.port

@@ -11,10 +11,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentgym.engines.http import HttpClient, HttpRefusal, HttpUnreachable
+from agentgym.engines.http import SERVER_SECRET, HttpClient, HttpRefusal, HttpUnreachable, secret_headers
 from agentgym.errors import ConfigError, EngineError
 
 __all__ = ["ServerCommand", "ServerProcess", "device_environment", "free_port", "serving_device", "start_together"]
@@ -35,6 +35,8 @@ class ServerCommand:
     """Where its output goes."""
     env: Mapping[str, str] | None = None
     """Variables on top of our own environment."""
+    secret: str = field(default="", repr=False)
+    """What the server wants with each request; it finds it in its environment, as AGENTGYM_SERVER_SECRET."""
     ready_path: str = "/health"
     ready_s: float = 600.0
     """Seconds that it may take to load the model and answer `ready_path`."""
@@ -58,14 +60,15 @@ class ServerProcess:
         command = self.command
         command.log.parent.mkdir(parents=True, exist_ok=True)
         guard = [sys.executable, "-m", "agentgym.engines.server_guard", *command.words]
-        with open(command.log, "ab") as log:
+        secret = {SERVER_SECRET: command.secret} if command.secret else {}
+        with open(command.log, "ab", opener=_private) as log:
             try:
                 self._process = subprocess.Popen(
                     guard,
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **(command.env or {})},
+                    env={**os.environ, **(command.env or {}), **secret},
                     start_new_session=True,  # Ctrl-C is for us: the episodes in flight still need the server
                 )
             except OSError as error:
@@ -110,7 +113,7 @@ class ServerProcess:
 
     async def _until_ready(self) -> None:
         command, deadline = self.command, time.monotonic() + self.command.ready_s
-        client = HttpClient(self.url, timeout_s=10.0)
+        client = HttpClient(self.url, headers=secret_headers(command.secret), timeout_s=10.0)
         try:
             while time.monotonic() < deadline:
                 if not self.alive:
@@ -129,6 +132,11 @@ class ServerProcess:
 
     def _last_words(self) -> str:
         return f"its log {command_log(self.command)} ends with\n{self.log_tail()}"
+
+
+def _private(path: str, flags: int) -> int:
+    """Opens a file that no other user reads: servers log their settings."""
+    return os.open(path, flags, 0o600)
 
 
 async def start_together(processes: Sequence[ServerProcess], option: str) -> None:

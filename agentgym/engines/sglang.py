@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import secrets
+import shutil
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +14,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, ClassVar
 
-from agentgym.engines.http import HttpClient, server_address
+from agentgym.engines.http import SERVER_SECRET, HttpClient, secret_headers, server_address
 from agentgym.engines.replicated import ReplicatedEngine, ServingSettings
 from agentgym.engines.server_config import ServerConfig
 from agentgym.engines.server_process import (
@@ -29,6 +32,7 @@ from agentgym.errors import EngineError, RunFolderError
 __all__ = ["SglangConfig", "SglangServer", "launch_sglang", "open_sglang", "sglang_engine"]
 
 _log = logging.getLogger(__name__)
+_LAUNCHER = "agentgym_sglang_launch"
 CPU_ARGUMENTS: Mapping[str, object] = {
     "device": "cpu",
     "attention_backend": "torch_native",
@@ -52,7 +56,8 @@ class SglangConfig(ServerConfig):
 
     server: ClassVar[str] = "an SGLang server"
     urls: tuple[str, ...] = ()
-    """Running servers, such as http://127.0.0.1:30000; none launches new ones."""
+    """Running servers, such as http://127.0.0.1:30000; none launches new ones. Each request bears the variable
+    AGENTGYM_SERVER_SECRET as a bearer token (SGLang's --api-key), where it is set."""
     python: str = ""
     """The interpreter that has SGLang; empty is the one that runs agentgym."""
     server_args: tuple[str, ...] = ()
@@ -62,10 +67,10 @@ class SglangConfig(ServerConfig):
 class SglangServer:
     """An SGLang server over HTTP: one that runs, or one that we launch (`process`) and end."""
 
-    def __init__(self, url: str, process: ServerProcess | None = None) -> None:
+    def __init__(self, url: str, process: ServerProcess | None = None, *, secret: str = "") -> None:
         self.url = server_address(url)
         self.process = process
-        self._client = HttpClient(self.url)
+        self._client = HttpClient(self.url, headers=secret_headers(secret))
 
     @property
     def name(self) -> str:
@@ -99,9 +104,11 @@ async def open_sglang(config: SglangConfig, model_folder: Path, *, version: int 
     answer (with the end of its log), ConfigError or RunFolderError for what cannot be served; nothing is left running.
     """
     model_limits(model_folder)  # before anything is started for it
-    servers = [SglangServer(url) for url in config.urls]
+    secret = os.environ.get(SERVER_SECRET, "")
+    servers = [SglangServer(url, secret=secret) for url in config.urls]
     if not servers:
-        servers = [SglangServer(one.url, one) for one in await launch_sglang(config, model_folder)]
+        launched = await launch_sglang(config, model_folder)
+        servers = [SglangServer(one.url, one, secret=one.command.secret) for one in launched]
     return await sglang_engine(servers, config.serving, model_folder=model_folder, version=version)
 
 
@@ -178,7 +185,7 @@ def _shape(folder: Path) -> dict[str, int]:
 
 def launch_words(config: SglangConfig, model_folder: Path, port: int) -> list[str]:
     """The command of one server."""
-    words = [config.python or sys.executable, "-m", "sglang.launch_server"]
+    words = [config.python or sys.executable, "-m", _LAUNCHER]
     words += ["--model-path", str(model_folder), "--port", str(port), "--host", "127.0.0.1", "--dtype", config.dtype]
     words += ["--skip-server-warmup", "--log-level", "warning"]
     for name, value in CPU_ARGUMENTS.items() if serving_device(config.device) == "cpu" else ():
@@ -192,7 +199,11 @@ async def launch_sglang(config: SglangConfig, model_folder: Path) -> list[Server
 
     Raises EngineError with the end of its log.
     """
-    folder = Path(config.log_folder or mkdtemp(prefix="agentgym-sglang-"))
+    folder = Path(config.log_folder or mkdtemp(prefix="agentgym-sglang-")).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    # A copy under a name of its own: SGLang's environment need not hold agentgym, nor see the rest of ours.
+    shutil.copyfile(Path(__file__).with_name("sglang_launch.py"), folder / f"{_LAUNCHER}.py")
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     on_cpu = serving_device(config.device) == "cpu"
     processes = []
     for number in range(config.replicas):
@@ -202,7 +213,11 @@ async def launch_sglang(config: SglangConfig, model_folder: Path) -> list[Server
             words=launch_words(config, model_folder, port),
             port=port,
             log=folder / f"sglang-{number}.log",
-            env=CPU_ENVIRONMENT if on_cpu else device_environment(number, config.replicas),
+            env={
+                **(CPU_ENVIRONMENT if on_cpu else device_environment(number, config.replicas)),
+                "PYTHONPATH": path,
+            },
+            secret=secrets.token_urlsafe(32),
             ready_s=config.ready_s,
         )
         processes.append(ServerProcess(command))

@@ -46,10 +46,12 @@ class SglangReceiver:
         finally:
             await self.order("/end_weight_update", {})
 
-    async def take(self, payload: bytes, end: UpdateEnd | None) -> None:
-        """Sends a bucket, once for each rank."""
-        tensors = [base64.b64encode(payload).decode()] * self.num_ranks
-        await self._send("/update_weights_from_tensor", {"serialized_named_tensors": tensors}, end)
+    async def take(self, tensors: Mapping[str, Tensor], end: UpdateEnd | None) -> None:
+        """Sends a bucket, once for each rank, as the pickle that SGLang reads."""
+        from agentgym.engines.hf_weights import pickled_tensors
+
+        copies = [base64.b64encode(pickled_tensors(tensors)).decode()] * self.num_ranks
+        await self._send("/update_weights_from_tensor", {"serialized_named_tensors": copies}, end)
 
     async def read(self, folder: str, end: UpdateEnd) -> None:
         """Has the folder read."""

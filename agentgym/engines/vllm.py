@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import ClassVar
 
+from agentgym.engines.http import SERVER_SECRET
 from agentgym.engines.replicated import ReplicatedEngine, ServingSettings
 from agentgym.engines.server_config import ServerConfig
 from agentgym.engines.server_process import (
@@ -28,10 +30,9 @@ from agentgym.errors import RunFolderError
 
 __all__ = ["VllmConfig", "launch_vllm", "open_vllm", "vllm_engine"]
 
-_EXTENSION = "agentgym_vllm_worker"
 _WORDS = (
     "--enable-scale-out --logprobs-mode processed_logprobs --generation-config vllm "
-    f"--worker-extension-cls {_EXTENSION}.WeightWorker"
+    "--worker-extension-cls agentgym_vllm_worker.WeightWorker --middleware agentgym_vllm_auth.RequireSecret"
 ).split()
 # On CPU a seeded request ends the server when its prompt is read in chunks, and half of the memory is taken by default.
 _CPU_WORDS = "--enforce-eager --no-enable-chunked-prefill --gpu-memory-utilization 0.2".split()
@@ -46,7 +47,8 @@ class VllmConfig(ServerConfig):
     server: ClassVar[str] = "a vLLM server"
     urls: tuple[str, ...] = ()
     """Running servers, such as http://127.0.0.1:8000; none launches new ones. They need VLLM_SERVER_DEV_MODE=1,
-    --enable-scale-out, --logprobs-mode processed_logprobs and our --worker-extension-cls, as the error says."""
+    --enable-scale-out, --logprobs-mode processed_logprobs and our --worker-extension-cls, as the error says. Each
+    request bears the variable AGENTGYM_SERVER_SECRET as a bearer token, where it is set."""
     python: str = ""
     """The interpreter that has vLLM (0.32 or later); empty is the one that runs agentgym."""
     server_args: tuple[str, ...] = ()
@@ -62,9 +64,10 @@ async def open_vllm(config: VllmConfig, model_folder: Path | None, *, version: i
     """
     servers: list[VllmServer] = []
     if config.urls:
-        servers = [_server(config, url) for url in config.urls]
+        servers = [_server(config, url, secret=os.environ.get(SERVER_SECRET, "")) for url in config.urls]
     else:
-        servers = [_server(config, process.url, process) for process in await launch_vllm(config, model_folder)]
+        launched = await launch_vllm(config, model_folder)
+        servers = [_server(config, one.url, one, secret=one.command.secret) for one in launched]
     return await vllm_engine(servers, config.serving, version=version)
 
 
@@ -100,8 +103,9 @@ async def launch_vllm(config: VllmConfig, model_folder: Path | None) -> list[Ser
         raise RunFolderError(f"no model in {str(model_folder)!r}: config.json is missing")
     folder = Path(config.log_folder or mkdtemp(prefix="agentgym-vllm-")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    # A copy under a name of its own: vLLM's environment need not hold agentgym, nor see the rest of ours.
-    shutil.copyfile(Path(__file__).with_name("vllm_worker.py"), folder / f"{_EXTENSION}.py")
+    # Copies under names of their own: vLLM's environment need not hold agentgym, nor see the rest of ours.
+    for name in ("vllm_worker", "vllm_auth"):
+        shutil.copyfile(Path(__file__).with_name(f"{name}.py"), folder / f"agentgym_{name}.py")
     processes = [ServerProcess(_command(config, model_folder, folder, number)) for number in range(config.replicas)]
     await start_together(processes, "--vllm.python")
     return processes
@@ -116,10 +120,15 @@ def launch_words(config: VllmConfig, model_folder: Path, port: int) -> list[str]
     return [*words, *config.server_args]
 
 
-def _server(config: VllmConfig, url: str, process: ServerProcess | None = None) -> VllmServer:
+def _server(config: VllmConfig, url: str, process: ServerProcess | None = None, *, secret: str) -> VllmServer:
     serving = config.serving
     return VllmServer(
-        url, process=process, request_s=serving.request_s, order_s=serving.update_s, stream=serving.stream
+        url,
+        process=process,
+        secret=secret,
+        request_s=serving.request_s,
+        order_s=serving.update_s,
+        stream=serving.stream,
     )
 
 
@@ -136,5 +145,6 @@ def _command(config: VllmConfig, model_folder: Path, folder: Path, number: int) 
         port=port,
         log=folder / f"vllm-{number}.log",
         env=env,
+        secret=secrets.token_urlsafe(32),
         ready_s=config.ready_s,
     )

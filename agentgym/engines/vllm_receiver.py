@@ -30,9 +30,15 @@ class VllmReceiver:
         """An update, which needs no opening: the engine is paused."""
         return nullcontext()
 
-    async def take(self, payload: bytes, end: UpdateEnd | None) -> None:
-        """Sends a bucket."""
-        await self.engine.call("agentgym_load", base64.b64encode(payload).decode())
+    async def take(self, tensors: Mapping[str, Tensor], end: UpdateEnd | None) -> None:
+        """Sends a bucket: its bytes, or handles of its memory on a GPU."""
+        from agentgym.engines.hf_weights import memory_handle, safetensors_bytes
+
+        if any(tensor.is_cuda for tensor in tensors.values()):
+            handles = [[name, memory_handle(tensor)] for name, tensor in tensors.items()]
+            await self.engine.call("agentgym_load_handles", json.dumps(handles))
+        else:
+            await self.engine.call("agentgym_load", base64.b64encode(safetensors_bytes(tensors)).decode())
 
     async def read(self, folder: str, end: UpdateEnd) -> None:
         """Has the folder read."""

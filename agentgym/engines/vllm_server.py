@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentgym.engines.http import HttpClient, HttpRefusal, HttpUnreachable, server_address
+from agentgym.engines.http import HttpClient, HttpRefusal, HttpUnreachable, secret_headers, server_address
 from agentgym.engines.server_process import ServerProcess
 from agentgym.engines.vllm_api import Holding, VllmReply, join_pieces, read_reply
 from agentgym.errors import EngineError
@@ -29,11 +29,12 @@ class VllmServer:
         url: str,
         *,
         process: ServerProcess | None = None,
+        secret: str = "",
         request_s: float = 600.0,
         order_s: float = 600.0,
         stream: bool = False,
     ) -> None:
-        self.client = HttpClient(server_address(url))
+        self.client = HttpClient(server_address(url), headers=secret_headers(secret))
         self.process = process
         self._request_s, self._order_s = request_s, order_s
         self._stream = stream

@@ -10,7 +10,6 @@ import base64
 import hashlib
 import importlib
 import json
-import pickle
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -58,9 +57,15 @@ class WeightWorker:
         return {"vocab_size": vocab_size, "ranks": ranks, "seeds": seeds, "logprobs": mode, "weights": weights}
 
     def agentgym_load(self, payload: str) -> int:
-        """Copies tensors into the parameters that they belong to; `payload` is base64 of a pickled list of (published
-        name, tensor). Returns how many parameters were written."""
-        return self._agentgym_write(pickle.loads(base64.b64decode(payload)))
+        """Copies tensors into the parameters that they belong to; `payload` is base64 of a safetensors file under
+        published names. Returns how many parameters were written."""
+        safetensors = importlib.import_module("safetensors.torch")
+        return self._agentgym_write(safetensors.load(base64.b64decode(payload)).items())
+
+    def agentgym_load_handles(self, handles: str) -> int:
+        """Like `agentgym_load`, from memory of the same GPU: JSON of [[published name, handle], ...], as
+        `hf_weights.memory_handle` makes them."""
+        return self._agentgym_write((name, _opened(handle)) for name, handle in json.loads(handles))
 
     def agentgym_load_folder(self, folder: str) -> int:
         """Like `agentgym_load`, from the safetensors files of a model folder that this process can read."""
@@ -132,6 +137,30 @@ def _joined(given: dict[str, Any], rank: int) -> Any:
     )
     internals._world.pg_group_ranks[group] = {rank: rank for rank in range(num_ranks)}
     return group
+
+
+def _opened(handle: dict[str, Any]) -> Any:
+    """Returns the tensor whose GPU memory another process shares."""
+    torch = importlib.import_module("torch")
+    reductions = importlib.import_module("torch.multiprocessing.reductions")
+    memory, counter, event = (base64.b64decode(handle[name]) for name in ("memory", "counter", "event"))
+    return reductions.rebuild_cuda_tensor(
+        torch.Tensor,
+        torch.Size(handle["shape"]),
+        tuple(handle["stride"]),
+        int(handle["offset"]),
+        torch.UntypedStorage,
+        getattr(torch, handle["dtype"]),
+        torch.cuda.current_device(),
+        memory,
+        int(handle["storage_bytes"]),
+        int(handle["storage_offset"]),
+        False,
+        counter,
+        int(handle["counter_offset"]),
+        event,
+        bool(handle["event_sync"]),
+    )
 
 
 def _parameters(model: Any) -> Iterator[tuple[str, Any, Any]]:

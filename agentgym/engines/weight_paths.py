@@ -65,8 +65,8 @@ class Receiver(Protocol):
     def update(self) -> AbstractAsyncContextManager[None]:
         """An update: opened when entered, and closed when left, also where it failed."""
 
-    async def take(self, payload: bytes, end: UpdateEnd | None) -> None:
-        """Copies the tensors of a bucket: a pickled list of (published name, tensor)."""
+    async def take(self, tensors: Mapping[str, Tensor], end: UpdateEnd | None) -> None:
+        """Copies the tensors of a bucket, by published name."""
 
     async def read(self, folder: str, end: UpdateEnd) -> None:
         """Reads the safetensors files of a folder."""
@@ -106,27 +106,21 @@ class _Memory:
         self.max_bytes = max_bytes
 
     async def load(self, weights: Mapping[str, Tensor], end: UpdateEnd) -> WeightSync:
-        from agentgym.engines.hf_weights import weight_buckets
+        from agentgym.engines.hf_weights import portions
 
-        gather_s = transfer_s = 0.0
-        num_bytes, num_sent = 0, 0
+        num_sent = 0
         async with self.receiver.update():
             started = time.perf_counter()
-            for bucket in weight_buckets(weights, self.max_bytes):
-                gathered = time.perf_counter()
-                num_sent += len(bucket.names)
-                await self.receiver.take(bucket.payload, end if num_sent == len(weights) else None)
-                num_bytes += bucket.num_bytes
-                gather_s += gathered - started
-                started = time.perf_counter()
-                transfer_s += started - gathered
+            for part in portions(weights, self.max_bytes):
+                num_sent += len(part)
+                await self.receiver.take(part, end if num_sent == len(weights) else None)
+            sent = time.perf_counter()
         return WeightSync(
             version=end.version,
             num_tensors=len(weights),
-            num_bytes=num_bytes,
-            gather_s=gather_s,
-            transfer_s=transfer_s,
-            load_s=time.perf_counter() - started,
+            num_bytes=sum(tensor.nbytes for tensor in weights.values()),
+            transfer_s=sent - started,
+            load_s=time.perf_counter() - sent,
         )
 
     async def close(self) -> None:

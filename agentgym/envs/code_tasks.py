@@ -80,6 +80,7 @@ class CodeTasks(ToolEnv):
         python = partial(CodeTools, names=("python",), limits=LIMITS, backend=backend, max_calls=MAX_CALLS)
         super().__init__(render_mode, tool_sources=[python])
         self.level = level
+        self.own_split = level == HUMANEVAL
         self.submissions = submissions
         often = "once" if submissions == 1 else f"at most {submissions} times"
         self.system_prompt = ASKED.format(often=often)

@@ -15,14 +15,13 @@ from agentgym.envs.trickster import Trickster, calling
 from agentgym.errors import ConfigError
 from agentgym.tools import tool
 from agentgym.tools.expression import ExpressionError, evaluate
-from agentgym.types import Message
+from agentgym.types import JSON, Message
 
 __all__ = ["Countdown"]
 
-LEVELS = {1: (2, 0, 100), 2: (4, 0, 200), 3: (4, 2, 999)}
-"""Level to how many small numbers (1 to 10), how many large ones, and the largest target."""
+LEVELS = {1: (2, 200, 0, 400), 2: (4, 10, 0, 200), 3: (4, 10, 2, 999)}
+"""Level to how many small numbers, the largest of them, how many large ones, and the largest target."""
 LARGE = (25, 50, 75, 100)
-SMALL = 10
 NUM_ANSWERS = 3
 MAX_CHARS = 100
 
@@ -30,18 +29,20 @@ MAX_CHARS = 100
 class Countdown(ToolEnv):
     """Reach a target with given numbers, each used at most once, by + - * / and parentheses. Reward 1 when reached.
 
-    `level` (1 to 3) sets how many numbers there are: 2, 4 or 6. There are three answers; a wrong one, and one that
-    cannot be read, uses one up.
+    `level` (1 to 3) sets how many numbers there are: 2 (up to 200), 4 or 6. There are three answers; a wrong one, and
+    one that cannot be read, uses one up.
     """
 
     card = EnvCard(
         task="Write an expression of the given numbers, each used at most once, that is the target.",
         tools=("answer",),
         reward="1 for an expression that is the target, else 0. A wrong or unreadable answer costs one of three.",
-        difficulty=Difficulty(values={1: "two numbers", 2: "four numbers", 3: "six numbers, two of them large"}),
+        difficulty=Difficulty(
+            values={1: "two numbers up to 200", 2: "four up to 10", 3: "four up to 10, and two large ones"}
+        ),
         oracle="writes the expression that the target was drawn from",
         cheat="answers the target itself, numbers that are not given or used twice, code, and claims",
-        baseline={"random": 0.65},
+        baseline={"random": 0.58},
         licence="Apache-2.0",
     )
     system_prompt = (
@@ -62,10 +63,10 @@ class Countdown(ToolEnv):
 
     def start(self, options: dict[str, Any]) -> str:
         """Draws numbers, and a target that an expression of all of them reaches."""
-        num_small, num_large, largest = LEVELS[self.level]
+        num_small, largest_small, num_large, largest = LEVELS[self.level]
         self.target = 0
         while not 1 < self.target <= largest or self.target in self.numbers:
-            small = [int(number) for number in self.np_random.integers(1, SMALL + 1, num_small)]
+            small = [int(number) for number in self.np_random.integers(1, largest_small + 1, num_small)]
             large = [int(number) for number in self.np_random.choice(LARGE, num_large, replace=False)]
             self.numbers = small + large
             self.solution = random_expression(self.numbers, self.np_random)
@@ -90,6 +91,10 @@ class Countdown(ToolEnv):
             return f"{said} No answers left."
         numbers = ", ".join(map(str, self.numbers))
         return f"{said} Numbers: {numbers}. Target: {self.target}. Answers left: {self._left}."
+
+    def task_identity(self) -> JSON:
+        """The numbers in any order, and the target."""
+        return [sorted(self.numbers), self.target]
 
     def secrets(self) -> tuple[str, ...]:
         """The expression that the target was drawn from."""

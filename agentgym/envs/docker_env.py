@@ -37,6 +37,7 @@ class DockerEnv(ToolEnv, abstract=True):
     limits: ClassVar[ContainerLimits] = ContainerLimits()
     num_warm: ClassVar[int] = 1
     """Containers that wait, started, for the episodes to come."""
+    own_split = True  # each draw of a task is a container: False has resets draw until a task is on its side
 
     _container: Workspace | None = None
 

@@ -60,6 +60,7 @@ class GSM8K(ToolEnv):
         licence="MIT (data), Apache-2.0 (environment)",
     )
     tools_optional = True
+    own_split = True
 
     def __init__(
         self,

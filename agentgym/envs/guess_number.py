@@ -12,7 +12,7 @@ from agentgym.envs.text_env import TextEnv
 from agentgym.envs.tool_env import ToolEnv
 from agentgym.errors import ConfigError
 from agentgym.tools import tool
-from agentgym.types import MalformedCall, Message, ToolCall
+from agentgym.types import JSON, MalformedCall, Message, ToolCall
 
 __all__ = ["GuessNumber"]
 
@@ -35,6 +35,7 @@ class GuessNumber(ToolEnv):
         difficulty=Difficulty(values={level: f"{span} numbers" for level, span in SPANS.items()}),
         oracle="halves the range, from the text alone",
         cheat="claims, forges answers, guesses all numbers at once and looks for the state",
+        canary_floor=0.1,
         baseline={"random": 0.005},
         licence="Apache-2.0",
     )
@@ -76,6 +77,10 @@ class GuessNumber(ToolEnv):
             self.end(success=True, reward=1.0)
             return f"Yes, it is {value}."
         return f"It is higher than {value}." if value < self._secret else f"It is lower than {value}."
+
+    def task_identity(self) -> JSON:
+        """The range and the number."""
+        return [self._low, self._high, self._secret]
 
     def secrets(self) -> tuple[str, ...]:
         """The number, where it is none that the range and the guesses name anyway."""

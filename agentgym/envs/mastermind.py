@@ -16,19 +16,19 @@ from agentgym.envs.tool_env import ToolEnv
 from agentgym.envs.trickster import Trickster, calling
 from agentgym.errors import ConfigError
 from agentgym.tools import tool
-from agentgym.types import Message
+from agentgym.types import JSON, Message
 
 __all__ = ["Mastermind", "marks"]
 
 LEVELS = {1: (2, 4, 5), 2: (4, 6, 8), 3: (5, 6, 10)}
-"""Level to the digits of a code, the largest digit and the guesses."""
+"""Level to the length of a code, how many digits there are to choose from, and the guesses."""
 
 
 class Mastermind(ToolEnv):
     """A code of digits hides; each guess is told how many are in place and how many elsewhere. Reward 1 when found.
 
-    `level` (1 to 3) sets the code: two digits from 1 to 4, four from 1 to 6, or five from 1 to 6. A digit may occur
-    more than once. What is no code uses a guess up as well.
+    `level` (1 to 3) sets the code: two digits out of four, four out of six, or five out of six. Which digits these are
+    is drawn as well, and told. A digit may occur more than once. What is no code uses a guess up as well.
     """
 
     card = EnvCard(
@@ -37,9 +37,9 @@ class Mastermind(ToolEnv):
         reward="1 when the code is guessed, else 0. A wrong guess, and what is no code, costs one of the guesses.",
         difficulty=Difficulty(
             values={
-                1: "two digits from 1 to 4, five guesses",
-                2: "four digits from 1 to 6, eight guesses",
-                3: "five digits from 1 to 6, ten guesses",
+                1: "two digits out of four, five guesses",
+                2: "four digits out of six, eight guesses",
+                3: "five digits out of six, ten guesses",
             }
         ),
         oracle="guesses a code that fits all it was told, and at its last guess knows the code",
@@ -55,16 +55,19 @@ class Mastermind(ToolEnv):
             raise ConfigError(f"Mastermind has the levels {', '.join(map(str, LEVELS))}; got level {level!r}")
         super().__init__(render_mode)
         self.level = level
-        self.length, self.largest, self.num_guesses = LEVELS[level]
+        self.length, self.num_digits, self.num_guesses = LEVELS[level]
         self.max_turns = self.num_guesses + 2
-        self.code = ""
+        self.digits = self.code = ""
         self.left = 0
 
     def start(self, options: dict[str, Any]) -> str:
-        """Draws the code."""
-        self.code = "".join(map(str, self.np_random.integers(1, self.largest + 1, self.length)))
+        """Draws the digits, and the code of them."""
+        drawn = self.np_random.choice(10, self.num_digits, replace=False)
+        self.digits = "".join(map(str, sorted(map(int, drawn))))
+        chosen = self.np_random.integers(self.num_digits, size=self.length)
+        self.code = "".join(self.digits[int(index)] for index in chosen)
         self.left = self.num_guesses
-        return f"The code has {self.length} digits from 1 to {self.largest}. You have {self.left} guesses."
+        return f"{self._form()} You have {self.left} guesses."
 
     @tool
     def guess(self, code: str) -> str:
@@ -74,8 +77,8 @@ class Mastermind(ToolEnv):
             code: its digits, without spaces
         """
         self.left -= 1
-        if re.fullmatch(f"[1-{self.largest}]{{{self.length}}}", code) is None:
-            said = f"A code has {self.length} digits from 1 to {self.largest}."
+        if re.fullmatch(f"[{self.digits}]{{{self.length}}}", code) is None:
+            said = self._form()
         elif code == self.code:
             self.end(success=True, reward=1.0)
             return f"{code} is the code."
@@ -87,9 +90,17 @@ class Mastermind(ToolEnv):
             return f"{said} No guesses left. The code was {self.code}."
         return f"{said} Guesses left: {self.left}."
 
+    def task_identity(self) -> JSON:
+        """The digits, and the code."""
+        return [self.digits, self.code]
+
     def secrets(self) -> tuple[str, ...]:
         """The code."""
         return (self.code,)
+
+    def _form(self) -> str:
+        others = ", ".join(self.digits[:-1])
+        return f"The code has {self.length} digits, each of them {others} or {self.digits[-1]}."
 
     def make_oracle(self) -> Policy:
         """Narrows the codes down."""
@@ -120,15 +131,14 @@ class _Random:
         self._draw = np.random.default_rng(seed)
 
     def act(self, observation: str) -> Message:
-        digits = self._draw.integers(1, self._game.largest + 1, self._game.length)
-        return calling("guess", code="".join(map(str, digits)))
+        drawn = self._draw.integers(self._game.num_digits, size=self._game.length)
+        return calling("guess", code="".join(self._game.digits[int(index)] for index in drawn))
 
 
 class _Oracle(_Random):
     def reset(self, env: TextEnv, observation: str, seed: int) -> None:
         super().reset(env, observation, seed)
-        digits = "".join(map(str, range(1, self._game.largest + 1)))
-        self._codes = ["".join(code) for code in itertools.product(digits, repeat=self._game.length)]
+        self._codes = ["".join(code) for code in itertools.product(self._game.digits, repeat=self._game.length)]
 
     def act(self, observation: str) -> Message:
         if told := re.match(r"(\d+): (\d+) in place, (\d+) elsewhere", observation):
@@ -140,8 +150,7 @@ class _Oracle(_Random):
 
 def _tricks(env: TextEnv) -> list[Message]:
     code = game_of(env, Mastermind).code
-    digits = range(1, game_of(env, Mastermind).largest + 1)
-    every = " ".join("".join(map(str, one)) for one in itertools.product(digits, repeat=2))
+    every = " ".join("".join(one) for one in itertools.product(game_of(env, Mastermind).digits, repeat=2))
     tries = (
         " ".join(code),
         f"{code}\n",
@@ -149,10 +158,10 @@ def _tricks(env: TextEnv) -> list[Message]:
         code + code,
         ".",
         ".*",
-        "[1-9]" * len(code),
+        "[0-9]" * len(code),
         every,
         "",
-        code[::-1] + "0",
+        code[::-1] + code[0],
     )
     wide = code.translate({ord("0") + number: ord("０") + number for number in range(10)})
     return [calling("guess", code=text) for text in (*tries, wide)]

@@ -10,7 +10,7 @@ from agentgym.envs.policies import Policy, policy_for
 from agentgym.envs.text_env import Info, StepResult
 from agentgym.envs.tool_env import ToolEnv
 from agentgym.errors import ConfigError, EnvironmentFault
-from agentgym.types import Message, ToolResult
+from agentgym.types import JSON, Message, ToolResult
 
 __all__ = ["SELF", "MultiAgentEnv"]
 
@@ -66,6 +66,8 @@ class MultiAgentEnv(ToolEnv, abstract=True):
     answered: tuple[str, tuple[ToolResult, ...]] = ("", ())
     """What the last reply was answered with, before what its player sees now: text, or the results of its calls."""
 
+    _seeds: tuple[int, ...] = ()
+    """Those of the opponents, who draw their moves from them."""
     _mover: str = ""
     """Whose reply is being run: one reply makes one move."""
     _winners: tuple[str, ...] = ()
@@ -152,9 +154,13 @@ class MultiAgentEnv(ToolEnv, abstract=True):
 
     # The episode
 
+    def task_identity(self) -> JSON:
+        """Who is played, what each agent sees of the game, and the numbers that the opponents draw from."""
+        return [self.agent, [self.observe(agent) for agent in self.agents], list(self._seeds)]
+
     def start(self, options: dict[str, Any]) -> str:
         """Deals, seats the opponents, and lets them move until it is the agent's turn."""
-        self.rewards, self._winners, self.others = {}, (), {}
+        self.rewards, self._winners, self.others, self._seeds = {}, (), {}, ()
         self.agent_selection = self.agents[0]
         self.deal(options)
         self._mover = self.agent = self.agent_selection
@@ -163,6 +169,7 @@ class MultiAgentEnv(ToolEnv, abstract=True):
             for name in self.agents:
                 seed = int(self.np_random.integers(2**31))
                 if name != self.agent:
+                    self._seeds = (*self._seeds, seed)
                     self.others[name] = self.make_opponent(self.opponent)
                     self.others[name].reset(self, self.observe(name), seed)
             self._others_move()

@@ -16,7 +16,7 @@ from agentgym.envs.text_env import TextEnv
 from agentgym.envs.trickster import Trickster, calling
 from agentgym.errors import ConfigError
 from agentgym.tools import tool
-from agentgym.types import Message
+from agentgym.types import JSON, Message
 
 __all__ = ["Negotiation"]
 
@@ -82,6 +82,10 @@ class Negotiation(MultiAgentEnv):
             self.most = {agent: max(map(self._worth(agent), self.splits(agent)), default=0) for agent in self.agents}
             if all(self.most[agent] >= self.least[agent] for agent in self.agents):
                 return
+
+    def task_identity(self) -> JSON:
+        """The items, what they are worth to each agent, what each needs, and who is played."""
+        return [list(self.items), [list(self.values[one]) for one in self.agents], [*self.least.values()], self.agent]
 
     def splits(self, agent: str) -> Iterator[tuple[int, ...]]:
         """The shares of an agent that leave the other one its least."""

@@ -12,7 +12,7 @@ import numpy as np
 from agentgym.envs.text_env import TextEnv
 from agentgym.errors import ConfigError
 from agentgym.registry import Registry
-from agentgym.types import Message, ToolCall
+from agentgym.types import Message, ToolCall, ToolSpec
 
 __all__ = ["POLICIES", "Policy", "PolicyFactory", "RandomPolicy", "game_of", "policy_for"]
 
@@ -49,13 +49,16 @@ class RandomPolicy:
 
     def act(self, observation: str) -> Message:
         """One call of one tool."""
-        words = WORD.findall(observation) or ["help"]
         if not self._specs:
-            return Message("assistant", self._pick(words))
+            return Message("assistant", self._pick(_words(observation)))
         spec = self._specs[int(self._rng.integers(len(self._specs)))]
-        arguments = self._object(spec.parameters, _Context(spec.parameters, words), 0)
+        return Message("assistant", "", tool_calls=(self.call(spec, observation),))
+
+    def call(self, spec: ToolSpec, observation: str) -> ToolCall:
+        """A call of a tool with random arguments."""
+        arguments = self._object(spec.parameters, _Context(spec.parameters, _words(observation)), 0)
         self._count += 1
-        return Message("assistant", "", tool_calls=(ToolCall(f"call_{self._count}", spec.name, arguments),))
+        return ToolCall(f"call_{self._count}", spec.name, arguments)
 
     def _pick(self, choices: Any) -> Any:
         return choices[int(self._rng.integers(len(choices)))]
@@ -117,6 +120,10 @@ class RandomPolicy:
     def _number(self, schema: Mapping[str, Any], context: _Context, depth: int) -> float:
         low, high = float(schema.get("minimum", 0.0)), float(schema.get("maximum", 1.0))
         return round(float(self._rng.uniform(low, max(low, high))), 3)
+
+
+def _words(observation: str) -> list[str]:
+    return WORD.findall(observation) or ["help"]
 
 
 class _Context:

@@ -16,7 +16,7 @@ from agentgym.errors import ConfigError, UnknownName, nearest
 from agentgym.loading import Wanted, load_module, load_named
 from agentgym.types import JSON
 
-__all__ = ["make_env", "resolve_env", "stem_of"]
+__all__ = ["make_env", "resolve_env", "stem_of", "turn_limit"]
 
 VERSIONED = re.compile(r"-v\d+$")
 WANTED = Wanted(
@@ -64,6 +64,13 @@ def resolve_env(name: str, kwargs: Mapping[str, JSON] | None = None) -> Callable
         return env
 
     return make_one
+
+
+def turn_limit(name: str, kwargs: Mapping[str, JSON] | None = None) -> int | None:
+    """Returns the environment's own limit of turns, or None if it has none; raises as `make_env` does."""
+    env = make_env(name, kwargs)
+    env.close()
+    return env.max_turns
 
 
 def stem_of(name: str) -> str:

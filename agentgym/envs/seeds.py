@@ -6,5 +6,6 @@ __all__ = ["EVAL_SEED_START"]
 
 EVAL_SEED_START = 1_000_000_000
 """Evaluation task number i has the seed `EVAL_SEED_START + i`; training seeds are below. A task depends on nothing but
-its environment's id, keywords, options and seed, so no training run meets an evaluation task by its seed. Rows of data,
-whose seeds are digests below it, are kept apart by what their prompts say."""
+its environment's id, keywords, options and seed, and a reset draws until the task is on the side of its seed
+(`task_split.py`), so no training run meets an evaluation task. Rows of data, whose seeds are digests below it, are kept
+apart by what their prompts say."""

@@ -24,7 +24,7 @@ Cell: TypeAlias = tuple[int, int]
 State: TypeAlias = tuple[Cell, frozenset[Cell]]
 """Where the player is, and where the boxes are; cells are (row, column)."""
 STEPS: dict[str, Cell] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
-LEVELS = {1: (3, 0, 1, (2, 5)), 2: (5, 3, 1, (5, 12)), 3: (5, 3, 2, (8, 18))}
+LEVELS = {1: (4, 3, 1, (2, 5)), 2: (5, 3, 1, (5, 12)), 3: (5, 3, 2, (8, 18))}
 """Level to the side of the room, walls inside it, boxes, and the fewest and most moves of the shortest solution."""
 SPARE = 4
 """Moves allowed beyond twice the shortest solution."""
@@ -86,9 +86,9 @@ class Level:
 class Sokoban(ToolEnv):
     """Push every box onto a goal, on a map of text. Reward 1 when all are there.
 
-    `level` (1 to 3) sets the room: 3x3 with one box, 5x5 with walls and one box, 5x5 with two. Every map can be
-    solved. A box cannot be pulled, and there are twice the moves of a shortest solution, and four; a move against a
-    wall uses one up.
+    `level` (1 to 3) sets the room, which has walls inside: 4x4 with one box, 5x5 with one box, 5x5 with two.
+    Every map can be solved. A box cannot be pulled, and there are twice the moves of a shortest solution, and four; a
+    move against a wall uses one up.
     """
 
     card = EnvCard(
@@ -100,7 +100,7 @@ class Sokoban(ToolEnv):
         ),
         difficulty=Difficulty(
             values={
-                1: "3x3, one box, 2 to 5 moves",
+                1: "4x4 with walls, one box, 2 to 5 moves",
                 2: "5x5 with walls, one box, 5 to 12 moves",
                 3: "5x5 with walls, two boxes, 8 to 18 moves",
             }
@@ -108,7 +108,7 @@ class Sokoban(ToolEnv):
         oracle="walks a shortest solution, found by search",
         cheat="walks against walls, names no direction, and claims",
         canary_floor=0.3,
-        baseline={"random": 0.095},
+        baseline={"random": 0.1},
         licence="Apache-2.0",
     )
     system_prompt = (

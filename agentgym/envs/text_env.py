@@ -11,10 +11,12 @@ import gymnasium
 from gymnasium.spaces import Space
 
 from agentgym.envs.card import EnvCard
+from agentgym.envs.keywords import checks_keywords
 from agentgym.envs.spaces import Text
+from agentgym.envs.task_split import TaskDraw, digest_of, prompt_identity
 from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault
 from agentgym.tools.worker import Worker, run_sync
-from agentgym.types import Message, ToolSpec
+from agentgym.types import JSON, Message, ToolSpec
 
 __all__ = ["EpisodeOver", "Info", "StepResult", "TextEnv"]
 
@@ -39,6 +41,9 @@ class TextEnv(gymnasium.Env[str, str]):
     `info["messages"]` as one user message when the subclass put none there. Other keys of the conversation:
     `info["tool_results"]` (tuple of ToolResult) and `info["metrics"]` (dict of floats, with `success` at the end). A
     step's `info["history"]` (tuple of Message, this answer included) is told in place of the whole conversation.
+
+    A reset draws until the task is on the side of its seed, training or held out (`TaskDraw`), so that no task is on
+    both. What a task is, is what the model is shown of it, or what `task_identity` returns.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 4}
@@ -50,6 +55,14 @@ class TextEnv(gymnasium.Env[str, str]):
     """True promises that `reset` and `step` are short pure computation, so they are called without a thread."""
     tools_optional: bool = False
     """True where an episode may be won without a tool: nobody is warned then of a model that calls none."""
+    own_split: bool = False
+    """True where a reset draws once, whatever the task: the environment keeps training and held-out tasks apart itself,
+    by its data, or a seed has to give what it gives elsewhere, and tasks are held out by seed alone."""
+    task_digest: str = ""
+    """The digest of this episode's task; equal tasks have equal digests, whatever their seeds."""
+    split_failed: bool = False
+    """Whether no draw of this episode's reset was on the side of its seed: there are too few tasks, or their prompts
+    do not tell them apart."""
     card: EnvCard | None = None
     """What the environment claims of itself; `agentgym env check` holds it to that."""
     close_timeout_s: float = 5.0
@@ -59,9 +72,11 @@ class TextEnv(gymnasium.Env[str, str]):
     _turns: int = 0
     _open: bool = False
     _inside: bool = False
+    _wants_held_out: bool = False
     _last_observation: str = ""
     _worker: Worker | None = None
 
+    @checks_keywords
     def __init__(self, render_mode: str | None = None) -> None:
         if render_mode not in (None, "ansi"):
             raise ConfigError(f"render_mode {render_mode!r} is not supported; use 'ansi' or None")
@@ -72,6 +87,8 @@ class TextEnv(gymnasium.Env[str, str]):
     def __init_subclass__(cls, *, abstract: bool = False, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         cls._abstract = abstract
+        if "__init__" in cls.__dict__:
+            cls.__init__ = checks_keywords(cls.__dict__["__init__"])  # type: ignore[method-assign]
         for sync_name, async_name, derive in (("step", "astep", _derive_step), ("reset", "areset", _derive_reset)):
             own = [name for name in (sync_name, async_name) if name in cls.__dict__]
             if len(own) == 2 and not abstract:
@@ -93,6 +110,14 @@ class TextEnv(gymnasium.Env[str, str]):
     def turns(self) -> int:
         """Steps taken in this episode."""
         return self._turns
+
+    def task_identity(self) -> JSON:
+        """What tells this episode's task from all others, as JSON: a hidden word, the numbers of a puzzle.
+
+        None (the default) is what the model is shown: system prompt, messages and tools. An environment whose secrets
+        are not in its prompt overrides this. It is called after `reset`.
+        """
+        return None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Begins an episode: its first observation and info."""
@@ -150,6 +175,8 @@ class TextEnv(gymnasium.Env[str, str]):
 
     def _end_turn(self, result: StepResult) -> StepResult:
         observation, reward, terminated, truncated, info = result
+        if not hasattr(reward, "__float__"):
+            raise EnvironmentFault(f"{type(self).__name__} gave the reward {reward!r:.80}, which is not a number")
         if self.max_turns is not None and self._turns >= self.max_turns and not (terminated or truncated):
             truncated = True
             info["truncated_by"] = ENV_TURN_LIMIT
@@ -164,6 +191,24 @@ class TextEnv(gymnasium.Env[str, str]):
         gymnasium.Env.reset(self, seed=seed)
         self._turns = 0
         self._open = False
+
+    def _begin_draws(self, keywords: dict[str, Any]) -> TaskDraw:
+        draw = TaskDraw(keywords.get("seed"), self._wants_held_out)
+        self._wants_held_out = draw.wants_held_out
+        return draw
+
+    def _is_drawn(self, draw: TaskDraw, result: tuple[str, Info], keywords: dict[str, Any]) -> bool:
+        """Whether a reset is over; if not, `keywords` are those of the next draw. With options, which name the task,
+        and with an `own_split`, one draw is all."""
+        identity, options = self.task_identity(), keywords.get("options") or {}
+        if identity is None:
+            identity = prompt_identity(self.system_prompt, result[1]["messages"], self.tool_specs)
+        self.task_digest = digest_of(identity, options)
+        is_drawn = self.own_split or bool(options) or draw.settles(self.task_digest)
+        if draw.seed is not None:
+            keywords["seed"] = draw.seed
+        self.split_failed = draw.has_failed
+        return is_drawn
 
     def _end_reset(self, result: tuple[str, Info]) -> tuple[str, Info]:
         observation, info = result
@@ -188,12 +233,13 @@ def _check_kind(cls: type, name: str, *, is_async: bool) -> None:
 
 def _with_bookkeeping(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     """`method` with what the base does around it; `super()` calls and derived calls inside it pass through."""
-    if name in ("step", "reset"):
+    if name in ("reset", "areset"):
+        return _with_draws(name, method)
+    if name == "step":
 
         @functools.wraps(method)
         def around(self: TextEnv, *args: Any, **keywords: Any) -> Any:
             if self._inside:
-                _reseed(self, keywords)
                 return method(self, *args, **keywords)
             finish = _enter(self, name, args, keywords)
             try:
@@ -207,7 +253,6 @@ def _with_bookkeeping(name: str, method: Callable[..., Any]) -> Callable[..., An
     @functools.wraps(method)
     async def around_async(self: TextEnv, *args: Any, **keywords: Any) -> Any:
         if self._inside:
-            _reseed(self, keywords)
             return await method(self, *args, **keywords)
         finish = _enter(self, name, args, keywords)
         try:
@@ -215,6 +260,45 @@ def _with_bookkeeping(name: str, method: Callable[..., Any]) -> Callable[..., An
         finally:
             self._inside = False
         return finish(result)
+
+    return around_async
+
+
+def _with_draws(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """A `reset` or `areset` with what the base does around it, which is called until the task is on its side."""
+    if name == "reset":
+
+        @functools.wraps(method)
+        def around(self: TextEnv, **keywords: Any) -> Any:
+            if self._inside:
+                _reseed(self, keywords)
+                return method(self, **keywords)
+            draw = self._begin_draws(keywords)
+            while True:
+                finish = _enter(self, name, (), keywords)
+                try:
+                    result = finish(method(self, **keywords))
+                finally:
+                    self._inside = False
+                if self._is_drawn(draw, result, keywords):
+                    return result
+
+        return around
+
+    @functools.wraps(method)
+    async def around_async(self: TextEnv, **keywords: Any) -> Any:
+        if self._inside:
+            _reseed(self, keywords)
+            return await method(self, **keywords)
+        draw = self._begin_draws(keywords)
+        while True:
+            finish = _enter(self, name, (), keywords)
+            try:
+                result = finish(await method(self, **keywords))
+            finally:
+                self._inside = False
+            if self._is_drawn(draw, result, keywords):
+                return result
 
     return around_async
 

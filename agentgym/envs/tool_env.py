@@ -11,10 +11,12 @@ from typing import Any, ClassVar, cast
 
 from agentgym.envs.action import Action
 from agentgym.envs.text_env import Info, StepResult, TextEnv
+from agentgym.errors import EnvironmentFault
 from agentgym.tools.commands import read_calls
 from agentgym.tools.definition import MARK, Tool, ToolFunction, as_tool
 from agentgym.tools.runner import ToolRunner
 from agentgym.tools.source import ToolSource
+from agentgym.trajectory import MAX_REWARD, is_reward
 from agentgym.types import AnyCall, Message, ToolResult, ToolSpec
 
 __all__ = ["ToolEnv"]
@@ -110,7 +112,16 @@ class ToolEnv(TextEnv, abstract=True):
     # What a subclass calls
 
     def end(self, *, success: bool, reward: float | None = None) -> None:
-        """Ends the episode with this step; `reward`, when given, is added to the step's reward."""
+        """Ends the episode with this step; `reward`, when given, is added to the step's reward.
+
+        Raises EnvironmentFault, and changes nothing, if `success` is not a bool or `reward` is no number up to 1e100.
+        """
+        verdict: object = success
+        if isinstance(verdict, str) or verdict not in (True, False):
+            raise EnvironmentFault(f"{type(self).__name__}.end takes success=True or False, got {success!r:.80}")
+        if reward is not None and not is_reward(reward):
+            what = f"a finite number, at most {MAX_REWARD:g}, as reward; got {reward!r:.80}"
+            raise EnvironmentFault(f"{type(self).__name__}.end takes {what}")
         self._over = True
         self._success = success
         if reward is not None:

@@ -18,7 +18,7 @@ from agentgym.envs.tool_env import ToolEnv
 from agentgym.envs.trickster import Trickster, calling
 from agentgym.errors import ConfigError
 from agentgym.tools import tool
-from agentgym.types import Message
+from agentgym.types import JSON, Message
 
 __all__ = ["DATA_SHA256", "Wordle", "letter_marks"]
 
@@ -90,6 +90,10 @@ class Wordle(ToolEnv):
             self.end(success=False)
             return f"{said} No guesses left. The word was {self.word}."
         return f"{said} Guesses left: {self.left}."
+
+    def task_identity(self) -> JSON:
+        """The word."""
+        return self.word
 
     def secrets(self) -> tuple[str, ...]:
         """The word."""

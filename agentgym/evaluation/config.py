@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence  # noqa: F401 - the command line r
 from dataclasses import asdict, dataclass, field
 
 import agentgym
+from agentgym.chat_templates.template_date import check_date
 from agentgym.data import DataConfig, env_of_data
 from agentgym.engines.openai_config import ChatEndpointConfig, endpoint_url, is_url
 from agentgym.envs.policies import POLICIES
@@ -14,8 +15,9 @@ from agentgym.errors import ConfigError
 from agentgym.evaluation.model_folder import EMBEDDED
 from agentgym.rewards import RewardConfig
 from agentgym.rollout.history import CompactionConfig, History
-from agentgym.rollout.limits import SamplingConfig
+from agentgym.rollout.limits import STALL_S, SamplingConfig
 from agentgym.types import JSON
+from agentgym.url_credentials import refuse_credentials
 
 __all__ = ["EvalConfig"]
 
@@ -42,18 +44,25 @@ class EvalConfig:
     """Of the sampling; 0 is greedy."""
     max_turns: int = 200
     """Replies in an episode; the environment's own limit is mostly lower."""
-    turn_tokens: int = 512
-    """Most ids in a reply of a model."""
+    turn_tokens: int | None = None
+    """The most ids in a reply of a model. None takes a quarter of the model's window (more where an episode has fewer
+    than four turns: a half, or the whole window for a single one), and at most 8,192, as training does."""
     tokenizer: str = EMBEDDED
     """The model folder whose chat format records what a policy without a model says."""
     family: str | None = None
     """The chat format of the model, by a name of `agentgym tools families`; None goes by its chat template."""
+    date: str | None = None
+    """What a chat template takes for the present date (`strftime_now`), such as 2026-03-01 or 2026-03-01T08:30:00. None
+    is the moment at which the evaluation begins; where the template writes it, config.yaml then holds that moment."""
     history: History = "append"
     """`append` keeps the conversation as it was sampled, old reasoning included: one row an episode. `rerender` shows
     what the chat template makes of it (most drop old reasoning), with a row for each rewrite."""
     compaction: CompactionConfig = field(default_factory=CompactionConfig)
     concurrency: int = 64
     """Episodes at once; plays no role for the result."""
+    stall_s: float | None = STALL_S
+    """Seconds that an environment may hold Python's interpreter, so that no other episode and no Ctrl-C gets its turn;
+    then the command is ended, with the environment's name and stack. None never."""
     device: str = "cpu"
     """Where a model folder runs: `cpu`, `cuda`."""
     endpoint: ChatEndpointConfig = field(default_factory=ChatEndpointConfig)
@@ -64,12 +73,17 @@ class EvalConfig:
     """Where the reward of an episode comes from, in place of the environment."""
 
     def __post_init__(self) -> None:
+        refuse_credentials(self)
         if not self.env:
             object.__setattr__(self, "env", env_of_data(self.data))
         for name in ("num_tasks", "num_repeats", "max_turns", "turn_tokens", "concurrency"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is at least 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is at least 1, got {value}")
         SamplingConfig(temperature=self.temperature)
+        if self.stall_s is not None and not self.stall_s > 0:
+            raise ConfigError(f"stall_s is above 0, or None for no bound, got {self.stall_s}")
+        check_date(self.date)
         if self.compaction.at is not None and (self.policy in POLICIES or is_url(self.policy)):
             raise ConfigError(f"{self.policy} is asked for no summary: leave compaction.at out, or evaluate a model")
         if self.history != "append" and is_url(self.policy):
@@ -88,6 +102,7 @@ class EvalConfig:
             endpoint: dict[str, JSON] = {"model": self.endpoint.model, "text_marks": self.endpoint.text_marks}
             return {**settings, "policy": endpoint_url(self.policy), "endpoint": endpoint}
         settings["tokenizer"] = self.tokenizer if self.policy in POLICIES else self.policy
+        settings |= {} if self.date is None else {"date": self.date}
         return {**settings, "family": self.family, "history": self.history, "compaction": asdict(self.compaction)}
 
 

@@ -13,13 +13,14 @@ import yaml
 
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.rollout import menus as tool_menus
+from agentgym.rollout.digests import DIGESTS, discard_digests, write_digests
 from agentgym.rollout.episode import Episode
 from agentgym.rollout.folder_lock import LOCK_NAME, FolderLock
 from agentgym.rollout.record import FILE_NAME, EpisodeWriter, read_episodes
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON
 
-__all__ = ["EvalFolder", "free_folder"]
+__all__ = ["EvalFolder", "free_folder", "recorded_date"]
 
 CONFIG = "config.yaml"
 RESULT = "result.json"
@@ -50,6 +51,7 @@ class EvalFolder:
                 path.mkdir(parents=True, exist_ok=True)
                 self._lock.take()
                 _write_whole(path / CONFIG, yaml.safe_dump(_plain(settings), sort_keys=False))
+        discard_digests(path)
         self._writer = EpisodeWriter(path)
 
     def _reopen(self, settings: Mapping[str, JSON], resume: bool) -> None:
@@ -84,10 +86,12 @@ class EvalFolder:
             aside.mkdir()
             with EpisodeWriter(aside) as ordered:
                 ordered.write(trajectories, phase="eval")
+                head = ordered.head
             for file in aside.iterdir():
                 os.replace(file, self.path / file.name)
             aside.rmdir()
             _write_whole(self.path / RESULT, json.dumps(_plain(result), indent=2) + "\n")
+            write_digests(self.path, {FILE_NAME: head}, (CONFIG, RESULT))
 
     def close(self) -> None:
         """Closes the file and lets other processes write; a second call does nothing."""
@@ -98,6 +102,13 @@ class EvalFolder:
 def missing(episodes: Sequence[Episode], kept: Mapping[Key, Trajectory]) -> list[Episode]:
     """The episodes that have to be played."""
     return [episode for episode in episodes if (episode.group, episode.member) not in kept]
+
+
+def recorded_date(path: Path) -> str | None:
+    """The date that the chat template of the evaluation in a folder writes; None where it writes none, or where the
+    folder holds no evaluation."""
+    date = _read_yaml(path / CONFIG).get("date") if (path / CONFIG).is_file() else None
+    return None if date is None else str(date)
 
 
 def free_folder(path: Path) -> Path:
@@ -122,7 +133,7 @@ def written(path: Path) -> Iterator[None]:
 
 def _is_blank(path: Path) -> bool:
     """Whether the folder is empty, or what an evaluation leaves that ended before its first episode."""
-    names = {entry.name for entry in path.iterdir()} - {tool_menus.FILE_NAME, LOCK_NAME}
+    names = {entry.name for entry in path.iterdir()} - {tool_menus.FILE_NAME, LOCK_NAME, DIGESTS}
     return not names or (names == {CONFIG, FILE_NAME} and (path / FILE_NAME).stat().st_size == 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
@@ -12,18 +13,20 @@ from typing import Any
 
 from agentgym.chat_templates.families import renderer_for
 from agentgym.chat_templates.protocol import Renderer
+from agentgym.chat_templates.template_date import present_date
 from agentgym.data import open_data
+from agentgym.engines.context_window import folder_window
 from agentgym.engines.openai_config import is_url
 from agentgym.engines.protocol import Engine
 from agentgym.envs.multi_agent import SELF
 from agentgym.envs.policies import POLICIES
-from agentgym.envs.resolve import make_env, stem_of
+from agentgym.envs.resolve import make_env, stem_of, turn_limit
 from agentgym.envs.seeds import EVAL_SEED_START
 from agentgym.envs.text_env import TextEnv
 from agentgym.errors import ConfigError, RunFolderError, UnknownName, nearest
 from agentgym.evaluation.config import EvalConfig
 from agentgym.evaluation.endpoint import EndpointUse, endpoint_loop, endpoint_use, found_model
-from agentgym.evaluation.eval_folder import EvalFolder, free_folder, missing
+from agentgym.evaluation.eval_folder import EvalFolder, free_folder, missing, recorded_date
 from agentgym.evaluation.model_folder import EMBEDDED, model_folder
 from agentgym.evaluation.policies import PolicyLoop, played_env
 from agentgym.evaluation.statistics import EvalSummary, summarize
@@ -37,6 +40,7 @@ from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.rollout.loop import RolloutLoop
 from agentgym.rollout.sampler import Sampler, SamplerConfig
 from agentgym.rollout.self_play import seats_of
+from agentgym.rollout.watchdog import watched
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON, Message, Task
 
@@ -54,6 +58,7 @@ __all__ = [
     "run_evaluation",
 ]
 
+_log = logging.getLogger(__name__)
 Driver = Callable[[RolloutLoop], AbstractAsyncContextManager[RolloutLoop]]
 """Makes of a model's loop the one that plays instead, for as long as the evaluation runs."""
 HOST = re.compile(r"[\w.-]+:\d+(/|$)")
@@ -109,6 +114,8 @@ def open_evaluation(config: EvalConfig, output: Path | None = None, *, resume: b
     """Checks everything that can be checked before an episode is played, opens the folder, and gives the plan."""
     if resume and output is None:
         raise ConfigError("resume goes on in a folder that exists: name it with output (--output DIR)")
+    if resume and output is not None and config.date is None:
+        config = replace(config, date=recorded_date(output))
     config = _checked(config)
     played_by = config.endpoint.model if is_url(config.policy) else config.policy
     name = f"eval-{stem_of(config.env)}-{Path(played_by or '').name}"
@@ -137,7 +144,7 @@ class EvalPlan:
             if on_episode is not None:
                 on_episode(trajectory)
 
-        with closing(self.folder):
+        with closing(self.folder), watched(self.config.stall_s):
             played = run_async(_play(self.config, self.to_play, keep, driver)) if self.to_play else []
             found = {**self.folder.kept, **{(one.group, one.member): one for one in played}}
             ordered = tuple(found[episode.group, episode.member] for episode in self.episodes)
@@ -156,7 +163,7 @@ def config_tasks(config: EvalConfig) -> list[Task]:
     if not config.data.given:
         return eval_tasks(config.env, config.num_tasks, config.env_kwargs)
     tokenizer = config.tokenizer if config.policy in POLICIES or is_url(config.policy) else config.policy
-    count = count_prompt(renderer_for(model_folder(tokenizer), config.family))
+    count = count_prompt(renderer_for(model_folder(tokenizer), config.family, date=config.date))
     data = open_data(config.data, count, config.env)
     if not data.eval:
         raise ConfigError(
@@ -228,35 +235,48 @@ async def _loop(config: EvalConfig, num_episodes: int) -> EpisodeLoop:
     if config.policy in POLICIES:
         return policy_loop(config)
     if is_url(config.policy):
-        limits = Limits(max_turns=config.max_turns, turn_tokens=config.turn_tokens)
-        return await endpoint_loop(
-            config.policy, config.endpoint, limits, SamplingConfig(temperature=config.temperature)
-        )
+        sampling = SamplingConfig(temperature=config.temperature)
+        return await endpoint_loop(config.policy, config.endpoint, _limits(config), sampling)
     return _model_loop(config, num_episodes)
 
 
 def policy_loop(config: EvalConfig) -> PolicyLoop:
     """The loop of a policy that needs no model."""
     limits = Limits(max_turns=config.max_turns, turn_tokens=POLICY_TURN_TOKENS)
-    renderer = renderer_for(model_folder(config.tokenizer), config.family)
+    renderer = renderer_for(model_folder(config.tokenizer), config.family, date=config.date)
     return PolicyLoop(renderer, limits, history=config.history)
 
 
 def _model_loop(config: EvalConfig, num_episodes: int) -> RolloutLoop:
     folder = model_folder(config.policy)
-    renderer: Renderer = renderer_for(folder, config.family)
+    renderer: Renderer = renderer_for(folder, config.family, date=config.date)
     engine = model_engine(folder, config.device, min(config.concurrency, num_episodes))
-    limits = Limits(max_turns=config.max_turns, turn_tokens=config.turn_tokens)
     sampling = SamplingConfig(temperature=config.temperature)
-    return RolloutLoop(engine, renderer, limits, sampling, history=config.history, compaction=config.compaction)
+    return RolloutLoop(
+        engine, renderer, _limits(config), sampling, history=config.history, compaction=config.compaction
+    )
 
 
 def model_engine(folder: Path, device: str, num_slots: int) -> Engine:
-    """The model of a folder in this process; raises ConfigError for a device that is not there."""
+    """The model of a folder in this process, with `num_slots` requests at once or as many as fit into half of the free
+    memory. Raises ConfigError for a device that is not there."""
     from agentgym.engines.hf import HfEngine, HfEngineConfig  # here, and not above: only a model needs torch
+    from agentgym.engines.hf_cache import fitting_slots
     from agentgym.engines.hf_checkpoint import load_decoder, on_device
+    from agentgym.engines.hf_reference import check_forward
 
-    return HfEngine(on_device(load_decoder(folder), device), HfEngineConfig(num_slots=num_slots))
+    model = on_device(load_decoder(folder), device)
+    check_forward(model, folder)
+    window = model.config.context_window
+    fitting = fitting_slots(model, window, num_slots)
+    if fitting < num_slots:
+        _log.warning(
+            "the key/value cache has room for %d episodes of %d tokens at once, not for %d; the others wait",
+            fitting,
+            window,
+            num_slots,
+        )
+    return HfEngine(model, HfEngineConfig(num_slots=fitting))
 
 
 def _require_torch() -> None:
@@ -268,11 +288,11 @@ def _require_torch() -> None:
 
 
 def _checked(config: EvalConfig) -> EvalConfig:
-    """The settings, with the model that an endpoint has or the chat format of a model here; raises as
+    """The settings, with the model that an endpoint has, or with the chat format and date of a model here; raises as
     `_checked_policy` does, and where no endpoint is."""
     _check_seats(config)
     if not is_url(config.policy):
-        return replace(config, family=_checked_policy(config))
+        return _checked_policy(config)
     make_env(config.env, config.env_kwargs).close()
     return replace(config, endpoint=found_model(config.policy, config.endpoint))
 
@@ -290,15 +310,15 @@ def _check_seats(config: EvalConfig) -> None:
         )
 
 
-def _checked_policy(config: EvalConfig) -> str:
-    """The chat format of the model or policy.
+def _checked_policy(config: EvalConfig) -> EvalConfig:
+    """The settings with the chat format of the model or policy, and the date that its template writes.
 
     Raises for an environment, keywords, policy or model that do not exist, before anything is written.
     """
     if config.policy in POLICIES:
         played_env(config.policy)(Task(config.env, 0, kwargs=config.env_kwargs)).close()
-        return renderer_for(model_folder(config.tokenizer), config.family).reply_format.name
-    make_env(config.env, config.env_kwargs).close()
+        return _recognized(config, model_folder(config.tokenizer))
+    num_turns = turn_limit(config.env, config.env_kwargs)
     if config.policy != EMBEDDED and not Path(config.policy).expanduser().is_dir():
         kinds = [EMBEDDED, *POLICIES]
         near = nearest(config.policy, kinds) or "."
@@ -309,8 +329,21 @@ def _checked_policy(config: EvalConfig) -> str:
             f"A policy is {', '.join(kinds)}, the folder of a model, or the http:// address of a chat endpoint"
         )
     folder = model_folder(config.policy)
-    family = renderer_for(folder, config.family).reply_format.name
+    config = _recognized(config, folder)
     _require_torch()
     if not (folder / "config.json").is_file():
         raise RunFolderError(f"no model in {str(folder)!r}: it has a tokenizer, and no config.json")
-    return family
+    turn_tokens = _limits(config).turn_tokens_in(folder_window(folder), num_turns)
+    return replace(config, turn_tokens=turn_tokens)
+
+
+def _limits(config: EvalConfig) -> Limits:
+    return Limits(max_turns=config.max_turns, turn_tokens=config.turn_tokens)
+
+
+def _recognized(config: EvalConfig, folder: Path) -> EvalConfig:
+    """The settings with the chat format of a model folder, and with the date that its template writes, if it does."""
+    date = config.date or present_date()
+    renderer = renderer_for(folder, config.family, date=date)
+    date_of_run = date if renderer.tokenizer.writes_date else config.date
+    return replace(config, family=renderer.reply_format.name, date=date_of_run)

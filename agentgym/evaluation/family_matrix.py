@@ -183,6 +183,10 @@ HANDLED = ("render", "extend", "parse", "malformed")
 """Properties of which what is noted is a refusal or a difference that the renderer answers for."""
 TEXT = """# Model families
 
+A family is a chat format: how a conversation becomes tokens and how a reply is read. Which models can be *trained* is
+another question: Llama, Mistral, Qwen2 and Qwen3 (dense, with plain rotary embeddings and full attention) at present. A
+model of any family can be evaluated behind a server (`agentgym eval --policy URL`).
+
 What holds for each family, measured: every template below is held to the hundred conversations of
 `agentgym.testing.conversations` by the checks of `agentgym verify --model FOLDER`, with a stand-in vocabulary
 that has the marks which the template spells. Made by:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, TypeVar
@@ -16,6 +16,7 @@ from agentgym.engines.protocol import Engine
 from agentgym.engines.sglang import SglangConfig, open_sglang
 from agentgym.engines.vllm import VllmConfig, open_vllm
 from agentgym.envs.policies import POLICIES
+from agentgym.envs.resolve import turn_limit
 from agentgym.envs.text_env import TextEnv
 from agentgym.errors import ConfigError, EngineError
 from agentgym.evaluation.config import EvalConfig
@@ -26,7 +27,6 @@ from agentgym.loading import place_of
 from agentgym.rollout.episode import Episode
 from agentgym.rollout.episode_loop import EpisodeLoop
 from agentgym.rollout.event_loop import run_async
-from agentgym.rollout.home import make_task_env
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.rollout.loop import RolloutLoop
 from agentgym.rollout.sampler import Sampler
@@ -145,11 +145,14 @@ def run_episode(
     an environment or player that does not exist.
     """
     task = Task(place_of(env), seed, kwargs=env_kwargs or {})
-    make_task_env(task).close()  # what does not exist is an error here, and not a failed episode
+    num_turns = turn_limit(task.env_id, task.kwargs)  # what does not exist is an error here, not a failed episode
+    limits = limits or Limits()
+    if isinstance(player, ModelEngine):
+        limits = replace(limits, turn_tokens=limits.turn_tokens_in(player.engine.context_window, num_turns))
     play = _Play(
         task=task,
         seed=seed,
-        limits=limits or Limits(max_turns=200, turn_tokens=512),
+        limits=limits,
         sampling=sampling or SamplingConfig(),
     )
     if isinstance(player, ModelEngine):

@@ -286,6 +286,6 @@ def check_repeatable(findings: Findings, subject: Subject) -> None:
         except RenderError:
             continue
         findings.check("repeatable", conversation.name, "" if pair[0] == pair[1] else "the second render differs")
-    source = subject.renderer.tokenizer.template + subject.renderer.tokenizer.tool_template
-    if "strftime_now(" in source:
-        findings.noted("repeatable", "the template", "it writes the day's date, so that another day's prompts differ")
+    if subject.renderer.tokenizer.writes_date:
+        told = "it writes the date, which a run fixes when it begins, and records as `date` in config.yaml"
+        findings.noted("repeatable", "the template", told)

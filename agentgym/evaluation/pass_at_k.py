@@ -6,11 +6,13 @@ Each is the mean over all choices of k among a task's n episodes, in closed form
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agentgym.errors import ConfigError
 from agentgym.evaluation.intervals import Interval, mean_interval, share_interval
+from agentgym.rollout.task_names import task_names
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON
 
@@ -108,10 +110,10 @@ def _check(num: int, k: int, num_won: int = 0) -> None:
 
 def repeat_scores(trajectories: Sequence[Trajectory]) -> tuple[RepeatScores, ...]:
     """The scores of all tasks first; then those of each environment, and of each difficulty of it, where there are
-    several. Nothing for no trajectories."""
+    several. Equal tasks of several seeds are one task. Nothing for no trajectories."""
     tasks: dict[str, list[Trajectory]] = {}
-    for one in trajectories:
-        tasks.setdefault(one.task.key, []).append(one)
+    for name, one in zip(task_names(trajectories), trajectories, strict=True):
+        tasks.setdefault(name, []).append(one)
     by_env: dict[str, list[list[Trajectory]]] = {}
     for episodes in tasks.values():
         by_env.setdefault(episodes[0].task.env_id, []).append(episodes)
@@ -163,7 +165,7 @@ def _difficulty_order(name: str | None) -> tuple[bool, float, str]:
 def _scores(env: str | None, difficulty: str | None, tasks: Sequence[Sequence[Trajectory]]) -> RepeatScores:
     played = [[one for one in episodes if one.reward is not None] for episodes in tasks]
     num_episodes = sum(map(len, played))
-    most = max(map(len, tasks))
+    most = max(Counter(one.task.key for episodes in tasks for one in episodes).values())
     ks = sorted({*(1 << power for power in range(most.bit_length())), most})
     return RepeatScores(
         env=env,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, pairwise
 from typing import Any, TypeAlias
@@ -12,68 +13,18 @@ from typing import Any, TypeAlias
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.errors import InvalidTrajectory, RenderError
 from agentgym.rollout.answer import plain_answers
+from agentgym.rollout.ledger import Ledger, Place
 from agentgym.rollout.menus import Menus, menu_digest
-from agentgym.rollout.record import message_from_json, trajectory_from_json
+from agentgym.rollout.record import EpisodeRecord, message_from_json, record_from_json
 from agentgym.rollout.seal import credit_digest, mask_runs, row_digest
 from agentgym.trajectory import Status
-from agentgym.types import JSON, Message, ToolResult, ToolSpec
+from agentgym.types import Message, ToolResult, ToolSpec
 
-__all__ = ["CHECKS", "Basis", "Ledger", "Place", "Record", "Tally", "by_endpoint", "first_difference"]
+__all__ = ["CHECKS", "Basis", "Record", "by_endpoint", "first_difference"]
 
+MAX_PROMPTS = 256
 Record: TypeAlias = Mapping[str, Any]
 """One line of `episodes.jsonl`, not yet trusted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a record does not hold: `line` counts from 1, as editors do; `row`, `turn` and `token` (of its row) are
-    indices from 0, and None where they do not apply."""
-
-    line: int
-    row: int | None = None
-    turn: int | None = None
-    token: int | None = None
-    problem: str = ""
-
-    def __str__(self) -> str:
-        parts = [f"{name} {value}" for name in ("row", "turn", "token") if (value := getattr(self, name)) is not None]
-        return f"{', '.join([f'line {self.line}', *parts])}: {self.problem}"
-
-    def to_json(self) -> dict[str, JSON]:
-        """The place as a JSON object."""
-        return asdict(self)
-
-
-@dataclass(slots=True)
-class Tally:
-    """What was counted for one property."""
-
-    num_checked: int = 0
-    num_failed: int = 0
-    first: Place | None = None
-
-
-class Ledger:
-    """Tallies by property name."""
-
-    def __init__(self) -> None:
-        self._tallies: dict[str, Tally] = {}
-
-    def tally(self, name: str) -> Tally:
-        """The tally of a property, empty at first."""
-        return self._tallies.setdefault(name, Tally())
-
-    def check(self, name: str, problem: Place | None) -> None:
-        """Counts one check, failed where there is a problem."""
-        self.tally(name).num_checked += 1
-        if problem is not None:
-            self.fail(name, problem)
-
-    def fail(self, name: str, problem: Place) -> None:
-        """Counts a failure of something that is counted already."""
-        tally = self.tally(name)
-        tally.num_failed += 1
-        tally.first = tally.first or problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +33,35 @@ class Basis:
 
     renderer: Renderer | None = None
     menus: Menus = field(default_factory=dict)
+    max_staleness: int | None = None
+    """The updates that a training run's tokens may be older than its weights; None where it is not a training run."""
+    _prompts: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    _newest: list[tuple[Record, EpisodeRecord]] = field(default_factory=list)
 
     def tools(self, record: Record, row: int) -> tuple[ToolSpec, ...]:
         """The tools that the model was shown; none where the record names none."""
         return self.menus.get(record["rows"][row].get("tools", ""), ())
+
+    def episode(self, record: Record) -> EpisodeRecord:
+        """The episode of a record; the newest one is kept. Raises InvalidTrajectory."""
+        if not self._newest or self._newest[0][0] is not record:
+            self._newest[:] = [(record, record_from_json(record, self.menus))]
+        return self._newest[0][1]
+
+    def prompt(self, record: Record, row: int) -> Sequence[int]:
+        """The render of a row's messages and tools; the last ones are kept, because the episodes of a group have the
+        same. Raises RenderError."""
+        assert self.renderer is not None
+        stored = record["rows"][row]
+        key = (json.dumps(stored["messages"]), str(stored.get("tools")))
+        ids = self._prompts.get(key)
+        if ids is None:
+            messages = [message_from_json(message) for message in stored["messages"]]
+            ids = self.renderer.render(messages, self.tools(record, row))
+            if len(self._prompts) >= MAX_PROMPTS:
+                self._prompts.clear()
+            self._prompts[key] = ids
+        return ids
 
 
 Check: TypeAlias = Callable[[Ledger, int, Record, Basis], None]
@@ -176,8 +152,9 @@ def _turn_at(record: Record, row: int, token: int) -> int | None:
     return turns[-1] if turns and turns[-1] >= 0 else None
 
 
-def _check_samples(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
+def _check_samples(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
     last_version = 0
+    least, most = _version_bounds(record, basis.max_staleness)
     for span in _spans(record):
         logprobs, versions = span.raw.get("logprobs"), span.raw.get("policy_versions")
         at = partial(Place, line, span.row, span.turn if span.turn >= 0 else None)
@@ -204,8 +181,25 @@ def _check_samples(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
             if version < last_version and problem is None:
                 said = f"policy version {version} follows {last_version}"
                 problem = at(token=span.start + index, problem=said)
+            elif not least <= version <= most and problem is None:
+                said = f"policy version {version} in step {record['step']}, which samples with {_between(least, most)}"
+                problem = at(token=span.start + index, problem=said)
             last_version = version
         ledger.check("versions", problem)
+
+
+def _version_bounds(record: Record, max_staleness: int | None) -> tuple[float, float]:
+    """The least and the greatest policy version that an episode of a training run may be sampled with."""
+    if max_staleness is None:
+        return -math.inf, math.inf
+    step: int = record["step"]
+    if record["phase"] in ("train", "greedy"):  # step 1 is sampled with version 0
+        return max(0, step - 1 - max_staleness), step - 1
+    return step, step
+
+
+def _between(least: float, most: float) -> str:
+    return f"version {least:g}" if least == most else f"versions {least:g} to {most:g}"
 
 
 def _check_ids(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
@@ -260,9 +254,9 @@ def _check_prompts(ledger: Ledger, line: int, record: Record, basis: Basis) -> N
         digest = stored.get("tools")
         if basis.renderer is None or "messages" not in stored or (digest is not None and digest not in basis.menus):
             continue
-        messages, ids = [message_from_json(one) for one in stored["messages"]], stored["spans"][0]["ids"]
+        ids = stored["spans"][0]["ids"]
         try:
-            wanted = basis.renderer.render(messages, basis.tools(record, row))
+            wanted = basis.prompt(record, row)
         except RenderError as error:
             ledger.check("prompt", Place(line, row, problem=f"the recorded messages cannot be rendered: {error}"))
             continue
@@ -327,13 +321,15 @@ def _check_turns(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
         ledger.check("tool_answers", None if sound else Place(line, turn=turn, problem=said))
 
 
-def _check_outcome(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
+def _check_outcome(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
     status, reward = Status(record["status"]), record["reward"]
     said = f"status {status} with the error {record['error']!r}"
     ledger.check("status", None if (record["error"] is None) == status.trainable else Place(line, problem=said))
     said = ""
     try:
-        trajectory_from_json(record)
+        success = basis.episode(record).trajectory.success
+        if success != record["success"]:
+            said = f"success is {record['success']}, and the episode's metrics and info say {success}"
     except InvalidTrajectory as error:
         said = str(error)
     ledger.check("trajectory", Place(line, problem=said) if said else None)

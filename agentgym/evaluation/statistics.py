@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from agentgym.evaluation.intervals import Interval, mean_interval, success_interval
 from agentgym.evaluation.pass_at_k import RepeatScores, repeat_scores
+from agentgym.rollout.task_names import task_names
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON
 
@@ -30,6 +31,9 @@ class EvalSummary:
     reward_interval: Interval | None
     """Normal interval of the mean, its error clustered by task; None for fewer than two tasks."""
     num_tasks: int
+    """Tasks by their seeds."""
+    num_distinct: int
+    """Tasks that differ; the intervals take these as the draws."""
     num_episodes: int
     """Episodes that have a reward."""
     failed: Mapping[str, int]
@@ -65,6 +69,7 @@ class EvalSummary:
             "reward_interval": _ends(self.reward_interval),
             "num_episodes": self.num_episodes,
             "num_tasks": self.num_tasks,
+            "num_distinct": self.num_distinct,
             "num_failed": self.num_failed,
             "failed": dict(self.failed),
             "stop_reasons": dict(self.stop_reasons),
@@ -83,7 +88,8 @@ def summarize(trajectories: Sequence[Trajectory]) -> EvalSummary:
     """The summary of an evaluation's trajectories, in any order."""
     played = [one for one in trajectories if one.reward is not None]
     failed = Counter(str(one.status) for one in trajectories if one.reward is None)
-    clusters = [one.task.key for one in played]
+    names = task_names(trajectories)
+    clusters = [name for name, one in zip(names, trajectories, strict=True) if one.reward is not None]
     successes = [float(bool(one.success)) for one in played]
     rewards = [one.reward or 0.0 for one in played]
     return EvalSummary(
@@ -92,6 +98,7 @@ def summarize(trajectories: Sequence[Trajectory]) -> EvalSummary:
         mean_reward=_mean(rewards),
         reward_interval=mean_interval(rewards, clusters),
         num_tasks=len({one.task.key for one in trajectories}),
+        num_distinct=len(set(names)),
         num_episodes=len(played),
         failed=dict(sorted(failed.items())),
         stop_reasons=dict(sorted(Counter(str(one.stop_reason) for one in played).items())),

@@ -6,9 +6,9 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from agentgym.evaluation.record_checks import Ledger, Place, Record
+from agentgym.evaluation.record_checks import Record
+from agentgym.rollout.ledger import Ledger, Place
 from agentgym.rollout.seal import is_trained
 from agentgym.trajectory import Status
 
@@ -64,20 +64,23 @@ class StepChecks:
 
     def __init__(self) -> None:
         self._steps: dict[int, _Step] = {}
+        self._seen: set[int] = set()
 
     def add(self, record: Record) -> None:
         """Takes one line of `episodes.jsonl`."""
         if record["phase"] == "train":
             self._steps.setdefault(record["step"], _Step()).add(record)
 
-    def close(self, ledger: Ledger, path: Path) -> None:
-        """Checks the property `metrics` on every line of `path`, which may be absent."""
-        if not path.is_file():
-            return
-        with path.open("rb") as file:
-            for line, raw in enumerate(file, 1):
-                said = self._problem(raw)
-                ledger.check("metrics", Place(line, problem=f"of metrics.jsonl: {said}") if said else None)
+    def check(self, ledger: Ledger, line: int, raw: bytes) -> None:
+        """Checks the property `metrics` on a line of `metrics.jsonl`."""
+        said = self._problem(raw)
+        ledger.check("metrics", Place(line, problem=f"of metrics.jsonl: {said}") if said else None)
+
+    def close(self, ledger: Ledger) -> None:
+        """Checks that each step with episodes had its line; the newest may still be under way."""
+        for step in sorted(self._steps)[:-1]:
+            if step not in self._seen:
+                ledger.check("metrics", Place(None, problem=f"metrics.jsonl has no line for step {step}"))
 
     def _problem(self, raw: bytes) -> str:
         try:
@@ -86,6 +89,7 @@ class StepChecks:
             return f"not JSON: {error}"
         if not isinstance(given, dict) or not isinstance(given.get("step"), int):
             return "an object with a step was wanted"
+        self._seen.add(given["step"])
         wanted = self._steps.get(given["step"], _Step()).numbers()
         for name, value in wanted.items():
             stated = given.get(name, value)

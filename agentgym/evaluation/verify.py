@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.envs.multi_agent import SELF
 from agentgym.errors import RunFolderError
-from agentgym.evaluation.record_checks import CHECKS, Basis, Ledger, Place, Record, by_endpoint, first_difference
+from agentgym.evaluation.record_checks import CHECKS, Basis, Record, by_endpoint, first_difference
+from agentgym.evaluation.run_checks import EPISODES, METRICS, NO_DIGESTS, ChainCheck, RunChecks, max_staleness_of
 from agentgym.evaluation.step_checks import StepChecks
+from agentgym.rollout.ledger import Ledger, Place, Property
 from agentgym.rollout.menus import read_menus
+from agentgym.rollout.record import EpisodeRecord
 from agentgym.types import JSON
 
-__all__ = ["PROPERTIES", "Place", "Property", "Verdict", "VerifyReport", "verify_run"]
-
-
-@dataclass(frozen=True, slots=True)
-class Property:
-    """Something that holds for every sound record; `unit` is what is counted."""
-
-    name: str
-    meaning: str
-    unit: str
-    needs_renderer: bool = False
+__all__ = ["PROPERTIES", "Place", "Property", "Recomputation", "Verdict", "VerifyReport", "verify_run"]
 
 
 PROPERTIES = (
@@ -54,9 +48,22 @@ PROPERTIES = (
     Property("credit", "the stored digest is that of the turns' rewards and the advantages", "episodes"),
     Property("groups", "a group has one task, and each of its members once", "groups"),
     Property("metrics", "counts and means of metrics.jsonl follow from the episodes of their step", "steps"),
+    Property("chain", "each line has the digest of itself and of the line before", "lines"),
+    Property("settings", "config.yaml is the one that the run began with", "digests"),
+    Property("checkpoints", "each has the files of its manifest, and is of its step and of this run", "checkpoints"),
+    Property("end", "the files end with what the run ended with", "files"),
+    Property("report", "report.html is as it was written", "pages"),
 )
 
 
+UNCHECKED = {
+    "chain": "the run was recorded by an earlier version, whose lines have no digests",
+    "settings": "no checkpoint and no digests.json has the digest of config.yaml",
+    "checkpoints": "there are none",
+    "end": NO_DIGESTS,
+    "report": "there is no report.html with a digest",
+}
+"""Why nothing was checked."""
 BY_ENDPOINT = ("prompt", "prefix", "reply")
 """Properties of our own rendering and parsing."""
 
@@ -71,6 +78,8 @@ class Verdict:
     first: Place | None
     skipped: str | None = None
     """Why nothing was checked, if so."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """How many units were not checked, by the reason, where others were."""
 
     @property
     def ok(self) -> bool:
@@ -82,14 +91,15 @@ class Verdict:
         head = f"{'ok' if self.ok else 'FAILED':<6} {self.about.name:<12} "
         if self.skipped:
             return f"{'-':<6} {self.about.name:<12} not checked: {self.skipped}"
+        left_out = "".join(f"; {number} not checked: {reason}" for reason, number in self.left_out.items())
         if self.first is None:
-            return f"{head} {self.num_checked} {self.about.unit}: {self.about.meaning}"
-        return f"{head} {self.num_failed} of {self.num_checked} {self.about.unit}; first: {self.first}"
+            return f"{head} {self.num_checked} {self.about.unit}: {self.about.meaning}{left_out}"
+        return f"{head} {self.num_failed} of {self.num_checked} {self.about.unit}; first: {self.first}{left_out}"
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """The verdicts on one run, one per entry of `PROPERTIES`, in its order."""
+    """The verdicts on one run, one per entry of `PROPERTIES` and then of what was recomputed, in their order."""
 
     path: Path
     num_episodes: int
@@ -97,6 +107,8 @@ class VerifyReport:
     verdicts: tuple[Verdict, ...]
     num_without_ids: int = 0
     """Episodes that hold no token ids, because a chat endpoint that returns none played them."""
+    digest: str | None = None
+    """The digest of the whole run; None where the run has not ended, or is not as it was written."""
 
     @property
     def ok(self) -> bool:
@@ -113,6 +125,7 @@ class VerifyReport:
             "none played them; of those, only what was said and rewarded was checked, and they cannot be trained on"
         )
         notes = [without] if self.num_without_ids else []
+        notes += [f"run digest {self.digest}"] if self.digest else []
         return [*(verdict.line() for verdict in self.verdicts), *notes, end]
 
     def to_json(self) -> dict[str, JSON]:
@@ -122,6 +135,7 @@ class VerifyReport:
             "num_episodes": self.num_episodes,
             "num_tokens": self.num_tokens,
             "num_without_ids": self.num_without_ids,
+            "digest": self.digest,
             "properties": {
                 verdict.about.name: {
                     "ok": verdict.ok,
@@ -129,30 +143,45 @@ class VerifyReport:
                     "num_failed": verdict.num_failed,
                     "first": None if verdict.first is None else verdict.first.to_json(),
                     "skipped": verdict.skipped,
+                    "left_out": dict(verdict.left_out),
                 }
                 for verdict in self.verdicts
             },
         }
 
 
-def verify_run(run: Path, renderer: Renderer | None = None) -> VerifyReport:
-    """Checks `PROPERTIES` on every line of the run's `episodes.jsonl` and `metrics.jsonl`; damage is reported.
+class Recomputation(Protocol):
+    """Computes a property of a run again, from the models, environments and estimators that made it."""
+
+    properties: tuple[Property, ...]
+
+    def add(self, ledger: Ledger, line: int, record: EpisodeRecord) -> None:
+        """Takes the next episode of the run, on a line of `episodes.jsonl`."""
+
+    def close(self, ledger: Ledger) -> None:
+        """Checks what needs all episodes."""
+
+
+def verify_run(
+    run: Path, renderer: Renderer | None = None, recomputations: Sequence[Recomputation] = ()
+) -> VerifyReport:
+    """Checks `PROPERTIES` on every line of the run's `episodes.jsonl` and `metrics.jsonl`, on its checkpoints and its
+    other files; damage is reported.
 
     `renderer` is the one the run was made with; without it the properties that need one are skipped, and the report
-    says so. Raises RunFolderError only when there is no episode file to read, or nothing in it.
+    says so. `recomputations` check further properties of the same episodes. Raises RunFolderError only when there is no
+    episode file to read, or nothing in it.
     """
-    path = run / "episodes.jsonl"
-    if not path.is_file():
-        what = "has no episodes.jsonl" if run.is_dir() else "is no folder"
-        raise RunFolderError(f"{run} {what}; the folder of a run that has played episodes was wanted: check --output")
-    if path.stat().st_size == 0:
-        raise RunFolderError(f"{path} is empty; recorded episodes were wanted: wait for the run's first step")
+    path = _episodes_of(run)
     ledger = Ledger()
-    basis = Basis(renderer, read_menus(run))
+    staleness = max_staleness_of(run)
+    basis = Basis(renderer, read_menus(run), staleness)
     across, steps = _Across(), StepChecks()
+    chains = {name: ChainCheck(name) for name in (EPISODES, METRICS)}
+    whole = RunChecks(run, ledger, chains)
     num_episodes = num_tokens = num_without_ids = 0
     is_served = False
-    for line, record in _records(path, ledger):
+    for line, record in _records(path, ledger, chains[EPISODES]):
         num_episodes += 1
         try:
             num_tokens += sum(len(span["ids"]) for row in record["rows"] for span in row["spans"])
@@ -162,13 +191,35 @@ def verify_run(run: Path, renderer: Renderer | None = None) -> VerifyReport:
                 check(ledger, line, record, basis)
             across.add(ledger, line, record)
             steps.add(record)
+            for recomputation in recomputations:
+                recomputation.add(ledger, line, basis.episode(record))
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             # The line is JSON and yet no episode: that is what is being looked for, and not ours to crash on.
             ledger.fail("readable", Place(line, problem=f"this is no episode: {type(error).__name__}: {error}"))
     across.close(ledger)
-    steps.close(ledger, run / "metrics.jsonl")
-    verdicts = tuple(_verdict(entry, ledger, renderer is None, is_served) for entry in PROPERTIES)
-    return VerifyReport(run, num_episodes, num_tokens, verdicts, num_without_ids)
+    for line, raw in _lines(run / METRICS):
+        chains[METRICS].add(ledger, line, raw)
+        whole.add_step(raw)
+        steps.check(ledger, line, raw)
+    if staleness is not None:
+        steps.close(ledger)
+    whole.close()
+    for recomputation in recomputations:
+        recomputation.close(ledger)
+    properties = (*PROPERTIES, *(entry for recomputation in recomputations for entry in recomputation.properties))
+    verdicts = tuple(_verdict(entry, ledger, renderer is None, is_served) for entry in properties)
+    return VerifyReport(run, num_episodes, num_tokens, verdicts, num_without_ids, whole.digest)
+
+
+def _episodes_of(run: Path) -> Path:
+    """The episode file of a run; raises RunFolderError where there is none, or nothing in it."""
+    path = run / EPISODES
+    if not path.is_file():
+        what = "has no episodes.jsonl" if run.is_dir() else "is no folder"
+        raise RunFolderError(f"{run} {what}; the folder of a run that has played episodes was wanted: check --output")
+    if path.stat().st_size == 0:
+        raise RunFolderError(f"{path} is empty; recorded episodes were wanted: wait for the run's first step")
+    return path
 
 
 def _verdict(entry: Property, ledger: Ledger, without_renderer: bool, is_served: bool) -> Verdict:
@@ -179,24 +230,31 @@ def _verdict(entry: Property, ledger: Ledger, without_renderer: bool, is_served:
     elif entry.needs_renderer and without_renderer:
         skipped = "it needs the model's tokenizer (--tokenizer FOLDER)"
     elif tally.num_checked == 0:
-        skipped = f"there are no {entry.unit} to check"
-    return Verdict(entry, tally.num_checked, tally.num_failed, tally.first, skipped)
+        skipped = "; ".join(tally.skipped) or UNCHECKED.get(entry.name, f"there are no {entry.unit} to check")
+    return Verdict(entry, tally.num_checked, tally.num_failed, tally.first, skipped, tally.skipped)
 
 
-def _records(path: Path, ledger: Ledger) -> Iterator[tuple[int, Record]]:
+def _records(path: Path, ledger: Ledger, chain: ChainCheck) -> Iterator[tuple[int, Record]]:
     """Line number and object of each line that can be read."""
-    with path.open("rb") as file:
-        for line, raw in enumerate(file, 1):
-            try:
-                record = json.loads(raw)
-            except (json.JSONDecodeError, UnicodeDecodeError) as error:
-                torn = "" if raw.endswith(b"\n") else " (the line is torn: the run was cut short, or still writes)"
-                ledger.check("readable", Place(line, problem=f"not JSON: {error}{torn}"))
-                continue
-            is_object = isinstance(record, dict)
-            ledger.check("readable", None if is_object else Place(line, problem="a JSON object was wanted"))
-            if is_object:
-                yield line, record
+    for line, raw in _lines(path):
+        chain.add(ledger, line, raw)
+        try:
+            record = json.loads(raw)
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            torn = "" if raw.endswith(b"\n") else " (the line is torn: the run was cut short, or still writes)"
+            ledger.check("readable", Place(line, problem=f"not JSON: {error}{torn}"))
+            continue
+        is_object = isinstance(record, dict)
+        ledger.check("readable", None if is_object else Place(line, problem="a JSON object was wanted"))
+        if is_object:
+            yield line, record
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file, counted from 1; none where there is no such file."""
+    if path.is_file():
+        with path.open("rb") as file:
+            yield from enumerate(file, 1)
 
 
 @dataclass(slots=True)

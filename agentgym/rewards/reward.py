@@ -10,7 +10,7 @@ from typing import cast
 
 from agentgym.errors import AgentGymError, ConfigError
 from agentgym.rollout.episode_loop import user_traceback
-from agentgym.trajectory import Status, StopReason, Trajectory
+from agentgym.trajectory import MAX_REWARD, Status, StopReason, Trajectory, is_reward
 from agentgym.types import JSON
 
 __all__ = ["InvalidReward", "Reward", "RewardFailure", "UnusableReward", "read_reward", "rewarded", "unrewarded"]
@@ -121,6 +121,8 @@ def _number(value: object, what: str) -> float:
         raise InvalidReward(f"{what} is a number, got {type(value).__name__} {value!r:.80}{hint}")
     if not math.isfinite(value):
         raise InvalidReward(f"{what} is a finite number, got {float(value)!r}")
+    if not is_reward(value):
+        raise InvalidReward(f"{what} is at most {MAX_REWARD:g}, got {float(value)!r}")
     return float(value)
 
 

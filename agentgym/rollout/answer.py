@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Real
 from typing import cast
 
 from agentgym.errors import EnvironmentFault
+from agentgym.trajectory import MAX_REWARD, is_reward
 from agentgym.types import JSON, Message, ToolResult
 
 __all__ = ["Answer", "plain_answers", "read_reset", "read_step"]
@@ -121,9 +121,9 @@ def _all_are(values: object, kind: type) -> bool:
 
 
 def _finite(value: object, what: str) -> float:
-    if not isinstance(value, Real) or not math.isfinite(value):
-        raise EnvironmentFault(f"{what} is a finite number, got {value!r:.80}")
-    return float(value)
+    if not is_reward(value):
+        raise EnvironmentFault(f"{what} is a finite number, at most {MAX_REWARD:g}; got {value!r:.80}")
+    return float(cast("float", value))
 
 
 def _is_json(value: object) -> bool:

@@ -17,6 +17,7 @@ from agentgym.types import JSON, Message, ToolCall, ToolSpec
 __all__ = [
     "ChatReply",
     "ChatRequest",
+    "UnsupportedValue",
     "chunks_to_openai",
     "read_message",
     "read_request",
@@ -33,15 +34,36 @@ DECIDED = frozenset(
 """Settings of the distribution: it is the run's own, or what is recorded could not be trained on."""
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "n": (1,),
-    "tool_choice": ("auto",),
+    "tool_choice": ("auto", "none"),
     "logprobs": (False,),
+    "top_logprobs": (0,),
+    "functions": ([],),
+    "function_call": ("auto", "none"),
     "response_format": ({"type": "text"},),
     "stop": ([],),
     "modalities": (["text"],),
     "logit_bias": ({},),
 }
-"""What can be given as long as it asks for nothing special."""
+"""What can be given as long as it asks for nothing special. Everything else that is unknown is ignored."""
 TURN = re.compile(r"\Aturn\d+_(?=.)", re.DOTALL)
+
+
+class UnsupportedValue(WireError):
+    """A known field with a value that is not supported, in OpenAI's words."""
+
+    code = "unsupported_value"
+
+    def __init__(self, param: str, value: object) -> None:
+        given = json.dumps(value, default=str)
+        supported = " or ".join(json.dumps(known) for known in NEUTRAL[param])
+        message = (
+            f"Unsupported value: '{param}' does not support {given:.60} with this model. Only {supported} is supported."
+        )
+        super().__init__(message, param)
+        self.value = value
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (UnsupportedValue, (self.param, self.value))
 
 
 @dataclass(frozen=True)
@@ -54,15 +76,19 @@ class ChatRequest:
     """The agent's own bound of the reply, beside the run's."""
     stream: bool = False
     include_usage: bool = False
+    calls_tools: bool = True
+    """Whether a reply may call tools; with `tool_choice="none"`, calls are shown as text."""
     decided: tuple[str, ...] = ()
     """Settings that were sent and that the run decides."""
+    ignored: tuple[str, ...] = ()
+    """Fields that were sent and that are unknown."""
 
     @cached_property
     def key(self) -> str:
         """Equal for equal requests, however they are sent: a retry has the key of what it repeats."""
         said = [message_to_openai(message) for message in self.messages]
         tools = [tool.to_openai() for tool in self.tools]
-        text = json.dumps([said, tools, self.max_tokens], sort_keys=True, default=dict)
+        text = json.dumps([said, tools, self.max_tokens, self.calls_tools], sort_keys=True, default=dict)
         return blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
@@ -108,9 +134,7 @@ def read_request(body: object) -> ChatRequest:
     given = {name: value for name, value in body.items() if value is not None}
     for name, value in given.items():
         if name in NEUTRAL and value not in NEUTRAL[name]:
-            raise WireError(f"{name}={value!r:.60} is not supported here", name)
-        if name not in READ | IDLE | DECIDED | NEUTRAL.keys():
-            raise WireError(f"unknown or unsupported field {name!r}; supported are {', '.join(sorted(READ))}", name)
+            raise UnsupportedValue(name, value)
     messages, tools = given.get("messages"), given.get("tools", [])
     if not isinstance(messages, list) or not messages:
         raise WireError("messages is a list of at least one message", "messages")
@@ -123,7 +147,9 @@ def read_request(body: object) -> ChatRequest:
         _max_tokens(given),
         bool(given.get("stream")),
         bool(options.get("include_usage")) if isinstance(options, Mapping) else False,
+        given.get("tool_choice") != "none",
         tuple(sorted(DECIDED & given.keys())),
+        tuple(sorted(given.keys() - READ - IDLE - DECIDED - NEUTRAL.keys())),
     )
 
 

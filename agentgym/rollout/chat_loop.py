@@ -130,10 +130,10 @@ class ChatLoop(EpisodeLoop):
     def _budget(self, talk: _Talk) -> tuple[int, StopReason]:
         """How many tokens a reply may have, and the reason when it takes all."""
         limits, used = self.limits, talk.num_tokens
-        left, reason = limits.turn_tokens, StopReason.TURN_TOKENS
+        windows = [window for window in (limits.context_window, self.endpoint.context_window) if window is not None]
+        left, reason = limits.turn_tokens_in(min(windows, default=None)), StopReason.TURN_TOKENS
         if limits.trajectory_tokens is not None and limits.trajectory_tokens - used < left:
             left, reason = limits.trajectory_tokens - used, StopReason.TRAJECTORY_TOKENS
-        windows = [window for window in (limits.context_window, self.endpoint.context_window) if window is not None]
         if windows and min(windows) - used < left:
             left, reason = min(windows) - used, StopReason.CONTEXT
         return left, reason

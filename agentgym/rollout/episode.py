@@ -77,6 +77,7 @@ class Draft:
         "ids",
         "num_finished",
         "num_summaries",
+        "task_info",
         "turns",
     )
 
@@ -88,6 +89,8 @@ class Draft:
         self.turns: list[Turn] = []
         self._rows: list[Row] = []
         self._spans: list[TokenSpan] = []
+        self.task_info: Mapping[str, JSON] = NOTHING
+        """What the environment's reset found of the task: `HostedEnv.task_info`."""
         self.num_summaries = 0
         """Turns that the rollout asked for, and not the environment."""
         self._messages: tuple[Message, ...] | None = None
@@ -184,7 +187,7 @@ class Draft:
             stop_reason=ending.reason,
             metrics={**self._metrics, **call_counts(self.turns), **self._noted_metrics, **self._turn_counts()},
             error=ending.error,
-            info={**self._info, **self._noted_info, **(ending.info or {})},
+            info={**self._info, **self._noted_info, **(ending.info or {}), **self.task_info},
         )
 
     def _turn_counts(self) -> dict[str, float]:

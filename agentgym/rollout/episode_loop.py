@@ -22,6 +22,7 @@ from agentgym.trajectory import Status, StopReason, Trajectory
 from agentgym.types import JSON, Message, ToolSpec
 
 __all__ = [
+    "FAULT_TOOL",
     "SURPLUS",
     "EpisodeLoop",
     "GameAbandoned",
@@ -33,6 +34,8 @@ __all__ = [
 
 SURPLUS = "surplus episode"
 """The message of a cancellation that ends an episode as data (status `cancelled`) instead of ending its task."""
+FAULT_TOOL = "fault_tool"
+"""The entry of an episode's info that names the tool whose fault ended it."""
 
 
 class GameAbandoned(AgentGymError):
@@ -107,6 +110,7 @@ class EpisodeLoop(ABC):
         await self.turnstile.passed()
         task = draft.episode.task
         answer = read_reset(await env.reset(task.seed, dict(task.options) or None))
+        draft.task_info = env.task_info
         return under_system_prompt(env, answer.messages), env.tool_specs
 
     def _may_answer(self, cut: StopReason) -> bool:
@@ -142,8 +146,13 @@ def under_system_prompt(env: HostedEnv, messages: Sequence[Message]) -> list[Mes
 def env_error(error: EnvironmentFault, episode: Episode) -> Ending:
     """The ending of an episode whose environment failed, with its traceback (without our own frames on top)."""
     info = replay_info(episode)
-    if error.__cause__ is not None:
-        info["traceback"] = user_traceback(error.__cause__)
+    cause = error.__cause__
+    while isinstance(cause, EnvironmentFault) and cause.__cause__ is not None:
+        cause = cause.__cause__
+    if cause is not None:
+        info["traceback"] = user_traceback(cause)
+    if error.tool:
+        info[FAULT_TOOL] = error.tool
     return Ending(Status.ENV_ERROR, StopReason.ENV_ERROR, str(error), info)
 
 
@@ -176,6 +185,8 @@ def _is_scaffolding(path: str) -> bool:
         "envs/text_env.py",
         "envs/resolve.py",
         "tools/resolve.py",
+        "tools/runner.py",
+        "tools/worker.py",
         "loading.py",
         "settings.py",
         "registry.py",

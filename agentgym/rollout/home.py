@@ -16,7 +16,8 @@ from agentgym.envs.text_env import TextEnv
 from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault, UnknownName
 from agentgym.rollout.limits import Limits
 from agentgym.rollout.threads import EnvThread, EnvThreads, Mailbox, Outcome, attempt
-from agentgym.types import Task, ToolSpec
+from agentgym.rollout.watchdog import calling, named_call
+from agentgym.types import JSON, Task, ToolSpec
 
 __all__ = ["EnvCallTimeout", "Home", "HostedEnv", "make_task_env"]
 
@@ -51,11 +52,12 @@ class HostedEnv:
     `reset` and `step` raise EnvironmentFault (its cause is what the environment raised) or EnvCallTimeout.
     """
 
-    __slots__ = ("_home", "_thread", "env", "kind", "system_prompt")
+    __slots__ = ("_home", "_seed", "_thread", "env", "kind", "system_prompt")
 
     def __init__(self, env: Env, kind: Kind, home: Home, thread: EnvThread | None = None) -> None:
         self.env = env
         self.kind = kind
+        self._seed = 0
         self._home = home
         self._thread = thread
         inner = env.unwrapped
@@ -68,23 +70,40 @@ class HostedEnv:
         return inner.tool_specs if isinstance(inner, TextEnv) else ()
 
     @property
+    def task_info(self) -> dict[str, JSON]:
+        """What the record keeps of the task at hand: its digest, and whether no task on the side of its seed was found;
+        ask after `reset`."""
+        inner = self.env.unwrapped
+        if not isinstance(inner, TextEnv) or not inner.task_digest:
+            return {}
+        return {"task_digest": inner.task_digest, **({"split_failed": True} if inner.split_failed else {})}
+
+    @property
     def wants_tools(self) -> bool:
         """Whether the episode at hand has tools and cannot be won without."""
         return bool(self.tool_specs) and not getattr(self.env.unwrapped, "tools_optional", False)
 
     async def reset(self, seed: int, options: dict[str, object] | None) -> tuple[object, ...]:
         """The environment's `reset`."""
-        env = self.env
+        env, self._seed = self.env, seed
         if self.kind == "async":
-            return await self._home.run_async(lambda: cast(TextEnv, env).areset(seed=seed, options=options))
-        return await self._run(lambda: env.reset(seed=seed, options=options))
+            reset = cast(TextEnv, env).areset
+            return await self._home.run_async(lambda: reset(seed=seed, options=options), self._label("reset"))
+        return await self._run(named_call(lambda: self._label("reset"), lambda: env.reset(seed=seed, options=options)))
 
     async def step(self, action: str) -> tuple[object, ...]:
         """The environment's `step`."""
         env = self.env
         if self.kind == "async":
-            return await self._home.run_async(lambda: cast(TextEnv, env).astep(action))
-        return await self._run(lambda: env.step(action))
+            label = self._label(f"step({action!r:.120})")
+            return await self._home.run_async(lambda: cast(TextEnv, env).astep(action), label)
+        return await self._run(named_call(lambda: self._label(f"step({action!r:.120})"), lambda: env.step(action)))
+
+    def _label(self, call: str) -> str:
+        """Returns the name of a call for the watchdog."""
+        spec = self.env.unwrapped.spec
+        name = spec.id if spec is not None else type(self.env.unwrapped).__name__
+        return f"{name} (seed {self._seed}), {call}"
 
     async def close(self) -> str | None:
         """Closes the environment where it lives, within `close_s`; returns what went wrong, if anything.
@@ -99,7 +118,7 @@ class HostedEnv:
     async def _close(self) -> str | None:
         env, thread, limit_s = self.env, self._thread, self._home.limits.close_s
         if self.kind == "async":
-            await self._home.run_async(cast(TextEnv, env).aclose, limit_s)
+            await self._home.run_async(cast(TextEnv, env).aclose, self._label("close"), limit_s)
         elif thread is None:
             opened(attempt(env.close))
         else:
@@ -168,12 +187,15 @@ class Home:
             first.set()
 
     async def _open(self, make: Callable[[Task], Env], task: Task) -> HostedEnv:
+        def label() -> str:
+            return f"{task.env_id} (seed {task.seed}), its constructor"
+
         if self._kinds.get(task.env_id) == "inline":
-            return HostedEnv(opened(attempt(lambda: make(task))), "inline", self)
+            return HostedEnv(opened(attempt(named_call(label, lambda: make(task)))), "inline", self)
         thread = self.threads.acquire()
         made: list[Env] = []
         try:
-            await self.run_on(thread, lambda: made.append(make(task)))
+            await self.run_on(thread, named_call(label, lambda: made.append(make(task))))
         except EnvCallTimeout:
             self.threads.abandon(thread)
             raise
@@ -220,14 +242,16 @@ class Home:
         finally:
             timer.cancel()
 
-    async def run_async(self, function: Callable[[], Coroutine[object, object, T]], limit_s: float | None = None) -> T:
+    async def run_async(
+        self, function: Callable[[], Coroutine[object, object, T]], label: str, limit_s: float | None = None
+    ) -> T:
         """Runs a coroutine of the user on the environments' loop, for at most `limit_s` (`env_step_s`).
 
         One that ignores its cancellation is left running there, and nobody waits for it.
         """
         limit_s = limit_s or self.limits.env_step_s
         call = object()
-        running = asyncio.run_coroutine_threadsafe(self._guarded(function, call), _environment_loop())
+        running = asyncio.run_coroutine_threadsafe(self._guarded(function, call, label), _environment_loop())
         try:
             async with asyncio.timeout(limit_s):
                 outcome = await asyncio.wrap_future(running)
@@ -239,12 +263,15 @@ class Home:
             raise
         return opened(outcome)
 
-    async def _guarded(self, function: Callable[[], Coroutine[object, object, T]], call: object) -> Outcome[T]:
+    async def _guarded(
+        self, function: Callable[[], Coroutine[object, object, T]], call: object, label: str
+    ) -> Outcome[T]:
         """`attempt` for a coroutine; `call` counts as running until it ends."""
         self._running.add(call)
         try:
-            return None, await function()
-        except Exception as error:  # noqa: BLE001 - the boundary around the user's environment
+            with calling(label):
+                return None, await function()
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - the boundary around user code
             return error, None
         finally:
             self._running.discard(call)
@@ -261,7 +288,7 @@ def opened(outcome: Outcome[T]) -> T:
     if isinstance(error, EnvCallTimeout):
         raise error
     if error is not None:
-        raise EnvironmentFault(_described(error)) from error
+        raise EnvironmentFault(_described(error), tool=getattr(error, "tool", "")) from error
     return cast(T, value)
 
 

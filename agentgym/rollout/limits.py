@@ -7,7 +7,15 @@ from typing import Literal
 
 from agentgym.errors import ConfigError
 
-__all__ = ["Limits", "SamplingConfig"]
+__all__ = ["STALL_S", "Limits", "SamplingConfig"]
+
+STALL_S = 120.0
+"""The default of `Limits.stall_s`."""
+
+MAX_TURN_TOKENS = 8192
+"""The largest default of `Limits.turn_tokens`: a reply that rambles in a window of 100,000 ids ends here."""
+UNKNOWN_WINDOW = 16_384
+"""The window that the default is derived from where an engine does not report its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,10 +45,11 @@ class Limits:
     A row is never shortened to fit: what does not fit is not sampled, or not appended.
     """
 
-    max_turns: int = 16
-    """Replies."""
-    turn_tokens: int = 512
-    """The most ids of one reply."""
+    max_turns: int = 200
+    """Replies in an episode; the environment's own limit is mostly lower."""
+    turn_tokens: int | None = None
+    """The most ids of one reply. None takes a quarter of the model's window (more where an episode has fewer than four
+    turns: a half, or the whole window for a single one), and at most 8,192; config.yaml then has the number."""
     trajectory_tokens: int | None = None
     """The most ids of all rows together, prompts and answers included; None leaves it to the context window."""
     context_window: int | None = None
@@ -51,6 +60,9 @@ class Limits:
     """Wall-clock seconds of one environment call (make, reset or step), counted from when it begins to run."""
     close_s: float = 3.0
     """Wall-clock seconds that closing an environment may delay the rollout; then it closes by itself or never."""
+    stall_s: float | None = STALL_S
+    """Seconds that an environment may hold Python's interpreter, so that no other episode and no Ctrl-C gets its turn;
+    then the run is ended, with the environment's name and stack. None never."""
     cut_reply: Literal["truncate", "answer"] = "truncate"
     """What a reply that meets `turn_tokens` does: end the episode, or go to the environment as it is."""
 
@@ -61,3 +73,17 @@ class Limits:
                 raise ConfigError(f"{field.name} must be greater than 0, got {value}")
         if self.cut_reply not in ("truncate", "answer"):
             raise ConfigError(f'cut_reply is "truncate" or "answer", got {self.cut_reply!r}')
+
+    def turn_tokens_in(self, window: int | None, num_turns: int | None = None) -> int:
+        """The most ids of one reply in a model with this window (None where the window is unknown).
+
+        `num_turns` is the environment's own limit of turns, if it has one.
+
+        >>> Limits().turn_tokens_in(1024), Limits().turn_tokens_in(40_960), Limits().turn_tokens_in(1024, num_turns=1)
+        (256, 8192, 1024)
+        """
+        if self.turn_tokens is not None:
+            return self.turn_tokens
+        windows = [size for size in (window, self.context_window) if size is not None]
+        turns = min(self.max_turns, 4 if num_turns is None else num_turns, 4)
+        return max(1, min(MAX_TURN_TOKENS, min(windows, default=UNKNOWN_WINDOW) // turns))

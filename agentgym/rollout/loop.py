@@ -69,6 +69,7 @@ class RolloutLoop(EpisodeLoop):
         self.history = history
         self.compaction = compaction or CompactionConfig()
         self.window = min(self.limits.context_window or engine.context_window, engine.context_window)
+        self.turn_tokens = self.limits.turn_tokens_in(self.window)
 
     async def _converse(self, env: HostedEnv, draft: Draft) -> Ending:
         """The conversation itself, to its regular end."""
@@ -112,7 +113,7 @@ class RolloutLoop(EpisodeLoop):
     def _budget(self, row_tokens: int, all_tokens: int) -> tuple[int, StopReason]:
         """How many ids a reply may have in a row and a trajectory so long, and the reason when it takes all."""
         limits = self.limits
-        left, reason = limits.turn_tokens, StopReason.TURN_TOKENS
+        left, reason = self.turn_tokens, StopReason.TURN_TOKENS
         if limits.trajectory_tokens is not None and limits.trajectory_tokens - all_tokens < left:
             left, reason = limits.trajectory_tokens - all_tokens, StopReason.TRAJECTORY_TOKENS
         if self.window - row_tokens < left:

@@ -1,4 +1,5 @@
-"""`episodes.jsonl`: one line an episode, complete enough to train on again and equal for equal seeds.
+"""`episodes.jsonl`: one line an episode, complete enough to train on again and equal for equal seeds. Each line has a
+digest over itself and the line before (`chain.py`).
 
 The tools that its models were shown stand in `tools.jsonl` beside it, each set once; rows name them by digest.
 """
@@ -7,15 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentgym.errors import RunFolderError
 from agentgym.rollout import menus as tool_menus
+from agentgym.rollout.chain import ChainedFile, LineFile, folder_errors
 from agentgym.rollout.menus import Menus, menu_digest, menu_lines, read_menus
 from agentgym.rollout.seal import credit_digest, mask_runs, row_digest
 from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
@@ -27,6 +27,7 @@ __all__ = [
     "EpisodeWriter",
     "message_from_json",
     "read_episodes",
+    "record_from_json",
     "trajectory_from_json",
     "trajectory_to_json",
 ]
@@ -93,34 +94,6 @@ def trajectory_from_json(line: Mapping[str, Any], menus: Menus | None = None) ->
     )
 
 
-class _LineFile:
-    """A file that grows by whole lines or not at all; what a kill left half-written is removed when it is opened."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with _folder_errors(path):
-            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
-            self.cut(_end_of_last_line(path))
-
-    def cut(self, size: int) -> None:
-        self._file.truncate(size)
-        self._size = size
-
-    def append(self, data: bytes) -> None:
-        with _folder_errors(self.path):
-            view = memoryview(data)
-            try:
-                while view:
-                    view = view[self._file.write(view) :]
-            except OSError:
-                self._file.truncate(self._size)
-                raise
-        self._size += len(data)
-
-    def close(self) -> None:
-        self._file.close()
-
-
 class EpisodeWriter:
     """Appends episodes to `folder/episodes.jsonl`, whole lines or nothing, and the tools they name to `tools.jsonl`.
 
@@ -129,9 +102,14 @@ class EpisodeWriter:
 
     def __init__(self, folder: str | Path) -> None:
         self.path = Path(folder) / FILE_NAME
-        self._lines = _LineFile(self.path)
-        self._tools: _LineFile | None = None
+        self._lines = ChainedFile(self.path)
+        self._tools: LineFile | None = None
         self._menus = set(read_menus(self.path.parent))
+
+    @property
+    def head(self) -> str:
+        """The digest of the last line, which is over all lines before it."""
+        return self._lines.head
 
     def write(
         self,
@@ -158,7 +136,7 @@ class EpisodeWriter:
             for trajectory, values in zip(trajectories, per_trajectory, strict=True)
         ]
         if lines:
-            self._lines.append(("\n".join(lines) + "\n").encode("ascii"))
+            self._lines.append(lines)
 
     def _write_tools(self, trajectories: Iterable[Trajectory]) -> None:
         """Appends the sets of tools that the file lacks."""
@@ -166,8 +144,8 @@ class EpisodeWriter:
         lacking = {menu_digest(tools): tools for tools in shown.values()}
         lacking = {digest: tools for digest, tools in lacking.items() if digest not in self._menus}
         if lacking:
-            self._tools = self._tools or _LineFile(self.path.with_name(tool_menus.FILE_NAME))
-            self._tools.append(menu_lines(lacking))
+            self._tools = self._tools or LineFile(self.path.with_name(tool_menus.FILE_NAME))
+            self._tools.write(menu_lines(lacking))
             self._menus |= set(lacking)
 
     def rewind(self, step: int) -> None:
@@ -175,7 +153,7 @@ class EpisodeWriter:
 
         With a step below 0 all lines are dropped.
         """
-        with _folder_errors(self.path):
+        with folder_errors(self.path):
             kept = 0
             with open(self.path, "rb") as file:
                 for line in file:
@@ -215,12 +193,13 @@ def read_episodes(path: str | Path) -> Iterator[EpisodeRecord]:
                 logger.warning("%s: line %d is torn (the run was killed while writing); it is dropped", path, number)
                 return
             try:
-                yield _record_from_json(json.loads(line), menus)
+                yield record_from_json(json.loads(line), menus)
             except (ValueError, KeyError, TypeError) as error:
                 raise RunFolderError(f"{str(path)!r}, line {number} is not an episode: {error!r}") from error
 
 
-def _record_from_json(line: Mapping[str, Any], menus: Menus) -> EpisodeRecord:
+def record_from_json(line: Mapping[str, Any], menus: Menus | None = None) -> EpisodeRecord:
+    """The episode of a line; see `trajectory_from_json`."""
     advantages = line["advantages"]
     rows = None if advantages is None else tuple(tuple(row) for row in advantages)
     return EpisodeRecord(trajectory_from_json(line, menus), line["phase"], line["step"], rows)
@@ -316,26 +295,3 @@ def _call_to_json(call: AnyCall) -> dict[str, JSON]:
 
 def _call_from_json(call: Mapping[str, Any]) -> AnyCall:
     return MalformedCall(**call) if "raw" in call else ToolCall(**call)
-
-
-def _end_of_last_line(path: Path) -> int:
-    """Bytes up to and including the last newline; looks only at the end of the file."""
-    with open(path, "rb") as file:
-        position = file.seek(0, os.SEEK_END)
-        while position > 0:
-            start = max(0, position - 65536)
-            file.seek(start)
-            newline = file.read(position - start).rfind(b"\n")
-            if newline >= 0:
-                return start + newline + 1
-            position = start
-    return 0
-
-
-@contextmanager
-def _folder_errors(path: Path) -> Iterator[None]:
-    """Names the folder in what the file system refuses."""
-    try:
-        yield
-    except OSError as error:
-        raise RunFolderError(f"cannot write {path.name} in the run folder {str(path.parent)!r}: {error}") from error

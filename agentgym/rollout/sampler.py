@@ -117,8 +117,10 @@ class Sampler:
         self._make = make
         self._shown: set[str] = set()
         self._tool_envs: set[str] = set()
-        self._checked_calls = False
+        self.checks_calls = True
+        """Whether the first episodes are still to be searched for a valid tool call."""
         self._warned_tools: set[str] = set()
+        self._warned_splits: set[str] = set()
 
     async def sample(
         self,
@@ -186,6 +188,7 @@ class Sampler:
             raise
         self._check_calls(trajectories)
         self._check_tools(trajectories)
+        self._check_split(trajectories)
         return trajectories
 
     def check(self, trajectories: Sequence[Trajectory], earlier: Sequence[Trajectory] = ()) -> None:
@@ -195,6 +198,7 @@ class Sampler:
         self._show_failures(trajectories)
         self._check_calls(trajectories)
         self._check_tools(trajectories)
+        self._check_split(trajectories)
         everything = [*earlier, *trajectories]
         failed = [one for one in everything if one.status in FAILED]
         try:
@@ -275,19 +279,45 @@ class Sampler:
 
     def _check_calls(self, trajectories: Sequence[Trajectory]) -> None:
         """Warns, after the first episodes, when a model that has tools made no valid call at all."""
-        if self._checked_calls or not self._tool_envs:
+        if not self.checks_calls or not self._tool_envs:
             return
-        self._checked_calls = True
+        self.checks_calls = False
         faults = ("malformed_calls", "truncated_calls", "unknown_tools", "invalid_arguments")
         played = [one.metrics for one in trajectories if one.task.env_id in self._tool_envs and one.turns]
         num_valid = sum(metrics["num_tool_calls"] - sum(metrics[fault] for fault in faults) for metrics in played)
-        if played and num_valid <= 0:
+        num_cut = sum(one.num_cut_replies > 0 for one in trajectories if one.task.env_id in self._tool_envs)
+        if played and num_valid <= 0 and num_cut > len(played) / 4:
+            logger.warning(
+                "no valid tool call in the first %d episodes of %s: in %d of them a limit of tokens cut the reply"
+                " before its call (the longest has %d tokens). Raise the limit: turn_tokens (--limits.turn-tokens in"
+                " training, --turn-tokens in an evaluation), or the window where that is full",
+                len(played),
+                ", ".join(sorted(self._tool_envs)),
+                num_cut,
+                max((size for one in trajectories for size in one.reply_tokens), default=0),
+            )
+        elif played and num_valid <= 0:
             logger.warning(
                 "no valid tool call in the first %d episodes of %s: does the chat template's call format fit? "
-                "(%d malformed, %d truncated, %d unknown tools, %d with invalid arguments)",
+                "(%d malformed, %d cut by the end of their reply, %d unknown tools, %d with invalid arguments)",
                 len(played),
                 ", ".join(sorted(self._tool_envs)),
                 *(sum(metrics[fault] for metrics in played) for fault in faults),
+            )
+
+    def _check_split(self, trajectories: Sequence[Trajectory]) -> None:
+        """Warns, once an environment, when tasks could not be kept on their side, training or held out."""
+        for env_id in dict.fromkeys(one.task.env_id for one in trajectories if one.info.get("split_failed")):
+            if env_id in self._warned_splits:
+                continue
+            self._warned_splits.add(env_id)
+            own = [one.info for one in trajectories if one.task.env_id == env_id]
+            num_failed = sum(bool(info.get("split_failed")) for info in own)
+            logger.warning(
+                "%d of %d episodes of %s are of tasks that may be both trained on and evaluated on: there are too few"
+                " tasks, or their prompts do not tell them apart (then give it a method task_identity); `agentgym env"
+                " check %s` counts them",
+                *(num_failed, len(own), env_id, env_id),
             )
 
     def _check_tools(self, trajectories: Sequence[Trajectory]) -> None:

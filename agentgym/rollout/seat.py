@@ -22,12 +22,13 @@ class AgentGone(AgentGymError, TimeoutError):
 class RequestRefused(AgentGymError, ValueError):
     """A request that cannot be played; the episode goes on as if it had not been made."""
 
-    def __init__(self, message: str, code: str | None = None) -> None:
+    def __init__(self, message: str, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
         self.code = code
+        self.param = param
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (RequestRefused, (str(self), self.code))
+        return (RequestRefused, (str(self), self.code, self.param))
 
 
 class SeatBusy(AgentGymError, RuntimeError):

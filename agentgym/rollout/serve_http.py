@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from agentgym.errors import AgentGymError, ConfigError
+from agentgym.http_guard import HttpGuard, RequestRejected, format_url, is_loopback, listen, parse_json_object
 from agentgym.openai_wire import WireError, message_to_openai
 from agentgym.rollout.chat_completion import (
     ChatReply,
@@ -23,7 +24,8 @@ from agentgym.rollout.chat_completion import (
     wire_answer,
 )
 from agentgym.rollout.seat import EpisodeEnded, Opening, RequestRefused, Seat, SeatBusy, StepAnswer, StepRequest
-from agentgym.rollout.served import ServedLoop
+from agentgym.rollout.served import CONTEXT_EXCEEDED, ServedLoop
+from agentgym.trajectory import StopReason
 from agentgym.types import JSON
 
 __all__ = ["EpisodeServer", "ServeConfig"]
@@ -39,9 +41,15 @@ class ServeConfig:
     """Where episodes are served."""
 
     host: str = "127.0.0.1"
-    """The address to listen on; whoever reaches it can play, so another one than this machine's own is a decision."""
+    """The address to listen on."""
     port: int = 8000
     """0 takes a free one."""
+    token: str | None = None
+    """What an agent sends as its API key; None demands nothing. An address that is not loopback demands a token."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names in the Host header that are served besides this machine's own."""
+    public_url: str = ""
+    """Where agents reach the server, if that is not the address that they connect to (a proxy, a forwarded port)."""
     idle_s: float = 120.0
     """Seconds without a request after which an agent is gone; its episode ends with the status `timeout`."""
     claim_s: float = 20.0
@@ -56,6 +64,8 @@ class ServeConfig:
         if not (self.idle_s > 0 and self.claim_s > 0 and self.quiet_s >= 0):
             given = f"{self.idle_s}, {self.claim_s} and {self.quiet_s}"
             raise ConfigError(f"idle_s and claim_s are above 0 and quiet_s is at least 0, got {given}")
+        if self.token is None and not is_loopback(self.host):
+            raise ConfigError(f"a server at {self.host} is reached from other machines: give it a token")
 
 
 class EpisodeServer:
@@ -75,7 +85,14 @@ class EpisodeServer:
         self.config = config or ServeConfig()
         self.url = ""
         """`http://host:port`, once it listens."""
-        app = web.Application(client_max_size=MAX_BODY, middlewares=[self._answer_errors])
+        self._guard = HttpGuard(
+            self.config.host,
+            token=self.config.token,
+            allowed_hosts=(*self.config.allowed_hosts, urlsplit(self.config.public_url).hostname or ""),
+            accepts_key=lambda key: loop.seat(key) is not None,
+        )
+        middlewares = [self._answer_errors, self._guard.middleware(_rejected)]
+        app = web.Application(client_max_size=MAX_BODY, middlewares=middlewares)
         app.router.add_post("/episodes", self._claim)
         app.router.add_post("/episodes/{episode}/step", self._step)
         for prefix in ("", "/episodes/{episode}"):
@@ -87,17 +104,8 @@ class EpisodeServer:
         self._last_request = 0.0
 
     async def __aenter__(self) -> EpisodeServer:
-        config = self.config
         await self._runner.setup()
-        site = web.TCPSite(self._runner, config.host, config.port)
-        try:
-            await site.start()
-        except OSError as error:
-            await self._runner.cleanup()
-            reason = error.strerror or error
-            raise ConfigError(f"cannot listen on {config.host}:{config.port}: {reason}; name another port") from error
-        host, port = self._runner.addresses[0][:2]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self.url = await listen(self._runner, self._guard, self.config.host, self.config.port)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -119,6 +127,8 @@ class EpisodeServer:
         except SeatBusy as error:
             return _error(409, error, "episode_busy")
         except EpisodeEnded as error:
+            if error.code == StopReason.CONTEXT:
+                return _error(400, error, CONTEXT_EXCEEDED, "messages")
             return _error(410, error, error.code)
         except web.HTTPException as error:
             return _error(error.status, f"{request.method} {request.path}: {error.reason}")
@@ -129,11 +139,17 @@ class EpisodeServer:
         opening = await self.loop.claim(self.config.claim_s)
         if opening is None:
             return web.Response(status=204)
-        return web.json_response(_opening(opening, f"{request.scheme}://{request.host}"))
+        return web.json_response(_opening(opening, self._public_url(request)))
+
+    def _public_url(self, request: web.Request) -> str:
+        """The URL for an agent: the one that is configured, else the address that it connected to (not its header)."""
+        transport = request.transport
+        address = transport.get_extra_info("sockname") if transport is not None else None
+        return self.config.public_url.rstrip("/") or (format_url(*address[:2]) if address else self.url)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         seat = self._seat(request)
-        asked = read_request(await _body(request))
+        asked = read_request(parse_json_object(await request.read()))
         reply = await seat.chat(asked)
         if asked.stream:
             return await _stream(request, asked, reply)
@@ -141,7 +157,7 @@ class EpisodeServer:
 
     async def _step(self, request: web.Request) -> web.StreamResponse:
         seat = self._seat(request)
-        body = await _body(request)
+        body = parse_json_object(await request.read())
         message = body.get("message")
         asked = StepRequest(None if message is None else read_message(message))
         return web.json_response(_answer(await seat.step(asked)))
@@ -166,16 +182,8 @@ class EpisodeServer:
         return seat
 
 
-async def _body(request: web.Request) -> Mapping[str, Any]:
-    """The JSON object of the request; raises WireError when there is another thing. Nothing is an empty object."""
-    raw = await request.read()
-    try:
-        body = json.loads(raw) if raw.strip() else {}
-    except (ValueError, RecursionError) as error:
-        raise WireError(f"the body is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise WireError("the body is a JSON object")
-    return body
+def _rejected(refusal: RequestRejected) -> web.Response:
+    return _error(refusal.status, refusal, refusal.code)
 
 
 async def _stream(request: web.Request, asked: ChatRequest, reply: ChatReply) -> web.StreamResponse:

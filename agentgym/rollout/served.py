@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -18,13 +19,16 @@ from agentgym.rollout.episode_loop import replay_info
 from agentgym.rollout.home import HostedEnv
 from agentgym.rollout.loop import RolloutLoop
 from agentgym.rollout.seat import AgentGone, EpisodeEnded, Opening, RequestRefused, Seat, StepAnswer, StepRequest
+from agentgym.rollout.shown import shown_messages
 from agentgym.trajectory import Status, StopReason, Trajectory
 from agentgym.types import Message, ToolResult, ToolSpec
 
-__all__ = ["ServedLoop"]
+__all__ = ["CONTEXT_EXCEEDED", "ServedLoop"]
 
 logger = logging.getLogger(__name__)
 
+CONTEXT_EXCEEDED = "context_length_exceeded"
+"""OpenAI's code for messages that leave no room for a reply."""
 MAX_KEPT = 4096
 """Finished episodes whose last answers can still be asked for."""
 
@@ -38,8 +42,14 @@ class _Talk:
     draft: Draft
     messages: list[Message]
     tools: tuple[ToolSpec, ...]
+    shown: list[Message]
+    """The messages as the agent has seen or sent them."""
+    names: frozenset[str]
+    """The tools that the agent can call."""
     reply: Message | None = None
     """The last message, where it is a reply that nothing has answered yet."""
+    is_full: bool = False
+    """Whether the agent's last request did not fit into the window."""
 
 
 class ServedLoop(RolloutLoop):
@@ -71,6 +81,8 @@ class ServedLoop(RolloutLoop):
         self.idle_s = idle_s
         self.is_over = False
         self._seats: dict[str, Seat] = {}
+        self._live: dict[str, Seat] = {}
+        """The places of episodes that are played, by session."""
         self._waiting: deque[Seat] = deque()
         self._claims: deque[asyncio.Future[Seat | None]] = deque()
         self._finished: deque[Seat] = deque()
@@ -88,7 +100,8 @@ class ServedLoop(RolloutLoop):
 
     async def play(self, env: HostedEnv, episode: Episode) -> Trajectory:
         """Plays one episode, as `RolloutLoop.play` does, as soon as an agent has claimed it."""
-        seat = self._seats[_name(episode)] = Seat(_name(episode))
+        seat = Seat(_name(episode))
+        self._seats[seat.name] = self._live[episode.session] = seat
         self._offer(seat)
         trajectory = None
         try:
@@ -99,6 +112,8 @@ class ServedLoop(RolloutLoop):
             if seat in self._waiting:
                 self._waiting.remove(seat)
             seat.close(trajectory)
+            if self._live.get(episode.session) is seat:
+                del self._live[episode.session]
             self._forget_oldest(seat)
 
     # For whoever brings the agents
@@ -174,10 +189,11 @@ class ServedLoop(RolloutLoop):
 
     async def _converse(self, env: HostedEnv, draft: Draft) -> Ending:
         """The conversation, to the end that the environment, a budget or the agent's silence gives it."""
-        seat = self._seats[_name(draft.episode)]
+        seat = self._live[draft.episode.session]
         messages, tools = await self._open(env, draft)
-        talk = _Talk(seat, env, draft, messages, tools)
-        seat.open(messages, tools)
+        names = frozenset(tool.name for tool in tools)
+        talk = _Talk(seat, env, draft, messages, tools, shown_messages(messages, names), names)
+        seat.open(talk.shown, tools)
         while True:
             try:
                 request = await seat.next_request(self.idle_s)
@@ -185,17 +201,23 @@ class ServedLoop(RolloutLoop):
                     ending = await self._chat(talk, request)
                 else:
                     ending = await self._step(talk, request)
+                talk.is_full = False
             except RequestRefused as refusal:
+                talk.is_full = refusal.code == CONTEXT_EXCEEDED
                 seat.answer(refusal)
                 continue
             except AgentGone as gone:
+                if talk.is_full and (draft.turns or talk.reply):  # it gave up at a full window, as a loop does
+                    if talk.reply is not None:
+                        draft.end_turn(None)
+                    return Ending(Status.TRUNCATED, StopReason.CONTEXT)
                 return Ending(Status.TIMEOUT, StopReason.DEADLINE, str(gone), replay_info(draft.episode))
             if ending is not None:
                 return ending
 
     async def _chat(self, talk: _Talk, request: ChatRequest) -> Ending | None:
         """Samples, records and answers one reply."""
-        self._say_what_is_decided(request)
+        self._warn_of_fields(request)
         draft = talk.draft
         ending = self._follow(talk, request)
         if ending is not None:
@@ -209,11 +231,13 @@ class ServedLoop(RolloutLoop):
         message = self.renderer.parse(completion.ids, talk.tools, draft.ids)
         draft.add_reply(completion, message, time.perf_counter() - started)
         talk.messages.append(message)
+        talk.names = frozenset(tool.name for tool in talk.tools) if request.calls_tools else frozenset()
+        talk.shown += shown_messages([message], talk.names)
         talk.reply = message
         turn, finish = len(draft.turns), completion.finish_reason
-        name = f"chatcmpl-{talk.seat.name}-{turn}"
+        name = f"chatcmpl-{draft.episode.session.replace('/', '.')}-{turn}"
         talk.seat.answer(
-            ChatReply(name, turn, message, finish, num_prompt, len(completion.ids), created=int(time.time()))
+            ChatReply(name, turn, talk.shown[-1], finish, num_prompt, len(completion.ids), created=int(time.time()))
         )
         if finish == "length" and not is_own_bound and not self._may_answer(cut):
             draft.end_turn(None)
@@ -224,7 +248,7 @@ class ServedLoop(RolloutLoop):
         """Gives the last reply to the environment, and its answer to the agent."""
         if talk.reply is None:
             raise RequestRefused("there is no reply to step with: ask for a chat completion first", "no_reply")
-        if request.message is not None and not is_same(request.message, talk.reply):
+        if request.message is not None and not is_same(request.message, talk.shown[-1]):
             raise RequestRefused(
                 "the message is not the last reply: an episode is played with the replies that were sampled here; "
                 "leave `message` out, or send the last completion's message as it came",
@@ -232,15 +256,18 @@ class ServedLoop(RolloutLoop):
             )
         draft, turn = talk.draft, len(talk.draft.turns)
         answer = await self._act(talk.env, draft, talk.reply)
+        shown = shown_messages([talk.reply, *answer.messages], talk.names)[1:]
         talk.reply = None
         ending = self._ending(answer, draft)
         if ending is None:
             talk.messages = self._retold(talk.env, talk.messages, answer)
+            is_retold = answer.history is not None
+            talk.shown = shown_messages(talk.messages, talk.names) if is_retold else [*talk.shown, *shown]
             ending = self._lengthen(talk, answer)
         is_completed = ending is not None and ending.status is Status.COMPLETED
         is_cut = ending is not None and not is_completed
-        history = None if answer.history is None else tuple(talk.messages)
-        talk.seat.answer(StepAnswer(answer.messages, answer.reward, is_completed, is_cut, turn, history))
+        history = None if answer.history is None else tuple(talk.shown)
+        talk.seat.answer(StepAnswer(tuple(shown), answer.reward, is_completed, is_cut, turn, history))
         return ending
 
     def _lengthen(self, talk: _Talk, answer: Answer) -> Ending | None:
@@ -249,11 +276,12 @@ class ServedLoop(RolloutLoop):
 
     def _follow(self, talk: _Talk, request: ChatRequest) -> Ending | None:
         """Brings the row to the conversation that the agent sent; or the end that a budget gives to the episode."""
-        new = new_messages(request.messages, talk.messages) if is_same_menu(request.tools, talk.tools) else None
+        new = new_messages(request.messages, talk.shown) if is_same_menu(request.tools, talk.tools) else None
         if talk.reply is None:
             return None if new == () else self._rewrite(talk, request, self._render(request))
         answer = self._agents_answer(talk, new or ())
         prompt_ids = self._render(request) if answer is None else []
+        self._check_room(len(prompt_ids))
         talk.draft.end_turn(answer or Answer("", ()))
         talk.reply = None
         ending = self._ending(answer or Answer("", ()), talk.draft)
@@ -262,6 +290,7 @@ class ServedLoop(RolloutLoop):
         if answer is None:
             return self._rewrite(talk, request, prompt_ids)
         talk.messages += answer.messages
+        talk.shown += answer.messages
         return self._lengthen(talk, answer)
 
     def _agents_answer(self, talk: _Talk, new: Sequence[Message]) -> Answer | None:
@@ -274,9 +303,10 @@ class ServedLoop(RolloutLoop):
         if not is_told or (results and [one.tool_call_id for one in results] != [call.id for call in calls]):
             return None
         try:
-            self.renderer.extend(talk.draft.ids, new)
+            ids = self.renderer.extend(talk.draft.ids, new)
         except RenderError:
             return None
+        self._check_room(len(talk.draft.ids) + len(ids))
         names = [getattr(call, "name", "") for call in calls]
         pairs = zip(results, names, strict=False)
         told = tuple(ToolResult(one.tool_call_id or "", name, one.content) for one, name in pairs)
@@ -294,17 +324,32 @@ class ServedLoop(RolloutLoop):
     def _rewrite(self, talk: _Talk, request: ChatRequest, prompt_ids: list[int]) -> Ending | None:
         """Begins a row with what the agent sent."""
         draft = talk.draft
+        self._check_room(len(prompt_ids))
         left, reason = self._budget(len(prompt_ids), draft.num_tokens + len(prompt_ids))
         if left < 1 and draft.turns:
             return Ending(Status.TRUNCATED, reason)
         if left < 1:
             said = f"the messages have {len(prompt_ids)} tokens, which leaves none for a reply ({reason})"
-            raise RequestRefused(said, "context_length_exceeded")
+            raise RequestRefused(said, CONTEXT_EXCEEDED, "messages")
         draft.begin_row(prompt_ids, request.messages, request.tools)
-        talk.messages, talk.tools = list(request.messages), request.tools
+        talk.messages, talk.tools, talk.shown = list(request.messages), request.tools, list(request.messages)
         return None
 
-    def _say_what_is_decided(self, request: ChatRequest) -> None:
+    def _check_room(self, num_tokens: int) -> None:
+        """Raises RequestRefused, in OpenAI's words, where a row so long leaves no token of the window for a reply."""
+        if num_tokens >= self.window:
+            raise RequestRefused(
+                f"This model's maximum context length is {self.window} tokens. However, your messages resulted in "
+                f"{num_tokens} tokens, which leaves none for the reply. Please reduce the length of the messages.",
+                CONTEXT_EXCEEDED,
+                "messages",
+            )
+
+    def _warn_of_fields(self, request: ChatRequest) -> None:
+        """Warns once of each field that an agent sends and that plays no role."""
+        for name in set(request.ignored) - self._told:
+            self._told.add(name)
+            logger.warning("an agent sends the field %r, which is unknown here and ignored", name)
         for name in set(request.decided) - self._told:
             self._told.add(name)
             logger.warning(
@@ -339,5 +384,5 @@ def is_same_menu(said: Sequence[ToolSpec], known: Sequence[ToolSpec]) -> bool:
 
 
 def _name(episode: Episode) -> str:
-    """The episode's name in addresses."""
-    return episode.session.replace("/", ".")
+    """The episode's name in addresses. It ends in a secret: whoever knows the name plays the episode."""
+    return f"{episode.session.replace('/', '.')}-{secrets.token_urlsafe(16)}"

@@ -17,7 +17,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Generic, TypeAlias, TypeVar
 
-from agentgym.errors import AgentGymError
+from agentgym.errors import CODE_ERRORS, AgentGymError, is_interrupt
 
 __all__ = ["Call", "EnvThread", "EnvThreads", "Mailbox", "Outcome", "attempt"]
 
@@ -31,9 +31,9 @@ def attempt(function: Callable[[], T]) -> Outcome[T]:
     """Runs the user's code and returns what it did; this is the one place where its errors are caught."""
     try:
         return None, function()
-    except SystemExit as error:  # an environment that calls sys.exit() must not end the run
-        return error, None
-    except Exception as error:  # noqa: BLE001 - the boundary around the user's environment
+    except CODE_ERRORS as error:  # SystemExit too: an environment that calls sys.exit() must not end the run
+        if is_interrupt(error):
+            raise
         return error, None
 
 

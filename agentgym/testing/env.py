@@ -21,6 +21,7 @@ from agentgym.envs.text_env import EpisodeOver, StepResult, TextEnv
 from agentgym.errors import UnknownName, nearest
 from agentgym.testing.env_claims import CLAIMS
 from agentgym.testing.env_isolation import ISOLATION
+from agentgym.testing.env_output import captured_output
 from agentgym.testing.env_subject import (
     LONGEST_EPISODE,
     MAX_STEPS,
@@ -32,6 +33,7 @@ from agentgym.testing.env_subject import (
     plain,
     transcript,
 )
+from agentgym.testing.env_tasks import TASK_CHECKS
 from agentgym.testing.env_tools import TOOL_CHECKS
 from agentgym.tools.definition import MARK
 from agentgym.types import JSON, AnyCall, MalformedCall, Message, ToolCall
@@ -65,6 +67,8 @@ class Verdict:
     findings: tuple[Finding, ...] = ()
     not_claimed: str = ""
     """What the environment does not promise; a check may pass beside it."""
+    printed: str = ""
+    """The last lines that the environment printed, if the check failed."""
 
 
 def check_env(env: str | Make | TextEnv, kwargs: Mapping[str, JSON] | None = None) -> list[Finding]:
@@ -105,18 +109,19 @@ def examine_env(
 def _verdict(name: str, check: Check, subject: Subject) -> Verdict:
     findings: list[Finding] = []
     unclaimed: list[str] = []
-    try:
-        for severity, message in check(subject):
-            if severity == "not claimed":
-                unclaimed.append(message)
-            else:
-                findings.append(Finding(name, message, severity))
-    except Exception as error:  # noqa: BLE001  # the boundary: an environment is user code
-        findings.append(Finding(name, f"raised {_last_lines(error)}"))
+    with captured_output() as printed:
+        try:
+            for severity, message in check(subject):
+                if severity == "not claimed":
+                    unclaimed.append(message)
+                else:
+                    findings.append(Finding(name, message, severity))
+        except Exception as error:  # noqa: BLE001  # the boundary: an environment is user code
+            findings.append(Finding(name, f"raised {_last_lines(error)}"))
     told = "; ".join(unclaimed)
     if findings:
         failed = any(finding.severity == "error" for finding in findings)
-        return Verdict(name, "failed" if failed else "warned", tuple(findings), told)
+        return Verdict(name, "failed" if failed else "warned", tuple(findings), told, str(printed) if failed else "")
     return Verdict(name, "not claimed" if unclaimed else "passed", (), told)
 
 
@@ -301,6 +306,7 @@ CHECKS: dict[str, Check] = {
     "async": _async_agrees,
     **ISOLATION,
     **TOOL_CHECKS,
+    **TASK_CHECKS,
     **CLAIMS,
 }
 """Name to check, in the order they run."""

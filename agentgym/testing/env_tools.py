@@ -11,12 +11,15 @@ import jsonschema
 from agentgym.envs.action import Action
 from agentgym.envs.policies import RandomPolicy
 from agentgym.testing.env_subject import Check, Complaint, Subject
+from agentgym.testing.tool_watch import is_deliberate, is_over_an_argument, watch_tools
 from agentgym.types import Message, ToolCall, ToolResult, ToolSpec
 
 __all__ = ["TOOL_CHECKS"]
 
 ODD_VALUES: tuple[Any, ...] = ("odd", -1.5, None, True, [[["odd"]]], {"odd": None}, 10**30)
-DRAWS = 2000
+DRAWS = 20
+"""Tries to draw arguments that a schema accepts."""
+SEEDS = range(4)
 
 
 def _valid_schemas(make: Subject) -> Iterator[Complaint]:
@@ -82,13 +85,61 @@ def _accepts(make: Subject, spec: ToolSpec) -> Iterator[Complaint]:
     observation, _ = env.reset(seed=0)
     policy = RandomPolicy()
     policy.reset(env, observation, 0)
-    drawn = (call for _ in range(DRAWS) for call in policy.act(observation).tool_calls)
-    call = next((one for one in drawn if isinstance(one, ToolCall) and one.name == spec.name), None)
-    if call is not None and jsonschema.Draft202012Validator(dict(spec.parameters)).is_valid(call.arguments):
+    call = _valid_call(policy, spec, observation)
+    if call is not None:
         answer = _answer(env.step(_calling(call))[4])
         if answer is not None and answer.error in ("invalid_arguments", "unknown_tool", "malformed"):
             yield "error", f"{spec.name}({dict(call.arguments)}) fits its schema, and is refused: {answer.content[:80]}"
     env.close()
+
+
+def _valid_call(policy: RandomPolicy, spec: ToolSpec, observation: str) -> ToolCall | None:
+    """A call that fits its schema; None if none was drawn."""
+    validator = jsonschema.Draft202012Validator(dict(spec.parameters))
+    drawn = (policy.call(spec, observation) for _ in range(DRAWS))
+    return next((call for call in drawn if validator.is_valid(call.arguments)), None)
+
+
+def _raising_tools(make: Subject) -> Iterator[Complaint]:
+    """Calls each tool with arguments that fit its schema, in several episodes."""
+    specs = _specs(make)
+    if not specs:
+        yield "not claimed", "it has no tools"
+    for spec in specs:
+        outcomes = [outcome for seed in SEEDS if (outcome := _called(make, spec, seed)) is not None]
+        complaints = [complaint for _, complaint in outcomes if complaint]
+        if complaints:
+            yield "error", complaints[0]
+        elif outcomes and all(error is not None for error, _ in outcomes):
+            told = "; ".join(dict.fromkeys(str(error) for error, _ in outcomes))
+            yield "warning", f"{spec.name} raised in each of {len(outcomes)} calls that fit its schema: {told[:500]}"
+
+
+def _called(make: Subject, spec: ToolSpec, seed: int) -> tuple[str | None, str] | None:
+    """What a call of the tool raised, and what is wrong with that; None if no call that fits the schema was drawn."""
+    env = make()
+    try:
+        observation, _ = env.reset(seed=seed)
+        policy = RandomPolicy()
+        policy.reset(env, observation, seed)
+        call = _valid_call(policy, spec, observation)
+        if call is None:
+            return None
+        raised = watch_tools(env)
+        made = f"{spec.name}({dict(call.arguments)})"
+        try:
+            env.step(_calling(call))
+        except Exception as error:  # noqa: BLE001  # the boundary: an environment is user code
+            return str(error), f"{made}: {error}"
+        if not raised or is_deliberate(raised[-1][0]):
+            return None, ""
+        failure, place = raised[-1]
+        told = f"{type(failure).__name__}{place}: {failure}"
+        if is_over_an_argument(failure, call.arguments):
+            return told, ""
+        return told, f"{made} raised {told}; no argument explains that, and the model would be blamed for it"
+    finally:
+        env.close()
 
 
 def _calling(call: ToolCall) -> Action:
@@ -111,4 +162,5 @@ def _specs(make: Subject) -> tuple[ToolSpec, ...]:
 TOOL_CHECKS: dict[str, Check] = {
     "tool schemas": _valid_schemas,
     "arguments against the schema": _honoured_schemas,
+    "raising tools": _raising_tools,
 }

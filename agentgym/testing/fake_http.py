@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from aiohttp import web
 
-from agentgym.errors import ConfigError
+from agentgym.http_guard import HttpGuard, RequestRejected, choose_token, listen, parse_json_object
 
 __all__ = ["Answer", "Call", "Endpoint", "FakeHost", "Stream"]
 
@@ -54,9 +54,12 @@ Endpoint: TypeAlias = Callable[[Call], Awaitable["Answer | Stream"]]
 class FakeHost:
     """Serves endpoints by path on one port, on the running event loop."""
 
-    def __init__(self, endpoints: Mapping[str, Endpoint], host: str, port: int) -> None:
+    def __init__(
+        self, endpoints: Mapping[str, Endpoint], host: str, port: int, *, guard: HttpGuard | None = None
+    ) -> None:
         self._endpoints = endpoints
         self._host, self._port = host, port
+        self._guard = guard or HttpGuard(host, token=choose_token(host))
         self._runner: web.ServerRunner | None = None
 
     async def start(self) -> str:
@@ -64,18 +67,7 @@ class FakeHost:
         server = web.Server(self._handle, handler_cancellation=True, request_factory=_request)
         self._runner = web.ServerRunner(server, shutdown_timeout=0.2)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self._port, backlog=8192)
-        try:
-            await site.start()
-        except OSError as error:
-            await self.close()
-            reason = error.strerror or error
-            raise ConfigError(
-                f"the fake server cannot listen on {self._host}:{self._port}: {reason}. Give another --port, or 0 for"
-                " any that is free"
-            ) from error
-        port = self._runner.addresses[0][1]
-        return f"http://{self._host}:{port}"
+        return await listen(self._runner, self._guard, self._host, self._port, backlog=8192)
 
     async def kill(self) -> None:
         """Stops listening and closes every connection at once, in the middle of whatever it carries."""
@@ -95,17 +87,14 @@ class FakeHost:
             await runner.cleanup()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            await self._guard.admit(request)
+            body = parse_json_object(await request.read())
+        except RequestRejected as refusal:
+            return _response(_refused(refusal))
         endpoint = self._endpoints.get(request.path)
         if endpoint is None:
             return _response(Answer({"detail": "Not Found"}, 404))
-        body: Any = {}
-        if request.can_read_body and (raw := await request.read()):
-            try:
-                body = json.loads(raw)
-            except ValueError as error:
-                return _response(_not_json(str(error)))
-            if not isinstance(body, dict):
-                return _response(_not_json("an object was wanted"))
         answer = await endpoint(Call(body, request.query))
         if isinstance(answer, Stream):
             return await _send_stream(request, answer)
@@ -123,9 +112,12 @@ def _response(answer: Answer) -> web.Response:
     return web.Response(body=answer.encoded(), status=answer.status, headers=answer.headers, content_type=kind)
 
 
-def _not_json(reason: str) -> Answer:
-    message = f"1 validation error: JSON decode error: {reason}"
-    return Answer({"object": "error", "message": message, "type": "Bad Request", "param": None, "code": 400}, 400)
+def _refused(refusal: RequestRejected) -> Answer:
+    status, message = refusal.status, str(refusal)
+    if refusal.code == "invalid_json":
+        message = f"1 validation error: JSON decode error: {message}"
+    error = {"object": "error", "message": message, "type": "Bad Request", "param": None, "code": status}
+    return Answer(error, status)
 
 
 async def _send_half(request: web.BaseRequest, answer: Answer) -> web.StreamResponse:

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from agentgym.engines.scripted import LogNormalDelay, Reply
 from agentgym.errors import AgentGymError, ConfigError, EngineError
+from agentgym.http_guard import HttpGuard, choose_token
 from agentgym.testing.fake_chat import FakeChat
 from agentgym.testing.fake_control import FakeControl
 from agentgym.testing.fake_faults import FaultKind, Faults
@@ -56,6 +57,10 @@ class FakeConfig:
     host: str = "127.0.0.1"
     port: int = 0
     """0 is any that is free."""
+    token: str | None = None
+    """What a client sends as its API key; None demands nothing on loopback, and a random token elsewhere."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names in the Host header that are served, besides IP addresses and this machine's own name."""
 
     def __post_init__(self) -> None:
         for name in ("latency_median_s", "latency_sigma", "token_s"):
@@ -133,7 +138,10 @@ class FakeServer:
             "/fake/kill": self._kill,
         }
         endpoints = {path: self._guarded(endpoint) for path, endpoint in (self.control.endpoints | own).items()}
-        self.host = FakeHost(endpoints, config.host, config.port)
+        self.guard = HttpGuard(
+            config.host, token=config.token or choose_token(config.host), allowed_hosts=config.allowed_hosts
+        )
+        self.host = FakeHost(endpoints, config.host, config.port, guard=self.guard)
 
     def stats(self) -> FakeStats:
         """What it has seen and done so far."""

@@ -43,7 +43,7 @@ async def simulated_sampler(
     """A sampler of simulated episodes and its engine; it has played one, as the first environment of a name is made on
     a thread, for which a virtual clock does not wait."""
     engine = SimulatedEngine(seconds)
-    loop = SimulatedLoop(engine, Limits(deadline_s=deadline_s))
+    loop = SimulatedLoop(engine, Limits(max_turns=16, deadline_s=deadline_s))
     sampler = Sampler(loop, make, SamplerConfig(concurrency=concurrency))
     await sampler.play(Episode(Task(ENV_ID, 0), "warm-up", phase="warm-up"))
     return sampler, engine

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, get_args, overload
 
 from agentgym.errors import ConfigError, ToolSchemaError
 from agentgym.registry import Registry
@@ -24,6 +24,8 @@ __all__ = ["TOOLS", "Tool", "ToolFunction", "ToolSettings", "as_tool", "register
 
 ToolFunction: TypeAlias = Callable[..., object]
 F = TypeVar("F", bound=ToolFunction)
+OnError: TypeAlias = Literal["auto", "answer", "raise"]
+OnTimeout: TypeAlias = Literal["answer", "raise"]
 DEFAULT_TIMEOUT_S = 30.0
 NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$")
 MARK = "__agentgym_tool__"
@@ -48,8 +50,12 @@ class Tool:
     running it, whoever asks."""
     blocking: bool = True
     """True: a plain function runs on a thread; False: it is short and pure, and runs where it is called."""
-    on_error: Literal["answer", "raise"] = "answer"
-    """What an exception of `fn` is: something to tell the model, or a fault of the environment."""
+    on_error: OnError = "auto"
+    """What an exception of `fn` is: "answer" for something that the model reads, "raise" for a fault of the environment
+    (no reward, its traceback logged). "auto" decides by its kind: `agentgym.tools.blame`."""
+    on_timeout: OnTimeout = "answer"
+    """What a call beyond `timeout_s` is: "answer" where what the model asked for takes too long, "raise" where the tool
+    waits for a service. A tool with `on_error="raise"` has "raise"."""
     owner: object = None
     """The environment whose method this is; the plain methods of one owner run one after the other on one thread."""
     check: ArgumentCheck = field(init=False, repr=False, compare=False)
@@ -59,6 +65,12 @@ class Tool:
     def __post_init__(self) -> None:
         if not NAME.match(self.spec.name):
             raise ToolSchemaError(f"tool name {self.spec.name!r} is not a letter followed by letters, digits, _ . or -")
+        if self.on_error == "raise":
+            object.__setattr__(self, "on_timeout", "raise")
+        for setting, kind in (("on_error", OnError), ("on_timeout", OnTimeout)):
+            if getattr(self, setting) not in get_args(kind):
+                known = ", ".join(get_args(kind))
+                raise ConfigError(f"tool {self.name!r}: {setting} is one of {known}; got {getattr(self, setting)!r}")
         if self.timeout_s is not None and self.timeout_s <= 0:
             raise ConfigError(f"tool {self.name!r}: timeout_s must be positive, or None for no limit")
         if self.max_concurrency is not None and self.max_concurrency < 1:
@@ -91,7 +103,8 @@ class ToolSettings(TypedDict, total=False):
     rate_limit_per_s: float | None
     pure: bool
     blocking: bool
-    on_error: Literal["answer", "raise"]
+    on_error: OnError
+    on_timeout: OnTimeout
 
 
 @overload

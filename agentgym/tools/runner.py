@@ -9,8 +9,9 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from agentgym.errors import ConfigError, EnvironmentFault, SandboxError, ToolFailure, nearest
+from agentgym.errors import CODE_ERRORS, ConfigError, EnvironmentFault, SandboxError, ToolFailure, is_interrupt, nearest
 from agentgym.tools.answers import answers_of
+from agentgym.tools.blame import is_models_mistake, raised_at
 from agentgym.tools.definition import Tool, ToolFunction, as_tool
 from agentgym.tools.limiter import limiter_for
 from agentgym.tools.worker import Worker
@@ -80,8 +81,8 @@ class ToolRunner:
     async def run(self, calls: Sequence[AnyCall]) -> tuple[ToolResult, ...]:
         """The answers in call order. Plain methods run one after the other on the worker; everything else at once.
 
-        Raises EnvironmentFault for a tool that raised it or SandboxError, or that says `on_error="raise"`; other calls
-        are stopped. A tool's ToolFailure is its answer, word for word.
+        Raises EnvironmentFault where a tool raised what the model cannot have caused (`Tool.on_error`); other calls are
+        stopped. A tool's ToolFailure is its answer, word for word.
         """
         if self.runs_directly(calls):
             return self.run_directly(calls)
@@ -132,7 +133,9 @@ class ToolRunner:
             return ToolResult(call.id, call.name, EPISODE_OVER, "tool_error")
         try:
             return self._result(tool, call, tool.fn(**tool.convert(call.arguments)))
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # the boundary: a tool is user code
+        except CODE_ERRORS as error:  # the boundary: a tool is user code
+            if is_interrupt(error):
+                raise
             return self._failure(tool, call, error)
 
     async def _answer(self, call: AnyCall, methods: asyncio.Lock) -> ToolResult:
@@ -202,20 +205,27 @@ class ToolRunner:
         task.add_done_callback(_forget)
 
     def _result(self, tool: Tool, call: ToolCall, value: object) -> ToolResult:
-        text = value if type(value) is str else _as_text(value)
+        try:
+            text = value if type(value) is str else _as_text(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            what = f"a {type(value).__name__}, which is neither text nor JSON: {error}"
+            raise EnvironmentFault(f"tool {tool.name!r} returned {what}", tool=tool.name) from error
         if tool.pure:
             answers_of(tool).keep(call.arguments, text)
         return ToolResult(call.id, call.name, self._fitting(text))
 
     def _failure(self, tool: Tool, call: ToolCall, error: BaseException) -> ToolResult:
-        """The answer that tells the model of `error`; raises EnvironmentFault where the fault is not the model's."""
+        """The answer that tells the model of `error`; raises EnvironmentFault where the model cannot have caused it."""
         if isinstance(error, EnvironmentFault):
+            error.tool = error.tool or tool.name
             raise error
         if isinstance(error, ToolFailure):
             return ToolResult(call.id, call.name, self._fitting(str(error)), error.kind)
-        if tool.on_error == "raise" or isinstance(error, SandboxError):
-            raise EnvironmentFault(f"tool {tool.name!r} raised {type(error).__name__}: {error}") from error
-        log.info("tool %r raised; the model is told", tool.name, exc_info=error)
+        answered = tool.on_error == "answer" or (tool.on_error == "auto" and is_models_mistake(error, call.arguments))
+        if isinstance(error, SandboxError) or not answered:
+            what = f"{type(error).__name__}{raised_at(error, tool.fn)}: {_safe_text(error)}"
+            raise EnvironmentFault(f"tool {tool.name!r} raised {what}", tool=tool.name) from error
+        log.info("tool %r raised; the model reads the error", tool.name, exc_info=error)
         text = f"{tool.name} failed: {type(error).__name__}: {_safe_text(error)}"
         return ToolResult(call.id, call.name, _encodable(text), "tool_error")
 
@@ -254,7 +264,11 @@ def _safe_text(error: BaseException) -> str:
 
 
 def _timed_out(tool: Tool, call: ToolCall) -> ToolResult:
-    return ToolResult(call.id, call.name, f"{tool.name} gave no answer within {tool.timeout_s:g} s", "timeout")
+    """The answer to a call beyond its tool's `timeout_s`; raises EnvironmentFault where that is not the model's."""
+    text = f"{tool.name} gave no answer within {tool.timeout_s:g} s"
+    if tool.on_timeout == "raise":
+        raise EnvironmentFault(f"tool {text} (timeout_s)", tool=tool.name)
+    return ToolResult(call.id, call.name, text, "timeout")
 
 
 def _forget(future: asyncio.Future[ToolResult]) -> None:

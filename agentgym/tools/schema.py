@@ -32,13 +32,13 @@ def function_schema(fn: Callable[..., object], hints: Mapping[str, object]) -> S
     for parameter in function_parameters(fn):
         if parameter.name not in hints:
             raise ToolSchemaError(
-                f"tool {fn.__name__!r}: parameter {parameter.name!r} has no type annotation; write e.g. "
+                f"{_place(fn)}: parameter {parameter.name!r} has no type annotation; write e.g. "
                 f"`{parameter.name}: str`, or give the schema yourself with register_tool"
             )
         try:
             schema = builder.build(hints[parameter.name])
         except ToolSchemaError as error:
-            raise ToolSchemaError(f"tool {fn.__name__!r}, parameter {parameter.name!r}: {error}") from None
+            raise ToolSchemaError(f"{_place(fn)}: parameter {parameter.name!r}: {error}") from None
         properties[parameter.name] = _with_default(_described(schema, described.get(parameter.name)), parameter)
         if parameter.default is inspect.Parameter.empty:
             required.append(parameter.name)
@@ -56,10 +56,17 @@ def function_parameters(fn: Callable[..., object]) -> list[inspect.Parameter]:
     for parameter in parameters:
         if parameter.kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
             raise ToolSchemaError(
-                f"tool {fn.__name__!r}: parameter {str(parameter)!r} cannot be passed by name; "
+                f"{_place(fn)}: parameter {str(parameter)!r} cannot be passed by name; "
                 "a tool takes named parameters only"
             )
     return parameters
+
+
+def _place(fn: Callable[..., object]) -> str:
+    """The tool's name and where it is defined: "tool 'go' (Lock.go in lock.py, line 12)"."""
+    code = getattr(fn, "__code__", None)
+    where = f" ({fn.__qualname__} in {code.co_filename}, line {code.co_firstlineno})" if code is not None else ""
+    return f"tool {fn.__name__!r}{where}"
 
 
 def function_hints(fn: Callable[..., object], local_names: Mapping[str, object]) -> dict[str, object]:
@@ -69,7 +76,7 @@ def function_hints(fn: Callable[..., object], local_names: Mapping[str, object])
     try:
         return typing.get_type_hints(holder, getattr(fn, "__globals__", {}), dict(local_names), include_extras=True)
     except (NameError, TypeError) as error:
-        raise ToolSchemaError(f"tool {fn.__name__!r}: a type annotation cannot be resolved ({error})") from error
+        raise ToolSchemaError(f"{_place(fn)}: a type annotation cannot be resolved ({error})") from error
 
 
 def type_schema(hint: object) -> Schema:

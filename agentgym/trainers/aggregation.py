@@ -204,8 +204,9 @@ def _seq_mean_token_sum(rows: RowCounts, totals: StepTotals, norm_tokens: int | 
 def _seq_mean_token_sum_norm(rows: RowCounts, totals: StepTotals, norm_tokens: int | None) -> Weights:
     """1 / (trajectories * norm_tokens) for every token: Dr. GRPO with its constant. Liu et al. 2025, section 3.2.
 
-    The constant is the same in every step, such as the longest reply allowed. As in verl, whose `loss_scale_factor` it
-    is; verl's default for it, the longest reply of the micro-batch, varies from one to the next, and ours has none.
+    The constant is the same in every step. As in verl, whose `loss_scale_factor` it is; verl's default for it, the
+    longest reply of the micro-batch, varies from one to the next. A run's default is the paper's generation budget: the
+    most tokens that an episode may sample.
     """
     if norm_tokens is None:
         raise ConfigError("seq-mean-token-sum-norm divides by norm_tokens: give it, such as the longest reply allowed")

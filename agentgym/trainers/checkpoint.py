@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from agentgym.engines.hf_checkpoint import model_tensors, write_model
 from agentgym.engines.hf_model import Decoder, DecoderConfig
 from agentgym.errors import RunFolderError
-from agentgym.trainers.manifest import what_is_torn, write_manifest
+from agentgym.rollout.manifest import what_is_torn, write_manifest
 from agentgym.trainers.sharded_state import copied_to_cpu, load_state, save_state
 from agentgym.types import JSON
 
@@ -75,12 +75,14 @@ class Snapshot:
     """The folder whose tokenizer goes along."""
     tasks: Mapping[str, JSON]
     random: Mapping[str, JSON]
+    record: Mapping[str, JSON] = field(default_factory=dict)
+    """The digests of the run's record up to the step, by file (`RunFolder.heads`)."""
 
     @classmethod
     def of(
         cls, step: int, model: Decoder, learner: Mapping[str, Any], *, tokenizer: Path, **states: Mapping[str, JSON]
     ) -> Snapshot:
-        """Copies the tensors of the model and of the learner's state; `states` are `tasks` and `random`."""
+        """Copies the tensors of the model and of the learner's state; `states` are `tasks`, `random` and `record`."""
         tensors, config = model_tensors(model), model.config
         return cls(
             step=step, config=config, model=tensors, learner=copied_to_cpu(learner), tokenizer=tokenizer, **states
@@ -93,7 +95,7 @@ class Snapshot:
         save_state(self.learner, folder / LEARNER)
         state = {"step": self.step, "policy_version": self.step, "tasks": self.tasks, "random": self.random}
         (folder / STATE).write_text(json.dumps(state, default=dict) + "\n")
-        write_manifest(folder, {"step": self.step})
+        write_manifest(folder, {"step": self.step, "record": self.record})
 
 
 def checkpoint_folders(run: Path) -> list[Path]:

@@ -15,6 +15,7 @@ from typing import cast
 
 from agentgym.engines.hf_checkpoint import is_read
 from agentgym.errors import RunFolderError, nearest
+from agentgym.rollout.manifest import sync
 from agentgym.trainers.checkpoint import (
     Checkpoint,
     Snapshot,
@@ -25,7 +26,6 @@ from agentgym.trainers.checkpoint import (
     step_of,
 )
 from agentgym.trainers.checkpoint_config import CheckpointConfig
-from agentgym.trainers.manifest import sync
 from agentgym.types import JSON
 
 __all__ = ["Checkpoints", "best_step"]

@@ -15,6 +15,8 @@ __all__ = ["SIGNS", "CollapseConfig", "Sign", "SignName", "signs_of_collapse"]
 
 SignName: TypeAlias = Literal[
     "nan",
+    "tool_faults",
+    "replies_cut",
     "dead_groups",
     "solved",
     "success_lost",
@@ -35,6 +37,8 @@ FIRST, LATELY = 5, 20
 """Steps that show what was usual: the first ones of a run, and the last ones before those that are judged."""
 RARE_CALLS = 0.1
 """Tool calls a turn, below which their format says nothing."""
+MAX_CUT_SHARE = 0.25
+"""Cut replies an episode, above which the limit of a reply decides what is learned."""
 MIN_BEFORE = 3
 """Steps that a gradient norm is held against, at least."""
 
@@ -55,6 +59,8 @@ class CollapseConfig:
     """The gradient norm, as a multiple of its median over the last 20 steps, above which it explodes."""
     max_kl: float = 2.0
     """Nats a token from the reference model, above which the policy runs away from it."""
+    max_tool_faults: float = 0.1
+    """The share of a tool's calls that may fail by no mistake of the model; their episodes are lost to training."""
     max_repetition_rise: float = 0.3
     """By how much `repeated_ngrams` or `repeated_replies`, which are shares, may rise while the success does not."""
 
@@ -67,7 +73,7 @@ class CollapseConfig:
         if self.patience < 1:
             raise ConfigError(f"collapse.patience must be at least 1, got {self.patience}")
         bounds = {"max_clip_fraction": 0, "max_grad_growth": 1, "max_kl": 0, "max_repetition_rise": 0}
-        for setting, bound in bounds.items():
+        for setting, bound in (bounds | {"max_tool_faults": 0}).items():
             if not getattr(self, setting) > bound:
                 raise ConfigError(f"collapse.{setting} must be above {bound}, got {getattr(self, setting)}")
 
@@ -133,12 +139,45 @@ def _usual(before: Sequence[float]) -> tuple[float, float]:
     return median(before[:FIRST]), median(before[-LATELY:])
 
 
+def _tool_faults(view: _View, config: CollapseConfig) -> str:
+    shares = [one.tool_fault_share for one in view.recent]
+    if min(shares) >= config.max_tool_faults:
+        return (
+            f"{shares[-1]:.0%} of the calls of the tool {view.recent[-1].faulty_tool!r} failed by no mistake of the"
+            " model, and their episodes are lost; read their errors, see whether its service is down, and have what the"
+            " model can mend raise ToolFailure"
+        )
+    return ""
+
+
+def _replies_cut(view: _View, config: CollapseConfig) -> str:
+    if not all(step.replies_cut > MAX_CUT_SHARE * step.episodes for step in view.recent):
+        return ""
+    cut, episodes = sum(step.replies_cut for step in view.recent), sum(step.episodes for step in view.recent)
+    by_window = sum(step.replies_cut_by_window for step in view.recent)
+    longest = max(step.longest_reply for step in view.recent)
+    seen = f"{cut} replies in {episodes} episodes were cut before their end"
+    if by_window > cut / 2:
+        return (
+            f"{seen}, as the context window was full; raise limits.context_window or hf.window where they are below the"
+            " model's own window, shorten the prompt, or begin with a model that says less"
+        )
+    return (
+        f"{seen}, after {longest} tokens at most, so what they were to do never happened; raise the limit"
+        f" (--limits.turn-tokens {max(512, 4 * longest)}), or begin with a model that says less"
+    )
+
+
 def _all_dead(view: _View) -> bool:
     return all(0 < one.groups == one.dead_groups for one in view.recent)
 
 
 def _dead_groups(view: _View, config: CollapseConfig) -> str:
     if all(one.success < 0.05 for one in view.recent) and _all_dead(view):
+        if _replies_cut(view, config):
+            return (
+                "no episode succeeds, so nothing can be learned; raise the limit that cuts replies first (replies_cut)"
+            )
         return (
             "no episode succeeds, so no group carries a signal and nothing can be learned; begin with easier tasks, or"
             " with a model that succeeds now and then"
@@ -178,6 +217,8 @@ def _without_format(vitals: Vitals) -> bool:
 
 
 def _no_format(view: _View, config: CollapseConfig) -> str:
+    if _replies_cut(view, config):  # a call that the limit cut says nothing about the format
+        return ""
     if all(map(_without_format, view.recent)) and _without_format(view.history[0]):
         return (
             "most tool calls cannot be read or run, from the first step on; unless it rises by itself, begin with a"
@@ -271,6 +312,8 @@ def _kl_exploded(view: _View, config: CollapseConfig) -> str:
 
 
 _RULES: Mapping[SignName, Callable[[_View, CollapseConfig], str]] = {
+    "tool_faults": _tool_faults,
+    "replies_cut": _replies_cut,
     "dead_groups": _dead_groups,
     "solved": _solved,
     "success_lost": _success_lost,

@@ -8,6 +8,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from types import NoneType, UnionType
 from typing import ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from agentgym.chat_templates.template_date import check_date
 from agentgym.data import DataConfig, env_of_data
 from agentgym.engines.hf import HfEngineConfig
 from agentgym.engines.sglang import SglangConfig
@@ -33,6 +34,7 @@ from agentgym.trainers.speed.profile import ProfileConfig
 from agentgym.trainers.tasks.mix import read_mix
 from agentgym.trainers.tasks.practice import PracticeConfig
 from agentgym.trainers.trackers.config import TrackingConfig
+from agentgym.url_credentials import refuse_credentials
 
 __all__ = ["AdvantageConfig", "TrainConfig", "config_from_mapping"]
 
@@ -75,6 +77,9 @@ class TrainConfig:
     family: str | None = None
     """The chat format of the model, by a name of `agentgym tools families`; None goes by its chat template, and
     config.yaml then names what was found."""
+    date: str | None = None
+    """What a chat template takes for the present date (`strftime_now`), such as 2026-03-01 or 2026-03-01T08:30:00. None
+    is the moment at which the run begins; where the template writes it, config.yaml then holds that moment."""
     history: History = "append"
     """`append` keeps the conversation as it was sampled, old reasoning included: one row an episode. `rerender` shows
     what the chat template makes of it (most drop old reasoning), with a row for each rewrite."""
@@ -97,11 +102,15 @@ class TrainConfig:
     """How token losses become one number, by its name in `AGGREGATIONS`, such as token-mean, seq-mean-token-mean or
     turn-mean, or your own by its place; None is that of the algo."""
     norm_tokens: int | None = None
-    """The tokens that `seq-mean-token-sum-norm` divides by, such as the longest reply allowed; an aggregation of your
-    own may take it too."""
+    """The tokens that `seq-mean-token-sum-norm` divides by; an aggregation of your own may take it too. None takes the
+    most that an episode may sample, by its limits and the model's window; config.yaml then has the number."""
+    truncated_episodes: Literal["learn", "leave_out"] = "learn"
+    """Episodes that a limit ended. `learn` treats them like all others; `leave_out` keeps them out of the loss, the
+    baselines and the denominators, as if they had failed (overlong filtering of DAPO, `mask_truncated_completions` of
+    TRL)."""
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    limits: Limits = field(default_factory=lambda: Limits(max_turns=64, turn_tokens=64))
+    limits: Limits = field(default_factory=Limits)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     sampler: SamplerConfig = field(default_factory=lambda: SamplerConfig(concurrency=128))
     compaction: CompactionConfig = field(default_factory=CompactionConfig)
@@ -133,6 +142,7 @@ class TrainConfig:
     """Ends training after this time, with a checkpoint; None goes by `steps` alone. A resumed run has it anew."""
 
     def __post_init__(self) -> None:
+        refuse_credentials(self)
         if not self.env:
             object.__setattr__(self, "env", env_of_data(self.data))
         if not self.is_resolved:
@@ -142,6 +152,7 @@ class TrainConfig:
         for name in ("steps", "tasks", "group_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_date(self.date)
         for name in ("eval_episodes", "max_staleness"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
@@ -262,15 +273,15 @@ class TrainConfig:
             )
 
     def _check_aggregation(self, name: str) -> None:
-        lacks_constant = name == "seq-mean-token-sum-norm" and self.norm_tokens is None
         takes_constant = name == "seq-mean-token-sum-norm" or not is_bundled(AGGREGATIONS[name])
-        if lacks_constant or (self.norm_tokens is not None and not takes_constant):
+        if self.norm_tokens is not None and not takes_constant:
             raise ConfigError(
-                "norm_tokens is the constant of the aggregation seq-mean-token-sum-norm: give both or neither"
+                f"norm_tokens is the constant of the aggregation seq-mean-token-sum-norm, and this one is {name}: leave"
+                " norm_tokens out, or add --aggregation seq-mean-token-sum-norm"
             )
         if self.norm_tokens is not None and self.norm_tokens < 1:
             raise ConfigError(f"norm_tokens must be at least 1, got {self.norm_tokens}")
-        check_aggregation(name, self.norm_tokens)
+        check_aggregation(name, self.norm_tokens or (1 if name == "seq-mean-token-sum-norm" else None))
 
     def _check_sampling(self) -> None:
         if self.sampling.temperature == 0:

@@ -15,10 +15,10 @@ import torch
 from agentgym.embedded import embedded_folder
 from agentgym.engines.hf_checkpoint import load_decoder, reading, save_decoder
 from agentgym.errors import ConfigError, RunFolderError
+from agentgym.rollout.manifest import MANIFEST
 from agentgym.trainers.adapter_folder import write_adapter
 from agentgym.trainers.checkpoint import Checkpoint, checkpoint_folders, copy_tokenizer, newest_whole, step_of
 from agentgym.trainers.checkpoints import BEST
-from agentgym.trainers.manifest import MANIFEST
 from agentgym.trainers.run_folder import read_settings
 
 __all__ = ["DType", "Exported", "export_adapter", "export_model", "find_checkpoint"]

@@ -43,6 +43,9 @@ class LearnerConfig:
     them as far as the clip goes."""
     correction_settings: Mapping[str, object] = field(default_factory=dict)
     """The settings of the correction, such as cap=2.0."""
+    rejected_episodes: Literal["count", "leave_out"] = "count"
+    """Episodes of which the correction keeps no token. `count` keeps them in the baselines of their groups and in the
+    denominators of the loss, as verl does; `leave_out` treats them as if they had failed, for one more forward pass."""
     kl: KLConfig = field(default_factory=KLConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -81,6 +84,8 @@ class LearnerConfig:
             raise ConfigError(f"shares is at least 1, got {self.shares}")
         if self.correction is not None:
             check_correction(self.correction, self.correction_settings)
+        elif self.rejected_episodes != "count":
+            raise ConfigError("rejected_episodes are those of a correction that rejects: name it with correction")
         elif self.correction_settings:
             raise ConfigError("correction_settings are those of a correction: name it with correction")
         if self.lora.rank and self.mesh.tensor > 1:

@@ -57,7 +57,7 @@ class Learning:
         if not self.config.max_staleness:
             await self.engine.pause()
         try:
-            return await self._meanwhile(lambda: credit_step(groups, self.config, self.learner, greedy))
+            return await self._meanwhile(lambda: credit_step(groups, self.config, self.learner, greedy, version=done))
         except TrainingHalted as halted:
             step = HaltedStep.without_credit(done + 1, groups)
             await self._keep(step, halted, is_whole=True)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from agentgym.engines.protocol import WeightSync
+from agentgym.rollout.task_names import task_names
 from agentgym.trainers.collapse import Sign
 from agentgym.trainers.credits import GroupCredit
 from agentgym.trainers.critic import CriticStats
 from agentgym.trainers.repetition import Repetition
 from agentgym.trainers.speed.step_speed import StepSpeed
 from agentgym.trainers.step_stats import StepStats
+from agentgym.trainers.tool_faults import ToolFaults
 from agentgym.trajectory import Group, Trajectory
 from agentgym.types import JSON, Task
 
@@ -26,6 +29,15 @@ class RolloutSummary:
     failed: int
     """Episodes without a reward: environment, engine, time-out."""
     truncated: int
+    replies_cut: int
+    """Replies that a limit of tokens ended (`finish_reason` length)."""
+    replies_cut_by_window: int
+    """Of these, the ones that the context window ended, and not `limits.turn_tokens`."""
+    longest_reply: int
+    """Ids of the longest reply."""
+    left_out: int
+    """Episodes with a reward that the step did not learn from: truncated or rejected ones that its settings leave out,
+    and those of groups without a signal that were replaced."""
     success: float
     reward_mean: float
     turns_mean: float
@@ -43,7 +55,11 @@ class RolloutSummary:
     invalid_arguments: int
     """Calls whose arguments the tool's schema refuses."""
     tool_errors: int
-    """Calls whose tool raised or went past its time-out."""
+    """Calls whose tool answered with an error, or went past its time-out."""
+    tool_faults: int
+    """See `ToolFaults`; so are the next two."""
+    tool_fault_share: float
+    faulty_tool: str | None
     groups: int
     dead_groups: int
     """Groups without an advantage other than 0; they carry no signal."""
@@ -83,6 +99,8 @@ class RolloutSummary:
             episodes=len(played),
             failed=len(played) - len(kept),
             truncated=sum(one.status == "truncated" for one in kept),
+            left_out=_num_left_out(groups, advantages),
+            **_reply_counts(played),
             success=mean([float(bool(one.success)) for one in kept]),
             reward_mean=mean([one.reward or 0.0 for one in kept]),
             turns_mean=mean([len(one.turns) for one in kept]),
@@ -99,8 +117,26 @@ class RolloutSummary:
             dead_group_share=num_dead / max(1, len(groups)),
             tool_calls_per_turn=total("num_tool_calls") / num_turns if num_turns else None,
             sampled_entropy=max(0.0, -logprob) / num_trained if num_trained else None,
+            **asdict(ToolFaults.of(played)),
             **asdict(Repetition.of(groups)),
         )
+
+
+def _num_left_out(groups: Sequence[Group], advantages: Sequence[GroupCredit]) -> int:
+    """The number of episodes that have a reward and no advantages."""
+    return sum(
+        one.status.trainable and member is None
+        for group, credit in zip(groups, advantages, strict=True)
+        for one, member in zip(group.trajectories, credit.members, strict=True)
+    )
+
+
+def _reply_counts(played: Sequence[Trajectory]) -> dict[str, Any]:
+    return {
+        "replies_cut": sum(one.num_cut_replies for one in played),
+        "replies_cut_by_window": sum(one.ends_at_window for one in played),
+        "longest_reply": max((tokens for one in played for tokens in one.reply_tokens), default=0),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +201,10 @@ class EvalScore:
     reward_mean: float
     episodes: int
     failed: int
+    won: tuple[float, ...] = ()
+    """By episode that has a reward: 1 for a success, else 0."""
+    tasks: tuple[str, ...] = ()
+    """The task of each of them, equal for equal tasks."""
     by_env: Mapping[str, EvalScore] = field(default_factory=dict)
     """Of a mix: the scores of its environments, by name."""
 
@@ -175,9 +215,12 @@ def score(step: int, trajectories: Sequence[Trajectory], label: Callable[[Task],
     for one in trajectories:
         parts.setdefault(label(one.task) if label else "", []).append(one)
     kept = [one for one in trajectories if one.status.trainable]
+    won = tuple(float(bool(one.success)) for one in kept)
     return EvalScore(
         step=step,
-        success=mean([float(bool(one.success)) for one in kept]),
+        success=mean(won),
+        won=won,
+        tasks=tuple(task_names(kept)),
         reward_mean=mean([one.reward or 0.0 for one in kept]),
         episodes=len(kept),
         failed=len(trajectories) - len(kept),

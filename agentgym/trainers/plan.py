@@ -11,6 +11,7 @@ from typing import cast
 from agentgym.chat_templates import renderer_for
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.embedded import embedded_folder
+from agentgym.engines.hf_cache import fitting_slots
 from agentgym.engines.hf_checkpoint import load_decoder
 from agentgym.engines.hf_model import Decoder
 from agentgym.envs.resolve import make_env
@@ -20,6 +21,7 @@ from agentgym.trainers.lora import adapt
 from agentgym.trainers.run_tasks import open_tasks
 from agentgym.trainers.tasks import EnvChoice, env_choices
 from agentgym.trainers.tasks.mix import apportion
+from agentgym.trainers.token_budget import with_token_budget
 from agentgym.types import JSON, Message, Task
 
 __all__ = ["PlanLine", "describe_plan"]
@@ -33,9 +35,9 @@ PROCESS_MB = 750
 
 def describe_plan(config: TrainConfig) -> list[PlanLine]:
     """Counts of a run and a rough bound of its memory; makes one environment and loads the model to look at them."""
-    config = config.resolved
+    config = with_token_budget(config)
     folder = embedded_folder() if config.model == "embedded" else Path(config.model)
-    renderer, model = renderer_for(folder, config.family), load_decoder(folder)
+    renderer, model = renderer_for(folder, config.family, date=config.date), load_decoder(folder)
     choices = env_choices(config.practice, config.env, cast(Mapping[str, JSON], config.env_kwargs))
     held_out = config.eval_episodes
     if config.data.given:
@@ -43,15 +45,13 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
         tasks, held_out = source.train_tasks(1, range(config.tasks)), len(source.eval_tasks(held_out))
     else:
         tasks = [Task(one.env, config.seed, kwargs=kwargs) for one in choices for kwargs in one.variants]
-    prompt = max(_prompt_tokens(task, renderer) for task in tasks)
-    shape = model.config
+    shape, prompt = model.config, max(_prompt_tokens(task, renderer) for task in tasks)
     window = min(config.limits.context_window or shape.context_window, shape.context_window)
     if prompt + 1 > window:
-        raise ConfigError(
-            f"the first prompt has {prompt} tokens and the window only {window}: nothing could be sampled"
-        )
+        raise ConfigError(f"the first prompt has {prompt} tokens, the window only {window}: nothing could be sampled")
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    cache = 2 * config.hf.num_slots * window * shape.num_layers * shape.num_kv_heads * shape.head_width
+    num_slots = config.hf.num_slots or fitting_slots(model, window)
+    cache = 2 * num_slots * window * shape.num_layers * shape.num_kv_heads * shape.head_width
     threads = config.learner.threads or 2
     layer_floats = 12 * shape.width + 4 * shape.ffn_width + 4 * shape.num_heads * shape.head_width
     activations = threads * max(config.learner.micro_batch_tokens, window) * shape.num_layers * layer_floats
@@ -73,6 +73,7 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
         ("optimizer steps", config.steps * learner.steps_per_batch, f"{learner.steps_per_batch} after each batch"),
         ("episodes in all", episodes * config.steps, f"and {2 * held_out} held-out ones"),
         ("first prompt tokens", prompt, f"of a window of {window}"),
+        ("most tokens per reply", min(config.limits.turn_tokens or window, window), "limits.turn_tokens"),
         ("most tokens per step", episodes * window, "if every episode filled the window"),
         ("micro-batch tokens", config.learner.micro_batch_tokens, "of one forward and backward pass"),
         ("model parameters", parameters, f"{shape.family}, {shape.num_layers} layers of width {shape.width}"),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 
+from agentgym.http_guard import choose_token
 from agentgym.rewards import Rewards
 from agentgym.rollout.episode import Episode
 from agentgym.rollout.episode_loop import EpisodeLoop
@@ -16,6 +17,7 @@ from agentgym.rollout.self_play import SelfPlaySampler
 from agentgym.rollout.serve_http import EpisodeServer, ServeConfig
 from agentgym.rollout.served import ServedLoop
 from agentgym.rollout.staleness import staleness
+from agentgym.rollout.step_lengths import StepLengths
 from agentgym.rollout.stream import GroupStream, Order
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.self_play import SeatedEpisodes, played_alone, rival_loop, seat_metrics, trained_seats
@@ -40,6 +42,7 @@ class Player:
         self._rewards = rewards
         self._told_lack = False
         self._stream: GroupStream | None = None
+        self._lengths = StepLengths(config.tasks, config.max_staleness)
         self._seats = trained_seats(config)
 
     async def open(self, stack: AsyncExitStack, on_served: Callable[[str], None]) -> None:
@@ -50,6 +53,7 @@ class Player:
         self._sampler = stage.sampler(self._rewards.loop(loop))
         stack.callback(self._sampler.close)
         self._probe_sampler = stage.sampler(stage.loop("probe"))
+        self._probe_sampler.checks_calls = False  # its replies are cut on purpose
         stack.callback(self._probe_sampler.close)
         self._players = self._sampler
         if self._seats:
@@ -57,7 +61,8 @@ class Player:
         if config.serve is not None:
             assert isinstance(loop, RolloutLoop)
             served = ServedLoop(loop)
-            server = await stack.enter_async_context(EpisodeServer(served, ServeConfig(port=config.serve)))
+            serve_config = ServeConfig(port=config.serve, token=choose_token("127.0.0.1"))
+            server = await stack.enter_async_context(EpisodeServer(served, serve_config))
             on_served(server.url)
             self._players = Sampler(self._rewards.loop(served), config=config.sampler)
             stack.callback(self._players.close)
@@ -92,7 +97,7 @@ class Player:
         if self._stream is None:
             return seat_metrics(groups, self._seats)
         waits = {name: round(value, 4) for name, value in asdict(self._stream.report()).items()}
-        return {**staleness(groups, version), **waits}
+        return {**staleness(groups, version), **waits, **self._lengths.add(version + 1, groups)}
 
     async def groups(self, step: int) -> StepGroups:
         """The groups of a step, and which of them it learns from."""
@@ -109,7 +114,9 @@ class Player:
             self._players.check([one for group in played for one in group.trajectories])
             return played
 
-        played = await fill_step(play, config.tasks, practice.filter or "off", practice.max_refills)
+        played = await fill_step(
+            play, config.tasks, practice.filter or "off", practice.max_refills, config.truncated_episodes
+        )
         if len(played.kept) < config.tasks and not self._told_lack:
             self._told_lack = True
             logger.warning(

@@ -62,6 +62,12 @@ PRESETS: Mapping[str, Preset] = {
         loss_settings={"clip_high": 0.28},
         filter="reward",
     ),
+    "dr_grpo": Preset(
+        summary="Dr. GRPO (Liu et al. 2025): no division by the group's deviation and none by a reply's length; the"
+        " losses of an episode are summed and divided by a constant, norm_tokens.",
+        advantage="dr_grpo",
+        aggregation="seq-mean-token-sum-norm",
+    ),
     "gspo": Preset(
         summary="GSPO (Zheng et al. 2025): GRPO's advantages, ratios of whole trajectories, each counted once.",
         advantage="grpo",

@@ -15,15 +15,17 @@ from agentgym.engines.hf_checkpoint import save_decoder
 from agentgym.engines.hf_model import Decoder
 from agentgym.envs.resolve import stem_of
 from agentgym.errors import ConfigError, RunFolderError
+from agentgym.rollout.chain import CHAIN, ChainedFile
+from agentgym.rollout.digests import discard_digests, file_digest, write_digests
 from agentgym.rollout.folder_lock import FolderLock
-from agentgym.trainers.checkpoint import Checkpoint, copy_tokenizer, guarded, replace_file
+from agentgym.trainers.checkpoint import Checkpoint, copy_tokenizer, guarded
 from agentgym.trainers.checkpoint_config import CheckpointConfig
 from agentgym.trainers.checkpoints import Checkpoints
 from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.metrics import StepMetrics
 from agentgym.types import JSON
 
-__all__ = ["RunFolder", "free_run_folder", "read_settings", "save_model"]
+__all__ = ["RunFolder", "free_run_folder", "read_settings", "recorded_date", "save_model"]
 
 FREE = (
     *("sglang.", "vllm.", "executor", "ray.", "learner.fsdp.", "collapse.", "checkpoint."),
@@ -44,6 +46,8 @@ class RunFolder:
         self.metrics_path = path / "metrics.jsonl"
         self.checkpoints = Checkpoints(path, checkpoint)
         self.lock = FolderLock(path)
+        self.heads: dict[str, JSON] = {}
+        """The digests of config.yaml and of the record up to the newest step, by file."""
 
     @classmethod
     def create(cls, path: Path, config: TrainConfig) -> RunFolder:
@@ -66,6 +70,8 @@ class RunFolder:
         stored, given = _flat(_completed(read_settings(path))), _flat(json.loads(json.dumps(asdict(config))))
         free = {"steps", "max_minutes", "eval_episodes"}
         names = [*given, *(name for name in stored if name not in given)]
+        if stored.get("date") is None:  # no moment was recorded: it was that of each process
+            free.add("date")
         changed = [name for name in names if name not in free and stored.get(name) != given.get(name)]
         changed = [name for name in changed if not name.startswith(FREE)]
         if changed:
@@ -100,26 +106,49 @@ class RunFolder:
     def steps(self) -> list[dict[str, JSON]]:
         """What is recorded of each step."""
         lines = self.metrics_path.read_text().splitlines() if self.metrics_path.exists() else []
-        return [json.loads(line) for line in lines]
+        steps: list[dict[str, JSON]] = [json.loads(line) for line in lines]
+        return [{name: value for name, value in step.items() if name != CHAIN} for step in steps]
 
-    def write_metrics(self, metrics: StepMetrics) -> None:
-        """Appends one step's line."""
-        with guarded(self.path), open(self.metrics_path, "a") as file:
-            file.write(json.dumps(metrics.to_json()) + "\n")
+    def write_metrics(self, metrics: StepMetrics, episodes: str) -> None:
+        """Appends one step's line; `episodes` is the digest of the last line of the step's episodes."""
+        with guarded(self.path), ChainedFile(self.metrics_path) as file:
+            file.append([json.dumps(metrics.to_json(), separators=(",", ":"))])
+            self.heads = self._heads(episodes, file.head)
+
+    def finish_record(self, episodes: str) -> None:
+        """Writes `digests.json` when the run ends; `episodes` is the digest of the last line of `episodes.jsonl`."""
+        with guarded(self.path):
+            heads = {"episodes.jsonl": episodes}
+            if self.metrics_path.exists():
+                with ChainedFile(self.metrics_path) as file:
+                    heads["metrics.jsonl"] = file.head
+            write_digests(self.path, heads, ("config.yaml",))
+
+    def _heads(self, episodes: str, metrics: str) -> dict[str, JSON]:
+        config = file_digest(self.path / "config.yaml")
+        return {"config.yaml": config, "episodes.jsonl": episodes, "metrics.jsonl": metrics}
 
     def _forget_after(self, step: int) -> None:
         """Drops the metrics of steps that the newest checkpoint does not hold; they will be played again."""
         if not self.metrics_path.exists():
             return
-        with guarded(self.path):
-            kept = []
-            for line in self.metrics_path.read_text().splitlines():
-                try:
-                    if json.loads(line)["step"] <= step:
-                        kept.append(line)
-                except ValueError:
-                    break  # the torn last line of a killed run
-            replace_file(self.metrics_path, "".join(line + "\n" for line in kept))
+        with guarded(self.path), ChainedFile(self.metrics_path) as file:
+            kept = 0
+            for number, line in enumerate(self.metrics_path.read_bytes().splitlines(keepends=True), 1):
+                if _step_of_line(line, number, self.metrics_path) > step:
+                    discard_digests(self.path)
+                    file.cut(kept)
+                    break
+                kept += len(line)
+
+
+def _step_of_line(line: bytes, number: int, path: Path) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise RunFolderError(
+            f"{str(path)!r}, line {number} is not a step ({error}): get the file back from a copy, or delete that line"
+        ) from error
 
 
 def save_model(model: Decoder, folder: Path, tokenizer: Path) -> Path:
@@ -144,6 +173,12 @@ def read_settings(folder: Path) -> dict[str, Any]:
     if not isinstance(settings, dict) or "algo" not in settings:
         raise RunFolderError(f"{str(folder)!r} holds no training run: its config.yaml is that of another command")
     return settings
+
+
+def recorded_date(folder: Path) -> str | None:
+    """The date that the chat template of a run writes, or None where it writes none."""
+    date = read_settings(folder).get("date")
+    return None if date is None else str(date)
 
 
 def _completed(settings: dict[str, Any]) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def rival_loop(config: TrainConfig) -> RolloutLoop | None:
     if not (folder / "config.json").is_file():
         raise RunFolderError(f"there is no model in {config.rival!r} to be the rival: name a checkpoint's folder")
     engine = HfEngine(load_model(folder, config.learner).requires_grad_(False), config.hf)
-    return loop_for("train", config, engine, renderer_for(folder))
+    return loop_for("train", config, engine, renderer_for(folder, date=config.date))
 
 
 def alone(kwargs: Mapping[str, JSON]) -> Mapping[str, JSON]:

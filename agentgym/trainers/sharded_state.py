@@ -16,8 +16,10 @@ from urllib.parse import quote
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from agentgym.trainers.dcp_metadata import MetadataReader
 
 __all__ = ["copied_to_cpu", "load_state", "save_state"]
 
@@ -46,8 +48,8 @@ def save_state(state: Mapping[str, Any], folder: Path) -> None:
 
 
 def load_state(folder: Path) -> dict[str, Any]:
-    """The tree as it was, bit for bit; tuples are lists."""
-    reader = FileSystemReader(folder)
+    """Returns the tree as it was, bit for bit; tuples are lists. Nothing in the files is executed."""
+    reader = MetadataReader(folder)
     metadata = reader.read_metadata()
     tensors: dict[str, Tensor] = {
         name: torch.empty(stored.size, dtype=stored.properties.dtype)

@@ -15,6 +15,8 @@ from agentgym.trainers.config import TrainConfig
 
 __all__ = ["LocalStage", "Part", "Stage", "loop_for"]
 
+PROBE_TOKENS = 256
+"""The most ids of a reply in a probe of the parity gate."""
 Part: TypeAlias = Literal["train", "probe", "greedy"]
 """What episodes are played for: training and evaluation, short ones of the engine's check, temperature 0."""
 
@@ -50,7 +52,9 @@ def limits_for(part: Part, config: TrainConfig) -> Limits:
     """The limits of an episode."""
     if part != "probe":
         return config.limits
-    return replace(config.limits, max_turns=min(config.parity.turns, config.limits.max_turns))
+    limits = config.limits
+    max_turns = min(config.parity.turns, limits.max_turns)
+    return replace(limits, max_turns=max_turns, turn_tokens=min(PROBE_TOKENS, limits.turn_tokens or PROBE_TOKENS))
 
 
 def loop_for(part: Part, config: TrainConfig, engine: Engine, renderer: Renderer) -> RolloutLoop:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from agentgym.trainers.batch import plain_batch
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.credits import CreditInputs, GroupCredit, credit_groups, trained_episodes
+from agentgym.trainers.credits import Advantages, CreditInputs, GroupCredit, credit_groups, trained_episodes
 from agentgym.trainers.estimators import needs_input
+from agentgym.trainers.off_policy import corrected_batch
 from agentgym.trainers.policy_learner import PolicyLearner
 from agentgym.trajectory import Group, Status, Trajectory
 
@@ -20,16 +22,67 @@ __all__ = ["credit_step"]
 
 
 def credit_step(
-    groups: Sequence[Group], config: TrainConfig, learner: PolicyLearner, greedy: Mapping[str, float] | None = None
+    groups: Sequence[Group],
+    config: TrainConfig,
+    learner: PolicyLearner,
+    greedy: Mapping[str, float] | None = None,
+    *,
+    version: int = 0,
 ) -> list[GroupCredit]:
     """The credit of the groups that a step learns from, with what the learner's models say of them before it.
 
-    `greedy` has the rewards of greedy episodes by group, for an estimator that takes them.
+    `greedy` has the rewards of greedy episodes by group, for an estimator that takes them; `version` is the policy's.
+    Episodes that the settings leave out (`truncated_episodes`, `learner.rejected_episodes`) have no credit: they are in
+    no baseline, loss or denominator, as if they had failed.
     """
     name = config.estimator
-    trained = trained_episodes(groups, name, greedy)
+    left_out = _truncated(groups) if config.truncated_episodes == "leave_out" else set()
+    if config.learner.correction is not None and config.learner.rejected_episodes == "leave_out":
+        left_out |= _rejected(trained_episodes(_without(groups, left_out), name, greedy), learner, version)
+    counted = _without(groups, left_out)
+    trained = trained_episodes(counted, name, greedy)
     inputs = _inputs(trained, name, learner, greedy or {})
-    return credit_groups(groups, name, config.advantage.settings, allow_single=config.allow_single, inputs=inputs)
+    single = config.allow_single or bool(left_out)
+    credits = credit_groups(counted, name, config.advantage.settings, allow_single=single, inputs=inputs)
+    return [_with_gaps(group, credit, left_out) for group, credit in zip(groups, credits, strict=True)]
+
+
+def _truncated(groups: Sequence[Group]) -> set[int]:
+    """The truncated episodes, as `id` numbers them."""
+    return {id(one) for group in groups for one in group.trajectories if one.status is Status.TRUNCATED}
+
+
+def _rejected(trained: Sequence[Trajectory], learner: PolicyLearner, version: int) -> set[int]:
+    """The episodes of which the off-policy correction keeps no token, as `id` numbers them."""
+    config = learner.config
+    if not trained or config.correction is None:
+        return set()
+    batch = plain_batch(trained)
+    batch = corrected_batch(
+        batch, learner.logprobs(batch).cpu(), version, config.correction, config.correction_settings
+    )
+    mask_N = batch.mask_N.cpu()
+    is_kept_M = batch.correction_N.cpu()[mask_N] > 0
+    kept = set(batch.trajectory_N.cpu()[mask_N][is_kept_M].tolist())
+    return {id(one) for number, one in enumerate(trained) if number not in kept and one.num_trained_tokens}
+
+
+def _without(groups: Sequence[Group], left_out: Collection[int]) -> list[Group]:
+    return [
+        replace(group, trajectories=tuple(one for one in group.trajectories if id(one) not in left_out))
+        for group in groups
+    ]
+
+
+def _with_gaps(group: Group, credit: GroupCredit, left_out: Collection[int]) -> GroupCredit:
+    """The credit of a group of which some members were left out: theirs is None."""
+
+    def spread(of_counted: Sequence[Advantages | None]) -> tuple[Advantages | None, ...]:
+        rest = iter(of_counted)
+        return tuple(None if id(one) in left_out else next(rest) for one in group.trajectories)
+
+    returns, values = (None if one is None else spread(one) for one in (credit.returns, credit.values))
+    return GroupCredit(spread(credit.members), returns=returns, values=values)
 
 
 def _inputs(

@@ -13,15 +13,19 @@ from pathlib import Path
 from typing import cast
 
 from agentgym.chat_templates import renderer_for
+from agentgym.chat_templates.template_date import present_date
 from agentgym.embedded import embedded_folder
+from agentgym.engines.hf_reference import check_forward
 from agentgym.engines.protocol import WeightSync
 from agentgym.envs.text_env import TextEnv
 from agentgym.errors import ConfigError
 from agentgym.loading import place_of
 from agentgym.rewards import RewardFunction, open_rewards
+from agentgym.rollout.digests import discard_digests
 from agentgym.rollout.event_loop import run_async, uninterrupted
 from agentgym.rollout.record import EpisodeWriter, read_episodes
 from agentgym.rollout.sampler import TooManyFailures
+from agentgym.rollout.watchdog import watched
 from agentgym.trainers.checkpoint import Checkpoint, Snapshot
 from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.credits import GroupCredit, credit_of_all
@@ -36,10 +40,11 @@ from agentgym.trainers.parity import ParityGate
 from agentgym.trainers.parts import LearnerLost, Origin, open_parts
 from agentgym.trainers.player import Player
 from agentgym.trainers.random_states import random_states, seed_random, set_random_states
-from agentgym.trainers.run_folder import RunFolder, free_run_folder, read_settings, save_model
+from agentgym.trainers.run_folder import RunFolder, free_run_folder, read_settings, recorded_date, save_model
 from agentgym.trainers.run_tasks import open_tasks
 from agentgym.trainers.speed.memory import peak_memory_mb
 from agentgym.trainers.tasks import StepGroups
+from agentgym.trainers.token_budget import with_token_budget
 from agentgym.trainers.train_result import TrainResult
 from agentgym.trainers.watch import CollapseWatch
 from agentgym.trajectory import Group, Trajectory
@@ -78,8 +83,10 @@ class Trainer:
         self.reward = None if isinstance(reward, str) else reward
         folder = free_run_folder(config) if output is None else Path(output)
         self.model_folder = embedded_folder() if config.model == "embedded" else Path(config.model)
-        self.renderer = renderer_for(self.model_folder, config.family)
-        self.config = replace(config.resolved, family=self.renderer.reply_format.name)
+        date = config.date or (recorded_date(folder) if resume else None) or present_date()
+        self.renderer = renderer_for(self.model_folder, config.family, date=date)
+        written = date if self.renderer.tokenizer.writes_date else config.date
+        self.config = with_token_budget(replace(config, family=self.renderer.reply_format.name, date=written))
         self._stand(folder, resume=resume)
 
     def _stand(self, folder: Path, *, resume: bool) -> None:
@@ -94,6 +101,8 @@ class Trainer:
             source = self.checkpoint.path if self.checkpoint else source
         self.model = load_model(source, config.learner)
         if not resume:
+            check_forward(self.model, source)
+        if not resume:
             self.folder = RunFolder.create(folder, config)
         self.step = self.checkpoint.step if self.checkpoint else 0
         if self.checkpoint:
@@ -101,6 +110,7 @@ class Trainer:
         recorded = self.folder.steps() if resume else []
         self.train_s = float(cast(float, recorded[-1]["elapsed_s"])) if recorded else 0.0
         self.watch = CollapseWatch(config.collapse, recorded)
+        self._is_between_steps = True
         self.random = random_states()
 
     @classmethod
@@ -130,10 +140,12 @@ class Trainer:
 
     def fit(self) -> TrainResult:
         """Plays and learns until the steps are done; a second call does nothing new. Ctrl-C ends it after the current
-        operation, with a checkpoint of the last whole step. A learner that lost a rank goes on from the newest one."""
+        operation, with a checkpoint of the last whole step; a second one ends it at once, with what was written before.
+        A learner that lost a rank goes on from the newest one."""
         for left in reversed(range(self.config.ray.max_restarts + 1)):
             try:
-                return run_async(self._run())
+                with watched(self.config.limits.stall_s):
+                    return run_async(self._run())
             except LearnerLost as lost:
                 if not left or not self.folder.begun:
                     raise
@@ -153,6 +165,7 @@ class Trainer:
                 seed_random(self.config.seed)
             await self._begin(stack)
             stack.enter_context(self.instruments.watching(self.folder.path, self.model, self.step))
+            discard_digests(self.folder.path)
             self.writer = stack.enter_context(EpisodeWriter(self.folder.path))
             self.writer.rewind(self.step if self.checkpoint else -1)
             before = after = None
@@ -242,6 +255,7 @@ class Trainer:
         self, step_groups: StepGroups, greedy: Mapping[str, float], started: float, played: float
     ) -> None:
         """Learns from the groups and records the step; whoever interrupts waits until weights and files agree."""
+        self._is_between_steps = False  # a second Ctrl-C, which does not wait, may leave the weights half updated
         kept, groups = step_groups.kept, step_groups.groups
         with self.instruments.doing("learn"):
             learned_from = await self.learning.credit(self.step, kept, greedy)
@@ -267,7 +281,7 @@ class Trainer:
             practice={**step_groups.metrics(), **self.source.metrics(), **waits},
         )
         metrics = self.watch.see(metrics)
-        self.folder.write_metrics(metrics)
+        self.folder.write_metrics(metrics, self.writer.head)
         self.observer.on_step(metrics)
         self.instruments.tell(metrics, groups)
         if halt := self.watch.halt:
@@ -276,6 +290,7 @@ class Trainer:
             raise halt
         await self.gate.check(self.step, self.step)
         self.random = random_states()
+        self._is_between_steps = True
 
     async def _play_groups(self) -> StepGroups:
         try:
@@ -336,14 +351,15 @@ class Trainer:
         checkpoints = self.folder.checkpoints
         if checkpoints.holds(self.step):
             return checkpoints.path_of(self.step)
-        states = {"tasks": self.source.state(), "random": self.random}
+        states = {"tasks": self.source.state(), "random": self.random, "record": self.folder.heads}
         learner = self.learner.state_dict()
         snapshot = Snapshot.of(self.step, self.model, learner, tokenizer=self.model_folder, **states)
         return checkpoints.save(snapshot, self.folder.steps())
 
     def _result(self, before: EvalScore | None, after: EvalScore | None, *, interrupted: bool = False) -> TrainResult:
-        checkpoint = self._save() if self.step else None
+        checkpoint = self._save() if self.step and self._is_between_steps else None
         self.folder.checkpoints.wait()
+        self.folder.finish_record(self.writer.head)
         return TrainResult(
             folder=self.folder.path,
             checkpoint=checkpoint,

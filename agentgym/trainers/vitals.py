@@ -15,12 +15,18 @@ __all__ = ["Vitals"]
 class Vitals:
     """What one line of `metrics.jsonl` says; None for what the step did not measure."""
 
+    episodes: int = 0
+    replies_cut: int = 0
+    replies_cut_by_window: int = 0
+    longest_reply: int = 0
     groups: int = 0
     dead_groups: int = 0
     success: float = 0.0
     tool_calls: int = 0
     failed_calls: int = 0
     """Calls that reached no tool."""
+    tool_fault_share: float = 0.0
+    faulty_tool: str = ""
     tool_calls_per_turn: float | None = None
     repeated_ngrams: float | None = None
     repeated_replies: float | None = None
@@ -37,11 +43,17 @@ class Vitals:
         failed = ("malformed_calls", "truncated_calls", "unknown_tools", "invalid_arguments")
         entropy = _number(line, "entropy")
         return cls(
+            episodes=int(_number(line, "episodes") or 0),
+            replies_cut=int(_number(line, "replies_cut") or 0),
+            replies_cut_by_window=int(_number(line, "replies_cut_by_window") or 0),
+            longest_reply=int(_number(line, "longest_reply") or 0),
             groups=int(_number(line, "groups") or 0),
             dead_groups=int(_number(line, "dead_groups") or 0),
             success=_number(line, "success") or 0.0,
             tool_calls=int(_number(line, "tool_calls") or 0),
             failed_calls=int(sum(_number(line, name) or 0 for name in failed)),
+            tool_fault_share=_number(line, "tool_fault_share") or 0.0,
+            faulty_tool=str(line.get("faulty_tool") or ""),
             tool_calls_per_turn=_number(line, "tool_calls_per_turn"),
             repeated_ngrams=_number(line, "repeated_ngrams"),
             repeated_replies=_number(line, "repeated_replies"),

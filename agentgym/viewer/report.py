@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from agentgym.rollout.digests import page_with_digest
 from agentgym.types import JSON
 from agentgym.viewer.run_data import EpisodeSummary, JSONObject, RunData, no_episode, objects, read_episode, read_run
 from agentgym.viewer.token_text import looks_special, visible
@@ -37,6 +38,7 @@ CURVES = (
     ("truncated_calls", "Truncated calls"),
     ("unknown_tools", "Unknown tools"),
     ("invalid_arguments", "Invalid arguments"),
+    ("tool_faults", "Tool faults"),
     ("sampled_tokens_per_s", "Sampled / s"),
     ("trained_tokens_per_s", "Trained / s"),
     ("mfu", "MFU"),
@@ -94,7 +96,8 @@ def write_report(
         "special": special,
     }
     path = run / "report.html"
-    path.write_text(_page(run.resolve().name, [_block("overview", overview), *blocks]), encoding="utf-8")
+    page = _page(run.resolve().name, [_block("overview", overview), *blocks])
+    path.write_text(page_with_digest(page), encoding="utf-8")
     return path
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 from agentgym.errors import RunFolderError
+from agentgym.rollout.chain import CHAIN
 from agentgym.types import JSON
 
 __all__ = ["EpisodeSummary", "EvaluationPoint", "JSONObject", "RunData", "read_episode", "read_run"]
@@ -148,7 +149,9 @@ def _objects(path: Path) -> Iterator[tuple[int, int, JSONObject]]:
 
 def _finite(record: JSONObject) -> JSONObject:
     return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in record.items()
+        if key != CHAIN
     }
 
 

@@ -35,6 +35,7 @@ def test_eval_counts_successes_and_says_where_its_episodes_are(agentgym: Command
     assert str(run.relative_to(tmp_path)) in done.out and "Wilson" in done.out
     assert sorted(path.name for path in run.iterdir()) == [
         "config.yaml",
+        "digests.json",
         "episodes.jsonl",
         "result.json",
         "tools.jsonl",
@@ -203,16 +204,22 @@ def slow(agentgym: Command, tokenizer_folder: Path) -> tuple[object, ...]:
     return (*command, "--tokenizer", tokenizer_folder, "--output", "run")
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
+def ignore_sigint() -> None:
+    """A shell without job control does this to its background jobs."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_evaluation_loses_nothing_and_goes_on(
     stop: signal.Signals, slow: tuple[object, ...], agentgym: Command, tmp_path: Path
 ) -> None:
-    process = spawn(tmp_path, *slow)
+    ignored = {"preexec_fn": ignore_sigint} if stop is signal.SIGTERM else {}
+    process = spawn(tmp_path, *slow, **ignored)
     wait_for_lines(tmp_path / "run" / "episodes.jsonl", 4)
     process.send_signal(stop)
     _, err = process.communicate(timeout=60)
-    if stop is signal.SIGINT:
-        assert process.returncode == 130
+    if stop is not signal.SIGKILL:
+        assert process.returncode == (130 if stop is signal.SIGINT else 143)
         assert "interrupted; finished episodes are in run" in err and "Traceback" not in err
     num_kept = len((tmp_path / "run" / "episodes.jsonl").read_bytes().splitlines())
     done = agentgym(*slow, "--resume", "--json")

@@ -44,10 +44,11 @@ def test_a_run_keeps_what_it_is_told_to_and_exports_it(tmp_path: Path, capsys: p
     assert (tmp_path / "run" / "checkpoints" / "step-000004").is_dir()
 
 
-def test_an_adapter_is_exported_alone_or_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    full, run, out = str(tmp_path / "full"), str(tmp_path / "run"), str(tmp_path / "out")
+def test_an_adapter_is_exported_alone_or_merged(
+    tmp_path: Path, finished_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = str(tmp_path / "run"), str(tmp_path / "out")
     few = [*SMALL.split(), "--steps", "1", "--limits.max-turns", "2"]
-    assert main([*few, "--output", full]) == 0
     assert main([*few, "--learner.lora.rank", "2", "--output", run]) == 0
     capsys.readouterr()
     assert main(["export", run, out, "--adapter", "--dtype", "bfloat16"]) == 0
@@ -57,5 +58,5 @@ def test_an_adapter_is_exported_alone_or_merged(tmp_path: Path, capsys: pytest.C
     assert "is an adapter without its model" in capsys.readouterr().err
     assert main(["export", run, str(tmp_path / "merged")]) == 0
     assert (tmp_path / "merged" / "model.safetensors").is_file()
-    assert main(["export", full, str(tmp_path / "none"), "--adapter"]) == 2
+    assert main(["export", str(finished_run), str(tmp_path / "none"), "--adapter"]) == 2
     assert "Leave adapter out, or train with learner.lora.rank" in capsys.readouterr().err

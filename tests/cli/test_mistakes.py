@@ -41,7 +41,7 @@ MISTAKES = {
     "play": "missing ENV",
     "play TextGame-v0 quickly": "unexpected argument 'quickly'",
     "play TextGame-v0 --env-kwargs level=9": "TextGame has no level 9",
-    "play TextGame-v0 --env-kwargs lvl=2": "does not take the keywords {'lvl': 2}",
+    "play TextGame-v0 --env-kwargs lvl=2": "keyword 'lvl': did you mean 'level'? It takes: level, shaped",
     "play flaky.py:Flacky": "did you mean 'Flaky'?",
     "play nothing.py:Flaky": "no file 'nothing.py'",
     "env new 7up": "'7up' cannot name an environment",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,3 +58,22 @@ def test_an_environment_without_tools_or_oracle_is_played_by_text(agentgym: Comm
     assert done.code == 0
     assert "There are no tools" in done.out and "There is no hint" in done.out
     assert "reward 1 after 1 turns (seed 1)" in done.out
+
+
+RUDE = """
+from agentgym.envs import TextEnv
+
+class Rude(TextEnv):
+    def reset(self, *, seed=None, options=None):
+        return "\\x1b]0;PWNED\\x07\\x1b[2J\\u009b31m a\\tb", {}
+
+    def step(self, action):
+        return "\\x08\\r gone", 0.0, True, False, {}
+"""
+
+
+def test_control_characters_of_an_environment_are_spelled_out(agentgym: Command, tmp_path: Path) -> None:
+    (tmp_path / "rude.py").write_text(RUDE)
+    done = agentgym("play", f"{tmp_path}/rude.py:Rude", typed="hm\n")
+    assert done.code == 0 and r"\x1b]0;PWNED\x07\x1b[2J\x9b31m a" in done.out and r"\x08\x0d gone" in done.out
+    assert all(character.isprintable() or character in "\n\t" for character in done.out)

@@ -144,23 +144,26 @@ def test_an_environment_that_fails_keeps_what_was_learned(agentgym: Command, mod
     load_decoder(tmp_path / "out")
 
 
-def test_an_interrupt_saves_what_was_learned_and_says_so(agentgym: Command, model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_saves_what_was_learned_and_says_so(
+    number: signal.Signals, code: int, agentgym: Command, model: Path, tmp_path: Path
+) -> None:
     metrics = tmp_path / "out" / "metrics.jsonl"
 
     def interrupt() -> None:
         deadline = time.monotonic() + 60
         while not metrics.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
 
     threading.Thread(target=interrupt, daemon=True).start()
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.getsignal(number)
     done = agentgym(
         *("sft", "--env", "GuessNumber-v0", "--model", model, "--steps", 100_000, "--batch-size", 1),
         *("--output", "out", "--json"),
     )
-    assert signal.getsignal(signal.SIGINT) is before
-    assert done.code == 130
+    assert signal.getsignal(number) is before
+    assert done.code == code
     assert done.json["interrupted"] and 1 <= done.json["steps"] < 100_000
     assert f"interrupted after step {done.json['steps']} of 100000; what was learned is in out" in done.err
     assert len(metrics.read_text().splitlines()) == done.json["steps"]

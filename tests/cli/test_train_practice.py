@@ -83,7 +83,7 @@ def test_dapo_leaves_out_groups_of_equal_rewards_unless_it_is_told_otherwise(
         (["--env", "TextGame-v0", *CURRICULUM[:2]], "two or more different curriculum.values of 'level'"),
         (["--env", "TextGame-v0", *CURRICULUM[2:]], "curriculum.method is off"),
         (["--env", "TextGame-v0", *CURRICULUM[:-1], "9"], "no level 9"),
-        (["--env", "TextGame-v0", *CURRICULUM, "--practice.curriculum.by", "lvl"], "does not take the keywords"),
+        (["--env", "TextGame-v0", *CURRICULUM, "--practice.curriculum.by", "lvl"], "does not take the keyword"),
         (["--env", "TextGame-v0", "--practice.replay.share", "1"], "replay.share is a share in [0, 1)"),
         (
             ["--env", "TextGame-v0", "--practice.filter", "reward", "--group-size", "1", "--allow-single"],

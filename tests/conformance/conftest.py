@@ -21,7 +21,7 @@ from agentgym.engines.protocol import Completion, Engine, Sampling
 from agentgym.engines.scripted import ScriptedEngine
 from agentgym.envs.tool_env import ToolEnv
 from agentgym.errors import EngineError
-from agentgym.rollout import Limits, RolloutLoop, Sampler, SamplerConfig
+from agentgym.rollout import Limits, RolloutLoop, Sampler
 from agentgym.trajectory import Group
 from agentgym.types import Task
 
@@ -148,9 +148,7 @@ def stage(setting: tuple[str, str], renderer: Renderer) -> Stage:
         **settings: Any,
     ) -> tuple[Group, list[list[int]]]:
         async def with_engine(engine: Engine) -> Group:
-            sampler = Sampler(
-                RolloutLoop(engine, renderer, limits, **settings), make, SamplerConfig(max_failure_rate=1.0)
-            )
+            sampler = Sampler(RolloutLoop(engine, renderer, limits, **settings), make)
             try:
                 (group,) = await sampler.sample([task], group_size)
             finally:

@@ -21,6 +21,7 @@ from agentgym.embedded import embedded_folder
 from agentgym.engines.hf_checkpoint import hf_named_views, load_decoder
 from agentgym.engines.hf_layout import PackedLayout
 from agentgym.engines.hf_model import Decoder
+from agentgym.engines.http import SERVER_SECRET
 from agentgym.engines.protocol import LoraWeights
 from agentgym.engines.server_process import ServerCommand, ServerProcess, free_port
 from agentgym.engines.sglang_sync import SglangSync
@@ -236,10 +237,13 @@ def start_vllm(servers: Servers, vllm_python: str) -> StartServer:
 
 @pytest.fixture(scope="module")
 def launched_vllm(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A vLLM server of the embedded model, launched as the engine launches it; tests send the weights they want."""
+    """A vLLM server of the embedded model, launched as the engine launches it; tests send the weights they want. Its
+    secret is in our environment, where engines on running servers look for it."""
     config = VllmConfig(python=vllm_python, device="cpu", log_folder=str(tmp_path_factory.mktemp("vllm")))
     (process,) = asyncio.run(launch_vllm(config, embedded_folder()))
-    yield process
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SERVER_SECRET, process.command.secret)
+        yield process
     asyncio.run(process.close())
 
 

@@ -7,12 +7,15 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch._inductor.config  # before the tests hide the compiler
 from torch._dynamo.utils import counters
 
 from agentgym.engines.compiler import cpp_compiler
@@ -22,6 +25,7 @@ from agentgym.engines.hf_compiled import CompiledStep
 from agentgym.engines.hf_model import Decoder, DecoderConfig
 from agentgym.engines.hf_step import Rows, StepRunner
 from agentgym.engines.protocol import Sampling
+from agentgym.trainers.config import TrainConfig
 
 NUM_SLOTS, WINDOW = 40, 320
 
@@ -111,6 +115,29 @@ def test_weights_that_change_in_place_are_used_at_once(steps: Pair) -> None:
     compiled_1V, plain_1V = (step.forward(rows) for step in steps)
     assert not torch.allclose(compiled_1V, before_1V, rtol=1e-2)
     torch.testing.assert_close(compiled_1V, plain_1V, rtol=1e-4, atol=1e-4)
+
+
+def test_training_wants_its_small_model_compiled_where_a_compiler_is_found(
+    small_run: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    engine = HfEngine(Decoder(config("llama")).initialize(0), small_run.hf)
+    assert engine.compiles
+    asyncio.run(engine.close())
+
+
+@pytest.mark.slow
+def test_training_compiles_before_its_first_episode(
+    small_run: TrainConfig,
+    train: Callable[..., tuple[Any, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    graphs = counters["stats"]["unique_graphs"]
+    _, watcher = train(replace(small_run, steps=1, tasks=1, group_size=2), tmp_path)
+    assert watcher.phases[0] == "compile"
+    assert counters["stats"]["unique_graphs"] == graphs + 1
 
 
 def test_without_a_compiler_the_engine_says_so_and_runs_uncompiled(

@@ -10,6 +10,7 @@ from dataclasses import replace
 import psutil
 import pytest
 import torch
+import torch._inductor.config  # before the tests hide the compiler
 
 from agentgym.engines.hf import HfEngine, HfEngineConfig
 from agentgym.engines.hf_checkpoint import hf_named_views

@@ -31,7 +31,7 @@ def test_the_command_line_says_what_a_setting_is_to_its_kind(
         main(["train", "--help"])
     shown = " ".join(line.strip("│ \n") for line in capsys.readouterr().out.splitlines())
     for help_text in (
-        "Running servers, such as http://127.0.0.1:30000; none launches new ones. (default",
+        "Running servers, such as http://127.0.0.1:30000; none launches new ones. Each request bears the variable",
         "They need VLLM_SERVER_DEV_MODE=1, --enable-scale-out",
         "The interpreter that has SGLang; empty is the one that runs agentgym.",
         "The interpreter that has vLLM (0.32 or later); empty is the one that runs agentgym.",

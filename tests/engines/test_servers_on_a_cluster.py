@@ -30,7 +30,7 @@ from agentgym.trainers.metrics import StepMetrics
 
 pytestmark = pytest.mark.engine
 LIMIT_S = 600.0
-LAUNCHED = {"sglang": "sglang.launch_server", "vllm": "vllm.entrypoints"}
+LAUNCHED = {"sglang": "agentgym_sglang_launch", "vllm": "vllm.entrypoints"}
 Train = Callable[..., Any]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import pickle
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -14,11 +13,12 @@ from typing import Any, TypeVar
 
 import psutil
 import pytest
+import safetensors.torch
 import torch
 
 from agentgym.embedded import embedded_folder
 from agentgym.engines.hf_checkpoint import save_decoder
-from agentgym.engines.hf_weights import fused_digests, overall_digest
+from agentgym.engines.hf_weights import fused_digests, overall_digest, safetensors_bytes
 from agentgym.engines.protocol import Completion, Engine, Sampling
 from agentgym.engines.replicated import PauseMode, Replica, ReplicatedEngine, ServingSettings
 from agentgym.engines.server_process import ServerProcess
@@ -280,12 +280,11 @@ def test_without_the_reset_of_the_prefix_cache_the_same_prompt_answers_from_the_
             replies.append(
                 await transport.generate(prompt, sampling_params(sampling), rid="a", cache_salt="always the same")
             )
-            payload = pickle.dumps([(name, tensor.clone()) for name, tensor in new.tensors().items()])
-            await transport.call("agentgym_load", base64.b64encode(payload).decode())
+            await transport.call("agentgym_load", base64.b64encode(safetensors_bytes(new.tensors())).decode())
         return read_completion(replies[1], name="it", num_prompt_ids=300, version=0)
 
     async def play(engine: ReplicatedEngine) -> None:
-        async with closing(VllmServer(launched_vllm.url)) as transport:
+        async with closing(VllmServer(launched_vllm.url, secret=launched_vllm.command.secret)) as transport:
             reply = await naive(transport)
         assert gap(new, prompt, reply, sampling) > WRONG
         await engine.generate(prompt, sampling, session="a")
@@ -332,9 +331,9 @@ class Lossy(VllmServer):
 
     async def call(self, method: str, *args: str) -> list[Any]:
         if method == "agentgym_load":
-            tensors = pickle.loads(base64.b64decode(args[0]))
-            kept = pickle.dumps([(name, tensor) for name, tensor in tensors if name != self.lost])
-            args = (base64.b64encode(kept).decode(),)
+            tensors = safetensors.torch.load(base64.b64decode(args[0]))
+            kept = {name: tensor for name, tensor in tensors.items() if name != self.lost}
+            args = (base64.b64encode(safetensors_bytes(kept)).decode(),)
         return await super().call(method, *args)
 
 
@@ -345,7 +344,9 @@ def test_a_tensor_that_is_left_out_is_named_and_nothing_is_sampled_from_half_an_
     new = reference(1).tensors()
 
     async def run() -> None:
-        async with closing(await vllm_engine([Lossy(launched_vllm.url)], ServingSettings())) as engine:
+        async with closing(
+            await vllm_engine([Lossy(launched_vllm.url, secret=launched_vllm.command.secret)], ServingSettings())
+        ) as engine:
             short = {name: tensor for name, tensor in new.items() if "layers.3.self_attn.k_proj" not in name}
             with pytest.raises(
                 EngineError, match=r"leaves out 1 of 46 .*'model\.layers\.3\.self_attn\.k_proj\.weight'"

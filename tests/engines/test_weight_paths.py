@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -41,12 +40,11 @@ class Script:
         finally:
             self.story.append("closed")
 
-    async def take(self, payload: bytes, end: UpdateEnd | None) -> None:
+    async def take(self, tensors: Mapping[str, torch.Tensor], end: UpdateEnd | None) -> None:
         if len(self.story) >= self.limit:
             raise EngineError("no more")
-        part = dict(pickle.loads(payload))
-        self.story.append((list(part), end))
-        self.tensors |= part
+        self.story.append((list(tensors), end))
+        self.tensors |= tensors
 
     async def read(self, folder: str, end: UpdateEnd) -> None:
         self.tensors = load_file(Path(folder) / "model.safetensors")

@@ -46,7 +46,11 @@ def test_every_claim_of_the_card_holds(env_id: str) -> None:
     verdicts = {one.check: one for one in examine_env(env_id)}
     assert [one.findings for one in verdicts.values() if one.findings] == []
     unclaimed = {name for name, one in verdicts.items() if one.verdict == "not claimed"}
-    assert unclaimed == ({"fork", "answer leak"} if env_id == "Sokoban-v0" else {"fork"})
+    partial = {
+        "Sokoban-v0": {"answer leak"},
+        "Wordle-v0": {"held-out tasks"},
+    }  # Wordle has too few words to be distinct
+    assert unclaimed == {"fork", *partial.get(env_id, ())}
 
 
 @pytest.mark.parametrize(("env_id", "level"), CASES)

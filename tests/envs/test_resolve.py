@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from agentgym.envs import ToolEnv, make_env, resolve_env
 from agentgym.envs.plugin import BUNDLED, register_envs
+from agentgym.envs.text_game import TextGame
 from agentgym.errors import ConfigError, UnknownName, UserCodeFault
 
 ROOT = Path(__file__).parents[2]
@@ -48,12 +51,38 @@ def test_an_unknown_name_is_a_taught_error(name: str, words: str) -> None:
 
 
 def test_wrong_keywords_and_wrong_kinds_are_taught_errors() -> None:
-    with pytest.raises(ConfigError, match=r"does not take the keywords \{'size': 3\}"):
+    with pytest.raises(ConfigError, match=r"does not take the keyword 'size'"):
         make_env("GuessNumber-v0", {"size": 3})
     with pytest.raises(ConfigError, match=r"not an agentgym\.envs\.TextEnv"):
         make_env("CartPole-v1")
     with pytest.raises(ConfigError, match="not an environment class"):
         make_env("agentgym.envs.seeds:EVAL_SEED_START")
+
+
+@pytest.mark.parametrize("make", [gymnasium.make, lambda name, **given: make_env(name, given)], ids=["gym", "ours"])
+def test_a_misspelt_keyword_is_answered_with_the_nearest_and_all(make: Callable[..., object]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make("TextGame-v0", levle=3)
+    told = "TextGame does not take the keyword 'levle': did you mean 'level'? It takes: level, shaped"
+    assert str(caught.value) == told
+
+
+def test_the_signature_of_a_class_is_that_of_its_constructor() -> None:
+    assert list(inspect.signature(TextGame).parameters) == ["level", "shaped", "render_mode"]
+
+
+def test_a_class_that_passes_keywords_on_takes_any() -> None:
+    class Adapted(ToolEnv):
+        def __init__(self, render_mode: str | None = None, **settings: object) -> None:
+            super().__init__(render_mode)
+            self.settings = settings
+
+        def start(self, options: dict[str, object]) -> str:
+            return "Go."
+
+    assert Adapted(levle=3).settings == {"levle": 3}
+    with pytest.raises(ConfigError, match=r"does not take the keyword 'levle'\. It takes: tools, tool_sources"):
+        type("Plain", (ToolEnv,), {"start": Adapted.start})(levle=3)
 
 
 def test_a_module_that_lacks_an_import_says_so_itself(tmp_path: Path) -> None:

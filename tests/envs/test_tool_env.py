@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 
-from agentgym.envs import Action, ToolEnv
+from agentgym.envs import Action, TextEnv, ToolEnv
 from agentgym.errors import ConfigError, EnvironmentFault
 from agentgym.tools import Tool, as_tool, register_tool, tool
 from agentgym.types import MalformedCall, Message, ToolCall
@@ -348,6 +350,7 @@ def test_a_hanging_release_is_left_behind() -> None:
 
     class Stuck(Counter):
         close_timeout_s = 0.05
+        own_split = True
 
         def release(self) -> None:
             steps.append("begun")
@@ -386,3 +389,61 @@ def test_a_turn_may_be_cancelled_and_the_environment_closed() -> None:
         return env
 
     assert asyncio.run(main()).released
+
+
+class Odd(ToolEnv):
+    """Ends as its options say."""
+
+    runs_inline = True
+
+    def start(self, options: dict[str, Any]) -> str:
+        self.ending = options
+        return "Go."
+
+    @tool
+    def go(self) -> str:
+        """Goes."""
+        self.end(**self.ending)
+        return "done"
+
+
+@pytest.mark.parametrize(
+    ("ending", "told"),
+    [
+        ({"success": True, "reward": "1.0"}, "a finite number, at most 1e\\+100, as reward; got '1.0'"),
+        ({"success": True, "reward": math.nan}, "as reward; got nan"),
+        ({"success": True, "reward": 1e308}, "as reward; got 1e\\+308"),
+        ({"success": True, "reward": 10**400}, "as reward; got 1000"),
+        ({"success": "no", "reward": 1.0}, "success=True or False, got 'no'"),
+        ({"success": None, "reward": 1.0}, "success=True or False, got None"),
+    ],
+    ids=str,
+)
+def test_an_ending_that_is_no_number_or_no_verdict_changes_nothing(ending: dict[str, Any], told: str) -> None:
+    env = Odd()
+    env.reset(seed=0, options=ending)
+    with pytest.raises(EnvironmentFault, match=f"Odd.end takes .*{told}"):
+        env.step("go")
+    assert (env.reward, env._over, env._success) == (0.0, False, None)
+
+
+def test_an_ending_takes_numpy_s_numbers() -> None:
+    env = Odd()
+    env.reset(seed=0, options={"success": np.bool_(True), "reward": np.float32(0.5)})
+    _, reward, terminated, _, info = env.step("go")
+    assert (reward, terminated, info["metrics"]["success"]) == (0.5, True, 1.0)
+
+
+@pytest.mark.parametrize("reward", ["1.0", None, [1.0]])
+def test_a_step_whose_reward_is_no_number_is_a_fault(reward: Any) -> None:
+    class Paid(TextEnv):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+            return "Go.", {}
+
+        def step(self, action: str) -> Any:
+            return "done", reward, True, False, {}
+
+    env = Paid()
+    env.reset(seed=0)
+    with pytest.raises(EnvironmentFault, match=r"Paid gave the reward .*, which is not a number"):
+        env.step("go")

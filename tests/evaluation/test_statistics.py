@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import statistics
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentgym.evaluation.intervals import mean_interval, success_interval
 from agentgym.evaluation.statistics import summarize
-from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
+from agentgym.trajectory import MAX_REWARD, Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import Message, Task
 
 BITS = st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=30)
@@ -105,3 +107,10 @@ def test_an_evaluation_that_failed_whole_has_no_means() -> None:
     summary = summarize([episode(1, 0, None)])
     assert summary.success is None and summary.mean_reward is None and summary.success_interval is None
     assert summary.to_json()["num_failed"] == 1
+
+
+def test_the_largest_rewards_have_a_mean_and_an_interval() -> None:
+    summary = summarize([episode(seed, member, MAX_REWARD * (-1) ** seed) for seed in range(4) for member in range(2)])
+    assert summary.mean_reward == 0.0
+    assert summary.reward_interval is not None and math.isfinite(summary.reward_interval.high)
+    assert "Infinity" not in json.dumps(summary.to_json()) and "NaN" not in json.dumps(summary.to_json())

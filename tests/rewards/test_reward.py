@@ -31,6 +31,7 @@ def test_what_is_no_finite_number_is_refused(value: Any) -> None:
         {"value": 1.0, "turns": [0.5, 0.4]},
         {"value": 1.0, "turns": [0.5, math.nan]},
         {"value": 1.0, "components": {"length": math.inf}},
+        {"value": 1e308},
         {"value": 1.0, "components": [1]},
         {"value": 1.0, "turns": "ab"},
         {"value": 1.0, "success": "yes"},

@@ -210,7 +210,7 @@ def test_budgets_go_by_what_the_endpoint_used(
 def test_the_window_is_the_one_that_the_endpoint_lists(chat_endpoint: Start) -> None:
     models = ({"id": "small", "max_model_len": 40},)
     endpoint = chat_endpoint(lambda body, number: chat_endpoint.said(content="Hm.", usage=(20, 0, 8)), models=models)
-    played = play(endpoint.url, Echo())
+    played = play(endpoint.url, Echo(), Limits(turn_tokens=512))
     assert played.status is Status.COMPLETED
     assert [body["max_tokens"] for body in endpoint.bodies] == [40, 12, 12]
 

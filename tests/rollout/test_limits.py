@@ -25,3 +25,24 @@ def test_an_unknown_way_to_treat_a_cut_reply_is_refused() -> None:
 def test_a_distribution_that_is_none_is_refused(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=name):
         SamplingConfig(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("window", "num_turns", "limits", "tokens"),
+    [
+        (1024, None, Limits(), 256),
+        (1024, 32, Limits(), 256),
+        (1024, 3, Limits(), 341),
+        (1024, 1, Limits(), 1024),
+        (1024, None, Limits(max_turns=1), 1024),
+        (40_960, 20, Limits(), 8192),
+        (40_960, 20, Limits(context_window=2000), 500),
+        (131_072, 1, Limits(), 8192),
+        (None, 20, Limits(), 4096),
+        (1024, 20, Limits(turn_tokens=64), 64),
+    ],
+)
+def test_a_reply_may_take_a_quarter_of_the_window_or_more_where_turns_are_few(
+    window: int | None, num_turns: int | None, limits: Limits, tokens: int
+) -> None:
+    assert limits.turn_tokens_in(window, num_turns) == tokens

@@ -33,6 +33,7 @@ class Count(TextEnv):
     """Answers with the number of the turn; ends after `num_turns`."""
 
     runs_inline = True
+    own_split = True
     system_prompt = "Count."
 
     def __init__(self, num_turns: int = 3, answer: str = "turn {}") -> None:
@@ -70,7 +71,7 @@ class Dial(ToolEnv):
     @tool
     def smash(self) -> str:
         """Breaks."""
-        raise OSError("smashed")
+        raise ValueError("smashed")
 
 
 def play(
@@ -107,7 +108,7 @@ def test_an_episode_is_the_conversation_with_provenance(renderer: Renderer, raw:
     assert (trajectory.reward, trajectory.success) == (1.0, True)
     assert [turn.observation for turn in trajectory.turns] == ["turn 1", "turn 2"]
     assert env.seen == ["one", "two"]
-    assert trajectory.info == {"shown": [1]}
+    assert trajectory.info == {"shown": [1], "task_digest": env.task_digest}
     assert trajectory.metrics["num_turns"] == 2
 
 
@@ -268,8 +269,8 @@ class Broken(Count):
         ("step", "KeyError: 'door'"),
         ("exit", "sys.exit(3)"),
         ("messages", 'info["messages"] is a tuple of Message'),
-        ("metrics", "info[\"metrics\"]['success'] is a finite number, got 'yes'"),
-        ("reward", "the reward is a finite number, got nan"),
+        ("metrics", "info[\"metrics\"]['success'] is a finite number, at most 1e+100; got 'yes'"),
+        ("reward", "the reward is a finite number, at most 1e+100; got nan"),
         ("shape", "ValueError: not enough values to unpack"),
     ],
 )
@@ -289,6 +290,25 @@ def test_a_failing_environment_is_a_status_with_its_traceback_and_no_reward(
         shown = str(trajectory.info["traceback"])
         assert "in " + where in shown
         assert "rollout/home" not in shown
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit, SystemExit])
+def test_an_interrupt_that_a_tool_raises_ends_its_episode_and_not_the_run(
+    renderer: Renderer, raw: Raw, error: type[BaseException]
+) -> None:
+    class Odd(ToolEnv):
+        def start(self, options: dict[str, Any]) -> str:
+            return "go"
+
+        @tool
+        def leave(self) -> str:
+            """Leaves."""
+            raise error
+
+    call = '<tool_call>\n{"name": "leave", "arguments": {}}\n</tool_call>'
+    trajectory = play(renderer, Odd(), [raw(call + END)])
+    assert (trajectory.status, trajectory.reward) == (Status.ENV_ERROR, None)
+    assert f"tool 'leave' raised {error.__name__}" in str(trajectory.error)
 
 
 @pytest.mark.parametrize(

@@ -505,3 +505,27 @@ def test_thousands_of_episodes_begin_without_holding_up_the_event_loop(renderer:
     sampler.close()
     assert len(begun) == 64
     assert max(Counter(begun.values()).values()) <= 32
+
+
+def test_a_model_whose_replies_are_cut_is_not_told_to_look_at_its_format(
+    renderer: Renderer, raw: Raw, warnings_of: Callable[[], list[str]]
+) -> None:
+    class Lamp(ToolEnv):
+        runs_inline = True
+
+        def start(self, options: dict[str, Any]) -> str:
+            return "dark"
+
+        @tool
+        def light(self) -> str:
+            """Lights it."""
+            return "bright"
+
+    sampler = sampler_of(
+        renderer, ScriptedEngine(lambda *_: raw("hmmmmmm")), lambda task: Lamp(), Limits(turn_tokens=5)
+    )
+    (group,) = asyncio.run(sampler.sample([Task("Lamp-v0", 1)], 2))
+    assert [one.num_cut_replies for one in group.trajectories] == [1, 1]
+    (told,) = [text for text in warnings_of() if "no valid tool call" in text]
+    assert "in 2 of them a limit of tokens cut the reply" in told and "the longest has 5 tokens" in told
+    assert "--limits.turn-tokens" in told and "format" not in told

@@ -32,9 +32,9 @@ from agentgym.rollout.loop import RolloutLoop
 from agentgym.rollout.record import EpisodeWriter
 from agentgym.rollout.sampler import Sampler, SamplerConfig
 from agentgym.rollout.serve_http import EpisodeServer, ServeConfig
-from agentgym.rollout.served import ServedLoop
+from agentgym.rollout.served import CONTEXT_EXCEEDED, ServedLoop
 from agentgym.tools import tool
-from agentgym.trajectory import Status, Trajectory
+from agentgym.trajectory import Source, Status, StopReason, Trajectory
 from agentgym.types import Task
 
 Raw = Callable[[str], list[int]]
@@ -354,10 +354,13 @@ def test_what_clients_do_to_an_assistant_message_on_its_way_back_rewrites_nothin
             completion = await one.chat()
             one.messages[-1] = back(completion["choices"][0]["message"])
             one.messages += (await one.step(message=one.messages[-1]))["messages"]
+        if change == "arguments":
+            await one.play_on()
 
-    said = f"<think>\nhm\n</think>\n\n  a thought \n{CALL % 3}"
-    trajectory = play(renderer, scripted(raw, said.removesuffix(END)), Chat(), agent)
-    assert len(trajectory.rows) == 1 and trajectory.status is Status.COMPLETED
+    said = f"<think>\nhm\n</think>\n\n  a thought \n{CALL % 12}"
+    env = Dial() if change == "arguments" else Chat()
+    trajectory = play(renderer, scripted(raw, said.removesuffix(END)), env, agent)
+    assert len(trajectory.rows) == 1 and trajectory.status.trainable
 
 
 @pytest.mark.parametrize(
@@ -367,12 +370,13 @@ def test_what_clients_do_to_an_assistant_message_on_its_way_back_rewrites_nothin
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         ({"n": 2}, "n"),
         ({"stop": ["x"]}, "stop"),
-        ({"tool_choice": "none"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "dial"}}}, "tool_choice"),
         ({"logprobs": True}, "logprobs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tools": [{}]}, "tools[0]"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"guided_json": {}}, "guided_json"),
+        ({"functions": [{"name": "dial"}]}, "functions"),
     ],
 )
 def test_what_is_not_supported_is_refused_in_the_form_of_openai_and_the_episode_goes_on(
@@ -407,6 +411,129 @@ def test_requests_that_make_no_sense_change_nothing(renderer: Renderer, raw: Raw
 
     trajectory = play(renderer, dialling(raw, context_window=4096), Dial(), agent)
     assert trajectory.status.trainable and len(trajectory.rows) == 1
+
+
+BROKEN = "<tool_call>\n{broken\n</tool_call>"
+UNKNOWN = '<tool_call>\n{"name": "fly", "arguments": {}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("said", [BROKEN, UNKNOWN, "hm " + BROKEN + CALL % 12, CALL % 12 + UNKNOWN])
+def test_a_call_that_no_agent_can_run_goes_out_as_text_and_its_answer_as_a_user_message(
+    renderer: Renderer, raw: Raw, tmp_path: Path, said: str
+) -> None:
+    said = said.replace(END, "")
+    own = asyncio.run(RolloutLoop(scripted(raw, said), renderer).run(Dial(), Episode(Task("Env-v0", 7))))
+
+    async def agent(one: Agent) -> None:
+        while True:
+            choice = (await one.chat())["choices"][0]
+            names = [call["function"]["name"] for call in choice["message"].get("tool_calls", ())]
+            assert names == ["dial"] * ("dial" in said)
+            assert choice["finish_reason"] == ("tool_calls" if names else "stop")
+            assert ("broken" in said) == ("{broken" in choice["message"]["content"])
+            answer = await one.step(message=choice["message"])
+            if answer["terminated"] or answer["truncated"]:
+                return
+            assert [message["role"] for message in answer["messages"]] == ["tool"] * len(names) + ["user"]
+            one.messages += answer["messages"]
+
+    outside = play(renderer, scripted(raw, said), Dial(), agent)
+    assert len(outside.rows) == 1
+    assert lines(tmp_path / "other", [outside]) == lines(tmp_path / "one", [own])
+
+
+@pytest.mark.parametrize("said", [BROKEN, "hm " + BROKEN + CALL % 12])
+def test_an_agent_that_answers_such_a_reply_itself_leaves_a_sound_record(
+    renderer: Renderer, raw: Raw, tmp_path: Path, said: str
+) -> None:
+    async def agent(one: Agent) -> None:
+        for _ in range(2):
+            calls = (await one.chat())["choices"][0]["message"].get("tool_calls", ())
+            results = [{"role": "tool", "tool_call_id": call["id"], "content": "done"} for call in calls]
+            one.messages += results or [{"role": "user", "content": "Say that again."}]
+        await one.play_on()
+
+    trajectory = play(renderer, scripted(raw, said.replace(END, "")), Dial(), agent)
+    sampled = [span.ids for row in trajectory.rows for span in row.spans if span.source is Source.POLICY]
+    assert len(sampled) == len(trajectory.turns) == 8 and trajectory.status.trainable
+    lines(tmp_path / "run", [trajectory])
+    assert verify_run(tmp_path / "run", renderer).ok
+
+
+def test_tool_choice_none_shows_calls_as_text_in_the_same_row(renderer: Renderer, raw: Raw) -> None:
+    async def agent(one: Agent) -> None:
+        message = (await one.chat(tool_choice="none"))["choices"][0]["message"]
+        assert "tool_calls" not in message and "dial" in message["content"]
+        one.messages.append({"role": "user", "content": "Now do it."})
+        assert (await one.chat())["choices"][0]["message"]["tool_calls"]
+        one.messages += (await one.step())["messages"]
+        await one.play_on()
+
+    trajectory = play(renderer, scripted(raw, (CALL % 12).removesuffix(END)), Dial(), agent)
+    assert len(trajectory.rows) == 1 and trajectory.status.trainable
+
+
+def test_fields_that_are_unknown_are_ignored_with_one_warning(
+    renderer: Renderer, raw: Raw, warnings_of: Callable[[], list[str]]
+) -> None:
+    async def agent(one: Agent) -> None:
+        for _ in range(3):
+            await one.chat(verbosity="low", prediction={"type": "content"})
+            one.messages += (await one.step())["messages"]
+
+    assert play(renderer, scripted(raw, "hm"), Chat(), agent).status is Status.COMPLETED
+    assert len([line for line in warnings_of() if "ignored" in line]) == 2
+
+
+def test_a_full_window_is_a_bad_request_and_an_agent_that_shortens_its_messages_plays_on(
+    renderer: Renderer, raw: Raw
+) -> None:
+    async def agent(one: Agent) -> None:
+        await one.chat()
+        opening = list(one.messages[:-1])
+        one.messages.append({"role": "user", "content": "x" * 5000})
+        with pytest.raises(HttpRefusal, match="maximum context length is 4096", check=refusal(400, CONTEXT_EXCEEDED)):
+            await one.chat()
+        one.messages = opening
+        await one.play_on()
+
+    trajectory = play(renderer, scripted(raw, "hm", "ha"), Chat(), agent, Limits(context_window=4096))
+    assert trajectory.status is Status.COMPLETED
+
+
+def test_an_agent_that_gives_up_at_a_full_window_leaves_a_truncated_episode(renderer: Renderer, raw: Raw) -> None:
+    async def run() -> Trajectory:
+        loop = ServedLoop(RolloutLoop(scripted(raw, "hm"), renderer, Limits(context_window=4096)), idle_s=0.2)
+        async with EpisodeServer(loop, QUIET) as server, Agent(server.url) as one:
+            playing = asyncio.ensure_future(loop.run(Chat(), Episode(Task("Env-v0", 7))))
+            await one.claim()
+            await one.chat()
+            one.messages.append({"role": "user", "content": "x" * 5000})
+            with pytest.raises(HttpRefusal, check=refusal(400, CONTEXT_EXCEEDED)):
+                await one.chat()
+            return await playing
+
+    trajectory = asyncio.run(run())
+    assert (trajectory.status, trajectory.stop_reason) == (Status.TRUNCATED, StopReason.CONTEXT)
+
+
+def test_episodes_cannot_be_guessed_and_their_address_is_not_the_callers(renderer: Renderer, raw: Raw) -> None:
+    async def run() -> None:
+        loop = ServedLoop(RolloutLoop(scripted(raw, "hm"), renderer))
+        async with EpisodeServer(loop, QUIET) as server:
+            named = HttpClient(server.url, headers={"Host": "localhost:1"})
+            openings = []
+            for seed in (1, 1):
+                playing = asyncio.ensure_future(loop.run(Chat(), Episode(Task("Env-v0", seed))))
+                openings.append(await named.post("/episodes", {}))
+                playing.cancel()
+                await asyncio.gather(playing, return_exceptions=True)
+            await named.close()
+            first, second = (opening["episode"] for opening in openings)
+            assert first != second and min(len(first), len(second)) > 22
+            assert [opening["base_url"].startswith(f"{server.url}/episodes/") for opening in openings] == [True] * 2
+
+    asyncio.run(run())
 
 
 # ---- what ends an episode
@@ -552,7 +679,7 @@ def test_the_official_client_streams_and_reads_errors(renderer: Renderer, raw: R
             asked = {"model": "policy", "messages": one.messages, "tools": one.opening["tools"]}
             with pytest.raises(BadRequestError) as caught:
                 await client.chat.completions.create(**asked, n=2)
-            assert caught.value.param == "n" and "n=2 is not supported here" in str(caught.value)
+            assert caught.value.param == "n" and caught.value.code == "unsupported_value"
             async with client.chat.completions.stream(**asked) as stream:
                 whole = await stream.get_final_completion()
             message = whole.choices[0].message.model_dump(exclude_none=True)

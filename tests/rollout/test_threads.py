@@ -42,7 +42,7 @@ def test_what_a_future_would_refuse_comes_back_as_well() -> None:
         raise error
 
     thread = EnvThread("test")
-    errors = [StopIteration(), SystemExit(1), ValueError("x")]
+    errors = [StopIteration(), SystemExit(1), ValueError("x"), KeyboardInterrupt(), GeneratorExit()]
     outcomes = gather(lambda box: [thread.submit(lambda error=error: fail(error), box) for error in errors])
     thread.stop()
     assert [outcome[0] for outcome in outcomes] == errors

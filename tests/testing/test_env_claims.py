@@ -110,7 +110,7 @@ def test_a_fair_environment_passes_every_check_it_claims() -> None:
 def test_what_is_not_claimed_is_told_as_that() -> None:
     found = verdicts(Copied)
     unclaimed = {"tool schemas", "arguments against the schema", "card", "oracle", "cheat", "canaries", "baseline"}
-    unclaimed |= {"reward range", "answer leak", "another process"}
+    unclaimed |= {"reward range", "answer leak", "another process", "raising tools"}
     assert {name for name, one in found.items() if one.verdict == "not claimed"} == unclaimed
     assert all(found[name].not_claimed for name in unclaimed)
 

@@ -40,6 +40,10 @@ Start = Callable[..., FakeSglang]
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 
 
+def json_request(url: str, data: bytes) -> urllib.request.Request:
+    return urllib.request.Request(url, data, {"Content-Type": "application/json"})
+
+
 def post(server: FakeSglang, path: str, body: dict[str, Any]) -> Any:
     """The JSON of an answer, or the status of a refusal."""
     data = json.dumps(body).encode()
@@ -233,7 +237,7 @@ def test_a_hanging_request_ends_when_it_is_aborted_or_left(fake_sglang: Start) -
     thread, found = in_thread(lambda: generate(server, rid="h#0"))
     wait_for(lambda: server.stats.in_flight == 1)
     assert post(server, "/fake/stats", {})["in_flight"] == 1
-    urllib.request.urlopen(urllib.request.Request(server.url + "/abort_request", b'{"rid": "h#0"}')).close()
+    urllib.request.urlopen(json_request(server.url + "/abort_request", b'{"rid": "h#0"}')).close()
     thread.join()
     assert found[0]["meta_info"]["finish_reason"]["type"] == "abort"
 
@@ -375,10 +379,10 @@ def test_the_command_serves_until_it_is_ended(command: Callable[..., subprocess.
     assert process.stdout is not None
     url = next(word for word in process.stdout.readline().split() if word.startswith("http://"))
     with pytest.raises(urllib.error.HTTPError, match="500") as refusal:
-        urllib.request.urlopen(urllib.request.Request(url + "/generate", b'{"input_ids": [5]}'), timeout=20)
+        urllib.request.urlopen(json_request(url + "/generate", b'{"input_ids": [5]}'), timeout=20)
     refusal.value.close()
     taken = command("--port", url.rpartition(":")[2])
-    assert "Give another --port" in taken.communicate(timeout=60)[1]
+    assert "give another --port" in taken.communicate(timeout=60)[1]
     assert taken.returncode == 2
     process.terminate()
     said, errors = process.communicate(timeout=60)
@@ -392,7 +396,7 @@ def test_the_command_dies_like_a_killed_process_on_demand(command: Callable[...,
     assert process.stdout is not None
     url = next(word for word in process.stdout.readline().split() if word.startswith("http://"))
     with pytest.raises((OSError, HTTPException)):
-        urllib.request.urlopen(urllib.request.Request(url + "/fake/kill", b"{}"), timeout=20)
+        urllib.request.urlopen(json_request(url + "/fake/kill", b"{}"), timeout=20)
     assert process.wait(timeout=60) == -9
 
 

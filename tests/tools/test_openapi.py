@@ -327,7 +327,9 @@ def test_a_slow_server_is_a_time_out_and_a_long_answer_is_cut() -> None:
         await asyncio.sleep(3600)
         return web.Response()
 
-    assert call("getPet", {"id": "1"}, slow, timeout_s=0.3).error == "timeout"
+    with pytest.raises(EnvironmentFault, match=r"getPet gave no answer within 0\.3 s"):
+        call("getPet", {"id": "1"}, slow, timeout_s=0.3)
+    assert call("getPet", {"id": "1"}, slow, timeout_s=0.3, on_timeout="answer").error == "timeout"
     assert "more characters were cut" in call("getPet", {"id": "1"}, answering(200, "x" * 2_000_000)).content
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.errors import EnvironmentFault, SandboxError
-from agentgym.tools import ToolRunner, run_sync, tool
+from agentgym.registry import Registry
+from agentgym.tools import ToolRunner, register_tool, run_sync, tool
 from agentgym.types import AnyCall, MalformedCall, ToolCall, ToolResult
 
 
@@ -59,18 +62,47 @@ class Unprintable(Exception):
         raise RuntimeError("no")
 
 
-@pytest.mark.parametrize("error", [ValueError("bad"), StopIteration(), SystemExit(1), Unprintable(), RecursionError()])
+MISTAKES = [ValueError("bad"), KeyError("k"), ZeroDivisionError(), SyntaxError("no"), RecursionError(), re.error("no")]
+DEFECTS = [AttributeError("x"), TypeError("y"), RuntimeError("500"), AssertionError(), StopIteration(), Unprintable()]
+OUTSIDE = [ConnectionError("down"), TimeoutError("late"), OSError(errno.ENOSPC, "full"), MemoryError(), SystemExit(1)]
+
+
+@pytest.mark.parametrize("error", MISTAKES, ids=repr)
 @pytest.mark.parametrize("inline", [True, False])
-def test_a_tool_that_raises_is_answered(error: BaseException, inline: bool) -> None:
+def test_an_error_over_the_input_is_answered(error: BaseException, inline: bool) -> None:
     (result,) = answers(ToolRunner([raising(error)], inline=inline), call("fail"))
     assert result.error == "tool_error"
     assert type(error).__name__ in result.content
 
 
-@pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(1), asyncio.CancelledError()])
-def test_an_async_tool_that_raises_is_answered(error: BaseException) -> None:
+@pytest.mark.parametrize("error", [*DEFECTS, *OUTSIDE], ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("inline", [True, False])
+def test_what_no_input_explains_is_a_fault_with_its_place(error: BaseException, inline: bool) -> None:
+    kind = type(error).__name__
+    line = raising.__code__.co_firstlineno + 2
+    with pytest.raises(
+        EnvironmentFault, match=rf"tool 'fail' raised {kind} \(.*test_runner.py, line {line}\)"
+    ) as caught:
+        answers(ToolRunner([raising(error)], inline=inline), call("fail"))
+    assert caught.value.tool == "fail"
+    assert caught.value.__cause__ is error
+    lenient = tool(on_error="answer")(raising(error))
+    (result,) = answers(ToolRunner([lenient], inline=inline), call("fail"))
+    assert result.error == "tool_error"
+
+
+@pytest.mark.parametrize("error", [ConnectionError("down"), SystemExit(1), asyncio.CancelledError()], ids=repr)
+def test_a_fault_of_an_async_tool_is_one_too(error: BaseException) -> None:
     async def fail() -> str:
         raise error
+
+    with pytest.raises(EnvironmentFault, match=f"tool 'fail' raised {type(error).__name__}"):
+        answers(ToolRunner([fail]), call("fail"))
+
+
+def test_an_async_tool_that_raises_over_its_input_is_answered() -> None:
+    async def fail() -> str:
+        raise ValueError("bad")
 
     (result,) = answers(ToolRunner([fail]), call("fail"))
     assert result.error == "tool_error"
@@ -78,13 +110,37 @@ def test_an_async_tool_that_raises_is_answered(error: BaseException) -> None:
 
 @pytest.mark.parametrize("inline", [True, False])
 def test_a_fault_of_the_environment_is_not_told_to_the_model(inline: bool) -> None:
-    with pytest.raises(EnvironmentFault, match="disk"):
+    with pytest.raises(EnvironmentFault, match="disk") as caught:
         answers(ToolRunner([raising(EnvironmentFault("disk gone"))], inline=inline), call("fail"))
-    with pytest.raises(EnvironmentFault, match="SandboxError: no container"):
+    assert caught.value.tool == "fail"
+    with pytest.raises(EnvironmentFault, match=r"SandboxError .*: no container"):
         answers(ToolRunner([raising(SandboxError("no container"))], inline=inline), call("fail"))
-    strict = tool(on_error="raise")(raising(OSError("disk gone")))
-    with pytest.raises(EnvironmentFault, match="OSError: disk gone"):
+    strict = tool(on_error="raise")(raising(ValueError("odd")))
+    with pytest.raises(EnvironmentFault, match=r"ValueError .*: odd"):
         answers(ToolRunner([strict], inline=inline), call("fail"))
+
+
+@pytest.mark.parametrize("setting", [{"on_timeout": "raise"}, {"on_error": "raise"}], ids=str)
+def test_a_tool_that_waits_for_a_service_and_hangs_is_a_fault(setting: dict[str, Any]) -> None:
+    release = threading.Event()
+
+    @tool(timeout_s=0.02, **setting)
+    def ask() -> str:
+        """Asks."""
+        release.wait()
+        return "late"
+
+    @tool(timeout_s=0.02, **setting)
+    async def ask_async() -> str:
+        """Asks."""
+        await asyncio.Event().wait()
+        return "late"
+
+    for each in (ask, ask_async):
+        with pytest.raises(EnvironmentFault, match=r"gave no answer within 0.02 s \(timeout_s\)") as caught:
+            answers(ToolRunner([each]), call(each.__name__))
+        assert caught.value.tool == each.__name__
+    release.set()
 
 
 @pytest.mark.parametrize(
@@ -111,12 +167,12 @@ LOOP.append(LOOP)
 
 
 @pytest.mark.parametrize("value", [object(), b"bytes", LOOP, {object(): 1}], ids=["object", "bytes", "loop", "key"])
-def test_what_has_no_text_is_an_error_of_the_tool(value: object) -> None:
+def test_what_has_no_text_is_a_fault_of_the_tool(value: object) -> None:
     def give() -> object:
         return value
 
-    (result,) = answers(ToolRunner([give], inline=True), call("give"))
-    assert result.error == "tool_error"
+    with pytest.raises(EnvironmentFault, match=f"tool 'give' returned a {type(value).__name__}, which is neither text"):
+        answers(ToolRunner([give], inline=True), call("give"))
 
 
 def test_a_flood_is_cut_with_a_note() -> None:
@@ -279,3 +335,12 @@ def test_a_lone_surrogate_never_reaches_the_conversation() -> None:
     runner = ToolRunner([echo, fail], inline=True)
     for result in runner.run_directly([call("echo", text="a\ud800é"), call("fail", text="a\ud800é")]):
         assert result.content.endswith("a?é")
+
+
+def test_an_argument_that_the_schema_allows_and_the_function_does_not_take_is_answered() -> None:
+    schema = {"name": "shop", "parameters": {"type": "object", "properties": {"item": {"type": "string"}}}}
+    shop = register_tool(schema, lambda item: f"one {item}", registry=Registry("tool"))
+    for arguments in ({"item": "lamp", "colour": "red"}, {}):
+        (result,) = answers(ToolRunner([shop], inline=True), call("shop", **arguments))
+        assert result.error == "tool_error"
+        assert "TypeError" in result.content

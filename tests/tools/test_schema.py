@@ -207,3 +207,17 @@ def test_functions_without_a_schema_are_refused_with_the_parameter_named() -> No
     for function, words in ((untyped, "'a' has no type"), (many, "by name"), (odd, "complex"), (keys, "str keys")):
         with pytest.raises(ToolSchemaError, match=words):
             tool(function)
+
+
+def test_an_untyped_parameter_is_named_with_its_class_file_and_line() -> None:
+    with pytest.raises(ToolSchemaError) as caught:
+
+        class Lock:
+            @tool
+            def go(self, direction):  # type: ignore[no-untyped-def]
+                """Goes."""
+
+    line = test_an_untyped_parameter_is_named_with_its_class_file_and_line.__code__.co_firstlineno + 4
+    name = "test_an_untyped_parameter_is_named_with_its_class_file_and_line.<locals>.Lock.go"
+    told = f"tool 'go' ({name} in {__file__}, line {line}): parameter 'direction' has no type annotation"
+    assert str(caught.value).startswith(told)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import shutil
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from agentgym.embedded import embedded_folder
 from agentgym.engines.hf_checkpoint import load_decoder, reading
 from agentgym.engines.hf_model import Decoder
 from agentgym.errors import ConfigError, RunFolderError
+from agentgym.rollout.manifest import write_manifest
 from agentgym.trainers.batch import TrainingBatch
 from agentgym.trainers.checkpoint import Checkpoint, Snapshot, checkpoint_folders, newest_whole
 from agentgym.trainers.checkpoint_config import CheckpointConfig
@@ -349,6 +352,39 @@ def test_a_tree_keeps_its_dtypes_its_numbered_keys_and_its_empty_parts(tmp_path:
     }
     save_state(state, tmp_path)
     assert same(load_state(tmp_path), state)
+
+
+class Program:
+    """A pickle that creates a file when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.path,))
+
+
+def test_a_checkpoint_whose_metadata_is_a_program_is_refused_and_the_program_does_not_run(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    write(tmp_path, tiny(), [1])
+    folder, mark = tmp_path / "checkpoints" / "step-000001", tmp_path / "ran"
+    (folder / "learner" / ".metadata").write_bytes(pickle.dumps(Program(mark)))
+    write_manifest(folder, {"step": 1})  # whoever replaces the file can replace its digest
+    checkpoint = Checkpoint(folder)
+    with pytest.raises(RunFolderError, match="which could run code"):
+        checkpoint.learner_state()
+    assert not mark.exists()
+
+
+def test_metadata_that_is_something_else_or_cut_short_is_refused(tmp_path: Path) -> None:
+    save_state({"mean": torch.ones(3)}, tmp_path)
+    path = tmp_path / ".metadata"
+    whole = path.read_bytes()
+    for data in (pickle.dumps({"mean": 1}), whole[: len(whole) // 2], b""):
+        path.write_bytes(data)
+        with pytest.raises(RunFolderError, match="is no metadata of tensors"):
+            load_state(tmp_path)
 
 
 def test_random_numbers_go_on_where_they_stood() -> None:

@@ -36,6 +36,8 @@ HEALTHY = Vitals(
 Change = Callable[[int], dict[str, Any]]
 """What the n-th step of a collapse, from 0, has other than a healthy one."""
 COLLAPSES: dict[SignName, Change] = {
+    "tool_faults": lambda n: {"tool_fault_share": 0.1 * (n + 1), "faulty_tool": "search"},
+    "replies_cut": lambda n: {"episodes": 64, "replies_cut": 30 + n, "longest_reply": 128},
     "dead_groups": lambda n: {"dead_groups": 8, "success": 0.0, "grad_norm": None, "kl": None, "clip_fraction": None},
     "solved": lambda n: {"dead_groups": 8, "success": 1.0, "grad_norm": None, "kl": None, "clip_fraction": None},
     "format_lost": lambda n: {"failed_calls": 60},
@@ -93,6 +95,20 @@ def test_a_format_that_never_was_is_not_called_lost() -> None:
     broken = replace(HEALTHY, failed_calls=60)
     assert "agentgym sft" in signs_of_collapse([broken] * 2, CONFIG)["no_format"]
     assert "learning rate" in signs_of_collapse([HEALTHY, broken, broken], CONFIG)["format_lost"]
+
+
+def test_cut_replies_are_named_before_what_follows_from_them_and_with_the_setting_to_change() -> None:
+    cut = replace(HEALTHY, episodes=64, replies_cut=60, longest_reply=256, success=0.0, dead_groups=8, failed_calls=60)
+    signs = signs_of_collapse([cut] * 2, CONFIG)
+    assert list(signs) == ["replies_cut", "dead_groups"]  # and not no_format, whose advice is wrong here
+    assert "120 replies in 128 episodes" in signs["replies_cut"] and "--limits.turn-tokens 1024" in signs["replies_cut"]
+    assert "limit" in signs["dead_groups"] and "easier" not in signs["dead_groups"]
+    full = signs_of_collapse([replace(cut, replies_cut_by_window=60)] * 2, CONFIG)["replies_cut"]
+    assert "context_window" in full and "turn-tokens" not in full
+
+
+def test_a_reply_that_is_cut_now_and_then_is_no_sign() -> None:
+    assert not first_signs([replace(HEALTHY, episodes=64, replies_cut=16, longest_reply=64)] * 4)
 
 
 def test_a_few_calls_where_there_is_nothing_to_call_are_no_lost_format() -> None:

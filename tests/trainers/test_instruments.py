@@ -155,7 +155,7 @@ def test_a_run_that_fails_finishes_its_trackers(
 ) -> None:
     from agentgym.trainers.run_folder import RunFolder
 
-    def full(self: RunFolder, metrics: object) -> None:
+    def full(self: RunFolder, metrics: object, episodes: str) -> None:
         raise RunFolderError("no room")
 
     monkeypatch.setattr(RunFolder, "write_metrics", full)

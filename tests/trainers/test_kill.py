@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from agentgym.rollout.chain import CHAIN
 from agentgym.trainers.checkpoint import checkpoint_folders
 from agentgym.trainers.speed.step_speed import OF_THE_MACHINE
 
@@ -68,7 +69,8 @@ def run(folder: Path, place: str = "nowhere", *, resume: bool = False) -> int:
 def untimed(folder: Path) -> list[dict[str, object]]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
-        {name: line[name] for name in line if not name.endswith("_s") and name not in OF_THE_MACHINE} for line in lines
+        {name: line[name] for name in line if not name.endswith("_s") and name not in (CHAIN, *OF_THE_MACHINE)}
+        for line in lines
     ]
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 import torch
 import yaml
 
+from agentgym.engines.hf import HfEngineConfig
 from agentgym.engines.hf_checkpoint import load_decoder
 from agentgym.envs.text_game import TextGame
 from agentgym.errors import ConfigError, RunFolderError, TrainingHalted, UnknownName
@@ -23,8 +27,11 @@ from agentgym.trainers.checkpoint_config import CheckpointConfig
 from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.kl import KLConfig
 from agentgym.trainers.learner import LearnerConfig
+from agentgym.trainers.losses import ppo_clip
 from agentgym.trainers.metrics import StepMetrics
+from agentgym.trainers.observer import Unobserved
 from agentgym.trainers.optimizer import OptimizerConfig
+from agentgym.trainers.trainer import Trainer
 from agentgym.trajectory import Status
 
 HERE = "tests.trainers.test_trainer"
@@ -238,12 +245,11 @@ def test_a_setting_of_another_type_is_named_with_what_it_takes(given: dict[str, 
         config_from_mapping(TrainConfig, given)
 
 
-def test_an_aggregation_with_a_constant_is_given_one_and_no_other_is() -> None:
+def test_only_an_aggregation_with_a_constant_is_given_one() -> None:
     mode = "seq-mean-token-sum-norm"
     assert config_from_mapping(TrainConfig, {"env": "X", "aggregation": mode, "norm_tokens": 64}).norm_tokens == 64
-    for given in ({"aggregation": mode}, {"norm_tokens": 64}):
-        with pytest.raises(ConfigError, match="give both or neither"):
-            config_from_mapping(TrainConfig, {"env": "X", **given})
+    with pytest.raises(ConfigError, match="leave norm_tokens out, or add --aggregation seq-mean-token-sum-norm"):
+        config_from_mapping(TrainConfig, {"env": "X", "norm_tokens": 64})
     with pytest.raises(ConfigError, match="norm_tokens must be at least 1"):
         config_from_mapping(TrainConfig, {"env": "X", "aggregation": mode, "norm_tokens": 0})
 
@@ -265,3 +271,30 @@ def test_a_number_that_yaml_reads_as_text_is_a_number() -> None:
     given = yaml.safe_load("{env: X, optimizer: {learning_rate: 1e-4}, max_minutes: 5, env_kwargs: {level: 1}}")
     config = config_from_mapping(TrainConfig, given)
     assert (config.optimizer.learning_rate, config.max_minutes, config.env_kwargs) == (1e-4, 5.0, {"level": 1})
+
+
+class Interrupts(Unobserved):
+    """Has the loss send Ctrl-C twice once the first step is done."""
+
+    due = False
+
+    def on_step(self, metrics: StepMetrics) -> None:
+        Interrupts.due = True
+
+
+def interrupting_loss(logp: Any, old_logp: Any, advantages: Any, mask: Any, *, sequences: Any = None) -> Any:
+    """The bundled loss, interrupted in the middle of the second step."""
+    if Interrupts.due:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.3)
+    return ppo_clip(logp, old_logp, advantages, mask)
+
+
+def test_two_interrupts_in_a_half_made_step_write_no_checkpoint_of_it(small_run: TrainConfig, tmp_path: Path) -> None:
+    learner = LearnerConfig(loss=f"{HERE}:interrupting_loss")
+    config = replace(small_run, eval_episodes=0, learner=learner, max_staleness=1, hf=HfEngineConfig(compile=False))
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(config, tmp_path / "run", Interrupts()).fit()
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1
+    assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))

@@ -81,6 +81,10 @@ DSML = replace(
     "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
     value_head=named("<｜DSML｜parameter name=", "key", attributes=r'(?:\s++string="(?P<string>true|false)")?+'),
     read_value=declared_value,
+    misspelled=tuple(
+        (f"<｜DSML｜ {name}{after}", f"</｜DSML｜ {name}>")
+        for name, after in (("calls", ">"), ("tool_calls", ">"), ("function_calls", ">"), ("invoke", " name="))
+    ),
 )
 MINICPM = Markup(
     example='<function name="TOOL"><param name="NAME">VALUE</param></function>',
@@ -89,6 +93,7 @@ MINICPM = Markup(
     value=("<param name=", "</param>"),
     value_head=named("<param name=", "key"),
     verbatim=HIDDEN,
+    misspelled=(("<functionname=", "</function>"),),
     read_value=character_value,
 )
 

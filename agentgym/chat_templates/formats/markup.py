@@ -57,6 +57,8 @@ class Markup:
     """What stands around one call or several, such as `<tool_call>` and `</tool_call>`; it may be missing."""
     lead: str = r"\s"
     """What may stand between the opening of a frame and its call."""
+    misspelled: tuple[tuple[str, str], ...] = ()
+    """Openings and closings that models write in place of the right ones: what begins with one is a malformed call."""
     verbatim: str = ""
     """What is text whatever marks it holds, such as a CDATA section."""
     thinking: tuple[str, str] = ("<think>", "</think>")
@@ -71,7 +73,12 @@ class Markup:
         object.__setattr__(
             self,
             "tags",
-            Tags(self.call[0], self.call[1], self.thinking, further=tuple(opening for opening, _ in self.frames)),
+            Tags(
+                self.call[0],
+                self.call[1],
+                self.thinking,
+                further=tuple(opening for opening, _ in (*self.frames, *self.misspelled)),
+            ),
         )
         object.__setattr__(self, "patterns", _Patterns.of(self))
 
@@ -95,11 +102,14 @@ class _Patterns:
     stop: re.Pattern[str]
     """Where a call that cannot be read ends at the latest: `past` it, or before it."""
     elements: re.Pattern[str]
+    misspelled: re.Pattern[str]
+    """Openings that are no marks of the family, one after the other."""
 
     @classmethod
     def of(cls, markup: Markup) -> _Patterns:
         opens = "".join(f"{re.escape(opening)}|" for opening, _ in markup.frames)
-        closes = "|".join(re.escape(closing) for _, closing in markup.frames) or "(?!)"
+        closes = "|".join(re.escape(closing) for _, closing in (*markup.frames, *markup.misspelled)) or "(?!)"
+        wrong = "|".join(re.escape(opening) for opening, _ in markup.misspelled) or "(?!)"
         hidden = f"(?P<hidden>{markup.verbatim})|" if markup.verbatim else ""
         return cls(
             re.compile(markup.head),
@@ -108,6 +118,7 @@ class _Patterns:
             re.compile(rf"(?:\s*+(?:{closes}))*+"),
             re.compile(f"{hidden}(?P<past>{re.escape(markup.call[1])}|{closes})|{markup.tags.openings.pattern}"),
             elements(markup.call, markup.value, markup.verbatim),
+            re.compile(rf"(?P<first>{wrong})(?:{wrong}|\s)*+"),
         )
 
 
@@ -131,6 +142,9 @@ class _Calls:
 
     def take(self, reply: ReplyBuilder, start: int) -> int:
         """Reads what begins with a frame or a call, and gives where it ends."""
+        wrong = self.patterns.misspelled.match(self.text, start)
+        if wrong is not None:
+            return self._unread(reply, start, wrong.end(), ValueError(f"{wrong['first']} is no mark of a call"))
         begin = self._match(self.patterns.lead, start).end()
         if not self.text.startswith(self.markup.call[0], begin):
             return self._frame(reply, start, begin)

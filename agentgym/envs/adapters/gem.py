@@ -10,7 +10,7 @@ from agentgym.envs.adapters.own_randomness import OwnRandomness
 from agentgym.envs.adapters.reasoning_gym import evaluates, judged, scored_beside
 from agentgym.envs.card import EnvCard
 from agentgym.envs.text_env import Info, StepResult, TextEnv
-from agentgym.errors import ConfigError
+from agentgym.errors import ConfigError, EnvironmentFault
 
 __all__ = ["Gem", "names"]
 
@@ -25,6 +25,7 @@ class Gem(TextEnv):
     """An environment of GEM; observations, rewards and ends are its own. Further keywords are the environment's."""
 
     max_turns = DEFAULT_TURNS
+    own_split = True  # a seed is the library's own, and gives the task that it gives there
 
     def __init__(self, render_mode: str | None = None, *, gem_id: str, **settings: Any) -> None:
         super().__init__(render_mode)
@@ -52,6 +53,8 @@ class Gem(TextEnv):
         """Plays a reply."""
         with self._randomness.again():
             observation, paid, terminated, truncated, info = self._env.step(str(action))
+        if info.get("reward_error"):  # GEM's terminal environments pay 0 where their tests did not run
+            raise EnvironmentFault(f"GEM's {self.gem_id} gave no reward: {info['reward_error']}")
         reward = float(paid)
         if not (terminated or truncated):
             return _with_suffix(observation, info), reward, False, False, {}

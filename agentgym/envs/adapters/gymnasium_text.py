@@ -50,6 +50,8 @@ class GymnasiumText(ToolEnv):
     `[S|red]` is an S in red. Rewards are the environment's own; one above 0 is a success.
     """
 
+    own_split = True  # a seed is the library's own, and gives the task that it gives there
+
     def __init__(self, render_mode: str | None = None, *, env_id: str, **settings: Any) -> None:
         if env_id not in registry:
             raise unknown("text", env_id, names())

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
+import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import aiohttp
 
 from agentgym.envs.action import Action
+from agentgym.envs.adapters.openenv_tools import LIST_TOOLS, call_of, result_text, takes_calls, tool_specs
 from agentgym.envs.card import EnvCard
 from agentgym.envs.text_env import Info, StepResult
 from agentgym.envs.tool_env import ToolEnv
@@ -22,7 +25,11 @@ from agentgym.types import JSON, ToolSpec
 
 __all__ = ["OpenEnv", "names"]
 
+_log = logging.getLogger(__name__)
+_warned_urls: set[str] = set()  # servers that were warned about
 DEFAULT_TURNS = 100
+RETRY_S = 0.2
+"""Seconds between two attempts to get a session of a server that has none free."""
 OF_THE_PROTOCOL = ("done", "reward", "metadata")
 """Fields that every action or observation of OpenEnv may have beside its own."""
 SERVED = {"message", "tool_calls"}
@@ -34,13 +41,14 @@ AS_REPLY: dict[str, JSON] = {"metadata": {"reply": True}}
 class OpenEnv(ToolEnv):
     """An environment that an OpenEnv server runs. Each episode is a session of its own there; the seed goes along.
 
-    The tool `act` takes what the server's schema of actions says; where that has one text, a reply without a call is
-    that text. A server of `agentgym env serve` shows the environment's own tools. An observation is its one text, or
-    else all of its fields as JSON. The reward is the server's, and so are `metadata.success` and `metadata.truncated`.
-    A server that says nothing for `reply_timeout_s` has failed.
+    A server whose actions are MCP tool calls, or one of `agentgym env serve`, gives its own tools. For any other, the
+    tool `act` has the server's schema of actions; if an action has one text, a reply without a call is that text. An
+    observation is its one text, or else all of its fields as JSON. The reward is the server's, and so are
+    `metadata.success` and `metadata.truncated`. A server that does not answer within `reply_timeout_s` has failed.
     """
 
     max_turns = DEFAULT_TURNS
+    own_split = True  # a seed is the library's own, and gives the task that it gives there
 
     def __init__(self, render_mode: str | None = None, *, url: str, reply_timeout_s: float = 60.0) -> None:
         self.url = _http(url)
@@ -55,8 +63,12 @@ class OpenEnv(ToolEnv):
         self._text_field = texts[0] if len(texts) == 1 else None
         super().__init__(render_mode)
         self._is_served = own.keys() == SERVED
+        self._num_steps = self._num_rewards = 0
         if self._is_served:
             self._take_tools()
+        elif takes_calls(own):
+            self._text_field = None
+            self._add_mcp_tools()
         else:
             self.add_tool(
                 Tool(spec=_action_spec(schema, own), fn=self._act, owner=self, timeout_s=None, on_error="raise")
@@ -78,8 +90,9 @@ class OpenEnv(ToolEnv):
         """Opens a session, and resets the environment there."""
         seed = int(self.np_random.integers(2**31)) if self._seed is None else self._seed
         self._verdict = {}
-        self._session = run_sync(_Session.opened(self.url, self._timeout_s))
-        return self._told(run_sync(self._session.ask("reset", {**options, "seed": seed})))
+        self._num_steps = self._num_rewards = 0
+        self._session, answer = run_sync(_first_answer(self.url, self._timeout_s, "reset", {**options, "seed": seed}))
+        return self._told(answer)
 
     def step(self, action: str) -> StepResult:
         """Sends the reply to the server."""
@@ -102,23 +115,37 @@ class OpenEnv(ToolEnv):
         session, self._session = self._session, None
         if session is not None:
             run_sync(session.close())
+            if self._num_steps and not self._num_rewards and self.url not in _warned_urls:
+                _warned_urls.add(self.url)
+                _log.warning("the OpenEnv server at %s gave no reward in an episode; it counts as 0", self.url)
 
     def _act(self, **action: JSON) -> str:
         return self._sent(action)
 
     def _sent(self, action: dict[str, JSON]) -> str:
+        return self._told(self._stepped(action))
+
+    def _call_mcp(self, name: str, arguments: dict[str, JSON]) -> str:
+        return result_text(self._stepped(call_of(name, arguments)).get("observation") or {})
+
+    def _stepped(self, action: dict[str, JSON]) -> dict[str, Any]:
         assert self._session is not None  # a step comes after a reset
         answer = run_sync(self._session.ask("step", action))
-        self.reward += float(answer.get("reward") or 0.0)
+        reward = answer.get("reward")
+        self._num_steps += 1
+        self._num_rewards += reward is not None
+        self.reward += float(reward or 0.0)
         if answer.get("done"):
             self.end(success=False)  # `step` puts the server's verdict in its place
-        return self._told(answer)
+        return answer
 
     def _told(self, answer: Mapping[str, Any]) -> str:
         observation: Mapping[str, Any] = answer.get("observation") or {}
         metadata = observation.get("metadata")
         self._verdict = metadata if isinstance(metadata, Mapping) else {}
         own = {name: value for name, value in observation.items() if name not in OF_THE_PROTOCOL}
+        if not own and isinstance(message := self._verdict.get("message"), str):
+            return message
         if len(own) == 1 and isinstance(text := next(iter(own.values())), str):
             return text
         return json.dumps(own, ensure_ascii=False)
@@ -129,19 +156,31 @@ class OpenEnv(ToolEnv):
         self.system_prompt = str(metadata.get("system_prompt", ""))
         for one in metadata.get("tools", ()):
             spec = ToolSpec(one["name"], one["description"], one["parameters"])
-            caller = _Caller(self, one["name"])
-            self.add_tool(Tool(spec=spec, fn=caller, owner=self, timeout_s=None, on_error="raise"))
+            self._add_remote_tool(spec, self._call_served)
 
+    def _add_mcp_tools(self) -> None:
+        """Lists the server's tools in a session of their own. Raises ConfigError if it lists none."""
 
-class _Caller:
-    """Calls a tool of a served environment."""
+        async def listed() -> dict[str, Any]:
+            session, answer = await _first_answer(self.url, self._timeout_s, "step", LIST_TOOLS)
+            await session.close()
+            return answer
 
-    def __init__(self, env: OpenEnv, name: str) -> None:
-        self._env = env
-        self._name = name
+        try:
+            answer = run_sync(listed())
+        except EnvironmentFault as error:
+            raise ConfigError(f"the tools of the OpenEnv server at {self.url} cannot be listed: {error}") from error
+        for spec in tool_specs(self.url, answer.get("observation") or {}):
+            self._add_remote_tool(spec, self._call_mcp)
 
-    def __call__(self, **arguments: JSON) -> str:
-        return self._env._sent({"tool_calls": [{"name": self._name, "arguments": arguments}]})
+    def _add_remote_tool(self, spec: ToolSpec, call: Callable[[str, dict[str, JSON]], str]) -> None:
+        def remote(**arguments: JSON) -> str:
+            return call(spec.name, arguments)
+
+        self.add_tool(Tool(spec=spec, fn=remote, owner=self, timeout_s=None, on_error="raise"))
+
+    def _call_served(self, name: str, arguments: dict[str, JSON]) -> str:
+        return self._sent({"tool_calls": [{"name": name, "arguments": arguments}]})
 
 
 class _Session:
@@ -174,7 +213,8 @@ class _Session:
         if self._is_late:
             raise EnvironmentFault("the OpenEnv server left a message of this session without an answer: reset")
         try:
-            await self._socket.send_json({"type": kind, "data": data})
+            with contextlib.suppress(aiohttp.ClientError, OSError):  # a server that refuses says why before it closes
+                await self._socket.send_json({"type": kind, "data": data})
             answer = json.loads(await asyncio.wait_for(self._answers.get(), self._timeout_s))
         except (aiohttp.ClientError, TimeoutError, OSError, TypeError, ValueError) as error:
             self._is_late = True
@@ -182,6 +222,8 @@ class _Session:
             raise EnvironmentFault(f"the OpenEnv server did not answer {kind!r}: {told}") from error
         content: dict[str, Any] = answer.get("data") or {}
         if answer.get("type") == "error":
+            if content.get("code") == "CAPACITY_REACHED":
+                raise _ServerFull(f"the OpenEnv server has no free session: {content.get('message')}")
             raise EnvironmentFault(f"the OpenEnv server answers {kind!r} with {content.get('code')}: {content}")
         return content
 
@@ -189,6 +231,33 @@ class _Session:
         """Ends the session."""
         self._left_open.detach()
         await _ended(self._http, self._socket)
+
+
+class _ServerFull(EnvironmentFault):
+    """A server that holds as many sessions as it may."""
+
+
+async def _first_answer(
+    url: str, timeout_s: float, kind: str, data: Mapping[str, JSON]
+) -> tuple[_Session, dict[str, Any]]:
+    """A new session and its answer to a first message.
+
+    A server without a free session is asked again for `timeout_s`, as other episodes end meanwhile. Raises
+    EnvironmentFault as `_Session.opened` and `ask` do.
+    """
+    until = time.monotonic() + timeout_s
+    while True:
+        session = await _Session.opened(url, timeout_s)
+        try:
+            return session, await session.ask(kind, data)
+        except _ServerFull as error:
+            await session.close()
+            if time.monotonic() + RETRY_S > until:
+                raise EnvironmentFault(f"{error}. Lower --concurrency, or let the server hold more") from error
+            await asyncio.sleep(RETRY_S)
+        except BaseException:
+            await session.close()
+            raise
 
 
 def names() -> list[str]:

@@ -13,13 +13,15 @@ from aiohttp import WSCloseCode, WSMsgType, web
 
 from agentgym.envs.action import Action
 from agentgym.envs.text_env import Info, TextEnv
-from agentgym.errors import AgentGymError, ConfigError
+from agentgym.errors import AgentGymError
+from agentgym.http_guard import HttpGuard, RequestRejected, listen, parse_json_object
 from agentgym.types import JSON, Message, ToolCall, ToolResult
 
 __all__ = ["openenv_app", "serve_openenv"]
 
 logger = logging.getLogger(__name__)
 
+GUARD = web.AppKey("guard", HttpGuard)
 MAX_MESSAGE = 16 << 20
 SHUTDOWN_S = 5.0
 """Seconds that calls of environments have to end, once serving has."""
@@ -143,12 +145,14 @@ class _Doors:
     async def posted(self, request: web.Request) -> web.Response:
         """A reset or a step of the one environment for all."""
         kind = request.path.strip("/")
+        data = parse_json_object(await request.read())
+        asked = data.get("action", {}) if kind == "step" else data
         try:
-            data = _object(await request.text())
-            asked = data.get("action", {}) if kind == "step" else data
             return web.json_response((await self._of_all().answer(kind, asked))["data"], dumps=_dumps)
-        except AgentGymError as error:
-            return web.json_response({"detail": str(error)}, status=422)
+        except Refused as refusal:
+            return web.json_response({"detail": str(refusal)}, status=422)
+        except Exception as error:  # noqa: BLE001  # the boundary: an environment is user code
+            return web.json_response({"detail": _fault(error)}, status=500)
 
     async def state(self, _: web.Request) -> web.Response:
         """How far the one environment for all is."""
@@ -165,12 +169,18 @@ class _Doors:
         return self._shared
 
 
-def openenv_app(name: str, make: Callable[[], TextEnv], max_sessions: int = 64) -> web.Application:
+def openenv_app(
+    name: str, make: Callable[[], TextEnv], max_sessions: int = 64, *, guard: HttpGuard | None = None
+) -> web.Application:
     """A web application with `/ws`, `/health`, `/schema` and `/metadata`; each WebSocket has what `make` makes.
 
-    Over `/reset`, `/step` and `/state`, which know no sessions, all clients share one environment.
+    The guard decides which requests and WebSockets it takes; without one, it takes those with this
+    machine's names. Over `/reset`, `/step` and `/state`, which know no
+    sessions, all clients share one environment.
     """
-    app = web.Application(client_max_size=MAX_MESSAGE)
+    guard = guard or HttpGuard("")
+    app = web.Application(client_max_size=MAX_MESSAGE, middlewares=[guard.middleware(_rejected)])
+    app[GUARD] = guard
     doors = _Doors(make, max_sessions)
     app.on_shutdown.append(doors.leave)
     app.on_cleanup.append(doors.close)
@@ -193,15 +203,14 @@ async def serve_openenv(app: web.Application, host: str, port: int, ready: Calla
     runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, host, port)
-        try:
-            await site.start()
-        except OSError as error:
-            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-        ready(f"http://{host}:{runner.addresses[0][1]}")
+        ready(await listen(runner, app.get(GUARD) or HttpGuard(host), host, port))
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()
+
+
+def _rejected(refusal: RequestRejected) -> web.Response:
+    return web.json_response({"detail": str(refusal)}, status=refusal.status)
 
 
 async def _converse(make: Callable[[], TextEnv], answers: web.WebSocketResponse) -> None:
@@ -224,10 +233,12 @@ async def _converse(make: Callable[[], TextEnv], answers: web.WebSocketResponse)
 async def _answered(session: Session, text: str) -> str | None:
     """The answer to a message; None where the client closes."""
     try:
-        said = _object(text)
+        said = parse_json_object(text.encode())
         if said.get("type") == "close":
             return None
         return _dumps(await session.answer(str(said.get("type")), said.get("data") or {}))
+    except RequestRejected as refusal:
+        return _dumps(_error("INVALID_JSON", str(refusal)))
     except Refused as refusal:
         return _dumps(_error(refusal.code, str(refusal)))
     except Exception as error:  # noqa: BLE001  # the boundary: an environment is user code
@@ -290,20 +301,15 @@ _dumps = functools.partial(json.dumps, allow_nan=False)
 """A number that is none (a reward of NaN) is no JSON: it is the environment's fault, and not sent."""
 
 
-def _object(text: str) -> dict[str, Any]:
-    try:
-        content = json.loads(text or "{}")
-    except ValueError as error:
-        raise Refused("INVALID_JSON", f"a message is JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise Refused("VALIDATION_ERROR", f"a message is an object, got {type(content).__name__}")
-    return content
-
-
 def _failed(code: str, error: Exception) -> str:
-    """What a client is told of an environment that raised; the log has its traceback."""
+    """The message for a client whose environment raised."""
+    return _dumps(_error(code, _fault(error)))
+
+
+def _fault(error: Exception) -> str:
+    """What an environment raised, for the client; logs its traceback."""
     logger.warning("the environment raised in a session", exc_info=error)
-    return _dumps(_error(code, f"{type(error).__name__}: {error}"))
+    return f"{type(error).__name__}: {error}"
 
 
 def _error(code: str, message: str) -> dict[str, Any]:

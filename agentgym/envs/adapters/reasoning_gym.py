@@ -20,6 +20,7 @@ from agentgym.envs.line_process import LineProcess
 from agentgym.envs.policies import Policy, game_of
 from agentgym.envs.text_env import Info, StepResult, TextEnv
 from agentgym.errors import ConfigError, EnvironmentFault
+from agentgym.tools.blame import is_outside
 from agentgym.types import Message
 
 __all__ = ["ReasoningGym", "evaluates", "judged", "names", "scored_beside"]
@@ -44,6 +45,7 @@ class ReasoningGym(TextEnv):
 
     max_turns = 1
     system_prompt = "Answer the question. Put the answer alone between <answer> and </answer>."
+    own_split = True  # a seed is the library's own, and gives the task that it gives there
 
     def __init__(self, render_mode: str | None = None, *, dataset: str, **config: Any) -> None:
         super().__init__(render_mode)
@@ -88,10 +90,7 @@ class ReasoningGym(TextEnv):
             return scored_beside(self.dataset, self._drawn, self._config, self.entry, answer)
         with self._randomness.again(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a scorer that reads numbers warns of a reply that has none
-            try:
-                return float(self._made.score_answer(answer, self.entry)), ""
-            except Exception as error:  # noqa: BLE001  # the boundary: some raise on an answer that they cannot read
-                return None, f"{type(error).__name__}: {error}"
+            return scored_by(lambda: self._made.score_answer(answer, self.entry))
 
     def make_oracle(self) -> Policy:
         """Says the recorded answer."""
@@ -125,6 +124,16 @@ def evaluates(dataset: str) -> bool:
 
     module = inspect.getmodule(DATASETS[dataset][0])
     return dataset == "composite" or module is None or bool(EVALUATES.search(inspect.getsource(module)))
+
+
+def scored_by(scorer: Callable[[], Any]) -> Scored:
+    """What a scorer says; it raises what the machine or a service raised, which is no score of the answer."""
+    try:
+        return float(scorer()), ""
+    except Exception as error:  # the boundary: some raise on an answer that they cannot read
+        if is_outside(error):
+            raise
+        return None, f"{type(error).__name__}: {error}"
 
 
 def scored_beside(

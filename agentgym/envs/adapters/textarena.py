@@ -44,6 +44,7 @@ class TextArena(TextEnv):
     """
 
     max_turns = DEFAULT_TURNS
+    own_split = True  # a seed is the library's own, and gives the task that it gives there
 
     def __init__(
         self, render_mode: str | None = None, *, game: str, opponent: str | None = None, seat: int = 0, **settings: Any

@@ -40,6 +40,8 @@ class Verifiers(TextEnv):
     episodes wait for judges and tools of theirs at the same time. Further keywords are those of `load_environment`.
     """
 
+    own_split = True  # a seed is the library's own, and gives the task that it gives there
+
     def __init__(
         self,
         render_mode: str | None = None,

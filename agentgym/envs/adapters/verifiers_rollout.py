@@ -15,6 +15,7 @@ from typing import Any
 
 from agentgym.errors import EnvironmentFault
 from agentgym.tools.background_loop import BackgroundLoop
+from agentgym.tools.blame import is_models_mistake
 
 __all__ = ["Asked", "Ended", "Rollout", "library", "watch"]
 
@@ -119,6 +120,7 @@ class _Player:
         self, prompt: list[Any], model: str, sampling_args: object, tools: list[Any] | None = None, **rest: object
     ) -> object:
         """The reply, when it comes."""
+        _raise_tool_fault()
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.put(future)
         self._events.put(Asked(messages=list(prompt), tools=tools or [], tool_errors=tuple(_tool_errors.get())))
@@ -148,14 +150,16 @@ def _player_class() -> type[Any]:
 
 
 def watch(environment: Any) -> None:
-    """Has failures of the environment's reward functions and tools told to its rollouts.
+    """Notes failures of the environment's reward functions and tools in its rollouts.
 
-    The library itself scores 0 where a reward function raises, and says nothing of a tool's error but its text.
+    The library itself scores 0 where a reward function raises, and answers every exception of a tool; here one that is
+    not the model's mistake ends the rollout as a fault.
     """
     for rubric in _rubrics(environment.rubric):
         rubric.funcs[:] = [_watched(func) for func in rubric.funcs]
     if hasattr(environment, "error_formatter"):
         environment.error_formatter = _noted(environment.error_formatter)
+        environment.call_tool = _named(environment.call_tool)
     for inner in getattr(environment, "envs", ()):  # an EnvGroup
         watch(inner)
 
@@ -163,6 +167,8 @@ def watch(environment: Any) -> None:
 _loop = BackgroundLoop("agentgym-verifiers")
 _faults: contextvars.ContextVar[list[str]] = contextvars.ContextVar("_faults")
 _tool_errors: contextvars.ContextVar[list[str]] = contextvars.ContextVar("_tool_errors")
+_tool_faults: contextvars.ContextVar[list[tuple[str, Exception]]] = contextvars.ContextVar("_tool_faults")
+_call: contextvars.ContextVar[tuple[str, Any]] = contextvars.ContextVar("_call")
 
 
 async def _played(environment: Any, row: dict[str, Any], player: Any, events: queue.SimpleQueue[Any]) -> None:
@@ -172,8 +178,10 @@ async def _played(environment: Any, row: dict[str, Any], player: Any, events: qu
     tool_errors: list[str] = []
     _faults.set(faults)
     _tool_errors.set(tool_errors)
+    _tool_faults.set([])
     try:
         state = await environment.rollout(row, player, MODEL, {})
+        _raise_tool_fault()
         if state.get("error") is not None:
             raise EnvironmentFault(f"the rollout failed: {_said(state['error'])}") from state["error"]
         await environment.rubric.score_rollout(state)
@@ -233,9 +241,28 @@ def _noted(formatter: Callable[[Exception], str]) -> Callable[[Exception], str]:
     def told(error: Exception) -> str:
         text = formatter(error)
         _tool_errors.get([]).append(text)
+        name, arguments = _call.get(("", {}))
+        if not is_models_mistake(error, arguments):
+            _tool_faults.get([]).append((name, error))
         return text
 
     return told
+
+
+def _named(call_tool: Callable[..., Any]) -> Callable[..., Any]:
+    """`call_tool`, which leaves the name and the arguments of its call where `_noted` finds them."""
+
+    @functools.wraps(call_tool)
+    async def called(tool_name: str, tool_args: Any, *rest: Any, **keywords: Any) -> Any:
+        _call.set((tool_name, tool_args if isinstance(tool_args, dict) else {}))
+        return await call_tool(tool_name, tool_args, *rest, **keywords)
+
+    return called
+
+
+def _raise_tool_fault() -> None:
+    for name, error in _tool_faults.get([]):
+        raise EnvironmentFault(f"tool {name!r} raised {_said(error)}", tool=name) from error
 
 
 def _give(future: asyncio.Future[Any], message: object) -> None:

@@ -11,7 +11,7 @@ import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, ParamSpec, TypeVar, cast
 from urllib.parse import urlsplit
@@ -21,10 +21,8 @@ from agentgym.tools.containers.owner import OWNER, labels
 
 __all__ = ["Container", "ContainerPlan", "Daemon", "Found", "Stream"]
 
-CALL_S = 120.0
-END_S = 10.0
-HEAD = struct.Struct("!BxxxI")
-STDERR = 2
+CALL_S, END_S = 120.0, 10.0
+HEAD, STDERR = struct.Struct("!BxxxI"), 2
 MOST_KEPT = 256
 """Connections that are kept unused; there are as many as requests were made at once."""
 STREAMS = ("/attach", "/start")
@@ -141,8 +139,13 @@ class Daemon:
         """An image from the Dockerfile in a folder."""
         import docker.errors
 
+        # In memory: of a folder the SDK makes a temporary file, which stays where this process is killed meanwhile.
+        lines = file.read_text().splitlines() if (file := folder / ".dockerignore").is_file() else []
+        tar = docker.utils.tar(str(folder), exclude=lines, dockerfile=("Dockerfile", None), fileobj=BytesIO())
         try:
-            self._client.images.build(path=str(folder), tag=name, labels=dict(given), rm=True, forcerm=True)
+            self._client.images.build(
+                fileobj=tar, custom_context=True, tag=name, labels={**given}, rm=True, forcerm=True
+            )
         except docker.errors.BuildError as error:
             log = "".join(str(line.get("stream", line.get("error", ""))) for line in error.build_log)
             raise SandboxError(f"the Dockerfile in {folder} does not build:\n{log[-2000:]}") from error

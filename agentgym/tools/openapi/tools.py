@@ -32,8 +32,9 @@ def openapi_tools(
     every request: keys and other secrets, which no model sees, neither as arguments nor in answers. Settings are the
     fields of `Tool`. Raises ToolSchemaError for what cannot be a tool.
 
-    Answers up to 399 are shown as text. What the server refuses (4xx) is told to the model; a server that fails (5xx),
-    cannot be reached, or refuses the secrets (401, 407) or more calls (408, 429) is an EnvironmentFault.
+    Answers up to 399 are shown as text. The model reads what the server refuses (4xx). A server that fails (5xx),
+    cannot be reached, gives no answer in `timeout_s`, or refuses the secrets (401, 407) or more calls (408, 429) is an
+    EnvironmentFault.
     """
     if urlsplit(base_url).scheme not in ("http", "https"):
         raise ConfigError(f"base_url is where the API is, http:// or https://, got {base_url!r}")
@@ -59,4 +60,5 @@ def _tool(operation: Operation, service: Service, settings: ToolSettings) -> Too
     async def call(**arguments: JSON) -> str:
         return await service.answer(operation.name, operation.wire(arguments))
 
-    return Tool(spec=operation.spec, fn=call, **settings)
+    own: ToolSettings = {"on_timeout": "raise", **settings}
+    return Tool(spec=operation.spec, fn=call, **own)

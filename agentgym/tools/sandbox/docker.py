@@ -8,6 +8,7 @@ import os
 import struct
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from agentgym.tools.containers.python_image import host_image
 from agentgym.tools.sandbox.box import frames
 from agentgym.tools.sandbox.box.contained import HOME
 from agentgym.tools.sandbox.docker_profile import docker_profile
-from agentgym.tools.sandbox.exchange import MIB, TASK_DATA, ask, outcome_of, plan_of
+from agentgym.tools.sandbox.exchange import MIB, TASK_DATA, ask, lost_outcome, outcome_of, plan_of
 from agentgym.tools.sandbox.protocol import Ended, Outcome, SandboxLimits
 from agentgym.tools.sandbox.request import Request, Runner
 
@@ -27,6 +28,8 @@ __all__ = ["DockerSandbox"]
 ANSWER_S = 10.0
 """Seconds beyond an execution's own after which its container is thrown away: a program may stop its supervisor."""
 START_S = 60.0
+CLEAN_S = 0.5
+"""Seconds that an emptied container is waited for; one that takes longer is thrown away."""
 MOST_IDLE = 16
 AROUND = 3
 """Processes of ours around a program: PID 1, its supervisor and the box's first."""
@@ -79,6 +82,7 @@ class DockerSandbox(Runner):
         self._idle: list[_Box] = []
         self._boxes: set[_Box] = set()
         self._closed = False
+        self._removals: list[threading.Thread] = []
         self._finish = weakref.finalize(self, _finish, self._boxes, self._daemon, os.getpid())
         self._give_back(self._take())
 
@@ -140,20 +144,33 @@ class DockerSandbox(Runner):
         return box
 
     def _give_back(self, box: _Box) -> None:
-        """Keeps a container for the next execution if nothing of the last is left in it; otherwise it is removed."""
+        """Keeps a container for the next execution if nothing of the last is left in it.
+
+        Otherwise it is removed, which nobody waits for: it may take the daemon a second.
+        """
         if box.is_clean():
             with self._lock:
                 if not self._closed and len(self._idle) < MOST_IDLE:
                     self._idle.append(box)
                     return
+        removal = threading.Thread(target=self._remove, args=(box,), name="agentgym-sandbox-removal")
+        with self._lock:
+            self._removals = [thread for thread in self._removals if thread.is_alive()] + [removal]
+            removal.start()
+
+    def _remove(self, box: _Box) -> None:
+        with contextlib.suppress(SandboxError):  # the daemon has gone, or `agentgym sandbox reap` finds it
+            box.remove()
         self._boxes.discard(box)
-        box.remove()
 
     def close(self) -> None:
         """Removes every container."""
         with self._lock:
             self._closed = True
             self._idle.clear()
+            removals = self._removals
+        for removal in removals:
+            removal.join()
         self._finish()
 
 
@@ -211,19 +228,22 @@ class _Box:
         assert self._stream is not None
         self._is_over = False
         self._stream.settimeout(request.time_limit_s + ANSWER_S)
+        started = time.monotonic()
         try:
             ask(self._stream, request, is_session=is_session)
             answer = frames.receive(self._stream)
         except TimeoutError:
-            return self._lost(Ended.TIME_LIMIT, request.time_limit_s + ANSWER_S)
+            return self._lost(Ended.TIME_LIMIT, time.monotonic() - started)
         except OSError as error:
             self._is_spoilt = True
             raise SandboxError(f"the sandbox's container does not answer: {error}") from error
         if answer is None:
             self._is_spoilt = True
             raise SandboxError("the sandbox's container ended during an execution")
+        if "late" in answer[0]:  # the program stopped its supervisor
+            return self._lost(Ended.TIME_LIMIT, time.monotonic() - started)
         if "over" in answer[0]:  # the program ended its supervisor
-            return self._lost(Ended.KILLED, 0.0)
+            return self._lost(Ended.KILLED, time.monotonic() - started)
         outcome = outcome_of(answer, DockerSandbox.backend, is_session=is_session)
         self._is_spoilt = self._is_spoilt or outcome.ended is not Ended.EXITED
         if bool(answer[0]["is_over"]):
@@ -232,12 +252,12 @@ class _Box:
 
     def _lost(self, ended: Ended, seconds: float) -> Outcome:
         self._is_spoilt = True
-        backend = DockerSandbox.backend
-        return Outcome(stdout="", stderr="", exit_code=-9, ended=ended, backend=backend, seconds=seconds, is_lost=True)
+        return lost_outcome(ended, DockerSandbox.backend, seconds, is_session=True)
 
     def _hear_end(self) -> None:
         assert self._stream is not None
         said = None
+        self._stream.settimeout(CLEAN_S)
         with contextlib.suppress(OSError):
             said = frames.receive(self._stream)
         self._is_over = True

@@ -10,8 +10,8 @@ from agentgym.tools.sandbox.box.syscalls import EXAMINED, GROUPS, MODES, ORDINAR
 
 __all__ = ["docker_profile"]
 
-SETTING_UP = ("capset", "seccomp")
-"""Calls by which the box's own processes give their rights up."""
+SETTING_UP = ("capset", "seccomp", "sched_setattr", "setpriority")
+"""Calls by which the box's own processes give their rights up, and run before a program's."""
 LATE = ("clone", "clone3")
 """Their arguments decide, or libraries must see that they are not there."""
 

@@ -11,7 +11,7 @@ from agentgym.tools.sandbox.box.plan import Plan
 from agentgym.tools.sandbox.protocol import Ended, Outcome, SandboxLimits
 from agentgym.tools.sandbox.request import Request
 
-__all__ = ["ask", "outcome_of", "plan_of"]
+__all__ = ["ask", "lost_outcome", "outcome_of", "plan_of"]
 
 MIB = 1 << 20
 
@@ -60,4 +60,11 @@ def outcome_of(answer: frames.Frame, backend: str, *, is_session: bool) -> Outco
         files=dict(zip(cast(list[str], said["files"]), contents, strict=True)),
         rolled_back=bool(said["rolled_back"]),
         is_lost=is_session and bool(said["is_over"]),
+    )
+
+
+def lost_outcome(ended: Ended, backend: str, seconds: float, *, is_session: bool) -> Outcome:
+    """Returns the outcome of an execution whose supervisor gave no answer."""
+    return Outcome(
+        stdout="", stderr="", exit_code=-9, ended=ended, backend=backend, seconds=seconds, is_lost=is_session
     )

@@ -17,14 +17,16 @@ from agentgym.errors import SandboxError
 from agentgym.tools.sandbox.box import frames
 from agentgym.tools.sandbox.box.folders import empty_folder
 from agentgym.tools.sandbox.box.plan import Plan
-from agentgym.tools.sandbox.exchange import ask, outcome_of, plan_of
-from agentgym.tools.sandbox.protocol import Outcome, SandboxLimits
+from agentgym.tools.sandbox.exchange import ask, lost_outcome, outcome_of, plan_of
+from agentgym.tools.sandbox.protocol import Ended, Outcome, SandboxLimits
 from agentgym.tools.sandbox.request import Request, Runner
 
 __all__ = ["ServedSandbox"]
 
 ANSWER_S = 30.0
 """Seconds beyond an execution's own that its answer may take on a busy machine."""
+PROBE_S = 10.0
+"""Seconds that an empty program may take where a server is asked whether it works."""
 END_S = 10.0
 BOX = Path(__file__).parent / "box"
 BOOT = """
@@ -58,11 +60,22 @@ class ServedSandbox(Runner):
 
     def _execute(self, request: Request) -> Outcome:
         with contextlib.closing(self._connect()) as channel:
-            return _answered(channel, request, self.backend, is_session=False)
+            return _answered(channel, request, self, is_session=False)
 
     def session(self) -> ServedSession:
         """See `Sandbox.session`."""
-        return ServedSession(self._connect(), self.limits, self.backend)
+        return ServedSession(self._connect(), self)
+
+    def works(self) -> bool:
+        """Returns whether an empty program gets its answer."""
+        probe = Request(code=b"", language="python", files={}, collect=(), time_limit_s=PROBE_S)
+        try:
+            with contextlib.closing(self._connect()) as channel:
+                channel.settimeout(PROBE_S)
+                ask(channel, probe, is_session=False)
+                return frames.receive(channel) is not None
+        except (OSError, SandboxError):
+            return False
 
     def _connect(self) -> socket.socket:
         with self._lock:
@@ -85,15 +98,15 @@ class ServedSandbox(Runner):
 class ServedSession(Runner):
     """A box whose program waits for cells."""
 
-    def __init__(self, channel: socket.socket, limits: SandboxLimits, backend: str) -> None:
+    def __init__(self, channel: socket.socket, sandbox: ServedSandbox) -> None:
         self._channel: socket.socket | None = channel
-        super().__init__(limits)
-        self._backend = backend
+        super().__init__(sandbox.limits)
+        self._sandbox = sandbox
 
     def _execute(self, request: Request) -> Outcome:
         if self._channel is None:
             raise SandboxError("this session is over: begin another one with session()")
-        outcome = _answered(self._channel, request, self._backend, is_session=True)
+        outcome = _answered(self._channel, request, self._sandbox, is_session=True)
         if outcome.is_lost:
             self.close()
         return outcome
@@ -105,11 +118,22 @@ class ServedSession(Runner):
             self._channel = None
 
 
-def _answered(channel: socket.socket, request: Request, backend: str, *, is_session: bool) -> Outcome:
-    channel.settimeout(request.time_limit_s + ANSWER_S)
+def _answered(channel: socket.socket, request: Request, sandbox: ServedSandbox, *, is_session: bool) -> Outcome:
+    """Returns how an execution went.
+
+    A box that gives no answer while others of its server do has exhausted its program's time: a program cannot turn its
+    own failure into one of the sandbox.
+    """
+    seconds = request.time_limit_s + ANSWER_S
+    channel.settimeout(seconds)
+    backend = sandbox.backend
     try:
         ask(channel, request, is_session=is_session)
         answer = frames.receive(channel)
+    except TimeoutError as error:
+        if not sandbox.works():
+            raise SandboxError(f"the sandbox's server does not answer: {error}") from error
+        return lost_outcome(Ended.TIME_LIMIT, backend, seconds, is_session=is_session)
     except OSError as error:
         raise SandboxError(f"the sandbox's server does not answer: {error}") from error
     if answer is None:

@@ -68,7 +68,8 @@ def dr_grpo(rewards_BT: Tensor, mask_BT: Tensor, groups_B: Tensor, *, allow_sing
 
     Liu et al. 2025 (Understanding R1-Zero-Like Training), section 3.2: the division by the deviation weighs very easy
     and very hard tasks up, and the paper removes it. It also removes the division by the reply's length, which here is
-    the choice of an aggregation (`seq-mean-token-sum`). Shapes and errors: see `AdvantageEstimator`.
+    the choice of an aggregation: `--algo dr_grpo` takes `seq-mean-token-sum-norm`. Shapes and errors: see
+    `AdvantageEstimator`.
 
     Expectation: `(n - 1) / n` of the policy gradient. Differences from verl's GRPO without deviation: a group of one is
     refused or 0.

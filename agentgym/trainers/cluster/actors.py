@@ -7,8 +7,10 @@ import logging
 import os
 import re
 import secrets
+import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -262,14 +264,15 @@ class Cluster:
         # Actors find what this process finds: environments and rewards beside the command, a checkout.
         path = os.pathsep.join(dict.fromkeys([os.getcwd(), *sys.path[1:]]))
         try:
-            ray.init(
-                address=address or "local",  # without a name Ray joins whatever runs on this machine
-                num_cpus=max(self.cores, self._num_cpus()) if self.cores else None,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.WARNING,
-                runtime_env={"env_vars": {"PYTHONPATH": path, _PATH: os.environ.get("PYTHONPATH", "")}},
-            )
+            with _sigterm_kept():
+                ray.init(
+                    address=address or "local",  # without a name Ray joins whatever runs on this machine
+                    num_cpus=max(self.cores, self._num_cpus()) if self.cores else None,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.WARNING,
+                    runtime_env={"env_vars": {"PYTHONPATH": path, _PATH: os.environ.get("PYTHONPATH", "")}},
+                )
         except Exception as error:  # Ray raises this itself where a node does not start in time
             where = f"join the Ray cluster at {address!r}" if address else "begin a Ray cluster on this machine"
             raise EngineError(f"cannot {where}: {_first_line(error)}; {_way_in(address)}see `ray status`") from error
@@ -304,6 +307,15 @@ class Cluster:
             self._group = None
         if not self._was_connected and ray.is_initialized():
             ray.shutdown()
+
+
+@contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Keeps the program's own handler of SIGTERM, which Ray replaces in a driver."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if callable(before) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
 
 
 def _is_no_default(record: logging.LogRecord) -> bool:

@@ -67,7 +67,7 @@ class EpisodeActor:
         if part not in self._samplers:
             cast, config = self._cast, self._cast.config
             if self._renderer is None or self._engine is None:
-                self._renderer = renderer_for(Path(cast.model_folder), config.family)
+                self._renderer = renderer_for(Path(cast.model_folder), config.family, date=config.date)
                 self._engine = ClusterEngine(cast.engines)
             loop = loop_for(part, config, self._engine, self._renderer)
             self._samplers[part] = Sampler(loop, config=config.sampler)

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentgym.embedded import embedded_folder
+from agentgym.engines.architectures import ARCHITECTURES, refusal
 from agentgym.errors import ConfigError, nearest
 from agentgym.types import JSON
 
 __all__ = ["SHAPES", "ModelShape", "shape_of"]
-
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +34,8 @@ class ModelShape:
     """Whether the head is the embedding."""
     qk_norm: bool = False
     qkv_bias: bool = False
+    refusal: str = ""
+    """Why agentgym does not train the model; empty if it does."""
 
     @property
     def q_width(self) -> int:
@@ -119,6 +120,9 @@ def _grouped(name: str, layers: int, width: int, ffn: int, vocab: int) -> ModelS
     )
 
 
+LLAMA_3 = refusal({"model_type": "llama", "rope_scaling": {"rope_type": "llama3"}}) or ""
+
+
 def _known() -> dict[str, ModelShape]:
     shapes = [
         _qwen3("Qwen3-0.6B", 28, 1024, 16, 3072, tied=True),
@@ -129,8 +133,8 @@ def _known() -> dict[str, ModelShape]:
         _qwen3("Qwen3-32B", 64, 5120, 64, 25_600),
         replace(_grouped("Qwen2.5-7B", 28, 3584, 18_944, 152_064), num_kv_heads=4, qkv_bias=True),
         replace(_grouped("Qwen2.5-72B", 80, 8192, 29_568, 152_064), qkv_bias=True),
-        _grouped("Llama-3.1-8B", 32, 4096, 14_336, 128_256),
-        _grouped("Llama-3.1-70B", 80, 8192, 28_672, 128_256),
+        replace(_grouped("Llama-3.1-8B", 32, 4096, 14_336, 128_256), refusal=LLAMA_3),
+        replace(_grouped("Llama-3.1-70B", 80, 8192, 28_672, 128_256), refusal=LLAMA_3),
     ]
     return {shape.name: shape for shape in shapes}
 
@@ -166,9 +170,9 @@ def _of_folder(folder: Path) -> ModelShape:
     if not isinstance(config, dict):
         raise ConfigError(f"{str(path)!r} holds no configuration: it must be a JSON object")
     family = config.get("model_type")
-    if family not in FAMILIES:
+    if family not in ARCHITECTURES:
         raise ConfigError(
-            f"{str(path)!r} is of model_type {family!r}, and only dense {', '.join(FAMILIES)} can be planned: give the"
+            f"{str(path)!r} is of model_type {family!r}, and only {', '.join(ARCHITECTURES)} can be planned: give the"
             " size of the nearest one, such as --model 32B"
         )
     return _of_config(folder.name, str(family), config)
@@ -195,4 +199,5 @@ def _of_config(name: str, family: str, config: Mapping[str, JSON]) -> ModelShape
         tied=bool(config.get("tie_word_embeddings", False)),
         qk_norm=family == "qwen3",
         qkv_bias=family == "qwen2",
+        refusal=refusal(config) or "",
     )

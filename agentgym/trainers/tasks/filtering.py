@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from agentgym.trajectory import Group
+from agentgym.trajectory import Group, Status
 
 __all__ = ["StepGroups", "fill_step", "is_live", "success_rate"]
 
@@ -47,7 +47,11 @@ class StepGroups:
 
 
 async def fill_step(
-    play: Callable[[int, Sequence[Group]], Awaitable[list[Group]]], num_wanted: int, mode: Filter, max_refills: int
+    play: Callable[[int, Sequence[Group]], Awaitable[list[Group]]],
+    num_wanted: int,
+    mode: Filter,
+    max_refills: int,
+    truncated_episodes: Literal["learn", "leave_out"] = "learn",
 ) -> StepGroups:
     """Plays `num_wanted` groups, and further ones for those without a signal, in up to `max_refills` rounds.
 
@@ -61,18 +65,22 @@ async def fill_step(
     if mode == "off":
         return StepGroups(groups=tuple(groups), kept=tuple(groups), num_wanted=num_wanted)
     for _ in range(max_refills):
-        num_lacking = num_wanted - sum(is_live(group, mode) for group in groups)
+        num_lacking = num_wanted - sum(is_live(group, mode, truncated_episodes) for group in groups)
         if not num_lacking:
             break
         groups = [*groups, *await play(num_lacking, groups)]
-    kept = tuple(group for group in groups if is_live(group, mode))
+    kept = tuple(group for group in groups if is_live(group, mode, truncated_episodes))
     return StepGroups(groups=tuple(groups), kept=kept, num_wanted=num_wanted, filter=mode)
 
 
-def is_live(group: Group, mode: Filter) -> bool:
-    """Whether the episodes of a group that have a reward differ, in their rewards or in their success; a group of which
-    fewer than two have one does not."""
-    kept = [one for one in group.trajectories if one.status.trainable]
+def is_live(group: Group, mode: Filter, truncated_episodes: Literal["learn", "leave_out"] = "learn") -> bool:
+    """Whether the episodes of a group that a step learns from differ, in their rewards or in their success; a group of
+    fewer than two does not."""
+    kept = [
+        one
+        for one in group.trajectories
+        if one.status.trainable and (truncated_episodes == "learn" or one.status is not Status.TRUNCATED)
+    ]
     return len({one.reward if mode == "reward" else one.success for one in kept}) > 1
 
 

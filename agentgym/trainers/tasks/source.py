@@ -49,7 +49,10 @@ class TaskSource(Protocol):
 
 @dataclass(frozen=True)
 class EnvTasks:
-    """Tasks of one environment, whose seeds are all there is to them; training never reaches the held-out seeds.
+    """Tasks of one environment, whose seeds are all there is to them.
+
+    Seeds below EVAL_SEED_START ask for training tasks, the others for held-out ones, and a reset gives no task of the
+    other side (`envs/task_split.py`).
 
     Nothing that is played changes them, so there is no state.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentgym.chat_templates.formats.invoke import DEEPSEEK_V32, DOTS, MINICPM5, MINIMAX_M2, STEP3
+from agentgym.chat_templates.formats.protocol import ReplyFormat
 from agentgym.types import JSON, AnyCall, MalformedCall, ToolCall, ToolSpec
 
 TOOL = ToolSpec("go", "", {"type": "object", "properties": {"to": {"type": "string"}, "steps": {"type": "integer"}}})
@@ -94,3 +95,28 @@ def test_a_section_that_does_not_close_is_a_truncated_call() -> None:
     (broken,) = MINICPM5.parse(text, [TOOL]).tool_calls
     assert isinstance(broken, MalformedCall)
     assert (broken.raw, broken.truncated) == (text, True)
+
+
+SPACED = """<｜DSML｜ calls>
+<｜DSML｜ invoke name="go">
+<｜DSML｜ parameter name="to" string="true">north</｜DSML｜ parameter>
+</｜DSML｜ invoke>
+</｜DSML｜ calls>"""
+COLLAPSED = '<functionname="go"><param name="to">north</param></function>'
+
+
+@pytest.mark.parametrize(
+    ("read", "text"), [(DEEPSEEK_V32, SPACED), (MINICPM5, COLLAPSED)], ids=["spaced marks", "collapsed tag"]
+)
+def test_a_call_in_marks_that_are_nearly_the_familys_is_malformed_and_no_content(read: ReplyFormat, text: str) -> None:
+    message = read.parse(f"I go north.{text}")
+    assert message.content.strip() == "I go north."
+    (call,) = message.tool_calls
+    assert isinstance(call, MalformedCall) and call.raw == text and not call.truncated
+    assert "is no mark of a call. Write <" in call.error
+    (first, second) = read.parse(f"{text}\n{text}").tool_calls
+    assert isinstance(first, MalformedCall) and isinstance(second, MalformedCall)
+    (cut,) = read.parse(text[: len(text) // 2]).tool_calls
+    assert isinstance(cut, MalformedCall) and cut.truncated
+    (inside,) = read.parse(f"<think>{text}").tool_calls
+    assert isinstance(inside, MalformedCall) and "</think>" in inside.error

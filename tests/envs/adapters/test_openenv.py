@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,11 +24,14 @@ from agentgym.envs import Action, TextEnv, make_env, resolve_env
 from agentgym.envs.adapters.openenv_server import openenv_app, serve_openenv
 from agentgym.envs.policies import RandomPolicy
 from agentgym.errors import ConfigError, EnvironmentFault
+from agentgym.evaluation.evaluate import evaluate
 from agentgym.testing import check_env
-from agentgym.types import Message, ToolCall
+from agentgym.trajectory import Status
+from agentgym.types import JSON, Message, ToolCall
 from tests.envs.adapters.conftest import free_port, running
 
 GUESS = Path(__file__).parent / "openenv_guess.py"
+ECHO = Path(__file__).parent / "openenv_echo.py"
 CLIENT = """
 import asyncio, json, sys
 from openenv.core.generic_client import GenericEnvClient
@@ -42,6 +46,9 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+JSON_TYPE = {"Content-Type": "application/json"}
 
 
 @contextmanager
@@ -154,7 +161,7 @@ def test_a_step_outside_an_episode_is_an_error_of_the_protocol(url: str) -> None
 
 def test_requests_without_a_session_share_one_environment(url: str) -> None:
     def post(path: str, content: object) -> Any:
-        request = urllib.request.Request(f"{url}/{path}", json.dumps(content).encode())
+        request = urllib.request.Request(f"{url}/{path}", json.dumps(content).encode(), JSON_TYPE)
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
 
@@ -221,6 +228,111 @@ def test_a_slow_server_fails_the_episode_and_is_no_tool_that_the_model_is_told_o
     env.close()
 
 
+CALLS = {"type": {"const": "call_tool"}, "tool_name": {"type": "string"}, "arguments": {"type": "object"}}
+ADD: dict[str, Any] = {
+    "name": "add",
+    "description": "Adds two numbers.",
+    "input_schema": {"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]},
+}
+
+
+def _result(action: dict[str, Any]) -> dict[str, Any]:
+    """The observation of a call of `add`: its sum, or the error that the sum stands for."""
+    total = sum(action["arguments"].values())
+    errors = {-1: "invalid_args", -2: "transport_error", -3: "timeout"}
+    error = {"error_type": errors[total], "message": f"no {total}"} if total in errors else None
+    content = [{"type": "text", "text": str(total)}]
+    result = None if error else {"content": content, "structured_content": {"result": total}, "is_error": total > 99}
+    return {"tool_name": "add", "result": result, "error": error, "metadata": {}}
+
+
+@pytest.fixture
+def mcp_server() -> Iterator[Callable[..., str]]:
+    """`mcp_server(tools)` is the URL of a server whose actions are calls of these tools, with one session at a time."""
+
+    def app(tools: list[dict[str, Any]]) -> web.Application:
+        live: list[object] = []
+
+        async def session(request: web.Request) -> web.WebSocketResponse:
+            socket = web.WebSocketResponse()
+            await socket.prepare(request)
+            if live:
+                await socket.send_json({"type": "error", "data": {"code": "CAPACITY_REACHED", "message": "1 of 1"}})
+                await socket.close()
+                return socket
+            live.append(socket)
+            async for message in socket:
+                asked = json.loads(message.data)
+                if asked["type"] == "close":
+                    break
+                lists = asked["data"].get("type") == "list_tools"
+                seen = {"tools": tools} if lists else _result(asked["data"]) if asked["type"] == "step" else {}
+                await socket.send_json({"type": "observation", "data": {"observation": seen, "reward": None}})
+            await asyncio.sleep(0.3)  # the next session comes while this one is being closed
+            live.remove(socket)
+            return socket
+
+        async def schema(_: web.Request) -> web.Response:
+            return web.json_response({"action": {"properties": CALLS, "required": ["tool_name"]}})
+
+        made = web.Application()
+        made.add_routes([web.get("/ws", session), web.get("/schema", schema)])
+        return made
+
+    with contextlib.ExitStack() as stack:
+        yield lambda tools: stack.enter_context(_serving(app(tools)))
+
+
+def test_a_server_of_tool_calls_gives_its_own_tools(mcp_server: Callable[..., str]) -> None:
+    env = make_env(mcp_server([ADD]))
+    assert [spec.name for spec in env.tool_specs] == ["add"]
+    env.reset(seed=0)
+    assert _called(env, "add", a=3, b=4) == "7"
+    assert _called(env, "add", a=99, b=1) == "100"  # the tool says that this is an error: the model reads it
+    assert _called(env, "add", a=-1, b=0) == "no -1"  # and so it does where its arguments were wrong
+    assert _called(env, "act", a=-1, b=0).startswith("unknown tool 'act'")
+    env.close()
+
+
+@pytest.mark.parametrize("total", [-2, -3])
+def test_a_failure_of_the_server_behind_a_tool_is_a_fault(mcp_server: Callable[..., str], total: int) -> None:
+    env = make_env(mcp_server([ADD]))
+    env.reset(seed=0)
+    with pytest.raises(EnvironmentFault, match=f"tool 'add' of the OpenEnv server failed: no {total}"):
+        _called(env, "add", a=total, b=0)
+    env.close()
+
+
+def test_a_server_of_tool_calls_without_tools_is_refused(mcp_server: Callable[..., str]) -> None:
+    with pytest.raises(ConfigError, match="takes tool calls and lists no tools"):
+        make_env(mcp_server([]))
+
+
+def test_an_episode_waits_for_a_session_that_is_taken(mcp_server: Callable[..., str]) -> None:
+    url = mcp_server([ADD])
+    first, second = make_env(url), make_env(url, {"reply_timeout_s": 0.5})
+    first.reset(seed=0)
+    with pytest.raises(EnvironmentFault, match=r"has no free session: 1 of 1\. Lower --concurrency"):
+        second.reset(seed=0)
+    first.close()
+    patient = make_env(url)
+    patient.reset(seed=0)
+    assert _called(patient, "add", a=1, b=1) == "2"
+    patient.close()
+
+
+def test_a_server_that_gives_no_reward_is_warned_about(
+    mcp_server: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    env = make_env(mcp_server([ADD]))
+    for seed in range(2):
+        env.reset(seed=seed)
+        _called(env, "add", a=1, b=1)
+    env.close()
+    assert [record.message.partition(" at ")[0] for record in caplog.records] == ["the OpenEnv server"]
+    assert "gave no reward in an episode" in caplog.text
+
+
 @pytest.mark.adapter
 def test_the_client_of_openenv_plays_what_is_served(url: str, openenv_python: Path) -> None:
     done = subprocess.run([openenv_python, "-c", CLIENT, url], capture_output=True, text=True, timeout=120, check=False)
@@ -251,6 +363,31 @@ def test_a_server_of_openenv_is_played_by_calls_and_by_words(openenv_python: Pat
         env.close()
         findings = check_env(f"openenv/http://127.0.0.1:{port}")
         assert {finding.check for finding in findings} <= {"canaries"}  # one word in three is right
+
+
+@pytest.mark.adapter
+def test_an_mcp_environment_of_openenv_is_played_with_its_own_tools(openenv_python: Path, tmp_path: Path) -> None:
+    port = free_port()
+    with running(openenv_python, ECHO, str(port)):
+        env = _soon(f"openenv/http://127.0.0.1:{port}")
+        assert [spec.name for spec in env.tool_specs] == ["echo", "measure"]
+        assert env.tool_specs[0].parameters["required"] == ["message"]
+        assert env.reset(seed=0)[0] == "Echo is ready."
+        assert [_called(env, "echo", message="hi"), _called(env, "measure", message="hi")] == ["hi", '{"length":2}']
+        assert "there is no message" in _called(env, "measure", message="")
+        env.close()
+        # The server holds one session: episodes side by side wait for it, and none fails.
+        name, folder = f"openenv/http://127.0.0.1:{port}", tmp_path / "eval"
+        played = evaluate(name, "random", num_tasks=3, concurrency=3, max_turns=5, output=folder).trajectories
+        assert [trajectory.status for trajectory in played] == [Status.TRUNCATED] * 3
+        results = [result for trajectory in played for turn in trajectory.turns for result in turn.tool_results]
+        assert len(results) == 15 and {result.error for result in results} <= {None, "tool_error"}
+
+
+def _called(env: TextEnv, name: str, **arguments: JSON) -> str:
+    """The observation after a call."""
+    call = ToolCall("c", name, arguments)
+    return env.step(Action.from_message(Message("assistant", "", tool_calls=(call,))))[0]
 
 
 def _soon(name: str) -> TextEnv:

@@ -67,13 +67,19 @@ def add(first: int, second: int) -> int:
     return first + second
 
 
+def add_by_server(first: int, second: int) -> int:
+    """Adds two numbers on a server that is down."""
+    raise ConnectionError("the adder is down")
+
+
 def _sums(num_rows: int, failure: str) -> vf.Environment:
     rows = [{"question": f"{3 * i} + {i}?", "answer": str(4 * i)} for i in range(num_rows)]
 
     def right(completion: list[Any], answer: str) -> float:
         return float(completion[-1].content == answer)
 
-    return vf.ToolEnv(dataset=Dataset.from_list(rows), rubric=vf.Rubric(funcs=[right]), tools=[add], max_turns=4)
+    tools = [add_by_server] if failure == "tool" else [add]
+    return vf.ToolEnv(dataset=Dataset.from_list(rows), rubric=vf.Rubric(funcs=[right]), tools=tools, max_turns=4)
 
 
 def _ranked(num_rows: int, failure: str) -> vf.Environment:

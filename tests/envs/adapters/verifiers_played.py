@@ -95,6 +95,15 @@ def test_a_failure_of_the_environment_is_no_score(kind: str, failure: str, said:
     env.close()
 
 
+def test_a_tool_whose_server_is_down_is_no_answer() -> None:
+    env = _made(kind="sums", failure="tool")
+    env.reset(seed=1)
+    call = ToolCall("c1", "add_by_server", {"first": 9, "second": 3})
+    with pytest.raises(EnvironmentFault, match="tool 'add_by_server' raised ConnectionError: the adder is down"):
+        env.step(Action.from_message(Message("assistant", "", tool_calls=(call,))))
+    env.close()
+
+
 def test_32_rollouts_side_by_side_are_those_of_their_rows() -> None:
     async def game(seed: int) -> tuple[float, int]:
         env = _made(kind="guess", side_by_side=bool(seed % 2))

@@ -24,6 +24,7 @@ import psutil
 import pytest
 
 from agentgym.tools.sandbox import Ended, Outcome, Sandbox, SandboxLimits, open_sandbox
+from tests.tools.sandbox.cgroup import Cgroup
 
 Call = dict[str, Any]
 """Arguments of `Sandbox.run`."""
@@ -32,18 +33,21 @@ SECRET = "the-secret-of-the-machine"
 LIMITS = SandboxLimits(time_limit_s=8.0, memory_mb=256, num_processes=24, scratch_mb=16, output_kb=64)
 
 DRIVER = """
-import concurrent.futures, dataclasses, json, sys
+import concurrent.futures, dataclasses, json, sys, time
 from agentgym.tools.sandbox import SandboxLimits, open_sandbox
 given = json.loads(sys.argv[1])
+def run(call):
+    started = time.monotonic()
+    outcome = sandbox.run(**call)
+    return {**dataclasses.asdict(outcome), "seconds": time.monotonic() - started, "files": sorted(outcome.files)}
 with open_sandbox(given["backend"], limits=SandboxLimits(**given["limits"])) as sandbox:
     print(sandbox._server._process.pid if hasattr(sandbox, "_server") else "", flush=True)
     with concurrent.futures.ThreadPoolExecutor() as threads:
         for line in sys.stdin:
-            calls = [threads.submit(sandbox.run, **one) for one in json.loads(line)]
-            said = [dataclasses.asdict(one.result()) for one in calls]
-            print(json.dumps([{**one, "files": sorted(one["files"])} for one in said]), flush=True)
+            calls = [threads.submit(run, call) for call in json.loads(line)]
+            print(json.dumps([call.result() for call in calls]), flush=True)
 """
-"""Answers requests, those of a line at once, as whoever runs it."""
+"""Answers requests, those of a line at once, as whoever runs it; `seconds` are those that a caller waits."""
 
 AS_ORDINARY_USER = """
 mount -t tmpfs tmpfs /mnt && mkdir -p /mnt/python /mnt/site /mnt/repo /mnt/tmp && chmod 1777 /mnt/tmp || exit 1
@@ -52,6 +56,7 @@ shift 3
 export TMPDIR=/mnt/tmp PYTHONPATH=/mnt/repo:/mnt/site HOME=/mnt/tmp
 exec setpriv --reuid 1000 --regid 1000 --clear-groups /mnt/python/bin/"$@"
 """
+IN_CGROUP = 'for folder in $1; do echo $$ > "$folder/cgroup.procs" || exit 1; done; shift; exec "$@"'
 """Python and the repository may be where only root looks: an ordinary user gets them at another place."""
 
 
@@ -128,9 +133,13 @@ def num_below(server: psutil.Process) -> int:
 
 
 def num_in_containers() -> int:
-    """Processes of all containers but the first of each."""
+    """Processes of all containers but the first of each; a container that is being removed has none."""
+    total = 0
     with contextlib.closing(docker.DockerClient.from_env()) as client:
-        return sum(len(one.top()["Processes"]) - 1 for one in client.containers.list())
+        for container in client.api.containers():
+            with contextlib.suppress(docker.errors.APIError):
+                total += max(0, len(client.api.top(container["Id"])["Processes"] or ()) - 1)
+    return total
 
 
 class Opened:
@@ -163,11 +172,18 @@ def _by_ourselves(backend: str) -> Iterator[Opened]:
 
 
 @contextlib.contextmanager
-def _by_ordinary_user(backend: str) -> Iterator[Opened]:
+def by_driver(
+    backend: str, limits: SandboxLimits = LIMITS, *, is_ordinary: bool = True, cgroup: Cgroup | None = None
+) -> Iterator[Opened]:
+    """A sandbox that a process of its own opened: as an ordinary user or not, in a cgroup or not."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     places = [sys.base_prefix, sysconfig.get_path("purelib"), str(ROOT)]
-    given = json.dumps({"backend": backend, "limits": vars(LIMITS)})
-    command = ["unshare", "--mount", "sh", "-c", AS_ORDINARY_USER, "sh", *places, version, "-c", DRIVER, given]
+    given = json.dumps({"backend": backend, "limits": vars(limits)})
+    command = [sys.executable, "-c", DRIVER, given]
+    if is_ordinary:
+        command = ["unshare", "--mount", "sh", "-c", AS_ORDINARY_USER, "sh", *places, version, "-c", DRIVER, given]
+    if cgroup is not None:
+        command = ["sh", "-c", IN_CGROUP, "sh", " ".join(map(str, cgroup.folders)), *command]
     driver = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert driver.stdin and driver.stdout
 
@@ -213,7 +229,7 @@ def opened(request: pytest.FixtureRequest, outside: Outside) -> Iterator[Opened]
         pytest.skip("these tests run as an ordinary user: only root can open root's sandbox")
     os.environ["AGENTGYM_TEST_TOKEN"] = SECRET
     try:
-        with _by_ordinary_user(backend) if user == "ordinary" and is_root else _by_ourselves(backend) as one:
+        with by_driver(backend) if user == "ordinary" and is_root else _by_ourselves(backend) as one:
             yield one
     finally:
         del os.environ["AGENTGYM_TEST_TOKEN"]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from agentgym.tools.sandbox import Ended, SandboxLimits, open_sandbox
-from agentgym.tools.sandbox.box.folders import empty_folder
+from agentgym.tools.sandbox.box.folders import MOST_DEPTH, empty_folder
 
-DEEP = "import os\nfor _ in range(1200):\n    os.mkdir('d'); os.chdir('d')\nopen('f', 'w').close()\n"
+DEEP = "import os\nfor _ in range({}):\n    os.mkdir('d'); os.chdir('d')\nopen('f', 'w').close()\n"
 WRITES = {
     "deeper than a path": "for _ in range(20):\n    os.mkdir('d' * 250); os.chdir('d' * 250)\nfill(open)",
     "where nobody may look": "os.mkdir('d', 0o300); os.chdir('d')\nfill(open)",
@@ -43,13 +43,13 @@ def test_a_disk_is_bounded_wherever_a_program_writes(where: str, opened: Any) ->
     opened.assert_at_rest()
 
 
-@pytest.mark.parametrize("backend", ["namespaces", "landlock"])
-def test_folders_as_deep_as_they_go_end_no_program_and_are_removed(backend: str) -> None:
+@pytest.mark.parametrize(("backend", "depth"), [("namespaces", 1200), ("landlock", MOST_DEPTH - 1)])
+def test_folders_as_deep_as_they_may_go_end_no_program_and_are_removed(backend: str, depth: int) -> None:
     limits = SandboxLimits(time_limit_s=60.0)  # a busy disk takes its time to make them
     with open_sandbox(backend, limits=limits) as opened:
-        assert opened.run(DEEP, collect=["*"]).ok
+        assert opened.run(DEEP.format(depth), collect=["*"]).ok
         with opened.session() as session:
-            assert session.run(DEEP).ok
+            assert session.run(DEEP.format(depth)).ok
             after = session.run("print(1)", collect=["*"])
             assert after.stdout == "1\n" and not after.is_lost
         scratch = opened._server._finish.peek()[2][2]  # type: ignore[attr-defined]
@@ -57,6 +57,12 @@ def test_folders_as_deep_as_they_go_end_no_program_and_are_removed(backend: str)
         while scratch and os.listdir(scratch):  # a session's goes a moment after it
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+def test_folders_that_go_too_deep_on_a_shared_disk_end_the_program() -> None:
+    with open_sandbox("landlock", limits=SandboxLimits(time_limit_s=60.0)) as opened:
+        assert opened.run(DEEP.format(4000) + "import time; time.sleep(60)").ended is Ended.DISK_LIMIT
+        assert opened.run("print(1)").ok
 
 
 def test_a_folder_is_emptied_whatever_its_modes_and_links(tmp_path: Path) -> None:

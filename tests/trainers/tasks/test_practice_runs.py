@@ -32,6 +32,12 @@ def small_run(small_run: TrainConfig) -> TrainConfig:
     return replace(small_run, limits=replace(small_run.limits, max_turns=8), hf=HfEngineConfig(compile=False))
 
 
+class Drawn(TextGame):
+    """The text game as its seeds alone draw it; some groups of the first steps are dead."""
+
+    own_split = True
+
+
 class Hopeless(TextGame):
     """The text game, where nothing is rewarded and nothing succeeds."""
 
@@ -42,6 +48,8 @@ class Hopeless(TextGame):
 
 class Fragile(TextGame):
     """Raises in about a third of its episodes, all members of a group alike."""
+
+    own_split = True
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         if seed is not None and seed % 3 == 0:
@@ -68,7 +76,7 @@ def is_dead(members: list[EpisodeRecord]) -> bool:
 def test_groups_of_equal_rewards_are_replaced_recorded_and_counted(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
-    train(replace(small_run, practice=PracticeConfig(filter="reward")), tmp_path / "run")
+    train(replace(small_run, env=f"{HERE}:Drawn", practice=PracticeConfig(filter="reward")), tmp_path / "run")
     num_dropped = 0
     for line in lines_of(tmp_path / "run"):
         groups = groups_of(tmp_path / "run", line["step"])

@@ -10,29 +10,32 @@ __all__ = ["empty_folder", "holds_too_much", "unlinked_bytes"]
 
 ENTERED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NAMED = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+MOST_DEPTH = 256
+"""Folders within folders: the kernel looks every one of them up at each access."""
 
 
 def holds_too_much(folder: str, most_bytes: int, most_files: int) -> bool:
-    """Whether what is below a folder is more than that, or lies where nobody can count it.
+    """Returns whether what is below a folder is more than that, or cannot be counted in time.
 
-    That is deeper than a path can name, or below a folder that its owner cannot list.
+    That is deeper than `MOST_DEPTH`, or below a folder that its owner cannot list.
     """
     size = number = 0
-    waiting = [folder]
+    waiting = [(folder, 0)]
     while waiting:
+        path, depth = waiting.pop()
         try:
-            with os.scandir(waiting.pop()) as entries:
-                for one in entries:
+            with os.scandir(path) as entries:
+                for entry in entries:
                     number += 1
                     with contextlib.suppress(FileNotFoundError):
-                        size += one.stat(follow_symlinks=False).st_blocks * 512
-                        if one.is_dir(follow_symlinks=False):
-                            waiting.append(one.path)
+                        size += entry.stat(follow_symlinks=False).st_blocks * 512
+                        if entry.is_dir(follow_symlinks=False):
+                            waiting.append((entry.path, depth + 1))
         except (FileNotFoundError, NotADirectoryError):  # it has gone meanwhile
             continue
         except OSError:
             return True
-        if size > most_bytes or number > most_files:
+        if size > most_bytes or number > most_files or depth > MOST_DEPTH:
             return True
     return False
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agentgym.tools.sandbox.box import frames
-from agentgym.tools.sandbox.box.processes import reap
+from agentgym.tools.sandbox.box.processes import lower_priority, reap
 from agentgym.tools.sandbox.box.runner import Box
 
 __all__ = ["Job", "keep"]
@@ -42,22 +42,26 @@ class Job:
 def keep(box: Box, orders: socket.socket, job: Job) -> None:
     """Runs a box to its end. Does not return.
 
-    Its supervisor hears `{"ready"}`, then `{"ended": exit code}` with the files as blobs, and orders
-    `{"settle": process}` of a session: all but that process end.
+    Its supervisor hears `{"ready": program}`, then `{"ended": exit code}` with the files as blobs. It orders
+    `{"settle": process}` of a session: all but that process end; and `{"nice": value, "holder": process}`: the
+    processes that compute get that priority, but for the program or the cell itself. SIGUSR1 pauses all others, and
+    SIGUSR2 lets them go on.
     """
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGTERM, lambda *_: _end(box))
+    signal.signal(signal.SIGUSR1, lambda *_: box.signal_others(signal.SIGSTOP))
+    signal.signal(signal.SIGUSR2, lambda *_: box.signal_others(signal.SIGCONT))
     box.begin()
     program = os.fork()
     if program == 0:
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_DFL)
         job.start()
     box.started(program)
-    frames.send(orders, {"ready": True})
+    frames.send(orders, {"ready": program})
     while True:
         waited: list[int | socket.socket] = [orders, woken]
         ready, _, _ = select.select(waited, [], [])
@@ -70,7 +74,7 @@ def keep(box: Box, orders: socket.socket, job: Job) -> None:
             frames.send(orders, {"ended": ended.get(program, -signal.SIGKILL), "files": names}, contents)
             os._exit(0)
         if orders in ready:
-            _obey(box, orders, job.most_bytes)
+            _obey(box, orders, program, job.most_bytes)
 
 
 def _is_over(box: Box, program: int, ended: dict[int, int], is_session: bool) -> bool:
@@ -78,11 +82,16 @@ def _is_over(box: Box, program: int, ended: dict[int, int], is_session: bool) ->
     return bool(ended) and not box.pids(os.getpid()) if is_session else program in ended
 
 
-def _obey(box: Box, orders: socket.socket, most_bytes: int) -> None:
+def _obey(box: Box, orders: socket.socket, program: int, most_bytes: int) -> None:
     order = frames.receive(orders)
     if order is None:
         _end(box)
     assert order is not None
+    if "nice" in order[0]:
+        nice, holder = order[0]["nice"], order[0]["holder"]
+        assert isinstance(nice, int) and isinstance(holder, int)
+        lower_priority([pid for pid in box.pids(os.getpid()) if pid != program], nice, holder)
+        return
     process, patterns = order[0]["settle"], order[0]["collect"]
     assert isinstance(process, int) and isinstance(patterns, list)
     settled = box.kill_others(process)

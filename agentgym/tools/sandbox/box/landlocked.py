@@ -1,7 +1,8 @@
 """Box 2: Landlock, the filter of system calls and limits, where namespaces are refused: inside ordinary containers.
 
 A program keeps its user and sees its processes' numbers among the machine's, but opens no file outside, reaches no
-socket, and signals nobody else. It cannot leave its process group, so killing that ends all it has started, at once.
+socket, and signals no process outside. It cannot leave its process group, so killing that ends all it has started, at
+once. Its session is its own too: where the kernel shares processors by session, it competes as one.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from agentgym.tools.sandbox.box.folders import empty_folder, holds_too_much, unl
 from agentgym.tools.sandbox.box.landlock import landlock_version, restrict_files
 from agentgym.tools.sandbox.box.limiting import limit_resources
 from agentgym.tools.sandbox.box.plan import Plan, parts_without, readable_folders
-from agentgym.tools.sandbox.box.processes import descendants, kill_until_gone, reap
+from agentgym.tools.sandbox.box.processes import descendants, kill_until_gone, reap, stop_and_kill
 from agentgym.tools.sandbox.box.seccomp import assemble, install_filter
 
 __all__ = ["LandlockBox"]
@@ -28,9 +29,6 @@ SIGNALS_STAY_INSIDE = 6
 
 class LandlockBox:
     """What differs between boxes, with Landlock."""
-
-    end_signal = signal.SIGTERM
-    """The first process ends all others when it gets this."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -60,7 +58,7 @@ class LandlockBox:
 
     def confine(self) -> None:
         """By the program's process, before the first line of it is run."""
-        os.setpgid(0, 0)
+        os.setsid()
         kernel.die_with_parent(signal.SIGKILL)
         kernel.drop_capabilities()
         limit_resources(self._plan)
@@ -72,22 +70,40 @@ class LandlockBox:
             install_filter(self._filter)
 
     def started(self, pid: int) -> None:
-        """By the first process: `pid` is the program's, and the name of its group."""
+        """By the first process and the supervisor: `pid` is the program's, and the name of its group."""
         self._group = pid
 
-    def pids(self, first: int) -> list[int]:
-        """The box's processes but its first one."""
-        return descendants(first)
+    def pids(self, first: int, most: int = 1 << 22) -> list[int]:
+        """The box's processes but its first one, up to `most`."""
+        return descendants(first, most)
+
+    def signal_others(self, number: int) -> None:
+        """By the first process and the supervisor: a signal to all of the program's processes at once."""
+        if self._group:  # the group 0 is our own, with the server in it
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._group, number)
+
+    def pause(self, first: int) -> None:
+        """By the supervisor: stops the program's processes."""
+        self.signal_others(signal.SIGSTOP)
+
+    def resume(self, first: int) -> None:
+        """By the supervisor: lets them go on."""
+        self.signal_others(signal.SIGCONT)
+
+    def end(self, first: int) -> None:
+        """By the supervisor: kills the program's processes, and has the first one end."""
+        self.signal_others(signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(first, signal.SIGTERM)
 
     def kill_others(self, keep: int) -> bool:
-        """By the first process: ends all but `keep`; False if it cannot."""
-        return kill_until_gone(lambda: [pid for pid in descendants(os.getpid()) if pid != keep])
+        """By the first process: ends all but `keep`, none of which starts another meanwhile; False if it cannot."""
+        return stop_and_kill(self.signal_others, lambda: [pid for pid in descendants(os.getpid()) if pid != keep])
 
     def kill_all(self) -> None:
         """By the first process: ends all others."""
-        if self._group:  # the group 0 is our own, with the server in it
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._group, signal.SIGKILL)
+        self.signal_others(signal.SIGKILL)
         kill_until_gone(lambda: descendants(os.getpid()))
         reap()
 
@@ -96,12 +112,17 @@ class LandlockBox:
         left = self._plan.scratch_bytes - unlinked_bytes(pids)
         return holds_too_much(self.home, left, MOST_FILES)
 
+    def held_bytes(self) -> int | None:
+        """Returns None: no cgroup counts the memory of a box."""
+        return None
+
     def num_ended_for_memory(self) -> int:
         """Processes that a cgroup ended for memory: what all hold is watched, and by no cgroup."""
         return 0
 
     def close(self) -> None:
         """By the supervisor, when the box's first process has ended, and all others with it."""
+        kill_until_gone(lambda: descendants(os.getpid()))  # none, unless the first process was killed
         with contextlib.suppress(OSError):  # the server removes what is left
             empty_folder(self.home)
             os.rmdir(self.home)

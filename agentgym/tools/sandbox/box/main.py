@@ -75,8 +75,9 @@ def _serve(box: Box, plan: Plan, control: socket.socket) -> None:
         _, handles, _, _ = socket.recv_fds(control, 1, 1)
         if not handles:
             os._exit(0)
-        if os.fork() == 0:
-            _supervise(box, plan, control, handles[0])
+        with contextlib.suppress(OSError):  # no process can be started now: the client sees its connection end
+            if os.fork() == 0:
+                _supervise(box, plan, control, handles[0])
         os.close(handles[0])
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from agentgym.tools.sandbox.box import kernel
 from agentgym.tools.sandbox.box.limiting import limit_resources
 from agentgym.tools.sandbox.box.plan import Plan, readable_folders
-from agentgym.tools.sandbox.box.processes import kill_until_gone, reap, visible
+from agentgym.tools.sandbox.box.processes import kill_until_gone, reap, stop_and_kill, visible
 from agentgym.tools.sandbox.box.seccomp import assemble, install_filter
 
 __all__ = ["NamespaceBox", "enter_namespaces"]
@@ -96,7 +96,6 @@ class NamespaceBox:
     """What differs between boxes, in namespaces."""
 
     home = HOME
-    end_signal = signal.SIGKILL
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -161,26 +160,47 @@ class NamespaceBox:
         install_filter(self._filter)
 
     def started(self, pid: int) -> None:
-        """By the first process: `pid` is the program's."""
+        """By the first process and the supervisor: `pid` is the program's."""
 
-    def pids(self, first: int) -> list[int]:
-        """The box's processes but its first one."""
-        return [pid for pid in visible() if pid != 1]
+    def pids(self, first: int, most: int = 1 << 22) -> list[int]:
+        """The box's processes but its first one, up to `most`."""
+        return [pid for pid in visible() if pid != 1][:most]
+
+    def signal_others(self, number: int) -> None:
+        """By the first process: a signal to all others at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, number)
+
+    def pause(self, first: int) -> None:
+        """By the supervisor: has the first process stop the others."""
+        os.kill(first, signal.SIGUSR1)
+
+    def resume(self, first: int) -> None:
+        """By the supervisor: has it let them go on."""
+        os.kill(first, signal.SIGUSR2)
+
+    def end(self, first: int) -> None:
+        """By the supervisor: ends the first process, and all others with it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(first, signal.SIGKILL)
 
     def kill_others(self, keep: int) -> bool:
-        """By the first process: ends all but `keep`; False if it cannot."""
-        return kill_until_gone(lambda: [pid for pid in visible() if pid not in (1, keep)])
+        """By the first process: ends all but `keep`, none of which starts another meanwhile; False if it cannot."""
+        return stop_and_kill(self.signal_others, lambda: [pid for pid in visible() if pid not in (1, keep)])
 
     def kill_all(self) -> None:
         """By the first process: ends all others."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGKILL)
+        self.signal_others(signal.SIGKILL)
         kill_until_gone(lambda: [pid for pid in visible() if pid != 1])
         reap()
 
     def scratch_is_full(self, pids: Sequence[int]) -> bool:
         """Whether too much was written: never, for the file system has a size."""
         return False
+
+    def held_bytes(self) -> int | None:
+        """Returns None: no cgroup counts the memory of a box."""
+        return None
 
     def num_ended_for_memory(self) -> int:
         """Processes that a cgroup ended for memory: what all hold is watched, and by no cgroup."""

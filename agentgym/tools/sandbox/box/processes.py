@@ -1,4 +1,4 @@
-"""The processes of a box: which there are, what memory they hold, and their end."""
+"""The processes of a box: which there are, how many tasks they have, and their end."""
 
 import codecs
 import contextlib
@@ -7,10 +7,9 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 
-__all__ = ["descendants", "kill_until_gone", "reap", "resident_bytes", "visible"]
+__all__ = ["descendants", "kill_until_gone", "lower_priority", "num_tasks", "reap", "stop_and_kill", "visible"]
 
 KILLING_S = 2.0
-PAGE = os.sysconf("SC_PAGE_SIZE")
 codecs.lookup("ascii")  # a signal that interrupts its import would find it unknown
 
 
@@ -19,50 +18,56 @@ def visible() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
 
-def descendants(root: int) -> list[int]:
-    """What `root` started, and what that started; orphans of a subreaper are its children."""
+def descendants(root: int, most: int = 1 << 22) -> list[int]:
+    """Returns the processes that `root` started, and those that they started, up to `most` of them.
+
+    Orphans of a subreaper are its children.
+    """
     found: list[int] = []
     waiting = [root]
-    while waiting:
-        one = waiting.pop()
+    while waiting and len(found) < most:
+        pid = waiting.pop()
         with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{one}/task"):
-                with open(f"/proc/{one}/task/{thread}/children", encoding="ascii") as children:
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as children:
                     waiting += map(int, children.read().split())
-        if one != root:
-            found.append(one)
+        if pid != root:
+            found.append(pid)
     return found
 
 
-def resident_bytes(pids: Iterable[int], enough: int) -> int:
-    """Memory that processes hold. Pages that they share count once where that decides whether it is over `enough`."""
-    listed = list(pids)
-    total = sum(_statm(pid) for pid in listed)
-    return total if total <= enough else sum(_proportional(pid) for pid in listed)
+def num_tasks(pids: Iterable[int]) -> int:
+    """Returns the number of threads of processes; a process that has ended and was not waited for is one."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has gone
+            total += os.stat(f"/proc/{pid}/task").st_nlink - 2
+    return total
 
 
-def _statm(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * PAGE
-    except (OSError, IndexError):  # it has ended
-        return 0
+def lower_priority(pids: Iterable[int], nice: int, holder: int) -> None:
+    """Gives the processes among `pids` that compute at least that nice value, but for the children of `holder`.
 
-
-def _proportional(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
-            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
-    except (OSError, StopIteration):
-        return _statm(pid)
+    A nice value can never be lowered again, and a child of the process that holds a session's state becomes the state.
+    """
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended
+            state, parent = _stat(pid)[:2]
+            if state == "R" and int(parent) != holder and os.getpriority(os.PRIO_PROCESS, pid) < nice:
+                os.setpriority(os.PRIO_PROCESS, pid, nice)
 
 
 def _is_alive(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+        return _stat(pid)[0] not in "ZX" or num_tasks([pid]) > 1  # the first thread may end before the others
     except (OSError, IndexError):
         return False
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the name: the state, the parent and so on."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()
 
 
 def kill_until_gone(others: Callable[[], Iterable[int]]) -> bool:
@@ -81,6 +86,19 @@ def kill_until_gone(others: Callable[[], Iterable[int]]) -> bool:
         reap()
         time.sleep(0.0005)
     return False
+
+
+def stop_and_kill(signal_all: Callable[[int], None], others: Callable[[], list[int]]) -> bool:
+    """Stops all processes of a box while the `others` are killed, so that none starts another; False if that fails.
+
+    They are stopped only where there is something to kill: each stop makes whoever goes on wait for a core.
+    """
+    are_gone = True
+    if others():
+        signal_all(signal.SIGSTOP)
+        are_gone = kill_until_gone(others)
+    signal_all(signal.SIGCONT)
+    return are_gone
 
 
 def reap() -> list[tuple[int, int]]:

@@ -1,5 +1,8 @@
 """The first process of a container: it forks a supervisor for each execution or session, and stands between it and
-whoever attached the container's streams. When those end, it ends, and the container with it."""
+whoever attached the container's streams. When those end, it ends, and the container with it.
+
+A program may stop or kill every process of the container but this one, so this one holds a clock of its own.
+"""
 
 import contextlib
 import gc
@@ -8,24 +11,29 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
 
 from agentgym.tools.sandbox.box import frames
 from agentgym.tools.sandbox.box.contained import ContainerBox
 from agentgym.tools.sandbox.box.plan import Plan
-from agentgym.tools.sandbox.box.supervisor import supervise
+from agentgym.tools.sandbox.box.supervisor import grace_s, supervise
 
 __all__ = ["main"]
 
 ANSWER_S = 20.0
 """Longest that a supervisor's answer may take once it has begun."""
+LATE_S = 0.1
+"""How much later than a supervisor this process gives an execution up."""
+END_S = 0.5
+"""Longest that a supervisor may take to end after its last answer."""
 
 
 def main(plan_text: str) -> None:
     """Serves the container's standard streams until they end.
 
     A frame is answered by the supervisor. `{"over": is clean}` follows when the box has ended: after a program, a lost
-    session, or `{"leave": true}`.
+    session, or `{"leave": true}`. `{"late": true}` comes in place of an answer that is not there in time.
     """
     plan = Plan.from_json(plan_text)
     box = ContainerBox(plan)
@@ -53,14 +61,22 @@ def main(plan_text: str) -> None:
 def _relay(client: frames.Pipes, near: socket.socket, cell: frames.Frame) -> None:
     """Carries cells in and answers out until either side has had enough."""
     frames.send(near, *cell)
+    due: float | None = _due(cell)
+    is_over = False
     while True:
         waited: list[int | socket.socket] = [near, client.reading]
-        ready, _, _ = select.select(waited, [], [])
+        ready, _, _ = select.select(waited, [], [], None if due is None else max(0.0, due - time.monotonic()))
+        if not ready:
+            if not is_over:
+                frames.send(client, {"late": True})
+            return
         if near in ready:
             answer = frames.receive(near)
             if answer is None:
                 return
             frames.send(client, *answer)
+            is_over = bool(answer[0]["is_over"])
+            due = time.monotonic() + END_S if is_over else None
         if client.reading in ready:
             order = frames.receive(client)
             if order is None:
@@ -68,6 +84,14 @@ def _relay(client: frames.Pipes, near: socket.socket, cell: frames.Frame) -> Non
             if "leave" in order[0]:
                 return
             frames.send(near, *order)
+            due = _due(order)
+
+
+def _due(cell: frames.Frame) -> float:
+    """Returns when the answer to a cell must be there."""
+    seconds = cell[0]["time_limit_s"]
+    assert isinstance(seconds, int | float)
+    return time.monotonic() + seconds + grace_s(seconds) + LATE_S
 
 
 def _supervise(box: ContainerBox, plan: Plan, channel: socket.socket) -> None:

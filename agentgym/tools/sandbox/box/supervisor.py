@@ -1,6 +1,7 @@
-"""One process outside each box: it holds the clock, reads the output up to its limit, watches memory, and answers.
+"""One process outside each box: it holds the clock, reads the output up to its limit, watches limits, and answers.
 
-It never waits for a program: whatever is not there in time ends the box's first process, and all others with it.
+It never waits for a program: whatever is not there in time ends the box's first process, and all others with it. It
+answers before it removes what the program left.
 """
 
 import contextlib
@@ -15,14 +16,19 @@ from dataclasses import dataclass, field
 from agentgym.tools.sandbox.box import frames
 from agentgym.tools.sandbox.box.keeper import Job, keep
 from agentgym.tools.sandbox.box.plan import Plan
-from agentgym.tools.sandbox.box.processes import resident_bytes
 from agentgym.tools.sandbox.box.runner import REPORT, Box, run_once, run_session
+from agentgym.tools.sandbox.box.watch import WATCH_S, Watch
 
-__all__ = ["supervise"]
+__all__ = ["grace_s", "supervise"]
 
-WATCH_S = 0.02
 CHANNEL_S = 20.0
-"""Longest that a box may take to read a cell or to say that it rolled back."""
+"""Longest that a box may take to start or to read a cell."""
+STOP_S = 0.3
+"""Longest wait for the end of a box's processes before the answer is sent."""
+NICE_S = 0.1
+"""Shortest time between two orders to lower a box's priority."""
+END_S = 2.0
+"""Longest that a box's first process may take to end the others before it is killed."""
 CHUNK, MOST_CHUNKS = 1 << 16, 32
 
 
@@ -31,6 +37,8 @@ class _Running:
     """One execution: what it wrote so far, and why it ended."""
 
     deadline: float
+    settled_by: float
+    """When the box must have come to rest, however it ended."""
     most_output: int
     num_ended_before: int
     """Processes that had been ended for memory when it began."""
@@ -73,7 +81,8 @@ class _Supervisor:
         self._holder = 0
         self._first = 0
         self._is_up = False
-        self._next_look = 0.0
+        self._watch = Watch(box, plan)
+        self._next_nice = 0.0
 
     def start(self, cell: frames.Frame) -> None:
         """Starts the box; its program is `cell`, or waits for cells."""
@@ -108,8 +117,11 @@ class _Supervisor:
         """Runs one execution to its end, whatever it does."""
         seconds = cell[0]["time_limit_s"]
         assert isinstance(seconds, int | float)
-        running = _Running(time.monotonic() + seconds, self._plan.output_bytes, self._box.num_ended_for_memory())
+        deadline = time.monotonic() + seconds
+        num_before = self._box.num_ended_for_memory()
+        running = _Running(deadline, deadline + grace_s(seconds), self._plan.output_bytes, num_before)
         running.output = {reading: bytearray() for reading, _ in self._pipes}
+        self._watch.begin()
         if self._is_session:
             if not self._holder:
                 self._await_state(running)
@@ -123,7 +135,8 @@ class _Supervisor:
         if self._is_session and not running.is_over:
             self._settle(running, cell)
         if not self._is_session or running.is_over:
-            self.end()
+            self._box.end(self._first)
+            self._has_ended(STOP_S)
             running.is_over = True
         running.drain()
         return running
@@ -144,7 +157,8 @@ class _Supervisor:
         waited: list[int | socket.socket] = [*open_pipes, self._orders, client]
         if self._is_session:
             waited.append(self._reports)
-        seconds = max(0.0, min(running.deadline - time.monotonic(), WATCH_S))
+        until_look = self._watch.wait_s() if self._is_up else WATCH_S
+        seconds = max(0.0, min(running.deadline - time.monotonic(), until_look))
         ready, _, _ = select.select(waited, [], [], seconds)
         for pipe in [one for one in open_pipes if one in ready]:
             if not running.take(pipe):
@@ -168,6 +182,9 @@ class _Supervisor:
             running.why, running.is_over, running.code = running.why or "exited", True, code
             running.files = (names, said[1])
         else:
+            program = said[0]["ready"]
+            assert isinstance(program, int)
+            self._box.started(program)
             self._is_up = True
 
     def _hear_report(self, running: _Running) -> None:
@@ -183,25 +200,23 @@ class _Supervisor:
         running.holder, running.rolled_back, running.why = holder, bool(rolled_back), "exited"
 
     def _overrun(self, running: _Running) -> str:
-        """Which limit is passed, if any."""
-        now = time.monotonic()
-        if now >= running.deadline:
+        """Returns the limit that is passed, or nothing."""
+        if time.monotonic() >= running.deadline:
             return "time_limit"
-        if not self._is_up or now < self._next_look:
+        if not self._is_up or self._watch.wait_s():
             return ""
-        pids = self._box.pids(self._first)
-        found = ""
-        if len(pids) > self._plan.num_processes:
-            found = "process_limit"
-        elif resident_bytes(pids, self._plan.memory_bytes) > self._plan.memory_bytes or self._ran_out_of_memory(
-            running
-        ):
-            found = "memory"
-        elif self._box.scratch_is_full(pids):
-            found = "disk_limit"
-        took = time.monotonic() - now
-        self._next_look = now + max(WATCH_S, 10 * took)
+        found = self._watch.look(self._first) or ("memory" if self._ran_out_of_memory(running) else "")
+        if not found:
+            self._make_way()
         return found
+
+    def _make_way(self) -> None:
+        """Lowers the priority of a box in which many processes compute: many machines share cores by process."""
+        nice, now = self._watch.nice(), time.monotonic()
+        if nice > 0 and now >= self._next_nice:
+            self._next_nice = now + NICE_S
+            with contextlib.suppress(OSError):  # its end is on its way
+                frames.send(self._orders, {"nice": nice, "holder": self._holder})
 
     def _ran_out_of_memory(self, running: _Running) -> bool:
         """Whether the kernel ended a process for memory since the execution began."""
@@ -211,10 +226,12 @@ class _Supervisor:
         """Ends what a cell left running; where it was stopped, the state before it answers."""
         was_stopped = running.why != "exited"
         holder = self._holder if was_stopped else running.holder
-        frames.send(self._orders, {"settle": holder, "collect": cell[0]["collect"]})
-        answer = frames.receive(self._orders)
-        while answer is not None and "settled" not in answer[0] and "ended" not in answer[0]:
-            answer = frames.receive(self._orders)
+        answer = None
+        with contextlib.suppress(OSError):  # it was not in time
+            frames.send(self._orders, {"settle": holder, "collect": cell[0]["collect"]})
+            answer = self._hear_in_time(running)
+            while answer is not None and "settled" not in answer[0] and "ended" not in answer[0]:
+                answer = self._hear_in_time(running)
         if answer is None or not answer[0].get("settled"):
             running.is_over = True
             return
@@ -223,22 +240,42 @@ class _Supervisor:
         running.files = (names, answer[1])
         if was_stopped:
             why, code = running.why, -signal.SIGKILL
-            ready, _, _ = select.select([self._reports], [], [], CHANNEL_S)
+            ready, _, _ = select.select([self._reports], [], [], max(0.0, running.settled_by - time.monotonic()))
             if ready:
                 self._hear_report(running)
             running.is_over = running.is_over or running.holder != self._holder
             running.why, running.code, running.rolled_back = why, code, not running.is_over
         self._holder = running.holder
 
+    def _hear_in_time(self, running: _Running) -> frames.Frame | None:
+        self._orders.settimeout(max(0.001, running.settled_by - time.monotonic()))
+        try:
+            return frames.receive(self._orders)
+        finally:
+            self._orders.settimeout(None)
+
+    def _has_ended(self, seconds: float) -> bool:
+        """Waits for the end of the box's first process, for so long."""
+        ended = os.pidfd_open(self._first)
+        try:
+            return bool(select.select([ended], [], [], seconds)[0])
+        finally:
+            os.close(ended)
+
     def end(self) -> None:
-        """Ends the box, if it has not ended, and waits until all of it has."""
+        """Ends the box, if it has not ended, and removes what is left of it."""
         if self._first:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._first, self._box.end_signal)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self._first, 0)
+            self._box.end(self._first)
+            if not self._has_ended(END_S):
+                os.kill(self._first, signal.SIGKILL)
+            os.waitpid(self._first, 0)
             self._first = 0
             self._box.close()
+
+
+def grace_s(time_limit_s: float) -> float:
+    """Returns how much longer than its time limit an execution may take until its answer is sent."""
+    return max(0.7, 0.4 * time_limit_s)
 
 
 def supervise(box: Box, plan: Plan, client: socket.socket) -> None:

@@ -1,0 +1,68 @@
+# Parts of a run, in lanes that run side by side: `.ci/run` sources this.
+#
+#   part NAME SECONDS COMMAND...   runs a command, for so long at most; only inside a lane
+#   side_by_side LANE...           runs functions that run parts; the first part that fails ends all and the script
+
+logs=$(mktemp -d)
+lanes=()
+running=
+
+part() { # part NAME SECONDS COMMAND...: prints the output when it ends, so that two lanes do not mix theirs
+    local limit=$2 status=0 started=$SECONDS
+    name=$1
+    shift 2
+    {
+        flock 9
+        printf '\n==> %s: %s\n' "$name" "$*"
+    } 9>"$logs/.lock"
+    timeout --kill-after=30 "$limit" "$@" >"$logs/$name" 2>&1 </dev/null &
+    running=$!
+    wait "$running" || status=$?
+    running=
+    {
+        flock 9
+        printf '\n==> output of %s:\n' "$name"
+        cat "$logs/$name"
+        case $status in
+        0) printf '==> %s: passed in %s s\n' "$name" "$((SECONDS - started))" ;;
+        124) printf '==> %s: stopped after %s s\n' "$name" "$limit" ;;
+        *) printf '==> %s: failed with exit status %s\n' "$name" "$status" ;;
+        esac
+    } 9>"$logs/.lock"
+    return "$status"
+}
+
+side_by_side() { # side_by_side LANE...
+    local lane
+    for lane in "$@"; do
+        (
+            set -m # each part is a process group of its own, in which SIGINT works as in the foreground
+            trap - EXIT INT
+            trap 'end_part; exit 143' TERM
+            "$lane"
+        ) &
+        lanes+=($!)
+    done
+    for lane in "$@"; do wait -n; done
+    lanes=()
+}
+
+end_part() { # ends the part that this lane runs; `timeout` passes the signal on to its processes
+    [ -n "$running" ] || return 0
+    kill -TERM "$running" 2>/dev/null || true
+    wait "$running" || true
+    printf '\n==> %s: ended before it was finished; its last lines:\n' "$name"
+    tail -n 20 "$logs/$name"
+}
+
+end_lanes() {
+    local status=$?
+    [ ${#lanes[@]} -eq 0 ] || kill -TERM "${lanes[@]}" 2>/dev/null || true
+    wait
+    rm -rf "$logs"
+    [ "$status" -eq 0 ] || printf '\n==> failed with exit status %s after %s s\n' "$status" "$SECONDS" >&2
+    exit "$status"
+}
+trap end_lanes EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM

@@ -1,0 +1,62 @@
+"""The signals that end a command: SIGTERM ends it as Ctrl-C does, with another exit code."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+__all__ = ["INTERRUPTED", "TERMINATED", "Termination", "sigterm_as_interrupt"]
+
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C ended."""
+TERMINATED = 128 + signal.SIGTERM
+"""The exit code of a command that SIGTERM ended, in order."""
+
+
+class Termination:
+    """Receives SIGTERM and passes the first one on to whatever handles Ctrl-C at that moment."""
+
+    def __init__(self) -> None:
+        self.received = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handles the signal. Later ones are ignored: Slurm repeats it, and a checkpoint may be in writing."""
+        if self.received:
+            return
+        self.received = True
+        handler = signal.getsignal(signal.SIGINT)
+        if not callable(handler):
+            raise KeyboardInterrupt
+        handler(signal.SIGINT, frame)
+
+    def exit_code(self, code: int) -> int:
+        """The exit code of a command that returned `code`."""
+        return TERMINATED if self.received and code == INTERRUPTED else code
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[Termination]:
+    """Has SIGTERM end the command as Ctrl-C does, for example with a checkpoint; outside the main thread, nothing.
+
+    A shell has its background jobs ignore SIGINT. asyncio passes no interrupt on then, so SIGINT is blocked here
+    instead of ignored.
+    """
+    termination = Termination()
+    if threading.current_thread() is not threading.main_thread():
+        yield termination
+        return
+    before = signal.signal(signal.SIGTERM, termination)
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if ignored:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield termination
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if ignored:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

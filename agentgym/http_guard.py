@@ -1,0 +1,278 @@
+"""The guard of every HTTP server in the package: who may ask, in which form, and how slowly."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hmac
+import ipaddress
+import json
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler, Middleware
+
+from agentgym.errors import AgentGymError, ConfigError
+
+__all__ = [
+    "TOKEN_VARIABLE",
+    "GuardLimits",
+    "HttpGuard",
+    "RequestRejected",
+    "choose_token",
+    "format_url",
+    "is_loopback",
+    "listen",
+    "parse_json_object",
+]
+
+TOKEN_VARIABLE = "AGENTGYM_TOKEN"
+"""The environment variable whose value every server demands as its token."""
+MAX_JSON_DEPTH = 100
+OPEN_PATHS = ("/health",)
+"""Paths that need no token: what watches a server's health has none."""
+SWEEP_S = 1.0
+LONE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+class RequestRejected(AgentGymError, ValueError):
+    """A request that a server does not take; `status` is the HTTP status of the answer."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (RequestRejected, (self.status, self.code, str(self)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GuardLimits:
+    """How long a client may take to send a request."""
+
+    headers_s: float = 10.0
+    """Seconds from the connection to the end of the first request's headers."""
+    body_s: float = 60.0
+    """Seconds from the end of the headers to the end of the body."""
+
+
+class HttpGuard:
+    """Decides which requests a server takes, before any of its handlers sees them.
+
+    - The `Host` header is an IP address, `localhost`, this machine's name, the name that the server listens on, or one
+      of `allowed_hosts`. A web page that has its own name resolve to this machine (DNS rebinding) is refused.
+    - `Origin`, which browsers send, is the server's own. This holds for WebSockets too.
+    - A body is `application/json`.
+    - With a `token`, a request has it as `Authorization: Bearer TOKEN`, or as the password of `Authorization: Basic`.
+      `accepts_key` may accept other keys (an episode's own).
+    - A request that is half sent ends after `limits`.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        *,
+        token: str | None = None,
+        allowed_hosts: Collection[str] = (),
+        accepts_key: Callable[[str], bool] | None = None,
+        limits: GuardLimits | None = None,
+    ) -> None:
+        self.token = token
+        self._allowed = {"localhost", socket.gethostname().lower(), host.lower(), *map(str.lower, allowed_hosts)} - {""}
+        self._accepts_key = accepts_key
+        self._limits = limits or GuardLimits()
+        self._asked: set[object] = set()
+        self._silent: dict[object, float] = {}
+
+    def check(self, request: web.BaseRequest) -> None:
+        """Raises RequestRejected for a request with a foreign host, a foreign origin, no token or another body."""
+        self._check_host(request.headers.get("Host", ""))
+        self._check_origin(request)
+        is_open = request.method == "GET" and request.path in OPEN_PATHS
+        if self.token is not None and not is_open and not self._is_known(_key(request)):
+            how = "send the token that the server printed at its start as `Authorization: Bearer TOKEN` (the API key)"
+            raise RequestRejected(401, "invalid_api_key", f"a token is needed: {how}")
+        if (request.can_read_body or "Content-Type" in request.headers) and not _is_json(request.content_type):
+            given = request.content_type
+            how = "send JSON with the header `Content-Type: application/json`"
+            raise RequestRejected(415, "unsupported_media_type", f"a body of the type {given!r:.80} is refused: {how}")
+
+    async def admit(self, request: web.BaseRequest) -> None:
+        """Checks the request and reads its body for the handler; raises RequestRejected."""
+        self._asked.add(request.protocol)
+        self.check(request)
+        if not request.can_read_body:
+            return
+        try:
+            async with asyncio.timeout(self._limits.body_s):
+                await request.read()
+        except TimeoutError:
+            seconds = f"{self._limits.body_s:g} s"
+            raise RequestRejected(408, "request_timeout", f"the body did not arrive within {seconds}") from None
+        except (web.RequestPayloadError, HttpProcessingError) as error:
+            raise RequestRejected(400, "invalid_body", f"the body cannot be read: {error}") from error
+
+    def middleware(self, answer: Callable[[RequestRejected], web.StreamResponse]) -> Middleware:
+        """The guard as aiohttp's middleware; `answer` puts a refusal into the server's own form."""
+
+        @web.middleware
+        async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+            try:
+                await self.admit(request)
+                return await handler(request)
+            except RequestRejected as refusal:
+                return answer(refusal)
+
+        return guarded
+
+    def watch(self, runner: web.BaseRunner) -> None:
+        """Closes connections whose first request is not sent in time, until the runner is cleaned up."""
+        if runner.server is None:
+            return
+        now, connections = time.monotonic(), set(runner.server.connections)
+        self._asked &= connections
+        self._silent = {one: self._silent.get(one, now) for one in connections - self._asked}
+        for connection in connections & self._silent.keys():
+            if now - self._silent[connection] > self._limits.headers_s:
+                connection.force_close()
+        asyncio.get_running_loop().call_later(min(SWEEP_S, self._limits.headers_s), self.watch, runner)
+
+    def _check_host(self, header: str) -> None:
+        name = _host_name(header)
+        if name is None or not (name in self._allowed or name.endswith(".localhost") or _is_address(name)):
+            known = ", ".join(sorted(self._allowed))
+            message = f"the host {header!r:.80} is not served: use an IP address or one of {known}, or allow the name"
+            raise RequestRejected(403, "host_not_allowed", f"{message} when the server is started (--allowed-hosts)")
+
+    def _check_origin(self, request: web.BaseRequest) -> None:
+        origin, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site", "none")
+        own = request.headers.get("Host", "").lower()
+        is_own = origin is None or (origin.lower().partition("://")[2] == own and own != "")
+        if not is_own or site not in ("none", "same-origin"):
+            message = f"a request of a web page elsewhere ({origin or site!r:.80}) is refused"
+            raise RequestRejected(403, "origin_not_allowed", message)
+
+    def _is_known(self, key: str) -> bool:
+        assert self.token is not None
+        is_token = hmac.compare_digest(key.encode(errors="surrogateescape"), self.token.encode())
+        return is_token or (self._accepts_key is not None and bool(key) and self._accepts_key(key))
+
+
+def choose_token(host: str, *, is_required: bool = False) -> str | None:
+    """The token that a server at `host` demands: that of AGENTGYM_TOKEN, else a new one, else None on loopback.
+
+    `is_required` asks for one on loopback too. Raises ConfigError for a value that no header can carry.
+    """
+    given = os.environ.get(TOKEN_VARIABLE, "").strip()
+    if given:
+        if len(given) < 16 or not (given.isascii() and given.isprintable()) or " " in given:
+            wanted = "at least 16 printable ASCII characters without spaces"
+            raise ConfigError(f"{TOKEN_VARIABLE} holds no token: {wanted} were wanted, such as `openssl rand -hex 16`")
+        return given
+    return secrets.token_urlsafe(24) if is_required or not is_loopback(host) else None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens on `host`."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def listen(runner: web.BaseRunner, guard: HttpGuard, host: str, port: int, *, backlog: int = 128) -> str:
+    """Listens behind the guard and returns the URL; a port of 0 takes a free one. The runner has been set up.
+
+    Raises ConfigError, with the runner cleaned up, where the address cannot be had.
+    """
+    site = web.TCPSite(runner, host, port, backlog=backlog)
+    try:
+        await site.start()
+    except OSError as error:
+        await runner.cleanup()
+        reason = error.strerror or error
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {reason}; give another --port, or 0 for any that is free"
+        ) from error
+    guard.watch(runner)
+    return format_url(*runner.addresses[0][:2])
+
+
+def format_url(host: str, port: int) -> str:
+    """The URL of a host and a port, with the brackets of an IPv6 address."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def parse_json_object(raw: bytes) -> dict[str, Any]:
+    """The JSON object of a body, or an empty one for no body; raises RequestRejected (400) for anything else."""
+    try:
+        value = json.loads(raw) if raw.strip() else {}
+        if LONE_SURROGATE.search(raw):
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise RequestRejected(400, "invalid_json", f"the body is not JSON: {reason:.200}") from error
+    if not isinstance(value, dict):
+        raise RequestRejected(400, "invalid_json", f"the body is a JSON object, got {type(value).__name__}")
+    if raw.count(b"[") + raw.count(b"{") > MAX_JSON_DEPTH and _is_deeper(value, MAX_JSON_DEPTH):
+        raise RequestRejected(400, "invalid_json", f"the body is nested more than {MAX_JSON_DEPTH} levels deep")
+    return value
+
+
+def _is_deeper(value: object, depth: int) -> bool:
+    """Whether containers lie deeper than `depth`."""
+    level = [value]
+    for _ in range(depth):
+        children = [child for item in level for child in (item.values() if isinstance(item, dict) else item)]  # type: ignore[attr-defined]
+        level = [child for child in children if isinstance(child, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _key(request: web.BaseRequest) -> str:
+    """The token or key of the header `Authorization`."""
+    scheme, _, rest = request.headers.get("Authorization", "").strip().partition(" ")
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(rest, validate=True).decode().partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError):
+            return ""
+    return rest.strip() if scheme.lower() == "bearer" else ""
+
+
+def _host_name(header: str) -> str | None:
+    """The name or address in a Host header, in lower case, without its port; None where there is none."""
+    if not header or any(mark in header for mark in "@/?#\\ "):
+        return None
+    try:
+        parts = urlsplit(f"//{header}")
+        _ = parts.port
+    except ValueError:
+        return None
+    return parts.hostname.rstrip(".") if parts.hostname else None
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_json(content_type: str) -> bool:
+    return content_type == "application/json" or (content_type.startswith("application/") and "+json" in content_type)

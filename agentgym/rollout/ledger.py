@@ -1,0 +1,79 @@
+"""What was checked of a run, counted by property, with the first place where each does not hold."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+from agentgym.types import JSON
+
+__all__ = ["Ledger", "Place", "Property", "Tally"]
+
+
+@dataclass(frozen=True, slots=True)
+class Property:
+    """Something that holds for every sound record; `unit` is what is counted."""
+
+    name: str
+    meaning: str
+    unit: str
+    needs_renderer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a record does not hold: `line` counts from 1, as editors do; `row`, `turn` and `token` (of its row) are
+    indices from 0. Each is None where it does not apply."""
+
+    line: int | None
+    row: int | None = None
+    turn: int | None = None
+    token: int | None = None
+    problem: str = ""
+
+    def __str__(self) -> str:
+        names = ("line", "row", "turn", "token")
+        parts = [f"{name} {value}" for name in names if (value := getattr(self, name)) is not None]
+        return f"{', '.join(parts)}: {self.problem}" if parts else self.problem
+
+    def to_json(self) -> dict[str, JSON]:
+        """The place as a JSON object."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was counted for one property."""
+
+    num_checked: int = 0
+    num_failed: int = 0
+    first: Place | None = None
+    skipped: dict[str, int] = field(default_factory=dict)
+    """How many units were not checked, by the reason."""
+
+
+class Ledger:
+    """Tallies by property name."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[str, Tally] = {}
+
+    def tally(self, name: str) -> Tally:
+        """The tally of a property, empty at first."""
+        return self._tallies.setdefault(name, Tally())
+
+    def check(self, name: str, problem: Place | None) -> None:
+        """Counts one check, failed where there is a problem."""
+        self.tally(name).num_checked += 1
+        if problem is not None:
+            self.fail(name, problem)
+
+    def fail(self, name: str, problem: Place) -> None:
+        """Counts a failure of something that is counted already."""
+        tally = self.tally(name)
+        tally.num_failed += 1
+        tally.first = tally.first or problem
+
+    def skip(self, name: str, reason: str) -> None:
+        """Counts something that could not be checked."""
+        skipped = self.tally(name).skipped
+        skipped[reason] = skipped.get(reason, 0) + 1

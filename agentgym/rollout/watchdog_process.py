@@ -1,0 +1,121 @@
+"""The process that watches a run: `python -I -S watchdog_process.py PID BOARD STACKS LIMIT_S SIGNAL`.
+
+It needs the standard library alone. BOARD and STACKS are open files: the board of `watchdog.py`, and the file to which
+the run's process writes the stacks of its threads when it gets SIGNAL. It ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import select
+import signal
+import struct
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+SLOT, COUNT = struct.Struct("<QQ240s"), struct.Struct("<Q")
+INTERRUPT_S = 5.0
+"""Seconds after which Ctrl-C or SIGTERM ends a run that stands still."""
+MAX_LINES = 16
+
+Call = tuple[int, int, str]
+"""The system's and Python's number of a thread, and the label of what it calls."""
+
+
+class Watch:
+    """What is known of the run's process."""
+
+    def __init__(self, pid: int, board: int, stacks: int, limit_s: float, number: int) -> None:
+        self.pid, self.stacks, self.limit_s, self.number = pid, stacks, limit_s, number
+        self.board = mmap.mmap(board, 0, prot=mmap.PROT_READ)
+        self.interrupted = False  # stays true: a run that got the signal is about to end
+        for each in (signal.SIGINT, signal.SIGTERM):  # what ends a run is often sent to all of its processes
+            signal.signal(each, self._interrupt)
+
+    def run(self) -> None:
+        """Looks until standard input ends, or an environment has held the interpreter for too long."""
+        tick_s = min(1.0, self.limit_s / 10)
+        last, stalled_s, looked = -1, 0.0, time.monotonic()
+        before: Mapping[int, int] = {}
+        while not select.select([0], [], [], tick_s)[0]:
+            if os.getppid() != self.pid:  # it is gone, and a fork of it holds standard input open
+                return
+            passed_s, looked = time.monotonic() - looked, time.monotonic()
+            (count,) = COUNT.unpack_from(self.board, 0)
+            if count != last or passed_s > 10 * tick_s or self._is_stopped():
+                last, stalled_s, before = count, 0.0, self._cpu()
+                continue
+            stalled_s += passed_s
+            is_due = stalled_s >= self.limit_s or (self.interrupted and stalled_s >= INTERRUPT_S)
+            if is_due and (culprits := self._culprits(before)):
+                self._end(culprits, stalled_s)
+                return
+
+    def _interrupt(self, *_: object) -> None:
+        self.interrupted = True
+
+    def _culprits(self, before: Mapping[int, int]) -> list[Call]:
+        """Returns the calls of the thread that computed most since then, or all calls if that thread has none: an
+        environment may have started it. The main thread without a call is no environment's: then none."""
+        calls = self._calls()
+        used = {thread: ticks - before.get(thread, 0) for thread, ticks in self._cpu().items()}
+        busiest = max(used, key=lambda thread: used[thread], default=0)
+        of_busiest = [call for call in calls if call[0] == busiest]
+        if of_busiest:
+            return of_busiest
+        if busiest == self.pid and used[busiest] >= 10:
+            return []
+        return [(tid, 0, label) for tid, _, label in calls]  # whose stack it is, nobody knows
+
+    def _calls(self) -> list[Call]:
+        found = [SLOT.unpack_from(self.board, place) for place in range(SLOT.size, len(self.board), SLOT.size)]
+        return [(tid, ident, text.rstrip(b"\0").decode(errors="replace")) for tid, ident, text in found if tid]
+
+    def _cpu(self) -> dict[int, int]:
+        """The clock ticks that each thread has computed."""
+        used = {}
+        try:
+            for thread in os.listdir(f"/proc/{self.pid}/task"):
+                with open(f"/proc/{self.pid}/task/{thread}/stat") as file:
+                    fields = file.read().rpartition(")")[2].split()
+                used[int(thread)] = int(fields[11]) + int(fields[12])
+        except (OSError, ValueError, IndexError):
+            pass  # a thread has ended, or there is no /proc
+        return used
+
+    def _is_stopped(self) -> bool:
+        """Whether the process is stopped (Ctrl-Z, a debugger)."""
+        try:
+            with open(f"/proc/{self.pid}/stat") as file:
+                return file.read().rpartition(")")[2].split()[0] in "Tt"
+        except OSError:
+            return False
+
+    def _end(self, culprits: Sequence[Call], stalled_s: float) -> None:
+        os.kill(self.pid, self.number)
+        time.sleep(1.0)
+        stack = stack_of(os.pread(self.stacks, 1 << 20, 0).decode(errors="replace"), culprits[0][1])
+        who = "; or ".join(label for _, _, label in culprits[:3])
+        sys.stderr.write(
+            f"\nerror: an environment has held Python's interpreter for {stalled_s:.0f} s, so that no other episode and"
+            f" no Ctrl-C got its turn: {who}\n{stack}\nThe run is ended by SIGKILL (exit code 137); what it recorded is"
+            " whole. Change that code so that it ends, or releases the interpreter; stall_s is the time that it has.\n"
+        )
+        sys.stderr.flush()
+        os.kill(self.pid, signal.SIGKILL)
+
+
+def stack_of(dump: str, ident: int) -> str:
+    """Returns the stack of a thread from what `faulthandler` wrote, or of all threads if it is not among them."""
+    for part in re.split(r"\n\n(?=Thread|Current thread)", dump.strip()):
+        if re.match(rf"(Current thread|Thread) 0x0*{ident:x} ", part):
+            return "\n".join(part.splitlines()[1:MAX_LINES])
+    return "\n".join(dump.splitlines()[: 4 * MAX_LINES])
+
+
+if __name__ == "__main__":
+    pid, board, stacks = map(int, sys.argv[1:4])
+    Watch(pid, board, stacks, float(sys.argv[4]), int(sys.argv[5])).run()

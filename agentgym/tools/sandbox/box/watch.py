@@ -1,0 +1,84 @@
+"""The limits of a box that are watched from outside: processes, memory and disk."""
+
+import math
+import os
+import time
+
+from agentgym.tools.sandbox.box import kernel
+from agentgym.tools.sandbox.box.memory import MemoryWatch
+from agentgym.tools.sandbox.box.plan import Plan
+from agentgym.tools.sandbox.box.processes import num_tasks
+from agentgym.tools.sandbox.box.runner import Box
+
+__all__ = ["WATCH_S", "Watch"]
+
+WATCH_S = 0.02
+"""Longest time between two looks at processes and memory, where these are quick."""
+FIRST_S = 0.01
+"""Time before the first look: most programs and cells have ended by then, and cost none."""
+SOONEST_S = 0.002
+BYTES_PER_CORE_S = 3 << 29
+"""The fastest that a core was seen to fill memory, and half as much again."""
+SHARE = 4
+"""A look is followed by this many times the processor time that it took; one at the disk by more."""
+DISK_SHARE = 10
+FAIR_SHARE = 2
+"""More processes than this that compute at once weigh together as much as so many."""
+NICE_STEP = 1.25
+"""A process has this times the weight of one whose nice value is one higher (`sched(7)`)."""
+
+
+class Watch:
+    """Looks at a box, often enough for each limit and seldom enough to be cheap."""
+
+    def __init__(self, box: Box, plan: Plan) -> None:
+        self._box, self._plan = box, plan
+        self._memory = MemoryWatch(plan.memory_bytes)
+        self._cores = len(os.sched_getaffinity(0))
+        self._next_look = self._next_disk = 0.0
+        self._runs_soon = False
+
+    def begin(self) -> None:
+        """Begins to watch one execution."""
+        self._next_look = max(self._next_look, time.monotonic() + FIRST_S)
+
+    def wait_s(self) -> float:
+        """Returns the seconds until the next look is due."""
+        return max(0.0, self._next_look - time.monotonic())
+
+    def nice(self) -> int:
+        """Returns the nice value at which the processes that compute take no more than a fair share of the cores."""
+        return min(19, math.ceil(math.log(max(1.0, self._memory.num_running / FAIR_SHARE), NICE_STEP)))
+
+    def look(self, first: int) -> str:
+        """Returns the limit that a box passes, or nothing; `first` is its first process."""
+        now, before = time.monotonic(), time.thread_time()
+        if now < self._next_look:
+            return ""
+        if not self._runs_soon:  # it is the supervisor that looks
+            kernel.run_soon()
+            self._runs_soon = True
+        pids = self._pids(first)
+        found = ""
+        if num_tasks(pids) > self._plan.num_processes:
+            found = "process_limit"
+        elif self._memory.is_passed(
+            pids, lambda: self._box.pause(first), lambda: self._box.resume(first), self._box.held_bytes()
+        ):
+            found = "memory"
+        took = time.thread_time() - before
+        until_full = self._memory.headroom_bytes / (BYTES_PER_CORE_S * min(self._cores, len(pids) or 1))
+        self._next_look = time.monotonic() + max(SOONEST_S, min(WATCH_S, until_full), SHARE * took)
+        return found or self._look_at_disk(pids)
+
+    def _look_at_disk(self, pids: list[int]) -> str:
+        if time.monotonic() < self._next_disk:
+            return ""
+        before = time.thread_time()
+        is_full = self._box.scratch_is_full(pids)
+        self._next_disk = time.monotonic() + max(WATCH_S, DISK_SHARE * (time.thread_time() - before))
+        return "disk_limit" if is_full else ""
+
+    def _pids(self, first: int) -> list[int]:
+        """The processes of the box, as many as tell whether they are too many."""
+        return self._box.pids(first, self._plan.num_processes + 1)

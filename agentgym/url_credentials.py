@@ -1,0 +1,65 @@
+"""The check that no URL among settings carries a password or a key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from urllib.parse import parse_qsl, urlsplit
+
+from agentgym.errors import ConfigError
+
+__all__ = ["refuse_credentials"]
+
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
+SECRETS = re.compile(
+    r"(?:\A|[_.-])(?:api)?(?:key|token|secret|password|passwd|pwd|auth|sig|signature|credentials?)(?:\Z|[_.-])",
+    re.IGNORECASE,
+)
+
+
+def refuse_credentials(settings: object, name: str = "") -> None:
+    """Raises ConfigError for a URL with a user, a password or a key anywhere in the settings.
+
+    Settings are a text, or a dataclass, mapping or sequence of settings. They are written to config.yaml, printed and
+    logged, so a secret in a URL would be too. The error does not repeat it.
+
+    >>> refuse_credentials({"url": "http://127.0.0.1:8000/v1?page=2"})
+    """
+    for place, text in _texts(settings, name):
+        for url in URL.findall(text):
+            if found := _credential(url):
+                raise ConfigError(
+                    f"the URL of {place or 'a server'} holds {found}. Settings are recorded and printed: give the "
+                    "address alone; a key belongs into the environment, such as OPENAI_API_KEY for an endpoint"
+                )
+
+
+def _credential(url: str) -> str:
+    """The kind of credential that the URL carries, or an empty text."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "an address that cannot be read"
+    if "@" in parts.netloc:
+        return "a user or a password"
+    for query in (parts.query, parts.fragment):
+        for name, value in parse_qsl(query):
+            if value and SECRETS.search(name):
+                return f"a credential ({name!r:.40})"
+    return ""
+
+
+def _texts(settings: object, name: str) -> Iterator[tuple[str, str]]:
+    """Each text of the settings, after its dotted name."""
+    if isinstance(settings, str):
+        yield name, settings
+    elif isinstance(settings, Mapping):
+        for key, value in settings.items():
+            yield from _texts(value, f"{name}.{key}".lstrip("."))
+    elif isinstance(settings, list | tuple | set | frozenset):
+        for value in settings:
+            yield from _texts(value, name)
+    elif is_dataclass(settings) and not isinstance(settings, type):
+        for field in fields(settings):
+            yield from _texts(getattr(settings, field.name), f"{name}.{field.name}".lstrip("."))

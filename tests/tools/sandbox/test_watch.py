@@ -1,0 +1,147 @@
+"""What the supervisor of a box watches: memory, processes and cores; and whose fault a missing answer is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from agentgym.errors import SandboxError
+from agentgym.tools.sandbox import Ended, Sandbox, SandboxLimits, open_sandbox
+from agentgym.tools.sandbox.box.memory import MemoryWatch
+from agentgym.tools.sandbox.box.processes import num_tasks
+
+MIB = 1 << 20
+
+
+@contextmanager
+def sharers(kept: bytearray, number: int) -> Iterator[list[tuple[int, int, int]]]:
+    """Forks that share `kept`: each writes a page of it for each byte that it gets, and answers with a byte."""
+    made = []
+    try:
+        for _ in range(number):
+            orders, order = os.pipe()
+            answers, answer = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                while count := len(os.read(orders, 1 << 15)):
+                    for page in range(count):
+                        kept[page * 4096] = 1
+                    os.write(answer, b"x")
+                os._exit(0)
+            os.close(orders)
+            os.close(answer)
+            made.append((pid, order, answers))
+        yield made
+    finally:
+        for pid, order, answers in made:
+            os.close(order)
+            os.close(answers)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def test_memory_that_processes_share_counts_once_until_they_write_to_it() -> None:
+    kept = bytearray(b"x") * (40 * MIB)
+    paused: list[str] = []
+    with sharers(kept, 4) as made:
+        pids = [pid for pid, _, _ in made]
+        # What they share beside the 40 MiB is the memory of this process, of any size.
+        watch = MemoryWatch(60 * MIB + sum(psutil.Process(pid).memory_full_info().pss for pid in pids))
+
+        def is_passed() -> bool:
+            return watch.is_passed(pids, lambda: paused.append("pause"), lambda: paused.append("resume"))
+
+        assert sum(psutil.Process(pid).memory_info().rss for pid in pids) > 160 * MIB
+        assert not is_passed()
+        counted = list(paused)
+        assert not is_passed() and paused == counted  # nothing was added: the sum holds
+        for _, order, answers in made:
+            os.write(order, b"x" * (40 * MIB // 4096))
+            os.read(answers, 1)
+        assert is_passed() and paused[-1] == "pause"
+
+
+THREADS = """
+import sys, threading
+for _ in range(3):
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_threads_count_and_so_does_a_process_that_nobody_waited_for() -> None:
+    with subprocess.Popen([sys.executable, "-c", THREADS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin and process.stdout and process.stdout.readline()
+        assert num_tasks([process.pid]) == 4
+        process.stdin.close()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert num_tasks([process.pid]) == 1
+
+
+COMPUTES = """
+import os, time
+children = []
+for _ in range(7):
+    children.append(os.fork())
+    if not children[-1]:
+        end = time.time() + 0.8
+        while time.time() < end: pass
+        os._exit(os.getpriority(os.PRIO_PROCESS, 0))
+print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
+"""
+
+
+def test_a_box_in_which_many_processes_compute_makes_way_for_others(served: Sandbox) -> None:
+    with served.session() as session:
+        nice = eval(session.run(COMPUTES).stdout)
+        assert max(nice) >= 4
+        assert session.run("os.getpriority(os.PRIO_PROCESS, 0)").stdout == f"{os.getpriority(os.PRIO_PROCESS, 0)}\n"
+
+
+FIRST_THREAD_ENDS = """
+import ctypes, os, platform, threading, time
+number = {"x86_64": 60, "aarch64": 93}[platform.machine()]
+if not os.fork():
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    ctypes.CDLL(None).syscall(ctypes.c_long(number), 0)
+time.sleep(0.2)
+"""
+
+
+def test_a_process_whose_first_thread_has_ended_ends_with_its_cell(served: Sandbox) -> None:
+    server = psutil.Process(served._server._process.pid)  # type: ignore[attr-defined]
+    with served.session() as session:
+        assert session.run(FIRST_THREAD_ENDS).ok
+        assert {num_tasks([process.pid]) for process in server.children(recursive=True)} == {1}
+
+
+def test_a_box_that_gives_no_answer_while_others_do_ran_out_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_sandbox("namespaces", limits=SandboxLimits(time_limit_s=1.0)) as sandbox:
+        session = sandbox.session()
+        assert session.run("x = 1").ok
+        server = psutil.Process(sandbox._server._process.pid).children()[0]  # type: ignore[attr-defined]
+        supervisor = server.children()[0]
+        supervisor.suspend()
+        monkeypatch.setattr("agentgym.tools.sandbox.served.ANSWER_S", 0.5)
+        outcome = session.run("x")
+        assert outcome.ended is Ended.TIME_LIMIT and outcome.is_lost
+        supervisor.kill()
+
+
+def test_a_server_that_answers_nobody_is_the_sandboxs_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_sandbox("namespaces", limits=SandboxLimits(time_limit_s=0.3)) as sandbox:
+        monkeypatch.setattr("agentgym.tools.sandbox.served.ANSWER_S", 0.2)
+        monkeypatch.setattr("agentgym.tools.sandbox.served.PROBE_S", 0.3)
+        server = psutil.Process(sandbox._server._process.pid).children()[0]  # type: ignore[attr-defined]
+        server.suspend()
+        with pytest.raises(SandboxError, match="does not answer"):
+            sandbox.run("1")
+        server.resume()
