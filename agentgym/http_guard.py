@@ -193,9 +193,10 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-async def listen(runner: web.BaseRunner, guard: HttpGuard, host: str, port: int, *, backlog: int = 128) -> str:
+async def listen(runner: web.BaseRunner, guard: HttpGuard, host: str, port: int, *, backlog: int = 1024) -> str:
     """Listens behind the guard and returns the URL; a port of 0 takes a free one. The runner has been set up.
 
+    Clients beyond `backlog` that connect at the same moment wait for seconds: the kernel drops what they send.
     Raises ConfigError, with the runner cleaned up, where the address cannot be had.
     """
     site = web.TCPSite(runner, host, port, backlog=backlog)
