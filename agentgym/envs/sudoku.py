@@ -137,24 +137,46 @@ class Sudoku(ToolEnv):
 
 def solutions(grid: Grid, limit: int = 2) -> int:
     """How many solutions a grid has, counted up to `limit`."""
-    found: tuple[int, int, set[int]] | None = None
+    size, box = len(grid), math.isqrt(len(grid))
+    rows, columns, boxes = [0] * size, [0] * size, [0] * size  # bit d is set where the digit d is used
+    empty = []
     for row, digits in enumerate(grid):
         for column, digit in enumerate(digits):
-            if not digit:
-                possible = _possible(grid, row, column)
-                if found is None or len(possible) < len(found[2]):
-                    found = row, column, possible
-    if found is None:
-        return 1
-    row, column, possible = found
-    count = 0
-    for digit in sorted(possible):
-        grid[row][column] = digit
-        count += solutions(grid, limit - count)
-        grid[row][column] = 0
-        if count >= limit:
-            break
-    return count
+            place = row, column, row // box * box + column // box
+            if digit:
+                _flip(rows, columns, boxes, place, 1 << digit)
+            else:
+                empty.append(place)
+    digit_bits = (2 << size) - 2
+
+    def count(limit: int) -> int:
+        fewest, free = size + 1, 0
+        for place in empty:
+            row, column, square = place
+            possible = digit_bits & ~(rows[row] | columns[column] | boxes[square])
+            if possible.bit_count() < fewest:
+                fewest, free, chosen = possible.bit_count(), possible, place
+        if not empty:
+            return 1
+        empty.remove(chosen)
+        found = 0
+        while free and found < limit:
+            bit = free & -free
+            free ^= bit
+            _flip(rows, columns, boxes, chosen, bit)
+            found += count(limit - found)
+            _flip(rows, columns, boxes, chosen, bit)
+        empty.append(chosen)
+        return found
+
+    return count(limit)
+
+
+def _flip(rows: list[int], columns: list[int], boxes: list[int], place: tuple[int, int, int], bit: int) -> None:
+    row, column, square = place
+    rows[row] ^= bit
+    columns[column] ^= bit
+    boxes[square] ^= bit
 
 
 def _possible(grid: Grid, row: int, column: int) -> set[int]:
