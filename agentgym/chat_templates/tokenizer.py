@@ -92,19 +92,31 @@ class ChatTokenizer:
         return "strftime_now" in self.template + self.tool_template
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`; what spells an added token becomes its id."""
-        with self.lock:
-            return list(self.backend.encode(text, add_special_tokens=False).ids)
+        """Ids of `text`; what spells an added token becomes its id. Raises RenderError if the tokenizer fails on it."""
+        try:
+            with self.lock:
+                return list(self.backend.encode(text, add_special_tokens=False).ids)
+        except Exception as error:
+            raise self._encode_error(text, error) from error
 
     def encode_plain(self, text: str) -> list[int]:
-        """Ids of `text` with no added token in them, whatever it spells."""
+        """Ids of `text` with no added token in them, whatever it spells. Raises RenderError as `encode` does."""
+        try:
+            with self.lock:
+                return self._encode_words(text)
+        except Exception as error:
+            raise self._encode_error(text, error) from error
+
+    def _encode_words(self, text: str) -> list[int]:
         backend = self.backend
-        with self.lock:
-            if backend.normalizer is not None:
-                text = backend.normalizer.normalize_str(text)
-            splitter = backend.pre_tokenizer
-            words = [text] if splitter is None else [word for word, _ in splitter.pre_tokenize_str(text)]
-            return [token.id for word in words for token in backend.model.tokenize(word)]
+        if backend.normalizer is not None:
+            text = backend.normalizer.normalize_str(text)
+        splitter = backend.pre_tokenizer
+        words = [text] if splitter is None else [word for word, _ in splitter.pre_tokenize_str(text)]
+        return [token.id for word in words for token in backend.model.tokenize(word)]
+
+    def _encode_error(self, text: str, error: Exception) -> RenderError:
+        return RenderError(f"the tokenizer {self.name!r} cannot encode {text[:60]!r}: {error}")
 
     def decode(self, ids: Sequence[int]) -> str:
         """The ids' text, special tokens included; ids out of range give none."""
@@ -116,7 +128,7 @@ class ChatTokenizer:
     def load(folder: str | Path, template: str | None = None) -> ChatTokenizer:
         """The tokenizer of a model folder: `tokenizer.json`, `tokenizer_config.json`, and `chat_template.jinja` or a
         template in the config; `template` counts instead of these. Raises RunFolderError or RenderError that says
-        which is missing."""
+        which is missing or malformed."""
         path = Path(folder)
         if not path.is_dir():
             raise RunFolderError(f"no model folder {str(path)!r}: give a folder that holds tokenizer.json")
@@ -124,8 +136,15 @@ class ChatTokenizer:
             what = "tokenizer.json, the fast tokenizer"
             raise RunFolderError(f"{str(path)!r} has no {what}: save it there with AutoTokenizer...save_pretrained()")
         config = _read_json(path / "tokenizer_config.json")
-        backend = Tokenizer.from_file(str(path / "tokenizer.json"))
-        _add_missing_tokens(backend, config)
+        try:
+            backend = Tokenizer.from_file(str(path / "tokenizer.json"))
+        except Exception as error:
+            raise RunFolderError(f"{str(path / 'tokenizer.json')!r} is no tokenizer: {error}") from error
+        try:
+            _add_missing_tokens(backend, config)
+        except (TypeError, ValueError, AttributeError) as error:
+            where = str(path / "tokenizer_config.json")
+            raise RunFolderError(f"added_tokens_decoder of {where!r} is malformed: {error!r}") from error
         special = {name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name)))}
         stops = [special["eos_token"]] if "eos_token" in special else []
         eos = _read_json(path / "generation_config.json").get("eos_token_id")
@@ -156,19 +175,22 @@ def _add_missing_tokens(backend: Tokenizer, config: Mapping[str, object]) -> Non
     known = backend.get_added_tokens_decoder()
     for index, entry in sorted(listed.items(), key=lambda item: int(item[0])) if isinstance(listed, dict) else ():
         if int(index) not in known:
-            flags = {key: entry[key] for key in ("lstrip", "rstrip", "normalized", "single_word", "special")}
-            backend.add_tokens([AddedToken(entry["content"], **flags)])
+            backend.add_tokens([AddedToken(**entry)])
 
 
 def _templates(path: Path, config: Mapping[str, object]) -> tuple[str, str]:
     file = path / "chat_template.jinja"
-    return _choose(file.read_text() if file.is_file() else config.get("chat_template"), str(path))
+    try:
+        found = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
+    except UnicodeDecodeError as error:
+        raise RenderError(f"the chat template {str(file)!r} is not UTF-8: {error}") from error
+    return _choose(found, str(path))
 
 
 def _choose(found: object, name: str) -> tuple[str, str]:
     """The template and, where there is another one for tools, that one."""
     if isinstance(found, list):
-        found = {entry["name"]: entry["template"] for entry in found}
+        found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, Mapping)}
     named = found if isinstance(found, Mapping) else {"default": found}
     template, tool_template = named.get("default"), named.get("tool_use", "")
     if not isinstance(template, str) or not isinstance(tool_template, str) or not template:
@@ -186,7 +208,7 @@ def _read_json(file: Path) -> dict[str, object]:
     if not file.is_file():
         return {}
     try:
-        value = json.loads(file.read_text())
+        value = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RunFolderError(f"{str(file)!r} is not JSON: {error}") from error
     if not isinstance(value, dict):

@@ -65,5 +65,8 @@ class TransformersReference:
         return list(ids)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        """Ids of a text; raises RenderError if transformers cannot encode it."""
+        try:
+            return list(self._tokenizer.encode(text, add_special_tokens=False))
+        except Exception as error:  # the boundary: a tokenizer that was loaded wrongly raises what it likes
+            raise RenderError(f"transformers cannot encode it: {type(error).__name__}: {error}") from error

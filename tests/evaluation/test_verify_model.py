@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from agentgym.chat_templates import ChatTokenizer, renderer_for
 from agentgym.cli.main import main
@@ -290,12 +291,40 @@ def test_the_command_ends_with_1_where_training_would_be_wrong(
     assert "not sound: shown" in done.out
 
 
+def test_a_tokenizer_that_transformers_cannot_encode_with_is_a_finding(verify: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(embedded_folder(), folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "tokenizer_class": "BertTokenizer"}))
+    done = verify("--model", "model", "--json")
+    assert done.code == 1, done.err
+    ids = json.loads(done.out.splitlines()[-1])["properties"]["ids"]
+    assert (ids["verdict"], ids["num_failed"]) == ("failed", ids["num_checked"])
+    assert "transformers cannot encode it: Exception: WordPiece error" in ids["first"]["problem"]
+
+
+def test_a_tokenizer_that_fails_on_a_text_is_a_finding(embedded: ChatTokenizer) -> None:
+    """A vocabulary without emoji, bytes and unknown token."""
+    state = json.loads(embedded.backend.to_str())
+    characters = ["\n", "\t", "\r", *map(chr, range(32, 0x300))]
+    vocabulary = [[character, -5.0] for character in characters]
+    state |= {"pre_tokenizer": None, "decoder": {"type": "Fuse"}}
+    state["model"] = {"type": "Unigram", "unk_id": None, "byte_fallback": False, "vocab": vocabulary}
+    for index, token in enumerate(state["added_tokens"], start=len(characters)):
+        token["id"] = index
+    report = verify_model(replace(embedded, backend=Tokenizer.from_str(json.dumps(state))))
+    assert named(report, Outcome.FAILED) == {"round_trip"}
+    assert "the tokenizer 'embedded' cannot encode 'Zwölf Box" in first(report, "round_trip")
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
         (["--model", "nowhere"], "no model folder 'nowhere'"),
         (["--model", "empty"], "tokenizer.json"),
         (["--model", "bare"], "--chat-template FILE"),
+        (["--model", "torn"], "tokenizer.json' is no tokenizer: Model missing"),
+        (["--model", "misread"], "added_tokens_decoder of 'misread/tokenizer_config.json' is malformed"),
         (["--model", "embedded", "--chat-template", "absent.jinja"], "'absent.jinja' cannot be read"),
         (["--model", "embedded", "--chat-template", "torn.jinja"], "does not compile (line 1)"),
         (["--model", "embedded", "--family", "hremes"], "did you mean 'hermes'"),
@@ -305,9 +334,12 @@ def test_the_command_ends_with_1_where_training_would_be_wrong(
 def test_what_cannot_be_verified_is_said_with_exit_code_2(
     args: list[str], said: str, verify: Command, tmp_path: Path
 ) -> None:
-    for name in ("empty", "bare"):
+    for name in ("empty", "bare", "torn", "misread"):
         (tmp_path / name).mkdir()
-    shutil.copy(embedded_folder() / "tokenizer.json", tmp_path / "bare")
+    for name in ("bare", "misread"):
+        shutil.copy(embedded_folder() / "tokenizer.json", tmp_path / name)
+    (tmp_path / "torn" / "tokenizer.json").write_text('{"version": "1.0"}')
+    (tmp_path / "misread" / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"first": {"content": "x"}}}')
     (tmp_path / "torn.jinja").write_text("{% for %}")
     done = verify(*args)
     assert done.code == 2, done.out
