@@ -17,7 +17,7 @@ from agentgym.evaluation.endpoint import EndpointUse, Quantiles
 from agentgym.evaluation.evaluate import Driver, EvalConfig, EvalPlan, EvalResult, open_evaluation
 from agentgym.evaluation.intervals import Interval
 from agentgym.evaluation.pass_at_k import AtK, RepeatScores
-from agentgym.evaluation.statistics import EvalSummary
+from agentgym.evaluation.statistics import FAILED_CALLS, EvalSummary
 from agentgym.trajectory import Trajectory
 
 __all__ = ["finish", "main", "play", "repeat_rows", "summary_rows"]
@@ -112,8 +112,11 @@ def summary_rows(summary: EvalSummary) -> list[list[str]]:
     clustered = ", clustered by task" if repeated else ""
     stops = ", ".join(f"{reason} {number}" for reason, number in summary.stop_reasons.items())
     failed = ", ".join(f"{status} {number}" for status, number in summary.failed.items())
-    faults = (summary.malformed_calls, summary.truncated_calls, summary.unknown_tools, summary.invalid_arguments)
-    told = "{} malformed, {} truncated, {} of unknown tools, {} with invalid arguments".format(*faults)
+    faults = [getattr(summary, name) for name in FAILED_CALLS]
+    told = (
+        "{} malformed, {} truncated, {} of unknown tools, {} with invalid arguments,"
+        " {} answered with an error by their tool"
+    ).format(*faults)
     return [
         ["success", _number(summary.success, 3), _remark(summary.success_interval, f"95%, Wilson{clustered}")],
         ["reward", _number(summary.mean_reward, 3), _remark(summary.reward_interval, f"95%, normal{clustered}")],

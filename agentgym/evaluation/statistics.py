@@ -13,7 +13,7 @@ from agentgym.rollout.task_names import task_names
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON
 
-__all__ = ["EvalSummary", "summarize"]
+__all__ = ["FAILED_CALLS", "EvalSummary", "summarize"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,13 +44,15 @@ class EvalSummary:
     mean_tokens: float | None
     """Sampled ids per episode; where it holds none, as many tokens as its endpoint counted."""
     malformed_calls: int
-    """Calls that could not be read, over all episodes, as the three below."""
+    """Calls that could not be read, over all episodes, as the four below."""
     truncated_calls: int = 0
     """Calls that the end of their reply cut."""
     unknown_tools: int = 0
     """Calls of a tool that does not exist."""
     invalid_arguments: int = 0
     """Calls whose arguments the tool's schema refuses."""
+    tool_errors: int = 0
+    """Calls that their tool answered with an error, or not in time."""
     at_k: tuple[RepeatScores, ...] = ()
     """pass@k, pass^k and best@k: of all tasks, then of each environment and of each difficulty where there are several.
     """
@@ -75,13 +77,13 @@ class EvalSummary:
             "stop_reasons": dict(self.stop_reasons),
             "mean_turns": self.mean_turns,
             "mean_tokens": self.mean_tokens,
-            **{name: getattr(self, name) for name in FAULTS},
+            **{name: getattr(self, name) for name in FAILED_CALLS},
             "at_k": [scores.to_json() for scores in self.at_k],
         }
 
 
-FAULTS = ("malformed_calls", "truncated_calls", "unknown_tools", "invalid_arguments")
-"""What can be wrong with a call before any tool is asked, each as a metric of an episode."""
+FAILED_CALLS = ("malformed_calls", "truncated_calls", "unknown_tools", "invalid_arguments", "tool_errors")
+"""The metrics of an episode that count its failed calls; no call is in two of them."""
 
 
 def summarize(trajectories: Sequence[Trajectory]) -> EvalSummary:
@@ -104,7 +106,7 @@ def summarize(trajectories: Sequence[Trajectory]) -> EvalSummary:
         stop_reasons=dict(sorted(Counter(str(one.stop_reason) for one in played).items())),
         mean_turns=_mean([float(len(one.turns)) for one in played]),
         mean_tokens=_mean([_sampled_tokens(one) for one in played]),
-        **{name: int(sum(one.metrics.get(name, 0) for one in trajectories)) for name in FAULTS},
+        **{name: int(sum(one.metrics.get(name, 0) for one in trajectories)) for name in FAILED_CALLS},
         at_k=repeat_scores(trajectories),
     )
 

@@ -23,6 +23,22 @@ from agentgym.envs.plugin import BUNDLED
 
 Command = Callable[..., Any]
 ORACLE = ("eval", "--env", "TextGame-v0", "--policy", "oracle")
+STUCK = '''
+from agentgym.envs import ToolEnv
+from agentgym.tools import tool
+
+
+class Stuck(ToolEnv):
+    max_turns = 3
+
+    def start(self, options):
+        return f"Door {self.np_random.integers(1000)}."
+
+    @tool
+    def push(self) -> str:
+        """Pushes the door."""
+        raise ValueError("It is stuck.")
+'''
 
 
 def test_eval_counts_successes_and_says_where_its_episodes_are(agentgym: Command, tmp_path: Path) -> None:
@@ -69,6 +85,15 @@ def test_failed_episodes_are_counted_named_and_played_again(agentgym: Command) -
     assert "replay it: agentgym play flaky.py:Flaky --seed" in done.out
     again = agentgym(*command, "--resume")
     assert "4 of 6 episodes are there already" in again.out
+
+
+def test_a_call_that_its_tool_answers_with_an_error_is_a_failed_call(agentgym: Command, tmp_path: Path) -> None:
+    (tmp_path / "stuck.py").write_text(STUCK)
+    done = agentgym("eval", "--env", "stuck.py:Stuck", "--policy", "random", "-n", 2, "--json")
+    assert done.code == 0 and done.json["num_failed"] == 0, done.err
+    assert done.json["tool_errors"] == 6
+    row = next(line for line in done.out.splitlines() if line.startswith("failed calls"))
+    assert row.split()[2] == "6"
 
 
 def test_a_run_verifies_and_is_viewed_with_its_own_tokenizer(agentgym: Command) -> None:
