@@ -1,7 +1,8 @@
-"""The check that no URL among settings carries a password or a key."""
+"""Credentials are kept out of settings: no URL carries one, and keys are read from environment variables."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -9,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from agentgym.errors import ConfigError
 
-__all__ = ["refuse_credentials"]
+__all__ = ["read_key", "refuse_credentials"]
 
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
 SECRETS = re.compile(
@@ -31,8 +32,22 @@ def refuse_credentials(settings: object, name: str = "") -> None:
             if found := _credential(url):
                 raise ConfigError(
                     f"the URL of {place or 'a server'} holds {found}. Settings are recorded and printed: give the "
-                    "address alone; a key belongs into the environment, such as OPENAI_API_KEY for an endpoint"
+                    "address alone; a key belongs into an environment variable: OPENAI_API_KEY for an endpoint, "
+                    "OPENENV_API_KEY for an OpenEnv server"
                 )
+
+
+def read_key(variable: str, *, default: str = "") -> str:
+    """Returns the key that the environment variable holds, or "" if the variable is the `default` and is not set.
+
+    Raises ConfigError for any other variable that is not set, and for a key that no header can carry.
+    """
+    key = os.environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"the key in {variable} holds a character that no key has: set it again")
+    if not key and variable != default:
+        raise ConfigError(f"the environment variable {variable} is not set: export {variable}=KEY")
+    return key
 
 
 def _credential(url: str) -> str:

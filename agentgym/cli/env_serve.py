@@ -57,9 +57,11 @@ def run_serve(args: Sequence[str]) -> int:
 
     def ready(url: str) -> None:
         say(f"{options.env} is served at {url} (OpenEnv: /ws, /reset, /step, /state, /schema, /metadata, /health)")
-        say(f"play it: agentgym play openenv/{url}    an OpenEnv client: GenericEnvClient(base_url={url!r})")
-        if token is not None:
+        if token is None:
+            say(f"play it: agentgym play openenv/{url}    an OpenEnv client: GenericEnvClient(base_url={url!r})")
+        else:
             say(f"token: {token}    (Authorization: Bearer TOKEN, or the password of Authorization: Basic)")
+            say(f"  agentgym finds it in the environment: OPENENV_API_KEY={token} agentgym play openenv/{url}")
             say(f"  an OpenEnv client: GenericEnvClient(base_url={url.replace('//', f'//token:{token}@', 1)!r})")
 
     app = openenv_app(options.env, resolve_env(options.env, options.env_kwargs), options.max_sessions, guard=guard)

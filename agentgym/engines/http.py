@@ -21,6 +21,7 @@ __all__ = [
     "HttpRefusal",
     "HttpUnreachable",
     "check_addresses",
+    "check_token",
     "secret_headers",
     "server_address",
 ]
@@ -55,6 +56,12 @@ SERVER_SECRET = "AGENTGYM_SERVER_SECRET"
 def secret_headers(secret: str) -> dict[str, str]:
     """Returns the headers of a request to a server with that secret; none for ""."""
     return {"Authorization": f"Bearer {secret}"} if secret else {}
+
+
+def check_token(error: Exception, name: str) -> None:
+    """Raises EngineError that says where the token belongs if the server `name` refused ours, or the lack of one."""
+    if isinstance(error, HttpRefusal) and error.status in (401, 403):
+        raise EngineError(f"{name} wants a token (its --api-key) in the variable {SERVER_SECRET}: {error}") from error
 
 
 def server_address(url: str) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from agentgym.errors import ConfigError
-from agentgym.url_credentials import refuse_credentials
+from agentgym.url_credentials import read_key, refuse_credentials
 
 __all__ = ["ChatEndpointConfig", "endpoint_url", "is_url"]
 
@@ -57,12 +56,7 @@ class ChatEndpointConfig:
 
     def api_key(self) -> str | None:
         """The key, out of the environment; raises ConfigError for one that no header can carry."""
-        key = os.environ.get(self.api_key_env, "").strip()
-        if not (key.isascii() and key.isprintable()):
-            raise ConfigError(f"the key in {self.api_key_env} holds a character that no key has: set it again")
-        if not key and self.api_key_env != "OPENAI_API_KEY":
-            raise ConfigError(f"the environment variable {self.api_key_env} is not set: export {self.api_key_env}=KEY")
-        return key or None
+        return read_key(self.api_key_env, default="OPENAI_API_KEY") or None
 
     def cost(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> float | None:
         """The price of a reply, in the currency of the prices; None where none is set."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from agentgym.engines.http import HttpRefusal, HttpUnreachable
+from agentgym.engines.http import HttpRefusal, HttpUnreachable, check_token
 from agentgym.engines.protocol import Completion, LoraWeights, Sampling, Weights, WeightSync
 from agentgym.engines.replicated import ServingSettings
 from agentgym.engines.sglang_api import SglangTransport, generate_payload, read_completion
@@ -41,6 +41,7 @@ class SglangReplica:
         except HttpUnreachable as error:
             raise EngineError(f"no server answers at {transport.name}: {error}") from error
         except HttpRefusal as error:
+            check_token(error, transport.name)
             raise EngineError(f"{transport.name} is no SGLang server: {error}") from error
         if not isinstance(info, dict) or "version" not in info:
             raise EngineError(f"{transport.name} is no SGLang server: /server_info gave {str(info)[:80]!r}")

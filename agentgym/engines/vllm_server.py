@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentgym.engines.http import HttpClient, HttpRefusal, HttpUnreachable, secret_headers, server_address
+from agentgym.engines.http import (
+    HttpClient,
+    HttpRefusal,
+    HttpUnreachable,
+    check_token,
+    secret_headers,
+    server_address,
+)
 from agentgym.engines.server_process import ServerProcess
 from agentgym.engines.vllm_api import Holding, VllmReply, join_pieces, read_reply
 from agentgym.errors import EngineError
@@ -46,7 +53,11 @@ class VllmServer:
 
     async def context_window(self) -> int:
         """What `/v1/models` says; raises EngineError when this is no vLLM server."""
-        answer = await self.client.get("/v1/models", timeout_s=60.0)
+        try:
+            answer = await self.client.get("/v1/models", timeout_s=60.0)
+        except HttpRefusal as error:
+            check_token(error, self.name)
+            raise
         try:
             return int(answer["data"][0]["max_model_len"])
         except (KeyError, TypeError, ValueError, IndexError) as error:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agentgym.engines.http import HttpRefusal
+from agentgym.engines.http import HttpRefusal, check_token
 from agentgym.engines.protocol import WeightSync
 from agentgym.engines.vllm_api import VllmTransport
 from agentgym.engines.vllm_receiver import VllmReceiver
@@ -49,6 +49,7 @@ async def read_layout(engine: VllmTransport) -> VllmLayout:
             seeds=bool(answer["seeds"]),
         )
     except (HttpRefusal, KeyError, TypeError, ValueError, IndexError) as error:
+        check_token(error, engine.name)
         raise EngineError(
             f"{engine.name} is no vLLM server that tells its weights ({error}). Start one with VLLM_SERVER_DEV_MODE=1, "
             "--enable-scale-out and --worker-extension-cls agentgym.engines.vllm_worker.WeightWorker (a file that needs"

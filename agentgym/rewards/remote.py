@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from agentgym.errors import ConfigError
 from agentgym.rewards.reward import RewardFailure
 from agentgym.rollout.record import trajectory_to_json
 from agentgym.trajectory import Trajectory
+from agentgym.url_credentials import read_key
 
 __all__ = ["RemoteConfig", "RemoteReward"]
 
@@ -73,9 +73,7 @@ class RemoteReward:
         self.config = config
         self.settings = settings
         self.num_at_once = num_at_once
-        self._key = os.environ.get(config.api_key_env, "").strip() if config.api_key_env else ""
-        if config.api_key_env and not self._key:
-            raise ConfigError(f"the environment variable {config.api_key_env} is not set: it holds the server's token")
+        self._key = read_key(config.api_key_env)
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._http = HttpClient(headers=headers, timeout_s=config.timeout_s)
         self._sleep = sleep

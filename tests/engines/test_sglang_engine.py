@@ -13,7 +13,7 @@ import pytest
 
 from agentgym.embedded import embedded_folder
 from agentgym.engines.hf_checkpoint import hf_named_views, load_decoder
-from agentgym.engines.http import HttpClient
+from agentgym.engines.http import SERVER_SECRET, HttpClient
 from agentgym.engines.protocol import Completion, Sampling
 from agentgym.engines.replicated import PauseMode, ReplicatedEngine, ServingSettings
 from agentgym.engines.scripted import ScriptedReply
@@ -21,6 +21,7 @@ from agentgym.engines.sglang import SglangConfig, open_sglang
 from agentgym.engines.sglang_api import read_spans
 from agentgym.engines.sglang_replica import SglangReplica
 from agentgym.engines.sglang_sync import SglangSync
+from agentgym.engines.vllm import VllmConfig, open_vllm
 from agentgym.errors import EngineError
 from agentgym.testing.fake_faults import Faults
 from agentgym.testing.fake_sglang import FakeSglang
@@ -328,6 +329,19 @@ def test_what_is_no_sglang_server_is_refused_and_nothing_stays_open(fake_sglang:
             await open_sglang(SglangConfig(urls=("http://127.0.0.1:9",)), embedded_folder())
 
     asyncio.run(play())
+
+
+def test_a_running_servers_token_is_read_from_a_variable_that_the_refusal_names(
+    fake_sglang: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = fake_sglang(token="a-token-of-the-server")
+    monkeypatch.delenv(SERVER_SECRET, raising=False)
+    with pytest.raises(EngineError, match=f"wants a token .* in the variable {SERVER_SECRET}: .* answered 401"):
+        using(ask, server)
+    with pytest.raises(EngineError, match=f"wants a token .* in the variable {SERVER_SECRET}: .* answered 401"):
+        asyncio.run(open_vllm(VllmConfig(urls=(server.url,)), None))
+    monkeypatch.setenv(SERVER_SECRET, "a-token-of-the-server")
+    assert len(using(ask, server).ids) == 8
 
 
 def test_a_server_of_a_model_of_another_shape_is_refused_before_weights_are_sent(

@@ -22,12 +22,14 @@ from agentgym.errors import ConfigError, EnvironmentFault
 from agentgym.tools.definition import Tool
 from agentgym.tools.worker import run_sync
 from agentgym.types import JSON, ToolSpec
+from agentgym.url_credentials import read_key
 
 __all__ = ["OpenEnv", "names"]
 
 _log = logging.getLogger(__name__)
 _warned_urls: set[str] = set()  # servers that were warned about
 DEFAULT_TURNS = 100
+KEY_VARIABLE = "OPENENV_API_KEY"
 RETRY_S = 0.2
 """Seconds between two attempts to get a session of a server that has none free."""
 OF_THE_PROTOCOL = ("done", "reward", "metadata")
@@ -45,19 +47,27 @@ class OpenEnv(ToolEnv):
     tool `act` has the server's schema of actions; if an action has one text, a reply without a call is that text. An
     observation is its one text, or else all of its fields as JSON. The reward is the server's, and so are
     `metadata.success` and `metadata.truncated`. A server that does not answer within `reply_timeout_s` has failed.
+    The environment variable `api_key_env` holds the server's token; OPENENV_API_KEY may be unset.
     """
 
     max_turns = DEFAULT_TURNS
     own_split = True  # a seed is the library's own, and gives the task that it gives there
 
-    def __init__(self, render_mode: str | None = None, *, url: str, reply_timeout_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        render_mode: str | None = None,
+        *,
+        url: str,
+        reply_timeout_s: float = 60.0,
+        api_key_env: str = KEY_VARIABLE,
+    ) -> None:
         self.url = _http(url)
-        self._timeout_s = reply_timeout_s
+        self._server = _Server(self.url, reply_timeout_s, api_key_env)
         self._session: _Session | None = None
         self._seed: int | None = None
         self._verdict: Mapping[str, Any] = {}
         self._is_reply = False
-        schema = run_sync(_schema(self.url, reply_timeout_s))
+        schema = run_sync(self._server.schema())
         own = {name: part for name, part in schema.get("properties", {}).items() if name not in OF_THE_PROTOCOL}
         texts = [name for name, part in own.items() if isinstance(part, dict) and part.get("type") == "string"]
         self._text_field = texts[0] if len(texts) == 1 else None
@@ -91,7 +101,7 @@ class OpenEnv(ToolEnv):
         seed = int(self.np_random.integers(2**31)) if self._seed is None else self._seed
         self._verdict = {}
         self._num_steps = self._num_rewards = 0
-        self._session, answer = run_sync(_first_answer(self.url, self._timeout_s, "reset", {**options, "seed": seed}))
+        self._session, answer = run_sync(self._server.first_answer("reset", {**options, "seed": seed}))
         return self._told(answer)
 
     def step(self, action: str) -> StepResult:
@@ -152,7 +162,7 @@ class OpenEnv(ToolEnv):
 
     def _take_tools(self) -> None:
         """Has the tools and the system prompt of an environment that agentgym serves."""
-        metadata = run_sync(_get(f"{self.url}/metadata", self._timeout_s))
+        metadata = run_sync(self._server.get("/metadata"))
         self.system_prompt = str(metadata.get("system_prompt", ""))
         for one in metadata.get("tools", ()):
             spec = ToolSpec(one["name"], one["description"], one["parameters"])
@@ -162,7 +172,7 @@ class OpenEnv(ToolEnv):
         """Lists the server's tools in a session of their own. Raises ConfigError if it lists none."""
 
         async def listed() -> dict[str, Any]:
-            session, answer = await _first_answer(self.url, self._timeout_s, "step", LIST_TOOLS)
+            session, answer = await self._server.first_answer("step", LIST_TOOLS)
             await session.close()
             return answer
 
@@ -197,17 +207,6 @@ class _Session:
         self._left_open = weakref.finalize(self, _leave, asyncio.get_running_loop(), http, socket)
         self._left_open.atexit = False
 
-    @classmethod
-    async def opened(cls, url: str, timeout_s: float) -> _Session:
-        """A new session; raises EnvironmentFault where the server gives none."""
-        http = aiohttp.ClientSession()
-        try:
-            socket = await asyncio.wait_for(http.ws_connect(f"{url}/ws", max_msg_size=0), timeout_s)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            await http.close()
-            raise EnvironmentFault(f"the OpenEnv server at {url} gives no session: {_said(error)}") from error
-        return cls(http, socket, timeout_s)
-
     async def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         """The data of the answer to a message; raises EnvironmentFault for an error and for silence."""
         if self._is_late:
@@ -233,31 +232,75 @@ class _Session:
         await _ended(self._http, self._socket)
 
 
+class _Server:
+    """A server at a URL, the token that it is sent, and the seconds that it may take to answer."""
+
+    def __init__(self, url: str, timeout_s: float, api_key_env: str) -> None:
+        key = read_key(api_key_env, default=KEY_VARIABLE)
+        self._url = url
+        self._timeout_s = timeout_s
+        self._key_variable = api_key_env
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    async def schema(self) -> dict[str, Any]:
+        """The JSON Schema of the server's actions."""
+        schema = (await self.get("/schema")).get("action")
+        if not isinstance(schema, dict):
+            raise ConfigError(f"{self._url}/schema names no actions: that is no OpenEnv server, or one older than 0.2")
+        return schema
+
+    async def get(self, path: str) -> dict[str, Any]:
+        """The object at a path; raises ConfigError where there is none."""
+        url = self._url + path
+        try:
+            async with (
+                aiohttp.ClientSession(
+                    headers=self._headers, timeout=aiohttp.ClientTimeout(total=self._timeout_s)
+                ) as http,
+                http.get(url) as answer,
+            ):
+                answer.raise_for_status()
+                content = await answer.json()
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            is_refused = isinstance(error, aiohttp.ClientResponseError) and error.status in (401, 403)
+            hint = f"Its token belongs into the variable {self._key_variable}" if is_refused else "Is it running?"
+            raise ConfigError(f"no OpenEnv server answers at {url}: {_said(error)}. {hint}") from error
+        if not isinstance(content, dict):
+            raise ConfigError(f"{url} answers with a {type(content).__name__}, not with an object: no OpenEnv server")
+        return content
+
+    async def first_answer(self, kind: str, data: Mapping[str, JSON]) -> tuple[_Session, dict[str, Any]]:
+        """A new session and its answer to a first message.
+
+        A server without a free session is asked again until the time-out, as other episodes end meanwhile. Raises
+        EnvironmentFault where it gives no session, and as `ask` does.
+        """
+        until = time.monotonic() + self._timeout_s
+        while True:
+            session = await self._session()
+            try:
+                return session, await session.ask(kind, data)
+            except _ServerFull as error:
+                await session.close()
+                if time.monotonic() + RETRY_S > until:
+                    raise EnvironmentFault(f"{error}. Lower --concurrency, or let the server hold more") from error
+                await asyncio.sleep(RETRY_S)
+            except BaseException:
+                await session.close()
+                raise
+
+    async def _session(self) -> _Session:
+        http = aiohttp.ClientSession(headers=self._headers)
+        try:
+            socket = await asyncio.wait_for(http.ws_connect(f"{self._url}/ws", max_msg_size=0), self._timeout_s)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            await http.close()
+            raise EnvironmentFault(f"the OpenEnv server at {self._url} gives no session: {_said(error)}") from error
+        return _Session(http, socket, self._timeout_s)
+
+
 class _ServerFull(EnvironmentFault):
     """A server that holds as many sessions as it may."""
-
-
-async def _first_answer(
-    url: str, timeout_s: float, kind: str, data: Mapping[str, JSON]
-) -> tuple[_Session, dict[str, Any]]:
-    """A new session and its answer to a first message.
-
-    A server without a free session is asked again for `timeout_s`, as other episodes end meanwhile. Raises
-    EnvironmentFault as `_Session.opened` and `ask` do.
-    """
-    until = time.monotonic() + timeout_s
-    while True:
-        session = await _Session.opened(url, timeout_s)
-        try:
-            return session, await session.ask(kind, data)
-        except _ServerFull as error:
-            await session.close()
-            if time.monotonic() + RETRY_S > until:
-                raise EnvironmentFault(f"{error}. Lower --concurrency, or let the server hold more") from error
-            await asyncio.sleep(RETRY_S)
-        except BaseException:
-            await session.close()
-            raise
 
 
 def names() -> list[str]:
@@ -294,29 +337,6 @@ async def _ended(http: aiohttp.ClientSession, socket: aiohttp.ClientWebSocketRes
             await socket.send_json({"type": "close"})
             await socket.close()
     await http.close()
-
-
-async def _schema(url: str, timeout_s: float) -> dict[str, Any]:
-    """The JSON Schema of the server's actions."""
-    schema = (await _get(f"{url}/schema", timeout_s)).get("action")
-    if not isinstance(schema, dict):
-        raise ConfigError(f"{url}/schema names no actions: that is no OpenEnv server, or one older than 0.2")
-    return schema
-
-
-async def _get(url: str, timeout_s: float) -> dict[str, Any]:
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as http,
-            http.get(url) as answer,
-        ):
-            answer.raise_for_status()
-            content = await answer.json()
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        raise ConfigError(f"no OpenEnv server answers at {url}: {_said(error)}. Is it running?") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{url} answers with a {type(content).__name__}, not with an object: no OpenEnv server")
-    return content
 
 
 def _action_spec(schema: Mapping[str, Any], own: Mapping[str, JSON]) -> ToolSpec:

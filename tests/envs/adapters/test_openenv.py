@@ -25,6 +25,7 @@ from agentgym.envs.adapters.openenv_server import openenv_app, serve_openenv
 from agentgym.envs.policies import RandomPolicy
 from agentgym.errors import ConfigError, EnvironmentFault
 from agentgym.evaluation.evaluate import evaluate
+from agentgym.http_guard import HttpGuard
 from agentgym.testing import check_env
 from agentgym.trajectory import Status
 from agentgym.types import JSON, Message, ToolCall
@@ -143,6 +144,28 @@ def test_a_server_that_is_not_there_is_a_taught_error() -> None:
         make_env("openenv/localhost")
     assert main(["env", "serve", "TextGam-v0"]) == 2
     assert main(["env", "serve", "TextGame-v0", "--port", "70000"]) == 2
+
+
+def test_a_servers_token_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("OPENENV_API_KEY", raising=False)
+    guard = HttpGuard("127.0.0.1", token="a-token-of-the-server")
+    with _serving(openenv_app("TextGame-v0", resolve_env("TextGame-v0"), max_sessions=4, guard=guard)) as url:
+        with pytest.raises(ConfigError, match=r"401.*Its token belongs into the variable OPENENV_API_KEY"):
+            make_env(f"openenv/{url}")
+        monkeypatch.setenv("OPENENV_API_KEY", "a-token-of-the-server")
+        there = make_env(f"openenv/{url}")
+        assert episode(there, 3) == episode(make_env("TextGame-v0"), 3)
+        there.close()
+        monkeypatch.setenv("OPENENV_API_KEY", "another token")
+        monkeypatch.setenv("SPACE_TOKEN", "a-token-of-the-server")
+        result = evaluate(
+            f"openenv/{url}", "random", num_tasks=1, env_kwargs={"api_key_env": "SPACE_TOKEN"}, output=tmp_path / "run"
+        )
+    assert result.summary.num_failed == 0
+    recorded = b"".join(path.read_bytes() for path in result.output.iterdir() if path.is_file())
+    assert b"SPACE_TOKEN" in recorded and b"a-token-of-the-server" not in recorded
+    with pytest.raises(ConfigError, match="NO_SUCH_TOKEN is not set"):
+        make_env(f"openenv/{url}", {"api_key_env": "NO_SUCH_TOKEN"})
 
 
 def test_a_step_outside_an_episode_is_an_error_of_the_protocol(url: str) -> None:
