@@ -61,10 +61,11 @@ def test_eval_counts_successes_and_says_where_its_episodes_are(agentgym: Command
 
 def test_an_environment_is_named_with_or_without_its_option(agentgym: Command) -> None:
     assert agentgym("eval", "TextGame-v0", "--policy", "oracle", "-n", 1, "--json").json["env"] == "TextGame-v0"
-    for command in (["play"], ["env", "check"], ["tools", "list"]):
+    for command in (["play"], ["tools", "list"]):
         spellings = (["WordLadder-v0"], ["--env", "WordLadder-v0"], ["--env=WordLadder-v0"])
         plain, named, joined = (agentgym(*command, *words) for words in spellings)
         assert plain == named == joined and plain.code == 0
+    assert agentgym("env", "check", "GuessNumber-v0") == agentgym("env", "check", "--env", "GuessNumber-v0")
 
 
 def test_a_second_eval_takes_a_new_folder_and_equal_seeds_give_equal_files(agentgym: Command) -> None:

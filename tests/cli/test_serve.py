@@ -90,6 +90,7 @@ def test_what_an_interrupt_left_is_served_on(tmp_path: Path) -> None:
         assert json.loads(serving.finish().splitlines()[-1])["num_episodes"] == 2
 
 
+@pytest.mark.slow
 def test_a_model_is_trained_on_what_an_agent_outside_has_played(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,6 +44,7 @@ def test_a_run_prints_success_before_and_after_and_where_everything_lies(
     assert main(["verify", str(tmp_path / "run")]) == 0
 
 
+@pytest.mark.slow
 def test_the_history_and_the_chat_format_are_settings_that_the_run_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,7 +238,9 @@ def test_a_typical_mistake_is_one_line_and_writes_nothing(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
+)
 def test_ctrl_c_or_sigterm_in_the_middle_of_a_step_keeps_the_last_whole_step(
     number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
@@ -258,6 +261,7 @@ def test_ctrl_c_or_sigterm_in_the_middle_of_a_step_keeps_the_last_whole_step(
     assert [path.name for path in (run / "checkpoints").glob("step-*")] == [f"step-{steps:06d}"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_run_whose_engine_is_being_compiled(tmp_path: Path) -> None:
     """The compiler hangs, as one does for a minute on a machine with other work."""
     reached, compiler = tmp_path / "reached", tmp_path / "g++"
@@ -278,6 +282,7 @@ def test_ctrl_c_ends_a_run_whose_engine_is_being_compiled(tmp_path: Path) -> Non
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_what_was_written_stays_whole(tmp_path: Path) -> None:
     args = command(*SMALL, "--steps", "30", "--output", str(tmp_path / "run"))
     done = subprocess.run(

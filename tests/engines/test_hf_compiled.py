@@ -47,7 +47,7 @@ def config(family: str) -> DecoderConfig:
 Pair = tuple[CompiledStep, StepRunner]
 
 
-@pytest.fixture(scope="module", params=["qwen3", "qwen2"])
+@pytest.fixture(scope="module", params=[pytest.param(family, marks=pytest.mark.slow) for family in ("qwen3", "qwen2")])
 def steps(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """The same model and tokens, compiled and not, each with a cache of its own."""
     torch.manual_seed(0)

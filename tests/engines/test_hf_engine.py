@@ -66,7 +66,13 @@ async def replies(engine: HfEngine, made: Sequence[Prompt], tag: str) -> list[Co
     return list(await asyncio.gather(*tasks))
 
 
-@pytest.mark.parametrize(("heads", "compiled"), [*((heads, False) for heads in HEADS), ("G=2", True), ("G=3", True)])
+@pytest.mark.parametrize(
+    ("heads", "compiled"),
+    [
+        *((heads, False) for heads in HEADS),
+        *(pytest.param(heads, True, marks=pytest.mark.slow) for heads in ("G=2", "G=3")),
+    ],
+)
 def test_a_reply_has_the_same_bits_alone_in_a_batch_in_any_order_and_with_or_without_sharing(
     heads: str, compiled: bool
 ) -> None:
@@ -94,7 +100,7 @@ def test_a_reply_has_the_same_bits_alone_in_a_batch_in_any_order_and_with_or_wit
     asyncio.run(play())
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_turns_of_an_episode_reuse_their_prefix_and_have_the_bits_of_one_without_a_cache(compiled: bool) -> None:
     async def episode(engine: HfEngine, number: int, *, forget: bool = False) -> list[Completion]:
         rng = random.Random(number // 4)

@@ -35,6 +35,7 @@ def played(env: TextEnv, kind: str, seed: int) -> tuple[float, int]:
     return total, env.turns
 
 
+@pytest.mark.slow
 def test_every_claim_of_the_card_holds() -> None:
     verdicts = {one.check: one for one in examine_env("SearchQA-v0")}
     assert [one.findings for one in verdicts.values() if one.findings] == []

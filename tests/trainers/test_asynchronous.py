@@ -124,6 +124,7 @@ def test_what_is_sampled_before_the_first_update_is_what_the_synchronous_run_sam
         assert row.sampled[:num_alike].any()
 
 
+@pytest.mark.slow
 def test_what_is_learned_beside_sampling_is_what_is_learned_of_the_recorded_groups_alone(
     ahead: TrainConfig, train: Train, tmp_path: Path
 ) -> None:

@@ -280,6 +280,7 @@ def test_settings_that_cannot_work_say_what_to_do(given: dict[str, Any], told: s
         LoraConfig(**given)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_to_the_bit_and_is_exported_merged_or_as_an_adapter(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:

@@ -168,6 +168,7 @@ def test_settings_that_probe_nothing_are_refused() -> None:
             ParityConfig(**settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_groups_that_go_on_over_updates_are_trained_with_their_own_versions(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:

@@ -166,22 +166,9 @@ LEARNED = [
     "one-row",
     "reference",
     "untied",
-]
-QUICK = [
-    "ppo_clip-1",
-    "ppo_clip-4",
-    "ppo_clip-16",
-    "clip_cov-1",
-    "kl",
-    "gathered-once",
-    "sharded-gradients",
-    "critic",
-    "lora",
-    "lora-critic",
     "loaded",
-    "ppo_clip-4-sequence",
-    "shared-prefixes-tensor",
 ]
+QUICK = ["ppo_clip-1", "ppo_clip-4", "ppo_clip-16", "kl", "gathered-once", "critic", "lora", "ppo_clip-4-sequence"]
 """The cases of every run of the tests; the others are learned with the slow ones."""
 SHARED_PASSES = [
     *(

@@ -123,6 +123,7 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(small_run: TrainConfig,
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_when_resumed(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
@@ -133,6 +134,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_when_res
     assert (tmp_path / "run" / "episodes.jsonl").read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_the_reference_that_training_began_with(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:

@@ -140,6 +140,7 @@ def test_groups_that_failed_are_replaced_and_the_share_that_may_fail_is_that_of_
         assert len(groups) - len(dead) == 6
 
 
+@pytest.mark.slow
 def test_a_run_with_everything_on_resumes_bitwise(small_run: TrainConfig, train: Train, tmp_path: Path) -> None:
     practice = PracticeConfig(
         mix={"TextGame-v0": 2, "easy": {"env": "TextGame-v0", "kwargs": {"level": 1}, "levels": []}},
