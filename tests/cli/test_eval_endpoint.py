@@ -76,7 +76,7 @@ MISTAKES = {
     "--policy http://127.0.0.1:9": (1, "no endpoint answers at http://127.0.0.1:9/v1"),
     "--policy http://": (2, "http://HOST:PORT/v1 was wanted"),
     "--policy http://host:port": (2, "http://HOST:PORT/v1 was wanted"),
-    "--policy URL?api_key=sk-secret-123": (2, "a key belongs into the environment"),
+    "--policy URL?api_key=sk-secret-123": (2, "a key belongs into an environment variable"),
     "--policy URL --endpoint.model tst-model": (2, "has no model 'tst-model': did you mean 'test-model'?"),
     "--policy URL --endpoint.modle x": (2, "did you mean '--endpoint.model'?"),
     "--policy URL --endpoint.timeout-s 0": (2, "timeout_s must be greater than 0, got 0"),

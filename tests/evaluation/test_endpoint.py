@@ -135,7 +135,7 @@ def test_failures_on_the_way_are_survived_and_counted_apart(echo: str, tmp_path:
         ({"env": "TextGme-v0"}, UnknownName, "did you mean 'TextGame-v0'"),
         ({"policy": "http://127.0.0.1:9"}, AgentGymError, "no endpoint answers at http://127.0.0.1:9/v1"),
         ({"policy": "127.0.0.1:8000"}, UnknownName, "did you mean 'http://127.0.0.1:8000'"),
-        ({"policy": "http://user:pw@127.0.0.1"}, ConfigError, "a key belongs into the environment"),
+        ({"policy": "http://user:pw@127.0.0.1"}, ConfigError, "a key belongs into an environment variable"),
     ],
 )
 def test_what_cannot_be_asked_writes_nothing(
