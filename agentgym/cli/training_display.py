@@ -69,6 +69,8 @@ class TrainingDisplay:
             say(f"{self._phase}: {what} episodes of {self._envs}" if episodes else self._phase)
             if name == "train":
                 say("  ".join([*self._columns, *SPEED_COLUMNS]))
+        elif name not in PHASES:
+            say(name)  # above the table, where it stays: a server's address, its token
         self._draw()
 
     def on_episode(self, trajectory: Trajectory) -> None:

@@ -127,6 +127,9 @@ class TrainConfig:
     serve: int | None = None
     """The port (0 takes a free one) at which the episodes of training wait for agents outside, which speak OpenAI's
     chat completions; None plays them here. Evaluations are played here either way."""
+    require_token: bool = False
+    """Demand a token of the agents outside (serve). It is printed at the start, or read from AGENTGYM_TOKEN where that
+    is set, which demands it too."""
     rival: str | None = None
     """In self-play (an environment's opponent=self), the folder of a model that plays all seats of a game but one with
     frozen weights, such as an earlier checkpoint; None has the trained policy play every seat."""
@@ -156,6 +159,8 @@ class TrainConfig:
         for name in ("eval_episodes", "max_staleness"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if self.require_token and self.serve is None:
+            raise ConfigError("require_token is about agents outside, which serve admits: add --serve PORT")
         if self.serve is not None:
             ServeConfig(port=self.serve)
             if self.compaction.at is not None:

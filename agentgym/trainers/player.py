@@ -45,9 +45,9 @@ class Player:
         self._lengths = StepLengths(config.tasks, config.max_staleness)
         self._seats = trained_seats(config)
 
-    async def open(self, stack: AsyncExitStack, on_served: Callable[[str], None]) -> None:
-        """Makes the samplers; the stack closes them. `on_served` is told the address at which agents play, where they
-        do."""
+    async def open(self, stack: AsyncExitStack, on_served: Callable[[str, str | None], None]) -> None:
+        """Makes the samplers; the stack closes them. `on_served` is called with the URL at which agents play, where
+        they do, and the token that they need, or None."""
         config, stage = self.config, self._stage
         loop = stage.loop("train")
         self._sampler = stage.sampler(self._rewards.loop(loop))
@@ -61,9 +61,10 @@ class Player:
         if config.serve is not None:
             assert isinstance(loop, RolloutLoop)
             served = ServedLoop(loop)
-            serve_config = ServeConfig(port=config.serve, token=choose_token("127.0.0.1"))
+            token = choose_token("127.0.0.1", is_required=config.require_token)
+            serve_config = ServeConfig(port=config.serve, token=token)
             server = await stack.enter_async_context(EpisodeServer(served, serve_config))
-            on_served(server.url)
+            on_served(server.url, token)
             self._players = Sampler(self._rewards.loop(served), config=config.sampler)
             stack.callback(self._players.close)
         if isinstance(self.source, AheadTasks):

@@ -217,8 +217,10 @@ class Trainer:
     def _tell(self, line: str) -> None:
         self.observer.on_phase(line, 0)
 
-    def _on_served(self, url: str) -> None:
-        self.observer.on_phase(f"serving the episodes of training at {url}", 0)
+    def _on_served(self, url: str, token: str | None) -> None:
+        self._tell(f"serving the episodes of training at {url}")
+        if token is not None:
+            self._tell(f"token: {token}    (agents send it as their API key)")
 
     async def _check_engine(self) -> None:
         """Sends the weights, and holds the engine's logprobs against ours."""

@@ -8,6 +8,8 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +42,16 @@ class Serving:
         self.process.communicate()
 
     def url(self) -> str:
+        return self.find(r"serving .* at (http://\S+)")
+
+    def find(self, pattern: str) -> str:
+        """Waits for a line that the pattern matches; its first group."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.said.append(line)
-            if found := re.search(r"serving .* at (http://\S+)", line):
+            if found := re.search(pattern, line):
                 return found[1]
-        pytest.fail(f"nothing is served: {''.join(self.said)}")
+        pytest.fail(f"it did not print {pattern!r}: {''.join(self.said)}")
 
     def finish(self) -> str:
         """Waits for its end; what it printed."""
@@ -110,6 +116,26 @@ def test_a_model_is_trained_on_what_an_agent_outside_has_played(
     assert main(["train", *GAME, *small, "--output", str(tmp_path / "own")]) == 0
     own, outside = (tmp_path / name / "episodes.jsonl" for name in ("own", "run"))
     assert own.read_bytes() == outside.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("serve", *GAME, "--port", 0), ("train", *GAME, "--eval-episodes", 0, "--hf.compile", False, "--serve", 0)],
+)
+def test_a_server_of_episodes_prints_the_token_that_it_requires(command: tuple[object, ...], tmp_path: Path) -> None:
+    with Serving(*command, "--require-token", "--output", tmp_path / "run") as serving:
+        request = urllib.request.Request(f"{serving.url()}/v1/models")
+        token = serving.find(r"token: (\S+)")
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(request, timeout=60)
+        request.add_header("Authorization", f"Bearer {token}")
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert answer.status == 200
+
+
+def test_a_token_without_a_server_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *GAME, "--require-token", "--output", str(tmp_path / "run")]) == 2
+    assert "add --serve PORT" in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
