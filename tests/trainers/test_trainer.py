@@ -207,6 +207,14 @@ def test_a_folder_that_holds_a_run_is_not_overwritten_and_not_resumed_with_other
         train(config, tmp_path / "run", resume=True)
 
 
+def test_a_run_is_resumed_with_another_stall_s(small_run: TrainConfig, train: Train, tmp_path: Path) -> None:
+    config = replace(small_run, steps=1, eval_episodes=0)
+    train(config, tmp_path / "run")
+    other = replace(config, steps=2, limits=replace(config.limits, stall_s=999.0))
+    result, _ = train(other, tmp_path / "run", resume=True)
+    assert result.steps == 2
+
+
 def test_a_run_of_a_version_with_fewer_settings_goes_on_with_their_defaults(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
