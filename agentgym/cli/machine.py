@@ -10,6 +10,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentgym.engines.memory import total_memory
+
 __all__ = ["Docker", "Gpu", "Machine", "docker", "gpus", "machine"]
 
 ANSWER_S = 20.0
@@ -61,21 +63,11 @@ def machine() -> Machine:
     return Machine(
         system=f"{platform.system()} {platform.machine()}",
         num_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        memory_gib=_memory() / GIB,
+        memory_gib=total_memory() / GIB,
         shared_memory_gib=shutil.disk_usage(shared).total / GIB if shared.is_dir() else None,
         open_files=-1 if soft == resource.RLIM_INFINITY else soft,
         open_files_hard=-1 if hard == resource.RLIM_INFINITY else hard,
     )
-
-
-def _memory() -> int:
-    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            return min(whole, int(Path(limit).read_text(encoding="ascii")))
-        except (OSError, ValueError):  # not in such a container, or `max`
-            continue
-    return whole
 
 
 def gpus() -> list[Gpu]:

@@ -6,15 +6,14 @@ import heapq
 import mmap
 from collections import OrderedDict
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from agentgym.engines.hf_model import Decoder
+from agentgym.engines.memory import available_memory
 from agentgym.errors import ConfigError
 
 __all__ = ["L_BLOCK", "SlotCache", "fitting_slots", "round_up"]
@@ -23,7 +22,6 @@ __all__ = ["L_BLOCK", "SlotCache", "fitting_slots", "round_up"]
 
 L_BLOCK = 64
 """Attention reads keys up to a multiple of this; what lies beyond a row's own position is masked."""
-_CGROUP = Path("/sys/fs/cgroup")
 _QUICK = 16  # tokens compared first when prefixes are sought
 
 
@@ -51,13 +49,7 @@ def _slot_shape(model: Decoder, window: int) -> tuple[int, int, int, int]:
 
 def _free_memory(device: torch.device) -> int:
     """Bytes that a device can give; on CPU the limit of the container counts too."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    free = int(psutil.virtual_memory().available)
-    with suppress(OSError, ValueError):  # no such container, or `max`
-        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-        free = min(free, limit - used)
-    return free
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_memory()
 
 
 class SlotCache:

@@ -14,6 +14,7 @@ import torch
 from agentgym.engines.hf import HfEngine, HfEngineConfig
 from agentgym.engines.hf_layout import PackedLayout
 from agentgym.engines.hf_model import Decoder, DecoderConfig
+from agentgym.engines.memory import total_memory
 from agentgym.engines.protocol import Sampling
 from agentgym.errors import ConfigError
 from agentgym.trainers.parallel import GradientWorkers, MicroResult
@@ -100,8 +101,7 @@ def _device(place: torch.device, dtype: torch.dtype, threads: int) -> GpuSpec:
     if flops is None:
         raise ConfigError(f"the peak of {place} is not known: give --measured a file that has its gpu.tflops")
     if place.type == "cpu":
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        gib, name = memory / 2**30, f"CPU, {threads} cores"
+        gib, name = total_memory() / 2**30, f"CPU, {threads} cores"
     else:
         gib, name = torch.cuda.get_device_properties(place).total_memory / 2**30, torch.cuda.get_device_name(place)
     known = gpu_named(name)

@@ -1,0 +1,39 @@
+"""The memory of this machine, or of the container that this process is in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+__all__ = ["available_memory", "total_memory"]
+
+CGROUP = Path("/sys/fs/cgroup")
+FILES = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+)
+"""Where control groups of version 2 and 1 have a container's limit, its use, and how much of it is file cache."""
+
+
+def total_memory() -> int:
+    """Returns the bytes that this process may use with others: the machine's, or the limit of its container."""
+    return min([int(psutil.virtual_memory().total), *(limit for limit, _ in _limits())])
+
+
+def available_memory() -> int:
+    """Returns the bytes that are free, or would be without the cache of files."""
+    left = (max(0, limit - used) for limit, used in _limits())
+    return min([int(psutil.virtual_memory().available), *left])
+
+
+def _limits() -> Iterator[tuple[int, int]]:
+    """Yields the limit and the use of each control group that has a limit."""
+    for limit, used, statistics, cache in FILES:
+        try:
+            limit_bytes, used_bytes = (int((CGROUP / name).read_text()) for name in (limit, used))
+            rows = dict(line.split() for line in (CGROUP / statistics).read_text().splitlines())
+        except (OSError, ValueError):  # no such control group, or `max`
+            continue
+        yield limit_bytes, used_bytes - int(rows.get(cache, 0))
