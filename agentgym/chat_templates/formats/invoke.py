@@ -11,7 +11,7 @@ from agentgym.chat_templates.formats.markup import Markup, bare_value, read_mark
 from agentgym.chat_templates.formats.protocol import ReplyFormat
 from agentgym.types import JSON, ToolSpec
 
-__all__ = ["DEEPSEEK_V32", "DOTS", "MINICPM5", "MINIMAX_M2", "STEP3"]
+__all__ = ["DEEPSEEK_V32", "DEEPSEEK_V41", "DOTS", "MINICPM5", "MINIMAX_M2", "STEP3"]
 
 
 def named(opening: str, group: str, attributes: str = "") -> str:
@@ -70,22 +70,25 @@ STEP3_MARKUP = replace(
     ),
     lead=r"\s|function<｜tool_sep｜>",
 )
-DSML = replace(
-    invokes(
-        "｜DSML｜",
-        ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
-        ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"),
-    ),
-    example='<｜DSML｜function_calls>\n<｜DSML｜invoke name="TOOL">\n'
-    '<｜DSML｜parameter name="NAME" string="true|false">VALUE</｜DSML｜parameter>\n'
-    "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
-    value_head=named("<｜DSML｜parameter name=", "key", attributes=r'(?:\s++string="(?P<string>true|false)")?+'),
-    read_value=declared_value,
-    misspelled=tuple(
-        (f"<｜DSML｜ {name}{after}", f"</｜DSML｜ {name}>")
-        for name, after in (("calls", ">"), ("tool_calls", ">"), ("function_calls", ">"), ("invoke", " name="))
-    ),
-)
+
+
+def dsml(prefix: str, *frames: str, other: str) -> Markup:
+    """The markup of a DeepSeek model whose tags have that prefix, in frames of those names; marks with the prefix of
+    the `other` models are malformed."""
+    invoke, value = f'{prefix}invoke name="TOOL"', f'{prefix}parameter name="NAME" string="true|false"'
+    inside = f"<{invoke}>\n<{value}>VALUE</{prefix}parameter>\n</{prefix}invoke>"
+    wrong = [(f"<{other}{name}>", f"</{other}{name}>") for name in ("calls", "tool_calls", "function_calls")]
+    return replace(
+        invokes(prefix, *((f"<{prefix}{name}>", f"</{prefix}{name}>") for name in frames)),
+        example=f"<{prefix}{frames[0]}>\n{inside}\n</{prefix}{frames[0]}>",
+        value_head=named(f"<{prefix}parameter name=", "key", attributes=r'(?:\s++string="(?P<string>true|false)")?+'),
+        read_value=declared_value,
+        misspelled=(*wrong, (f"<{other}invoke name=", f"</{other}invoke>")),
+    )
+
+
+DSML = dsml("｜DSML｜", "function_calls", "tool_calls", other="｜DSML｜ ")
+SPACED_DSML = dsml("｜DSML｜ ", "calls", other="｜DSML｜")
 MINICPM = Markup(
     example='<function name="TOOL"><param name="NAME">VALUE</param></function>',
     call=("<function name=", "</function>"),
@@ -106,11 +109,18 @@ STEP3 = ReplyFormat(
 )
 DEEPSEEK_V32 = ReplyFormat(
     "deepseek_v32",
-    "DeepSeek V3.2, V4 and V4.1",
+    "DeepSeek V3.2 and V4",
     partial(read_markup, markup=DSML),
     DSML.marks,
     ends=("<｜end▁of▁sentence｜>",),
-    aliases=("deepseek_v4", "deepseek_v41"),
+    aliases=("deepseek_v4",),
+)
+DEEPSEEK_V41 = ReplyFormat(
+    "deepseek_v41",
+    "DeepSeek V4.1",
+    partial(read_markup, markup=SPACED_DSML),
+    SPACED_DSML.marks,
+    ends=("<｜end▁of▁sentence｜>",),
 )
 MINICPM5 = ReplyFormat(
     "mini_c_p_m5_x_m_l",

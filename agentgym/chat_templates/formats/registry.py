@@ -9,7 +9,7 @@ from agentgym.chat_templates.formats.gemma import FUNCTION_GEMMA, GEMMA4
 from agentgym.chat_templates.formats.glm import GLM, HUNYUAN_V3, HY3
 from agentgym.chat_templates.formats.gpt_oss import GPT_OSS
 from agentgym.chat_templates.formats.hermes import HERMES
-from agentgym.chat_templates.formats.invoke import DEEPSEEK_V32, DOTS, MINICPM5, MINIMAX_M2, STEP3
+from agentgym.chat_templates.formats.invoke import DEEPSEEK_V32, DEEPSEEK_V41, DOTS, MINICPM5, MINIMAX_M2, STEP3
 from agentgym.chat_templates.formats.k2_horizon import K2_HORIZON
 from agentgym.chat_templates.formats.kimi_k2 import KIMI_K2
 from agentgym.chat_templates.formats.kimi_k3 import KIMI_K3
@@ -59,6 +59,7 @@ for _format in (
     DOTS,
     STEP3,
     DEEPSEEK_V32,
+    DEEPSEEK_V41,
     MINICPM5,
 ):
     for _name in (_format.name, *_format.aliases):

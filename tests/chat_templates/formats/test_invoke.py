@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentgym.chat_templates.formats.invoke import DEEPSEEK_V32, DOTS, MINICPM5, MINIMAX_M2, STEP3
+from agentgym.chat_templates.formats.invoke import DEEPSEEK_V32, DEEPSEEK_V41, DOTS, MINICPM5, MINIMAX_M2, STEP3
 from agentgym.chat_templates.formats.protocol import ReplyFormat
 from agentgym.types import JSON, AnyCall, MalformedCall, ToolCall, ToolSpec
 
@@ -105,8 +105,19 @@ SPACED = """<｜DSML｜ calls>
 COLLAPSED = '<functionname="go"><param name="to">north</param></function>'
 
 
+def test_deepseek_v4_1_writes_a_space_in_its_marks() -> None:
+    message = DEEPSEEK_V41.parse(f"<think>North?</think>I go north.\n\n{SPACED}", [TOOL])
+    assert (message.reasoning, message.content) == ("North?", "I go north.")
+    assert message.tool_calls == (ToolCall("call_0", "go", {"to": "north"}),)
+    opening, invoke = SPACED.split("\n", 1)[0], SPACED.split("\n", 1)[1].rpartition("\n")[0]
+    two = DEEPSEEK_V41.parse(f"{opening}\n{invoke}\n{invoke}\n</｜DSML｜ calls>", [TOOL]).tool_calls
+    assert two == tuple(ToolCall(f"call_{index}", "go", {"to": "north"}) for index in range(2))
+
+
 @pytest.mark.parametrize(
-    ("read", "text"), [(DEEPSEEK_V32, SPACED), (MINICPM5, COLLAPSED)], ids=["spaced marks", "collapsed tag"]
+    ("read", "text"),
+    [(DEEPSEEK_V32, SPACED), (DEEPSEEK_V41, SPACED.replace("｜ ", "｜")), (MINICPM5, COLLAPSED)],
+    ids=["spaced marks", "marks without a space", "collapsed tag"],
 )
 def test_a_call_in_marks_that_are_nearly_the_familys_is_malformed_and_no_content(read: ReplyFormat, text: str) -> None:
     message = read.parse(f"I go north.{text}")
