@@ -33,7 +33,8 @@ def function_schema(fn: Callable[..., object], hints: Mapping[str, object]) -> S
         if parameter.name not in hints:
             raise ToolSchemaError(
                 f"{_place(fn)}: parameter {parameter.name!r} has no type annotation; write e.g. "
-                f"`{parameter.name}: str`, or give the schema yourself with register_tool"
+                f"`{parameter.name}: str`, or give the schema yourself with register_tool. "
+                "The object of a method is the parameter `self`, by this name"
             )
         try:
             schema = builder.build(hints[parameter.name])

@@ -221,3 +221,12 @@ def test_an_untyped_parameter_is_named_with_its_class_file_and_line() -> None:
     name = "test_an_untyped_parameter_is_named_with_its_class_file_and_line.<locals>.Lock.go"
     told = f"tool 'go' ({name} in {__file__}, line {line}): parameter 'direction' has no type annotation"
     assert str(caught.value).startswith(told)
+
+
+def test_a_method_whose_object_is_not_named_self_is_refused_with_that_name() -> None:
+    with pytest.raises(ToolSchemaError, match=r"parameter 'lock' has no type.*the parameter `self`, by this name"):
+
+        class Lock:
+            @tool
+            def go(lock, direction: str) -> None:
+                """Goes."""
