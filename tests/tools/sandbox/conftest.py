@@ -206,24 +206,27 @@ def by_driver(
 
 
 DOCKER = pytest.mark.docker
-
-
-@pytest.fixture(
-    scope="session",
-    params=[
-        "namespaces-root",
-        "namespaces-ordinary",
-        "landlock-root",
-        "landlock-ordinary",
-        pytest.param("docker-root", marks=DOCKER),
-        pytest.param("docker-ordinary", marks=DOCKER),
-    ],
+KINDS = (
+    "namespaces-root",
+    "namespaces-ordinary",
+    "landlock-root",
+    "landlock-ordinary",
+    pytest.param("docker-root", marks=DOCKER),
 )
-def opened(request: pytest.FixtureRequest, outside: Outside) -> Iterator[Opened]:
-    """Each kind of sandbox, as root and as an ordinary user."""
+
+
+def backend_and_user(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """The backend and the user of one of the `KINDS`; for Docker, with a daemon."""
     backend, _, user = request.param.partition("-")
     if backend == "docker":
         request.getfixturevalue("docker_address")
+    return backend, user
+
+
+@pytest.fixture(scope="session", params=[*KINDS, pytest.param("docker-ordinary", marks=DOCKER)])
+def opened(request: pytest.FixtureRequest, outside: Outside) -> Iterator[Opened]:
+    """Each kind of sandbox, as root and as an ordinary user."""
+    backend, user = backend_and_user(request)
     is_root = os.geteuid() == 0
     if user == "root" and not is_root:
         pytest.skip("these tests run as an ordinary user: only root can open root's sandbox")

@@ -16,7 +16,7 @@ import pytest
 
 from agentgym.tools.sandbox import Outcome, SandboxLimits
 from tests.tools.sandbox.cgroup import Cgroup
-from tests.tools.sandbox.conftest import DOCKER, by_driver
+from tests.tools.sandbox.conftest import KINDS, backend_and_user, by_driver
 
 pytestmark = pytest.mark.slow
 LIMITS = SandboxLimits(time_limit_s=6.0, memory_mb=256, num_processes=32, scratch_mb=32, output_kb=64)
@@ -154,24 +154,12 @@ def _contained(backend: str, user: str) -> Iterator[Contained]:
         cgroup.remove()
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        "namespaces-root",
-        "namespaces-ordinary",
-        "landlock-root",
-        "landlock-ordinary",
-        pytest.param("docker-root", marks=DOCKER),
-    ],
-)
+@pytest.fixture(scope="module", params=KINDS)
 def contained(request: pytest.FixtureRequest) -> Iterator[Contained]:
     """Each kind of sandbox, as root and as an ordinary user."""
-    backend, _, user = request.param.partition("-")
     if os.geteuid() != 0 or not os.access(Cgroup.ROOT, os.W_OK):
         pytest.skip("fork bombs run only in a cgroup, and only root can make one here")
-    if backend == "docker":
-        request.getfixturevalue("docker_address")
-    with _contained(backend, user) as box:
+    with _contained(*backend_and_user(request)) as box:
         yield box
 
 
