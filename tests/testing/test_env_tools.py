@@ -143,7 +143,7 @@ def test_env_check_fails_where_the_only_tool_raises_and_shows_little_of_what_it_
     assert finding["check"] == "raising tools"
     assert f"go({{}}) raised KeyError ({file}, line 23): 'nope'" in finding["message"]
     shown = [line for line in f"{out}{err}".splitlines() if re.match(r"step \d|starting|\(the last", line)]
-    assert re.fullmatch(r"\(the last of 4\d\d lines\)", shown[0])  # how many it printed is a matter of the other checks
+    assert re.fullmatch(r"\(the last of \d{3,} lines\)", shown[0])  # how many depends on the other checks
     assert shown[1:] == [f"step {number}" for number in range(95, 100)]
 
 
