@@ -173,7 +173,7 @@ def test_the_reaper_leaves_snapshots_of_the_living_and_images_that_were_built_fr
         (tmp_path / "Dockerfile").write_text(f"FROM {host_image(daemon)}\n")
         client.images.build(path=str(tmp_path), rm=True, tag="agentgym-test:own")
         env.close()
-        while any(pool._num_starting for pool in _pools.values()):
+        while any(pool._starting for pool in _pools.values()):
             time.sleep(0.05)
         assert reap(daemon).images == ()
     env.reset(seed=0, options=options)

@@ -59,21 +59,21 @@ class ContainerPool:
         self._snapshot_locks: dict[str, threading.Lock] = {}
         self._warm: list[Workspace] = []
         self._snapshots: set[str] = set()
-        self._num_starting = 0
+        self._starting: set[threading.Thread] = set()
         self._closed = False
-        self._finish = weakref.finalize(self, _finish, self._warm, self._snapshots, self._daemon, os.getpid())
+        held = (self._starting, self._warm, self._snapshots, self._daemon)
+        self._finish = weakref.finalize(self, _finish, *held, os.getpid())
         self._image = self._found_image()
 
     def take(self) -> Workspace:
         """A fresh container; it belongs to the caller, who closes it."""
         with self._lock:
-            if self._closed:
-                raise SandboxError("this pool of containers was closed")
+            self._check_open()
             ready = self._warm.pop() if self._warm else None
-            starts = self._num_starting + len(self._warm) < self._kind.num_warm
-            self._num_starting += starts
-        if starts:
-            threading.Thread(target=self._start_one, name="agentgym-containers", daemon=True).start()
+            if len(self._starting) + len(self._warm) < self._kind.num_warm:
+                thread = threading.Thread(target=self._start_one, name="agentgym-containers", daemon=True)
+                self._starting.add(thread)
+                thread.start()
         return ready or self._started(self._image)
 
     def take_prepared(self, key: str, prepare: Callable[[Workspace], None]) -> Workspace:
@@ -87,14 +87,27 @@ class ContainerPool:
                 with contextlib.closing(self.take()) as made:
                     prepare(made)
                     made.snapshot(name)
-                self._snapshots.add(name)
+                self._keep_snapshot(name)
         return self._started(name)
 
     def close(self) -> None:
-        """Ends containers that wait, and removes the snapshots."""
+        """Ends containers that wait or are starting, and removes the snapshots."""
         with self._lock:
             self._closed = True
         self._finish()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SandboxError("this pool of containers was closed")
+
+    def _keep_snapshot(self, name: str) -> None:
+        """Leaves a new snapshot to `close`; removes it if that was called meanwhile."""
+        with self._lock:
+            if not self._closed:
+                self._snapshots.add(name)
+                return
+        self._daemon.remove_image(name)
+        self._check_open()
 
     def _found_image(self) -> str:
         kind = self._kind
@@ -112,18 +125,15 @@ class ContainerPool:
         return Workspace(self._daemon, image, self._kind.limits, self._kind.user)
 
     def _start_one(self) -> None:
+        made: list[Workspace] = []
         try:
-            made = self._started(self._image)
+            made.append(self._started(self._image))
         except SandboxError:  # whoever takes the next one starts it, and is told
+            pass
+        finally:
             with self._lock:
-                self._num_starting -= 1
-            return
-        with self._lock:
-            self._num_starting -= 1
-            if not self._closed:
-                self._warm.append(made)
-                return
-        made.close()
+                self._starting.discard(threading.current_thread())
+                self._warm += made
 
 
 def _digest(folder: Path) -> str:
@@ -133,9 +143,13 @@ def _digest(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _finish(warm: list[Workspace], images: set[str], daemon: Daemon, owner: int) -> None:
+def _finish(
+    starting: set[threading.Thread], warm: list[Workspace], images: set[str], daemon: Daemon, owner: int
+) -> None:
     if os.getpid() != owner:  # a fork of the owner ends, and the containers are not its
         return
+    for thread in [*starting]:
+        thread.join()
     with contextlib.suppress(SandboxError):  # the daemon has gone, and its containers with it
         while warm:
             warm.pop().close()
