@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
@@ -16,6 +17,7 @@ from agentgym.errors import SandboxError
 from agentgym.tools.sandbox import Ended, Sandbox, SandboxLimits, open_sandbox
 from agentgym.tools.sandbox.box.memory import MemoryWatch
 from agentgym.tools.sandbox.box.processes import num_tasks
+from agentgym.tools.sandbox.box.task_count import TaskCount, remove_task_counts
 
 MIB = 1 << 20
 
@@ -145,3 +147,38 @@ def test_a_server_that_answers_nobody_is_the_sandboxs_fault(monkeypatch: pytest.
         with pytest.raises(SandboxError, match="does not answer"):
             sandbox.run("1")
         server.resume()
+
+
+FORKS = """
+import os, time
+n = 0
+try:
+    while os.fork(): n += 1
+    time.sleep(9)
+except OSError:
+    print(n)
+"""
+
+
+@pytest.fixture
+def task_count() -> Iterator[TaskCount]:
+    made = TaskCount(10)
+    if not made.folder:
+        pytest.skip("this user can make no cgroup here")
+    yield made
+    made.close()
+
+
+def test_the_kernel_counts_the_tasks_of_a_landlock_box_where_it_can_have_a_cgroup(task_count: TaskCount) -> None:
+    with open_sandbox("landlock", limits=SandboxLimits(num_processes=10)) as sandbox:
+        outcome = sandbox.run(FORKS)
+        (server,) = psutil.Process(sandbox._server._process.pid).children()  # type: ignore[attr-defined]
+    assert outcome.ok and outcome.stdout == "9\n", outcome
+    assert not list(Path(task_count.folder).parent.glob(f"agentgym-box-{server.pid}-*"))
+
+
+def test_the_cgroups_of_killed_supervisors_are_removed(task_count: TaskCount) -> None:
+    remove_task_counts(os.getppid() + 1)
+    assert Path(task_count.folder).exists()
+    remove_task_counts(os.getppid())
+    assert not Path(task_count.folder).exists()

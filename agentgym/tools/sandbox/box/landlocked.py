@@ -18,6 +18,7 @@ from agentgym.tools.sandbox.box.limiting import limit_resources
 from agentgym.tools.sandbox.box.plan import Plan, parts_without, readable_folders
 from agentgym.tools.sandbox.box.processes import descendants, kill_until_gone, reap, stop_and_kill
 from agentgym.tools.sandbox.box.seccomp import assemble, install_filter
+from agentgym.tools.sandbox.box.task_count import TaskCount
 
 __all__ = ["LandlockBox"]
 
@@ -47,8 +48,9 @@ class LandlockBox:
         kernel.become_subreaper()
 
     def open(self) -> None:
-        """By the supervisor: a folder of the execution's own."""
+        """By the supervisor: a folder of the execution's own, and a cgroup that counts its tasks."""
         self.home = tempfile.mkdtemp(dir=self._plan.scratch)
+        self._task_count = TaskCount(self._plan.num_processes)
 
     def begin(self) -> None:
         """By the box's first process, to which orphans come."""
@@ -59,6 +61,7 @@ class LandlockBox:
     def confine(self) -> None:
         """By the program's process, before the first line of it is run."""
         os.setsid()
+        self._task_count.join()
         kernel.die_with_parent(signal.SIGKILL)
         kernel.drop_capabilities()
         limit_resources(self._plan)
@@ -123,6 +126,7 @@ class LandlockBox:
     def close(self) -> None:
         """By the supervisor, when the box's first process has ended, and all others with it."""
         kill_until_gone(lambda: descendants(os.getpid()))  # none, unless the first process was killed
+        self._task_count.close()
         with contextlib.suppress(OSError):  # the server removes what is left
             empty_folder(self.home)
             os.rmdir(self.home)

@@ -21,6 +21,7 @@ from agentgym.tools.sandbox.box.plan import Plan
 from agentgym.tools.sandbox.box.processes import descendants, kill_until_gone
 from agentgym.tools.sandbox.box.runner import Box
 from agentgym.tools.sandbox.box.supervisor import supervise
+from agentgym.tools.sandbox.box.task_count import remove_task_counts
 
 __all__ = ["main"]
 
@@ -53,6 +54,7 @@ def _end(server: int, plan: Plan) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(server, signal.SIGKILL)
     kill_until_gone(lambda: descendants(os.getpid()))
+    remove_task_counts(server)
     if plan.scratch:
         with contextlib.suppress(OSError):
             empty_folder(plan.scratch)

@@ -1,0 +1,66 @@
+"""A cgroup that counts the tasks of one box, where this process may make one in its own: a fork too many fails."""
+
+import contextlib
+import os
+
+__all__ = ["TaskCount", "remove_task_counts"]
+
+MOUNT = "/sys/fs/cgroup"
+NAME = "agentgym-box"
+
+
+class TaskCount:
+    """A cgroup of up to `most` tasks below this process's own one; `folder` is empty where none can be made.
+
+    Only the count is the cgroup's: the bounds of the cgroups around it, on memory and processors, hold as before.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.folder = ""
+        parent = _own_cgroup()
+        if not parent:
+            return
+        folder = f"{parent}/{NAME}-{os.getppid()}-{os.getpid()}"
+        with contextlib.suppress(OSError):
+            os.mkdir(folder)
+            self.folder = folder
+            _write(f"{folder}/pids.max", str(most))
+
+    def join(self) -> None:
+        """Puts this process into it, and with it all that it starts; not where the kernel refuses."""
+        if self.folder:
+            with contextlib.suppress(OSError):
+                _write(f"{self.folder}/cgroup.procs", "0")
+
+    def close(self) -> None:
+        """Removes it, when its processes have ended."""
+        if self.folder:
+            with contextlib.suppress(OSError):
+                os.rmdir(self.folder)
+
+
+def remove_task_counts(server: int) -> None:
+    """Removes what supervisors of a server have left that were killed."""
+    with contextlib.suppress(OSError):
+        for one in os.scandir(_own_cgroup() or os.devnull):
+            if one.name.startswith(f"{NAME}-{server}-"):
+                with contextlib.suppress(OSError):
+                    os.rmdir(one.path)
+
+
+def _own_cgroup() -> str:
+    """The folder of this process's cgroup if tasks are counted in the cgroups below it, else nothing."""
+    own = {}
+    with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:
+        own = {names: path for _, names, path in (line.rstrip("\n").split(":", 2) for line in file)}
+    if "pids" in own:  # the first version of cgroups: a hierarchy of its own
+        return f"{MOUNT}/pids{own['pids']}".rstrip("/")
+    folder = f"{MOUNT}{own.get('', '')}".rstrip("/")
+    with contextlib.suppress(OSError), open(f"{folder}/cgroup.subtree_control", encoding="ascii") as file:
+        return folder if "pids" in file.read().split() else ""
+    return ""
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="ascii") as file:
+        file.write(text)
