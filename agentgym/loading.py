@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 
@@ -109,7 +111,7 @@ def _import(place: str, name: str, wanted: Wanted) -> ModuleType:
 def _from_file(path: Path, wanted: Wanted) -> ModuleType:
     if not path.is_file():
         raise UnknownName(f"no file {str(path)!r}{f'; {wanted.new}' if wanted.new else f'. {wanted.hint}'}")
-    name = f"agentgym_user_{path.stem}_{abs(hash(path.resolve())):x}"
+    name = f"agentgym_user_{path.stem}_{sha256(os.fsencode(path.resolve())).hexdigest()[:16]}"  # in every process
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)

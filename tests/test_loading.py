@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,17 @@ def test_a_function_is_found_by_file_and_module() -> None:
         assert load_named(f"{place}:exact", SCORE)() == 1  # type: ignore[operator]
         assert load_named(f"{place}:best", SCORE) == 3
     assert load_named("own_scores.py:exact", SCORE) is load_named("./own_scores.py:exact", SCORE)
+
+
+def test_a_file_is_the_same_module_in_every_process() -> None:
+    program = (
+        "from agentgym.loading import *; print(load_module('own_scores.py', '', Wanted(noun='', hint='')).__name__)"
+    )
+    names = {
+        subprocess.check_output([sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed})
+        for seed in "12"
+    }
+    assert len(names) == 1 and next(iter(names)).startswith(b"agentgym_user_own_scores_")
 
 
 @pytest.mark.parametrize(
