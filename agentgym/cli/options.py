@@ -22,6 +22,7 @@ from agentgym.types import JSON
 __all__ = [
     "env_as_argument",
     "env_as_option",
+    "env_processes_as_option",
     "mix_as_options",
     "parse_options",
     "profile_as_options",
@@ -152,6 +153,11 @@ def mix_as_options(args: Sequence[str]) -> list[str]:
     entry = _value(weight)
     env = entry.get("env", name) if isinstance(entry, Mapping) else name
     return ["--env", str(env), *words] if name else words
+
+
+def env_processes_as_option(args: Sequence[str]) -> list[str]:
+    """`--env-processes 2` read as `--sampler.env-processes 2`: other commands have that option without a part."""
+    return [f"--sampler.env-processes{arg[15:]}" if arg.partition("=")[0] == "--env-processes" else arg for arg in args]
 
 
 def profile_as_options(args: Sequence[str]) -> list[str]:

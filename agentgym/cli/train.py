@@ -15,7 +15,13 @@ import yaml
 
 from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.cli.environment import load_env
-from agentgym.cli.options import env_as_option, mix_as_options, parse_options, profile_as_options
+from agentgym.cli.options import (
+    env_as_option,
+    env_processes_as_option,
+    mix_as_options,
+    parse_options,
+    profile_as_options,
+)
 from agentgym.cli.terminal import fail, say, show_json, show_table
 from agentgym.cli.training_display import TrainingDisplay
 from agentgym.errors import AgentGymError, ConfigError, RunFolderError
@@ -58,7 +64,7 @@ class TrainOptions:
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym train ...`."""
-    args = profile_as_options(mix_as_options(env_as_option(args)))
+    args = env_processes_as_option(profile_as_options(mix_as_options(env_as_option(args))))
     options = parse_options(TrainOptions, args, prog="agentgym train", default=_defaults(args))
     config = options.run
     for choice in _environments(config):

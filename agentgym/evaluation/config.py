@@ -16,6 +16,7 @@ from agentgym.evaluation.model_folder import EMBEDDED
 from agentgym.rewards import RewardConfig
 from agentgym.rollout.history import CompactionConfig, History
 from agentgym.rollout.limits import STALL_S, SamplingConfig
+from agentgym.rollout.sampler import SamplerConfig
 from agentgym.types import JSON
 from agentgym.url_credentials import refuse_credentials
 
@@ -60,6 +61,9 @@ class EvalConfig:
     compaction: CompactionConfig = field(default_factory=CompactionConfig)
     concurrency: int = 64
     """Episodes at once; plays no role for the result."""
+    env_processes: int = 0
+    """Processes in which the environments live, so that one which holds the interpreter, crashes or is killed for its
+    memory ends its process alone, and not the command; 0 has them in the command's own. No role for the result."""
     stall_s: float | None = STALL_S
     """Seconds that an environment may hold Python's interpreter, so that no other episode and no Ctrl-C gets its turn;
     then the command is ended, with the environment's name and stack. None never."""
@@ -81,6 +85,12 @@ class EvalConfig:
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is at least 1, got {value}")
         SamplingConfig(temperature=self.temperature)
+        SamplerConfig(env_processes=self.env_processes)
+        if self.env_processes and self.policy in POLICIES:
+            raise ConfigError(
+                f"the policy {self.policy} looks into the environment, which env_processes has in another process:"
+                " leave env_processes out, or evaluate a model"
+            )
         if self.stall_s is not None and not self.stall_s > 0:
             raise ConfigError(f"stall_s is above 0, or None for no bound, got {self.stall_s}")
         check_date(self.date)
@@ -92,7 +102,7 @@ class EvalConfig:
             raise ConfigError("a chat endpoint has its own chat format: leave family out")
 
     def to_json(self) -> dict[str, JSON]:
-        """What decides the result, as `config.yaml` stores it; `concurrency` and `device` do not, nor does a key."""
+        """What decides the result, as `config.yaml` stores it: not `concurrency`, `env_processes`, `device`, a key."""
         names = "env env_kwargs policy num_tasks num_repeats seed temperature max_turns turn_tokens".split()
         settings: dict[str, JSON] = {"kind": "eval", "agentgym": agentgym.__version__}
         settings |= {name: getattr(self, name) for name in names}

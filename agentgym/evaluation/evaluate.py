@@ -208,7 +208,7 @@ async def _play(
     on_episode: Callable[[Trajectory], None],
     driver: Driver | None = None,
 ) -> list[Trajectory]:
-    settings = SamplerConfig(concurrency=config.concurrency)
+    settings = SamplerConfig(concurrency=config.concurrency, env_processes=config.env_processes)
     is_policy = config.policy in POLICIES
     async with AsyncExitStack() as stack:
         loop = await _loop(config, len(episodes))
@@ -338,7 +338,7 @@ def _checked_policy(config: EvalConfig) -> EvalConfig:
 
 
 def _limits(config: EvalConfig) -> Limits:
-    return Limits(max_turns=config.max_turns, turn_tokens=config.turn_tokens)
+    return Limits(max_turns=config.max_turns, turn_tokens=config.turn_tokens, stall_s=config.stall_s)
 
 
 def _recognized(config: EvalConfig, folder: Path) -> EvalConfig:

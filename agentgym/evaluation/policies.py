@@ -16,7 +16,8 @@ from agentgym.envs.text_env import Info, StepResult, TextEnv
 from agentgym.errors import EnvironmentFault
 from agentgym.rollout.episode import Episode
 from agentgym.rollout.history import History
-from agentgym.rollout.home import HostedEnv
+from agentgym.rollout.home import LocalEnv
+from agentgym.rollout.hosted_env import HostedEnv
 from agentgym.rollout.limits import Limits
 from agentgym.rollout.loop import RolloutLoop
 from agentgym.rollout.replies import reply_ids
@@ -74,7 +75,7 @@ class PolicyLoop(RolloutLoop):
 
     async def play(self, env: HostedEnv, episode: Episode) -> Trajectory:
         """Plays one episode; `env` hosts a PlayedEnv."""
-        assert isinstance(env.env, PlayedEnv)
+        assert isinstance(env, LocalEnv) and isinstance(env.env, PlayedEnv)
         env.env.policy_seed = episode.seed(0)
         self._envs[episode.session] = env.env
         try:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from agentgym.rollout.episode import Draft, Ending, Episode
 from agentgym.rollout.episode_loop import SURPLUS, EpisodeLoop
-from agentgym.rollout.home import HostedEnv
+from agentgym.rollout.hosted_env import HostedEnv
 from agentgym.trajectory import Status, StopReason, Trajectory
 
 __all__ = ["RewardedLoop"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -58,6 +59,14 @@ class Answer:
             if isinstance(name, str) and name not in _CONVERSATION_KEYS and _is_json(value):
                 kept[name] = value  # type: ignore[assignment]  # narrowed by _is_json
         return kept
+
+    def plain(self) -> Answer:
+        """The same answer with what `metrics` and `extras` read of its info, in Python's own types."""
+        info: dict[object, object] = json.loads(json.dumps(self.extras(), default=_as_builtin))
+        if "metrics" in self.info:
+            metrics = self.info["metrics"]
+            info["metrics"] = dict(metrics) if isinstance(metrics, Mapping) else metrics
+        return replace(self, info=info)
 
 
 def plain_answers(observation: str, results: Sequence[ToolResult]) -> tuple[tuple[Message, ...], ...]:
@@ -134,6 +143,10 @@ def _is_json(value: object) -> bool:
     if isinstance(value, Mapping):
         return all(isinstance(name, str) and _is_json(one) for name, one in value.items())
     return isinstance(value, Sequence) and not isinstance(value, bytes) and all(map(_is_json, value))
+
+
+def _as_builtin(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else list(cast("Sequence[object]", value))
 
 
 def _shape(values: object) -> str:

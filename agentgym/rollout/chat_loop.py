@@ -13,7 +13,7 @@ from agentgym.engines.protocol import Completion, Sampling
 from agentgym.errors import EnvironmentFault
 from agentgym.rollout.episode import Draft, Ending
 from agentgym.rollout.episode_loop import EpisodeLoop, under_system_prompt
-from agentgym.rollout.home import HostedEnv
+from agentgym.rollout.hosted_env import HostedEnv
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.trajectory import Status, StopReason
 from agentgym.types import JSON, Message, ToolSpec

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from agentgym.chat_templates.formats.reply import reply_problem
 from agentgym.envs.action import Action
 from agentgym.errors import AgentGymError, EngineError, EnvironmentFault, RenderError
-from agentgym.rollout.answer import Answer, read_reset, read_step
+from agentgym.rollout.answer import Answer
 from agentgym.rollout.deadlines import Deadlines
 from agentgym.rollout.episode import Draft, Ending, Episode
-from agentgym.rollout.home import Env, EnvCallTimeout, Home, HostedEnv
+from agentgym.rollout.home import Home
+from agentgym.rollout.hosted_env import DistantTraceback, Env, EnvCallTimeout, HostedEnv
 from agentgym.rollout.limits import Limits
 from agentgym.rollout.turnstile import Turnstile
 from agentgym.trajectory import Status, StopReason, Trajectory
@@ -26,7 +27,8 @@ __all__ = [
     "SURPLUS",
     "EpisodeLoop",
     "GameAbandoned",
-    "env_error",
+    "failed_ending",
+    "fault_traceback",
     "replay_info",
     "under_system_prompt",
     "user_traceback",
@@ -72,13 +74,11 @@ class EpisodeLoop(ABC):
             async with self._deadlines.limit():
                 ending = await self._converse(env, draft)
             draft.keep_info()
-        except EnvCallTimeout as error:
-            ending = Ending(Status.TIMEOUT, StopReason.DEADLINE, str(error), replay_info(episode))
+        except (EnvCallTimeout, EnvironmentFault) as error:
+            ending = failed_ending(error, episode)
         except TimeoutError:
             line = f"the episode took over {self.limits.deadline_s:g} s (limits.deadline_s)"
             ending = Ending(Status.TIMEOUT, StopReason.DEADLINE, line, replay_info(episode))
-        except EnvironmentFault as error:
-            ending = env_error(error, episode)
         except RenderError as error:
             ending = Ending(Status.ENV_ERROR, StopReason.ENV_ERROR, f"RenderError: {error}", replay_info(episode))
         except EngineError as error:
@@ -109,9 +109,9 @@ class EpisodeLoop(ABC):
         """Resets the environment; the messages and the tools that the conversation begins with."""
         await self.turnstile.passed()
         task = draft.episode.task
-        answer = read_reset(await env.reset(task.seed, dict(task.options) or None))
-        draft.task_info = env.task_info
-        return under_system_prompt(env, answer.messages), env.tool_specs
+        answer = await env.reset(task.seed, dict(task.options) or None)
+        draft.task_info = env.facts.task_info
+        return under_system_prompt(env, answer.messages), env.facts.tool_specs
 
     def _may_answer(self, cut: StopReason) -> bool:
         return cut is StopReason.TURN_TOKENS and self.limits.cut_reply == "answer"
@@ -119,7 +119,7 @@ class EpisodeLoop(ABC):
     async def _act(self, env: HostedEnv, draft: Draft, message: Message) -> Answer:
         """Gives the reply to the environment and closes the turn with its answer."""
         started = time.perf_counter()
-        answer = read_step(await env.step(Action.from_message(message)))
+        answer = await env.step(Action.from_message(message))
         problem = reply_problem(message, self.end_thinking)
         if problem is not None:
             answer = answer.preceded_by(problem)
@@ -138,22 +138,31 @@ class EpisodeLoop(ABC):
 
 def under_system_prompt(env: HostedEnv, messages: Sequence[Message]) -> list[Message]:
     """The messages, under the environment's system prompt unless they have one of their own."""
-    if env.system_prompt and not (messages and messages[0].role == "system"):
-        return [Message("system", env.system_prompt), *messages]
+    system_prompt = env.facts.system_prompt
+    if system_prompt and not (messages and messages[0].role == "system"):
+        return [Message("system", system_prompt), *messages]
     return list(messages)
 
 
-def env_error(error: EnvironmentFault, episode: Episode) -> Ending:
+def failed_ending(error: EnvironmentFault | EnvCallTimeout, episode: Episode) -> Ending:
     """The ending of an episode whose environment failed, with its traceback (without our own frames on top)."""
     info = replay_info(episode)
-    cause = error.__cause__
-    while isinstance(cause, EnvironmentFault) and cause.__cause__ is not None:
-        cause = cause.__cause__
-    if cause is not None:
-        info["traceback"] = user_traceback(cause)
+    text = fault_traceback(error)
+    if text is not None:
+        info["traceback"] = text
+    if isinstance(error, EnvCallTimeout):
+        return Ending(Status.TIMEOUT, StopReason.DEADLINE, str(error), info)
     if error.tool:
         info[FAULT_TOOL] = error.tool
     return Ending(Status.ENV_ERROR, StopReason.ENV_ERROR, str(error), info)
+
+
+def fault_traceback(error: BaseException) -> str | None:
+    """The traceback of what the environment raised behind an error, if it raised anything."""
+    cause = error.__cause__
+    while isinstance(cause, EnvironmentFault) and cause.__cause__ is not None:
+        cause = cause.__cause__
+    return None if cause is None else user_traceback(cause)
 
 
 def replay_info(episode: Episode) -> dict[str, JSON]:
@@ -166,6 +175,8 @@ def replay_info(episode: Episode) -> dict[str, JSON]:
 
 def user_traceback(error: BaseException) -> str:
     """The traceback of what the environment raised, from the environment's own frame on."""
+    if isinstance(error, DistantTraceback):
+        return str(error)
     frames = error.__traceback__
     while frames is not None and frames.tb_next and _is_scaffolding(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next

@@ -1,4 +1,4 @@
-"""Where the code of an environment runs: on the event loop, on a thread of its own, or on the environments' loop."""
+"""Where the code of an environment runs: on the event loop, a thread, the environments' loop, or in another process."""
 
 from __future__ import annotations
 
@@ -9,25 +9,21 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Literal, TypeAlias, TypeVar, cast
 
-import gymnasium
-
 from agentgym.envs.resolve import make_env
 from agentgym.envs.text_env import TextEnv
-from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault, UnknownName
+from agentgym.errors import ConfigError, EnvironmentFault, UnknownName
+from agentgym.rollout.answer import Answer, read_reset, read_step
+from agentgym.rollout.env_process import EnvProcesses
+from agentgym.rollout.hosted_env import Env, EnvCallTimeout, EnvFacts, HostedEnv, facts_of, label_of
 from agentgym.rollout.limits import Limits
 from agentgym.rollout.threads import EnvThread, EnvThreads, Mailbox, Outcome, attempt
 from agentgym.rollout.watchdog import calling, named_call
-from agentgym.types import JSON, Task, ToolSpec
+from agentgym.types import Task
 
-__all__ = ["EnvCallTimeout", "Home", "HostedEnv", "make_task_env"]
+__all__ = ["Home", "LocalEnv", "make_task_env"]
 
 T = TypeVar("T")
-Env: TypeAlias = "gymnasium.Env[str, str]"
 Kind: TypeAlias = Literal["inline", "thread", "async"]
-
-
-class EnvCallTimeout(AgentGymError, TimeoutError):
-    """A call of an environment that ran longer than `env_step_s`."""
 
 
 def make_task_env(task: Task) -> Env:
@@ -46,70 +42,48 @@ def kind_of(env: Env) -> Kind:
     return "async" if is_async else "thread"
 
 
-class HostedEnv:
-    """An environment at its place; its calls await instead of blocking.
+class LocalEnv(HostedEnv):
+    """An environment of this process."""
 
-    `reset` and `step` raise EnvironmentFault (its cause is what the environment raised) or EnvCallTimeout.
-    """
+    __slots__ = ("_home", "_name", "_seed", "_thread", "env", "kind")
 
-    __slots__ = ("_home", "_seed", "_thread", "env", "kind", "system_prompt")
-
-    def __init__(self, env: Env, kind: Kind, home: Home, thread: EnvThread | None = None) -> None:
+    def __init__(self, env: Env, kind: Kind, home: Home, thread: EnvThread | None = None, name: str = "") -> None:
+        super().__init__()
         self.env = env
         self.kind = kind
+        self._name = name or _name_of(env)
         self._seed = 0
         self._home = home
         self._thread = thread
-        inner = env.unwrapped
-        self.system_prompt: str = inner.system_prompt if isinstance(inner, TextEnv) else ""
 
-    @property
-    def tool_specs(self) -> tuple[ToolSpec, ...]:
-        """The tools of the episode at hand; ask after `reset`."""
-        inner = self.env.unwrapped
-        return inner.tool_specs if isinstance(inner, TextEnv) else ()
-
-    @property
-    def task_info(self) -> dict[str, JSON]:
-        """What the record keeps of the task at hand: its digest, and whether no task on the side of its seed was found;
-        ask after `reset`."""
-        inner = self.env.unwrapped
-        if not isinstance(inner, TextEnv) or not inner.task_digest:
-            return {}
-        return {"task_digest": inner.task_digest, **({"split_failed": True} if inner.split_failed else {})}
-
-    @property
-    def wants_tools(self) -> bool:
-        """Whether the episode at hand has tools and cannot be won without."""
-        return bool(self.tool_specs) and not getattr(self.env.unwrapped, "tools_optional", False)
-
-    async def reset(self, seed: int, options: dict[str, object] | None) -> tuple[object, ...]:
-        """The environment's `reset`."""
+    async def reset(self, seed: int, options: dict[str, object] | None) -> Answer:
+        """Calls the environment's `reset`."""
         env, self._seed = self.env, seed
+        label = label_of(self._name, seed, "reset")
         if self.kind == "async":
-            reset = cast(TextEnv, env).areset
-            return await self._home.run_async(lambda: reset(seed=seed, options=options), self._label("reset"))
-        return await self._run(named_call(lambda: self._label("reset"), lambda: env.reset(seed=seed, options=options)))
 
-    async def step(self, action: str) -> tuple[object, ...]:
-        """The environment's `step`."""
+            async def reset() -> tuple[object, EnvFacts]:
+                return await cast(TextEnv, env).areset(seed=seed, options=options), facts_of(env)
+
+            values, self.facts = await self._home.run_async(reset, label)
+        else:
+            call = named_call(lambda: label, lambda: (env.reset(seed=seed, options=options), facts_of(env)))
+            values, self.facts = await self._run(call)
+        return read_reset(values)
+
+    async def step(self, action: str) -> Answer:
+        """Calls the environment's `step`."""
         env = self.env
-        if self.kind == "async":
-            label = self._label(f"step({action!r:.120})")
-            return await self._home.run_async(lambda: cast(TextEnv, env).astep(action), label)
-        return await self._run(named_call(lambda: self._label(f"step({action!r:.120})"), lambda: env.step(action)))
 
-    def _label(self, call: str) -> str:
-        """Returns the name of a call for the watchdog."""
-        spec = self.env.unwrapped.spec
-        name = spec.id if spec is not None else type(self.env.unwrapped).__name__
-        return f"{name} (seed {self._seed}), {call}"
+        def label() -> str:
+            return label_of(self._name, self._seed, "step", action)
+
+        if self.kind == "async":
+            return read_step(await self._home.run_async(lambda: cast(TextEnv, env).astep(action), label()))
+        return read_step(await self._run(named_call(label, lambda: env.step(action))))
 
     async def close(self) -> str | None:
-        """Closes the environment where it lives, within `close_s`; returns what went wrong, if anything.
-
-        An environment that is still in a call then keeps its thread, which closes it after that call.
-        """
+        """Closes the environment; one that is still in a call keeps its thread, which closes it after that call."""
         try:
             return await self._close()
         except (EnvironmentFault, EnvCallTimeout) as error:
@@ -117,13 +91,17 @@ class HostedEnv:
 
     async def _close(self) -> str | None:
         env, thread, limit_s = self.env, self._thread, self._home.limits.close_s
+
+        def label() -> str:
+            return label_of(self._name, self._seed, "close")
+
         if self.kind == "async":
-            await self._home.run_async(cast(TextEnv, env).aclose, self._label("close"), limit_s)
+            await self._home.run_async(cast(TextEnv, env).aclose, label(), limit_s)
         elif thread is None:
-            opened(attempt(env.close))
+            opened(attempt(named_call(label, env.close)))
         else:
             self._thread = None
-            call = thread.submit(env.close, self._home.mailbox())
+            call = thread.submit(named_call(label, env.close), self._home.mailbox())
             try:
                 await asyncio.wait({call.future}, timeout=limit_s)
             except asyncio.CancelledError:
@@ -149,11 +127,23 @@ class HostedEnv:
 
 
 class Home:
-    """Places environments, and bounds what the hung ones among them leave behind."""
+    """Places environments, and bounds what the hung ones among them leave behind.
 
-    def __init__(self, limits: Limits, threads: EnvThreads | None = None) -> None:
+    With `num_processes` they live in so many. Without `runs_inline` each has a thread, whatever its class promises.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        threads: EnvThreads | None = None,
+        num_processes: int = 0,
+        *,
+        runs_inline: bool = True,
+    ) -> None:
         self.limits = limits
         self.threads = threads or EnvThreads()
+        self.processes = EnvProcesses(num_processes, limits) if num_processes else None
+        self._runs_inline = runs_inline
         self._mailbox: Mailbox | None = None
         self._kinds: dict[str, Kind] = {}
         self._first: dict[str, asyncio.Event] = {}
@@ -164,14 +154,17 @@ class Home:
     def num_leaked(self) -> int:
         """Calls of environments that nobody waits for any more and that still run."""
         self._given_up &= self._running
-        return self.threads.num_leaked + len(self._given_up)
+        return self.threads.num_leaked + len(self._given_up) + (self.processes.num_leaked if self.processes else 0)
 
-    async def open(self, make: Callable[[Task], Env], task: Task) -> HostedEnv:
-        """Makes the task's environment where it will live, so that even its constructor blocks nobody.
+    async def open(self, make: Callable[[Task], Env], task: Task, *, alone: bool = False) -> HostedEnv:
+        """Makes the task's environment where it will live, so that even its constructor blocks nobody; `alone` is for
+        a process of its own.
 
         The first environment of an id is made on a thread, and others wait for it: then its kind is known. A name or
         keywords that no environment has raise UnknownName or ConfigError: they are the caller's mistake.
         """
+        if self.processes is not None:
+            return await self.processes.open(task, alone=alone)
         first = self._first.get(task.env_id)
         if first is not None:
             await first.wait()
@@ -186,12 +179,14 @@ class Home:
         finally:
             first.set()
 
-    async def _open(self, make: Callable[[Task], Env], task: Task) -> HostedEnv:
+    async def _open(self, make: Callable[[Task], Env], task: Task) -> LocalEnv:
+        name = task.env_id
+
         def label() -> str:
-            return f"{task.env_id} (seed {task.seed}), its constructor"
+            return label_of(name, task.seed, "its constructor")
 
         if self._kinds.get(task.env_id) == "inline":
-            return HostedEnv(opened(attempt(named_call(label, lambda: make(task)))), "inline", self)
+            return LocalEnv(opened(attempt(named_call(label, lambda: make(task)))), "inline", self, name=name)
         thread = self.threads.acquire()
         made: list[Env] = []
         try:
@@ -204,16 +199,23 @@ class Home:
             self.threads.release(thread)
             raise
         env = made[0]
-        kind = self._kinds[task.env_id] = kind_of(env)
+        kind = kind_of(env)
+        kind = self._kinds[name] = "thread" if kind == "inline" and not self._runs_inline else kind
         if kind == "thread":
-            return HostedEnv(env, kind, self, thread)
+            return LocalEnv(env, kind, self, thread, name)
         self.threads.release(thread)
-        return HostedEnv(env, kind, self)
+        return LocalEnv(env, kind, self, name=name)
 
-    def adopt(self, env: Env) -> HostedEnv:
+    def adopt(self, env: Env) -> LocalEnv:
         """Places an environment that exists already."""
         kind = kind_of(env)
-        return HostedEnv(env, kind, self, self.threads.acquire() if kind == "thread" else None)
+        return LocalEnv(env, kind, self, self.threads.acquire() if kind == "thread" else None)
+
+    def close(self) -> None:
+        """Ends the threads and the processes; threads in a call end after it."""
+        self.threads.close()
+        if self.processes is not None:
+            self.processes.close()
 
     def mailbox(self) -> Mailbox:
         """The mailbox of the running event loop."""
@@ -275,6 +277,11 @@ class Home:
             return error, None
         finally:
             self._running.discard(call)
+
+
+def _name_of(env: Env) -> str:
+    spec = env.unwrapped.spec
+    return spec.id if spec is not None else type(env.unwrapped).__name__
 
 
 def _close_all(envs: list[Env]) -> None:

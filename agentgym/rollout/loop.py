@@ -15,7 +15,7 @@ from agentgym.rollout.answer import Answer
 from agentgym.rollout.episode import Draft, Ending, Episode
 from agentgym.rollout.episode_loop import EpisodeLoop, under_system_prompt
 from agentgym.rollout.history import ASK, CompactionConfig, History, compacted
-from agentgym.rollout.home import HostedEnv
+from agentgym.rollout.hosted_env import HostedEnv
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.trajectory import Status, StopReason
 from agentgym.types import Message, ToolSpec

@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentgym.errors import ConfigError, EnvironmentFault, TrainingHalted
+from agentgym.rollout.env_process import EnvProcessLost
 from agentgym.rollout.episode import Draft, Ending, Episode
-from agentgym.rollout.episode_loop import SURPLUS, EpisodeLoop, env_error, replay_info
+from agentgym.rollout.episode_loop import SURPLUS, EpisodeLoop, failed_ending
 from agentgym.rollout.garbage import young_garbage_only
-from agentgym.rollout.home import Env, EnvCallTimeout, Home, make_task_env
+from agentgym.rollout.home import Home, make_task_env
+from agentgym.rollout.hosted_env import Env, EnvCallTimeout
 from agentgym.rollout.threads import EnvThreads
 from agentgym.trajectory import Group, Status, StopReason, Trajectory
 from agentgym.types import Task, ToolResult
@@ -37,6 +39,9 @@ class SamplerConfig:
     """Live episodes."""
     env_threads: int | None = None
     """Threads that blocking environments share, each pinned to one; None gives every live environment its own."""
+    env_processes: int = 0
+    """Processes in which the environments live, so that one which holds the interpreter, crashes or is killed for its
+    memory ends its process alone, and not the run; 0 has them in the run's own. `--env-processes N` is short for it."""
     max_failure_rate: float = 0.5
     """The share of a step's episodes that may fail (environment, engine, time-out); above it the run stops."""
     max_leaked_threads: int = 64
@@ -45,6 +50,12 @@ class SamplerConfig:
     def __post_init__(self) -> None:
         if self.concurrency < 1 or (self.env_threads is not None and self.env_threads < 1):
             raise ConfigError(f"concurrency and env_threads are at least 1, got {self.concurrency}, {self.env_threads}")
+        if self.env_processes < 0:
+            raise ConfigError(f"env_processes is at least 0, got {self.env_processes}")
+        if self.env_processes and self.env_threads is not None:
+            raise ConfigError(
+                "in a process each environment has its own thread: leave env_threads or env_processes out"
+            )
         if not 0.0 <= self.max_failure_rate <= 1.0:
             raise ConfigError(f"max_failure_rate is a share in [0, 1], got {self.max_failure_rate}; 1 never stops")
 
@@ -105,15 +116,23 @@ class TooManyFailures(TrainingHalted):
 class Sampler:
     """Plays tasks in groups; the order of what it returns never depends on what finishes first.
 
-    `make(task)` gives a fresh environment; it is closed after its episode, whatever happens in between.
+    `make(task)` gives a fresh environment; it is closed after its episode, whatever happens in between. With `home`,
+    that of another sampler, both share its threads and processes, which end with the other one.
     """
 
     def __init__(
-        self, loop: EpisodeLoop, make: Callable[[Task], Env] = make_task_env, config: SamplerConfig | None = None
+        self,
+        loop: EpisodeLoop,
+        make: Callable[[Task], Env] = make_task_env,
+        config: SamplerConfig | None = None,
+        home: Home | None = None,
     ) -> None:
         self.loop = loop
         self.config = config or SamplerConfig()
-        self.home = Home(loop.limits, EnvThreads(self.config.env_threads))
+        if self.config.env_processes and make is not make_task_env:
+            raise ConfigError("env_processes makes environments in other processes: leave it out, or `make`")
+        self._has_own_home = home is None
+        self.home = home or Home(loop.limits, EnvThreads(self.config.env_threads), self.config.env_processes)
         self._make = make
         self._shown: set[str] = set()
         self._tool_envs: set[str] = set()
@@ -209,8 +228,9 @@ class Sampler:
             raise
 
     def close(self) -> None:
-        """Ends the environment threads."""
-        self.home.threads.close()
+        """Ends the threads and processes of environments."""
+        if self._has_own_home:
+            self.home.close()
 
     async def _work(self, batch: _Batch) -> None:
         """Plays one episode after the other until none is waiting."""
@@ -228,18 +248,27 @@ class Sampler:
                 self._check_failures(batch, trajectory)
 
     async def play(self, episode: Episode) -> Trajectory:
-        """One episode in an environment of its own, from making it to closing it."""
+        """One episode in an environment of its own, from making it to closing it.
+
+        One whose process ended, and not certainly because of it, is played again, from its seeds: once as before if it
+        was in no call then, and at last in a process of its own, where it is clear whose fault an end is.
+        """
+        alone, was_lost = False, False
+        while True:
+            try:
+                return await self._play(episode, alone)
+            except EnvProcessLost as lost:
+                alone, was_lost = was_lost or lost.was_in_call, True
+
+    async def _play(self, episode: Episode, alone: bool) -> Trajectory:
         try:
-            env = await self.home.open(self._make, episode.task)
-        except EnvironmentFault as error:
-            return Draft(episode).finish(env_error(error, episode))
-        except EnvCallTimeout as error:
-            ending = Ending(Status.TIMEOUT, StopReason.DEADLINE, str(error), replay_info(episode))
-            return Draft(episode).finish(ending)
+            env = await self.home.open(self._make, episode.task, alone=alone)
+        except (EnvironmentFault, EnvCallTimeout) as error:
+            return Draft(episode).finish(failed_ending(error, episode))
         try:
             return await self.loop.play(env, episode)
         finally:
-            if env.wants_tools:
+            if env.facts.wants_tools:
                 self._tool_envs.add(episode.task.env_id)
             problem = await env.close()
             if problem is not None:

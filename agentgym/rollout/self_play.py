@@ -10,9 +10,11 @@ from typing import TypeAlias
 
 from agentgym.envs.multi_agent import SELF, MultiAgentEnv
 from agentgym.errors import ConfigError, EngineError, EnvironmentFault
+from agentgym.rollout.answer import Answer, read_reset, read_step
 from agentgym.rollout.episode import Draft, Ending, Episode
-from agentgym.rollout.episode_loop import EpisodeLoop, GameAbandoned, env_error, replay_info
-from agentgym.rollout.home import Env, EnvCallTimeout, HostedEnv, make_task_env, opened
+from agentgym.rollout.episode_loop import EpisodeLoop, GameAbandoned, failed_ending, replay_info
+from agentgym.rollout.home import LocalEnv, make_task_env, opened
+from agentgym.rollout.hosted_env import Env, EnvCallTimeout, HostedEnv, facts_of
 from agentgym.rollout.sampler import Sampler, SamplerConfig
 from agentgym.rollout.threads import attempt
 from agentgym.trajectory import Status, StopReason, Trajectory
@@ -42,7 +44,7 @@ def group_of(game: str, agent: str) -> str:
 class Table:
     """One game: who sits at it waits until it is their turn, and leaves when their episode is over."""
 
-    def __init__(self, name: TableName, env_id: str, hosted: HostedEnv, env: MultiAgentEnv) -> None:
+    def __init__(self, name: TableName, env_id: str, hosted: LocalEnv, env: MultiAgentEnv) -> None:
         self.name = name
         self.env_id = env_id
         self.hosted = hosted
@@ -116,18 +118,23 @@ class Seat(HostedEnv):
 
     __slots__ = ("_agent", "_table")
 
-    def __init__(self, table: Table, agent: str, sampler: Sampler) -> None:
-        super().__init__(table.hosted.env, "inline", sampler.home)
+    def __init__(self, table: Table, agent: str) -> None:
+        super().__init__()
         self._table = table
         self._agent = agent
 
-    async def reset(self, seed: int, options: dict[str, object] | None) -> tuple[object, ...]:
+    async def reset(self, seed: int, options: dict[str, object] | None) -> Answer:
         """What the agent sees at its first turn."""
-        return await self._table.begin(self._agent, seed, options)
+        values = await self._table.begin(self._agent, seed, options)
+        self.facts = facts_of(self._table.game)
+        return read_reset(values)
 
-    async def step(self, action: str) -> tuple[object, ...]:
+    async def step(self, action: str) -> Answer:
         """The agent's move, and what it sees at its next turn."""
-        return await self._table.move(self._agent, action)
+        return read_step(await self._table.move(self._agent, action))
+
+    async def close(self) -> None:
+        """Does nothing: the table closes the environment."""
 
 
 class SelfPlaySampler(Sampler):
@@ -145,6 +152,10 @@ class SelfPlaySampler(Sampler):
         rival: EpisodeLoop | None = None,
     ) -> None:
         super().__init__(loop, make, config)
+        if self.config.env_processes:
+            raise ConfigError(
+                "the seats of a game share its environment, which is in this process: leave env_processes out"
+            )
         self.rival = rival
         self._tables: dict[TableName, asyncio.Future[Table]] = {}
         self._tasks: dict[Table, list[asyncio.Task[None]]] = {}
@@ -161,11 +172,8 @@ class SelfPlaySampler(Sampler):
         """One seat of a game, from sitting down to leaving; the last to leave closes the environment."""
         try:
             table = await self._seated(episode)
-        except EnvironmentFault as error:
-            return Draft(episode).finish(env_error(error, episode))
-        except EnvCallTimeout as error:
-            ending = Ending(Status.TIMEOUT, StopReason.DEADLINE, str(error), replay_info(episode))
-            return Draft(episode).finish(ending)
+        except (EnvironmentFault, EnvCallTimeout) as error:
+            return Draft(episode).finish(failed_ending(error, episode))
         except GameAbandoned as error:
             ending = Ending(Status.CANCELLED, StopReason.CANCELLED, str(error), replay_info(episode))
             return Draft(episode).finish(ending)
@@ -191,6 +199,7 @@ class SelfPlaySampler(Sampler):
 
     async def _set_up(self, name: TableName, episode: Episode) -> Table:
         hosted = await self.home.open(self._make, episode.task)
+        assert isinstance(hosted, LocalEnv)
         game = hosted.env.unwrapped
         if not isinstance(game, MultiAgentEnv) or episode.seat not in seats_of(game):
             raise ConfigError(f"{episode.task.env_id} has no seat {episode.seat!r} that a rollout plays")
@@ -208,7 +217,7 @@ class SelfPlaySampler(Sampler):
     async def _play_at(self, table: Table, episode: Episode, loop: EpisodeLoop) -> Trajectory:
         trajectory = cancelled = Draft(episode).finish(Ending(Status.CANCELLED, StopReason.CANCELLED, "given up"))
         try:
-            trajectory = await loop.play(Seat(table, episode.seat, self), episode)
+            trajectory = await loop.play(Seat(table, episode.seat), episode)
         finally:
             table.leave(episode.seat, trajectory, is_rival=loop is self.rival and trajectory is not cancelled)
         return trajectory
@@ -227,7 +236,7 @@ class SelfPlaySampler(Sampler):
         if table.num_seated:
             return
         del self._tables[table.name]
-        if table.hosted.tool_specs:
+        if table.game.tool_specs:
             self._tool_envs.add(table.env_id)
         problem = await table.hosted.close()
         if problem is not None:

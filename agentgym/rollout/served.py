@@ -16,7 +16,7 @@ from agentgym.rollout.answer import Answer
 from agentgym.rollout.chat_completion import ChatReply, ChatRequest
 from agentgym.rollout.episode import Draft, Ending, Episode
 from agentgym.rollout.episode_loop import replay_info
-from agentgym.rollout.home import HostedEnv
+from agentgym.rollout.hosted_env import HostedEnv
 from agentgym.rollout.loop import RolloutLoop
 from agentgym.rollout.seat import AgentGone, EpisodeEnded, Opening, RequestRefused, Seat, StepAnswer, StepRequest
 from agentgym.rollout.shown import shown_messages

@@ -19,6 +19,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
+from agentgym.tools.worker import AROUND_CALLS
+
 __all__ = ["calling", "named_call", "watched"]
 
 T = TypeVar("T")
@@ -33,13 +35,17 @@ _active: Watchdog | None = None
 
 
 @contextmanager
-def watched(limit_s: float | None) -> Iterator[None]:
-    """Watches the calls of environments, which may hold the interpreter for `limit_s` seconds; None watches nothing."""
+def watched(limit_s: float | None, report: int | None = None) -> Iterator[None]:
+    """Watches the calls of environments, which may hold the interpreter for `limit_s` seconds; None watches nothing.
+
+    With the number of a file, the report goes there, as JSON, for the process that started this one; and a call that
+    outlives that process has a few seconds left.
+    """
     global _active
     if limit_s is None or _active is not None or not hasattr(signal, "SIGRTMIN"):
         yield
         return
-    watchdog = _active = Watchdog(limit_s)
+    watchdog = _active = Watchdog(limit_s, report)
     try:
         yield
     finally:
@@ -68,7 +74,7 @@ def calling(label: str) -> AbstractContextManager[None]:
 class Watchdog:
     """The process that watches this one, and the board that it reads."""
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, report: int | None = None) -> None:
         board, stacks = self._files = os.memfd_create("agentgym-calls"), os.memfd_create("agentgym-stacks")
         num_slots = NUM_SLOTS
         try:
@@ -80,11 +86,12 @@ class Watchdog:
         self._free = list(range(1, num_slots + 1))
         self._number = signal.SIGRTMIN + 9
         faulthandler.register(self._number, file=stacks, all_threads=True)
-        words = [os.getpid(), board, stacks, limit_s, int(self._number)]
+        reports = () if report is None else (report,)
+        words = [os.getpid(), board, stacks, limit_s, int(self._number), *reports]
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_PROCESS), *map(str, words)],
             stdin=subprocess.PIPE,
-            pass_fds=self._files,
+            pass_fds=(*self._files, *reports),
         )
         self._over = threading.Event()
         self._beating = threading.Thread(
@@ -94,10 +101,11 @@ class Watchdog:
 
     @contextmanager
     def calling(self, label: str) -> Iterator[None]:
-        """Has a call of this thread on the board meanwhile."""
+        """Has a call of this thread on the board meanwhile, and what it has a `Worker` do on that one's thread."""
         if not self._free:
             yield
             return
+        around = AROUND_CALLS.set(lambda: self.calling(label))
         slot = self._free.pop()
         SLOT.pack_into(
             self._board, slot * SLOT.size, threading.get_native_id(), threading.get_ident(), label.encode()[:240]
@@ -105,6 +113,7 @@ class Watchdog:
         try:
             yield
         finally:
+            AROUND_CALLS.reset(around)
             SLOT.pack_into(self._board, slot * SLOT.size, 0, 0, b"")
             self._free.append(slot)
 

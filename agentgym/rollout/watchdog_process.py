@@ -1,11 +1,13 @@
-"""The process that watches a run: `python -I -S watchdog_process.py PID BOARD STACKS LIMIT_S SIGNAL`.
+"""The process that watches a run: `python -I -S watchdog_process.py PID BOARD STACKS LIMIT_S SIGNAL [REPORT]`.
 
 It needs the standard library alone. BOARD and STACKS are open files: the board of `watchdog.py`, and the file to which
-the run's process writes the stacks of its threads when it gets SIGNAL. It ends with its standard input.
+the run's process writes the stacks of its threads when it gets SIGNAL. It ends with its standard input. REPORT is the
+file for a report of a process of environments, which the run reads; without it a person reads it.
 """
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import re
@@ -28,8 +30,11 @@ Call = tuple[int, int, str]
 class Watch:
     """What is known of the run's process."""
 
-    def __init__(self, pid: int, board: int, stacks: int, limit_s: float, number: int) -> None:
-        self.pid, self.stacks, self.limit_s, self.number = pid, stacks, limit_s, number
+    def __init__(
+        self, pid: int, board: int, stacks: int, limit_s: float, number: int, report: int | None = None
+    ) -> None:
+        self.pid, self.stacks, self.limit_s, self.number, self.report = pid, stacks, limit_s, number, report
+        self.parent = self._field(1)
         self.board = mmap.mmap(board, 0, prot=mmap.PROT_READ)
         self.interrupted = False  # stays true: a run that got the signal is about to end
         for each in (signal.SIGINT, signal.SIGTERM):  # what ends a run is often sent to all of its processes
@@ -45,10 +50,12 @@ class Watch:
                 return
             passed_s, looked = time.monotonic() - looked, time.monotonic()
             (count,) = COUNT.unpack_from(self.board, 0)
-            if count != last or passed_s > 10 * tick_s or self._is_stopped():
+            if count != last or passed_s > 10 * tick_s or self._field(0) in ("T", "t"):
                 last, stalled_s, before = count, 0.0, self._cpu()
                 continue
             stalled_s += passed_s
+            if self.report is not None and self._field(1) != self.parent:  # the run is gone
+                self.interrupted = True
             is_due = stalled_s >= self.limit_s or (self.interrupted and stalled_s >= INTERRUPT_S)
             if is_due and (culprits := self._culprits(before)):
                 self._end(culprits, stalled_s)
@@ -86,18 +93,25 @@ class Watch:
             pass  # a thread has ended, or there is no /proc
         return used
 
-    def _is_stopped(self) -> bool:
-        """Whether the process is stopped (Ctrl-Z, a debugger)."""
+    def _field(self, index: int) -> str:
+        """A field of the process' state: 0 is T or t where it is stopped (Ctrl-Z, a debugger), 1 is its parent."""
         try:
             with open(f"/proc/{self.pid}/stat") as file:
-                return file.read().rpartition(")")[2].split()[0] in "Tt"
+                return file.read().rpartition(")")[2].split()[index]
         except OSError:
-            return False
+            return ""
 
     def _end(self, culprits: Sequence[Call], stalled_s: float) -> None:
         os.kill(self.pid, self.number)
         time.sleep(1.0)
         stack = stack_of(os.pread(self.stacks, 1 << 20, 0).decode(errors="replace"), culprits[0][1])
+        if self.report is not None:
+            labels = {label for _, ident, label in culprits if ident}
+            certain = labels.pop() if len(labels) == 1 else ""  # coroutines share a thread
+            told = {"stalled_s": stalled_s, "call": certain, "stack": stack}
+            os.write(self.report, json.dumps(told).encode())
+            os.kill(self.pid, signal.SIGKILL)
+            return
         who = "; or ".join(label for _, _, label in culprits[:3])
         sys.stderr.write(
             f"\nerror: an environment has held Python's interpreter for {stalled_s:.0f} s, so that no other episode and"
@@ -118,4 +132,4 @@ def stack_of(dump: str, ident: int) -> str:
 
 if __name__ == "__main__":
     pid, board, stacks = map(int, sys.argv[1:4])
-    Watch(pid, board, stacks, float(sys.argv[4]), int(sys.argv[5])).run()
+    Watch(pid, board, stacks, float(sys.argv[4]), *map(int, sys.argv[5:])).run()

@@ -10,7 +10,7 @@ from agentgym.engines.protocol import Completion, Sampling, Weights, WeightSync
 from agentgym.envs.text_env import Info, StepResult, TextEnv
 from agentgym.rollout.episode import Draft, Ending, Episode
 from agentgym.rollout.episode_loop import EpisodeLoop
-from agentgym.rollout.home import HostedEnv
+from agentgym.rollout.hosted_env import HostedEnv
 from agentgym.rollout.limits import Limits
 from agentgym.rollout.sampler import Sampler, SamplerConfig
 from agentgym.trajectory import Status, StopReason

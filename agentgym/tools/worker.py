@@ -7,14 +7,19 @@ import concurrent.futures
 import queue
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
+from typing import Any, TypeAlias, TypeVar
 
 from agentgym.tools.background_loop import BackgroundLoop
 
-__all__ = ["Worker", "run_sync"]
+__all__ = ["AROUND_CALLS", "Worker", "run_sync"]
 
 T = TypeVar("T")
-Job = tuple[Callable[[], Any], "concurrent.futures.Future[Any]"]
+Around: TypeAlias = Callable[[], AbstractContextManager[None]]
+Job = tuple[Callable[[], Any], "concurrent.futures.Future[Any]", Around]
+AROUND_CALLS: ContextVar[Around] = ContextVar("AROUND_CALLS", default=nullcontext)
+"""Makes what a call runs within on a worker's thread; read where the call is submitted."""
 
 
 class Worker:
@@ -38,7 +43,7 @@ class Worker:
                 self._jobs = queue.SimpleQueue()
                 self._thread = threading.Thread(target=_serve, args=(self._jobs,), name=self._name, daemon=True)
                 self._thread.start()
-            self._jobs.put((fn, future))
+            self._jobs.put((fn, future, AROUND_CALLS.get()))
         return future
 
     async def run(self, fn: Callable[[], T]) -> T:
@@ -57,7 +62,7 @@ class Worker:
         if threading.current_thread() is not self._thread or jobs is None:
             return run_sync(coroutine)
         awaited = _background.submit(coroutine)
-        awaited.add_done_callback(lambda _: jobs.put((_nothing, concurrent.futures.Future())))
+        awaited.add_done_callback(lambda _: jobs.put((_nothing, concurrent.futures.Future(), nullcontext)))
         while not awaited.done():
             job = jobs.get()
             if job is None:  # abandoned: the thread ends after the call that waits here
@@ -100,9 +105,10 @@ def _serve(jobs: queue.SimpleQueue[Job | None]) -> None:
         del job
 
 
-def _run(fn: Callable[[], Any], future: concurrent.futures.Future[Any]) -> None:
+def _run(fn: Callable[[], Any], future: concurrent.futures.Future[Any], around: Around) -> None:
     if future.set_running_or_notify_cancel():
-        _resolve(fn, future)
+        with around():
+            _resolve(fn, future)
 
 
 def _nothing() -> None:

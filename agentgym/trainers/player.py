@@ -52,9 +52,8 @@ class Player:
         loop = stage.loop("train")
         self._sampler = stage.sampler(self._rewards.loop(loop))
         stack.callback(self._sampler.close)
-        self._probe_sampler = stage.sampler(stage.loop("probe"))
+        self._probe_sampler = stage.sampler(stage.loop("probe"), self._sampler.home)
         self._probe_sampler.checks_calls = False  # its replies are cut on purpose
-        stack.callback(self._probe_sampler.close)
         self._players = self._sampler
         if self._seats:
             self._players = self._open_self_play(loop, stack)
@@ -65,8 +64,7 @@ class Player:
             serve_config = ServeConfig(port=config.serve, token=token)
             server = await stack.enter_async_context(EpisodeServer(served, serve_config))
             on_served(server.url, token)
-            self._players = Sampler(self._rewards.loop(served), config=config.sampler)
-            stack.callback(self._players.close)
+            self._players = Sampler(self._rewards.loop(served), config=config.sampler, home=self._sampler.home)
         if isinstance(self.source, AheadTasks):
             self._stream = GroupStream(
                 self._players,
@@ -131,11 +129,8 @@ class Player:
         """One episode at temperature 0 of each group's task."""
         seed = self.config.seed
         episodes = [Episode(one.task, one.id, 0, seed, step, "greedy") for one in groups]
-        sampler = self._stage.sampler(self._rewards.loop(self._stage.loop("greedy")))
-        try:
-            return await self._scored(await sampler.run(episodes))
-        finally:
-            sampler.close()
+        sampler = self._stage.sampler(self._rewards.loop(self._stage.loop("greedy")), self._sampler.home)
+        return await self._scored(await sampler.run(episodes))
 
     async def probe(self, name: str, version: int) -> list[Trajectory]:
         """Short episodes of the next step's tasks, which are recorded nowhere."""

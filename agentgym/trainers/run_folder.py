@@ -29,7 +29,7 @@ __all__ = ["RunFolder", "free_run_folder", "read_settings", "recorded_date", "sa
 
 FREE = (
     *("sglang.", "vllm.", "executor", "ray.", "learner.fsdp.", "collapse.", "checkpoint."),
-    *("trackers", "tracking.", "speed.", "profile.", "limits.stall_s", "require_token"),
+    *("trackers", "tracking.", "speed.", "profile.", "limits.stall_s", "sampler.env_processes", "require_token"),
 )
 """Beginnings of settings that may differ when a run is resumed: where its parts are, what ends it, what is kept, who
 watches, who may ask its server."""

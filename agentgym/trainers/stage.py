@@ -8,6 +8,7 @@ from typing import Literal, Protocol, TypeAlias
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.protocol import Engine
 from agentgym.rollout.episode_loop import EpisodeLoop
+from agentgym.rollout.home import Home
 from agentgym.rollout.limits import Limits
 from agentgym.rollout.loop import RolloutLoop
 from agentgym.rollout.sampler import Sampler
@@ -27,8 +28,8 @@ class Stage(Protocol):
     def loop(self, part: Part) -> EpisodeLoop:
         """What plays an episode."""
 
-    def sampler(self, loop: EpisodeLoop) -> Sampler:
-        """What plays many of them in `loop`, or in one that stands on it."""
+    def sampler(self, loop: EpisodeLoop, home: Home | None = None) -> Sampler:
+        """What plays many of them in `loop`, or in one that stands on it, with the `home` of another sampler."""
 
 
 class LocalStage:
@@ -43,9 +44,9 @@ class LocalStage:
         """See `Stage.loop`."""
         return loop_for(part, self._config, self._engine, self._renderer)
 
-    def sampler(self, loop: EpisodeLoop) -> Sampler:
+    def sampler(self, loop: EpisodeLoop, home: Home | None = None) -> Sampler:
         """See `Stage.sampler`."""
-        return Sampler(loop, config=self._config.sampler)
+        return Sampler(loop, config=self._config.sampler, home=home)
 
 
 def limits_for(part: Part, config: TrainConfig) -> Limits:

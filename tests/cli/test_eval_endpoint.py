@@ -11,6 +11,32 @@ import pytest
 
 from agentgym.testing.fake_sglang import FakeConfig, FakeSglang
 
+REGEX = '''
+import re
+
+from agentgym.envs import ToolEnv
+from agentgym.tools import tool
+
+
+class Search(ToolEnv):
+    """Looks for a pattern, over which one task of ten never ends."""
+
+    own_split = True
+    max_turns = 2
+
+    def start(self, options):
+        return f"Task {self.np_random_seed}."
+
+    @tool
+    def look(self, pattern: str) -> str:
+        """Looks for a pattern.
+
+        Args:
+            pattern: the pattern
+        """
+        text = "a" * 40 + "b" if self.np_random_seed % 10 == 3 else "a"
+        return str(bool(re.match(pattern, text)))
+'''
 Command = Callable[..., Any]
 Start = Callable[..., Any]
 EVAL = ("eval", "--env", "GuessNumber-v0", "--endpoint.max-retries", 0, "--turn-tokens", 32)
@@ -112,3 +138,24 @@ def test_the_key_goes_to_the_endpoint_and_into_no_file(
     assert "sk-secret" not in done.out + done.err
     assert all("sk-secret" not in path.read_text() for path in Path("run").iterdir())
     assert "test-model" in Path("run/config.yaml").read_text()
+
+
+def test_a_tool_that_holds_the_interpreter_ends_its_own_episode_alone(agentgym: Command, chat_endpoint: Start) -> None:
+    Path("regex.py").write_text(REGEX)
+    endpoint = chat_endpoint(
+        lambda body, number: chat_endpoint.said(calls=[("call_1", "look", '{"pattern": "(a+)+$"}')])
+    )
+    played_by = ("--policy", endpoint.url, "--endpoint.max-retries", 0, "--turn-tokens", 32)
+    done = agentgym(
+        *("eval", "--env", "regex.py:Search", *played_by, "-n", 10, "--output", "run"),
+        *("--env-processes", 2, "--stall-s", 2),
+    )
+    assert done.code == 0, done.err
+    assert "1 episodes failed" in done.out
+    episodes = [json.loads(line) for line in Path("run/episodes.jsonl").read_text().splitlines()]
+    (failed,) = [one for one in episodes if one["status"] != "truncated"]
+    assert len(episodes) == 10 and failed["status"] == "timeout" and failed["reward"] is None
+    assert failed["error"].startswith("the environment held Python's interpreter for ")
+    assert "its process was ended: regex.py:Search (seed 1000000003), tool look, step(" in failed["error"]
+    assert 'regex.py", line ' in failed["info"]["traceback"] and "in look" in failed["info"]["traceback"]
+    assert done.err.count("a process with ") == 1  # whose fault it was is known at once

@@ -76,6 +76,12 @@ def test_print_config_gives_what_config_takes(tmp_path: Path, capsys: pytest.Cap
     assert again == file.read_text().replace("seed: 0", "seed: 7", 1)
 
 
+def test_processes_of_environments_have_the_same_option_as_in_eval(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--env-processes", "2"], ["--env-processes=2"], ["--sampler.env-processes", "2"]):
+        assert main([*SMALL, *words, "--print-config"]) == 0
+        assert "\n  env_processes: 2\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "steps"),
     [

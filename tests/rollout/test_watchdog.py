@@ -12,8 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from agentgym.rollout import watchdog
 from agentgym.rollout.watchdog import named_call, watched
 from agentgym.rollout.watchdog_process import stack_of
+from agentgym.tools.worker import Worker
 
 ENVS = '''
 import re
@@ -111,6 +113,20 @@ def test_a_long_call_that_releases_the_interpreter_is_left_alone_and_nothing_sta
         assert child.is_running()
     assert not child.is_running()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_tool_on_another_thread_is_known_by_the_call_of_its_environment() -> None:
+    def labels() -> list[tuple[int, bytes]]:
+        assert watchdog._active is not None
+        found = watchdog.SLOT.iter_unpack(watchdog._active._board[:])
+        return [(ident, label.rstrip(b"\0")) for tid, ident, label in found if label.rstrip(b"\0")]
+
+    with watched(60.0):
+        worker = Worker("tools")
+        calls = named_call(lambda: "Lock (seed 1), step", lambda: worker.submit(labels).result())()
+        assert not labels()
+        worker.stop()
+    assert {label for _, label in calls} == {b"Lock (seed 1), step"} and len({ident for ident, _ in calls}) == 2
 
 
 def test_without_a_watchdog_a_call_is_what_it_was() -> None:

@@ -145,6 +145,7 @@ def test_a_frozen_rival_adds_no_row_to_the_loss(tmp_path: Path) -> None:
     [
         ({"max_staleness": 1}, "does not go with max_staleness"),
         ({"serve": 0}, "does not go with serve"),
+        ({"sampler": SamplerConfig(env_processes=1)}, "does not go with sampler.env_processes"),
         ({"algo": "remax"}, "does not go with the advantage remax"),
         ({"sampler": SamplerConfig(concurrency=1)}, "takes sampler.concurrency of at least 2, got 1"),
         ({"env": f"{__name__}:Alone", "rival": "."}, "a rival plays the other seats of a game in self-play, and "),

@@ -14,7 +14,8 @@ from agentgym.chat_templates.protocol import Renderer
 from agentgym.errors import AgentGymError, EngineError
 from agentgym.rollout.episode import Draft, Ending, Episode
 from agentgym.rollout.episode_loop import SURPLUS, EpisodeLoop
-from agentgym.rollout.home import HostedEnv
+from agentgym.rollout.home import Home
+from agentgym.rollout.hosted_env import HostedEnv
 from agentgym.rollout.sampler import Sampler, cancelled
 from agentgym.trainers.cluster.actors import Actor, ActorLost
 from agentgym.trainers.cluster.board import report_warnings
@@ -70,7 +71,8 @@ class EpisodeActor:
                 self._renderer = renderer_for(Path(cast.model_folder), config.family, date=config.date)
                 self._engine = ClusterEngine(cast.engines)
             loop = loop_for(part, config, self._engine, self._renderer)
-            self._samplers[part] = Sampler(loop, config=config.sampler)
+            home = next((one.home for one in self._samplers.values()), None)
+            self._samplers[part] = Sampler(loop, config=config.sampler, home=home)
         return self._samplers[part]
 
 
@@ -90,7 +92,7 @@ class ClusterStage:
         """See `Stage.loop`."""
         return _DistantLoop(self, part, self._config)
 
-    def sampler(self, loop: EpisodeLoop) -> Sampler:
+    def sampler(self, loop: EpisodeLoop, home: Home | None = None) -> Sampler:
         """See `Stage.sampler`."""
         return _DistantSampler(loop, config=self._config.sampler)
 
