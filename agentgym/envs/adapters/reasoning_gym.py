@@ -139,12 +139,15 @@ def scored_by(scorer: Callable[[], Any]) -> Scored:
 def scored_beside(
     dataset: str, seed: int, config: Mapping[str, Any], entry: Mapping[str, Any], answer: str | None
 ) -> Scored:
-    """What the dataset's scorer says in a process where nothing that a model wrote is run."""
+    """What the dataset's scorer says in a process where nothing that a model wrote is run; raises EnvironmentFault for
+    what the machine or a service raised."""
     question = (dataset, seed, dict(config), dict(entry), answer, LIMIT_S)
     told = _scorer.ask(base64.b64encode(pickle.dumps(question)).decode(), LIMIT_S)
     if told is None:
         return None, f"no score within {LIMIT_S:g} s of computing, or within its memory"
-    score, error = json.loads(told)
+    score, error, is_fault = json.loads(told)
+    if is_fault:
+        raise EnvironmentFault(f"the scorer of {dataset} failed: {error}")
     return score, error
 
 

@@ -1,4 +1,5 @@
-"""The process that scores answers for `reasoning_gym/`: a line (pickle in base64) in, JSON `[score, error]` out.
+"""The process that scores answers for `reasoning_gym/`: it reads lines of pickles in base64, and answers each with
+JSON, `[score, error, is_fault]`.
 
 It is run as a file. Scorers of reasoning-gym give what a model wrote to `eval` and to SymPy: here `eval` takes numbers,
 lists and formulas alone, and what computes for ever is ended by its own limits, which count what it computes.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import errno
 import json
 import os
 import pickle
@@ -73,11 +75,12 @@ def main(questions: TextIO, answers: TextIO) -> None:
     for line in questions:
         dataset, seed, config, entry, answer, limit_s = pickle.loads(base64.b64decode(line))
         signal.setitimer(signal.ITIMER_PROF, limit_s)
-        told: tuple[float | None, str]
+        told: tuple[float | None, str, bool]
         try:
-            told = scored(dataset, seed, config, entry, answer), ""
+            told = scored(dataset, seed, config, entry, answer), "", False
         except Exception as error:  # noqa: BLE001  # the boundary: a scorer is foreign code
-            told = None, f"{type(error).__name__}: {error}"
+            is_fault = isinstance(error, OSError) and error.errno != errno.ENOMEM  # memory is limited for the answer
+            told = None, f"{type(error).__name__}: {error}", is_fault
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(told), file=answers, flush=True)
 
