@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from agentgym.evaluation.record_checks import Record
+from agentgym.evaluation.statistics import FAILED_CALLS
 from agentgym.rollout.ledger import Ledger, Place
 from agentgym.rollout.seal import is_trained
-from agentgym.trajectory import Status
+from agentgym.trajectory import Status, StopReason
 
 __all__ = ["StepChecks"]
+
+COUNTS = (
+    *("episodes", "truncated", "replies_cut", "replies_cut_by_window", "left_out"),
+    *("tokens", "trained_tokens", "tool_calls"),
+)
 
 
 @dataclass(slots=True)
 class _Step:
     """What the training episodes of one step add up to."""
 
-    num_episodes: int = 0
-    num_truncated: int = 0
-    num_tokens: int = 0
-    num_trained_tokens: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    """`COUNTS` and `FAILED_CALLS`, and the turns: all `turns`, and `kept_turns` of episodes with a reward."""
+    longest_reply: int = 0
     rewards: list[float] = field(default_factory=list)
     successes: list[bool] = field(default_factory=list)
     groups: set[str] = field(default_factory=set)
@@ -31,32 +38,52 @@ class _Step:
 
     def add(self, record: Record) -> None:
         spans = [span for row in record["rows"] for span in row["spans"]]
-        self.num_episodes += 1
-        self.num_tokens += sum(len(span["ids"]) for span in spans)
+        replies = [len(span["ids"]) for span in spans if span["source"] == "policy"]
+        turns, counts = record["turns"], self.counts
+        counts["episodes"] += 1
+        counts["tokens"] += sum(len(span["ids"]) for span in spans)
+        counts["turns"] += len(turns)
+        counts["replies_cut"] += sum(_is_cut(turn) and not turn.get("asked") for turn in turns)
+        ends_at_window = record["stop_reason"] == StopReason.CONTEXT and bool(turns) and _is_cut(turns[-1])
+        counts["replies_cut_by_window"] += ends_at_window
+        counts["tool_calls"] += record["metrics"].get("num_tool_calls", 0)
+        for name in FAILED_CALLS:
+            counts[name] += record["metrics"].get(name, 0)
+        self.longest_reply = max([self.longest_reply, *replies])
         self.groups.add(record["group"])
         if not Status(record["status"]).trainable:
             return
+        counts["left_out"] += record["advantages"] is None
+        counts["kept_turns"] += len(turns)
         if any(value for row in record["advantages"] or () for value in row):
             self.live.add(record["group"])
         self.rewards.append(record["reward"])
         self.successes.append(bool(record["success"]))
-        self.num_truncated += record["status"] == Status.TRUNCATED
-        self.num_trained_tokens += sum(len(span["ids"]) for span in spans if is_trained(span))
+        counts["truncated"] += record["status"] == Status.TRUNCATED
+        counts["trained_tokens"] += sum(len(span["ids"]) for span in spans if is_trained(span))
 
     def numbers(self) -> Mapping[str, float]:
         """The metrics that follow, by their names in `metrics.jsonl`; means are 0 over nothing."""
-        count = max(1, len(self.rewards))
+        counts, count = self.counts, max(1, len(self.rewards))
+        num_dead = len(self.groups - self.live)
+        per_turn = {"tool_calls_per_turn": counts["tool_calls"] / counts["turns"]} if counts["turns"] else {}
         return {
-            "episodes": self.num_episodes,
-            "failed": self.num_episodes - len(self.rewards),
-            "truncated": self.num_truncated,
-            "tokens": self.num_tokens,
-            "trained_tokens": self.num_trained_tokens,
+            **{name: counts[name] for name in (*COUNTS, *FAILED_CALLS)},
+            "failed": counts["episodes"] - len(self.rewards),
+            "longest_reply": self.longest_reply,
             "success": sum(self.successes) / count,
             "reward_mean": math.fsum(self.rewards) / count,
+            "turns_mean": counts["kept_turns"] / count,
             "groups": len(self.groups),
-            "dead_groups": len(self.groups - self.live),
+            "dead_groups": num_dead,
+            "dead_group_share": num_dead / max(1, len(self.groups)),
+            **per_turn,
         }
+
+
+def _is_cut(turn: Mapping[str, Any]) -> bool:
+    """Whether a limit of tokens ended the reply of a stored turn."""
+    return bool(turn["finish_reason"] == "length")
 
 
 class StepChecks:
