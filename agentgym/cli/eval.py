@@ -113,10 +113,7 @@ def summary_rows(summary: EvalSummary) -> list[list[str]]:
     stops = ", ".join(f"{reason} {number}" for reason, number in summary.stop_reasons.items())
     failed = ", ".join(f"{status} {number}" for status, number in summary.failed.items())
     faults = [getattr(summary, name) for name in FAILED_CALLS]
-    told = (
-        "{} malformed, {} truncated, {} of unknown tools, {} with invalid arguments,"
-        " {} answered with an error by their tool"
-    ).format(*faults)
+    told = "{} malformed, {} truncated, {} of unknown tools, {} with invalid arguments, {} answered with an error"
     return [
         ["success", _number(summary.success, 3), _remark(summary.success_interval, f"95%, Wilson{clustered}")],
         ["reward", _number(summary.mean_reward, 3), _remark(summary.reward_interval, f"95%, normal{clustered}")],
@@ -124,7 +121,7 @@ def summary_rows(summary: EvalSummary) -> list[list[str]]:
         ["failed", str(summary.num_failed), failed],
         ["turns", _number(summary.mean_turns, 1), "per episode"],
         ["tokens", _number(summary.mean_tokens, 1), "sampled per episode"],
-        ["failed calls", str(sum(faults)), told],
+        ["failed calls", str(sum(faults)), told.format(*faults)],
     ]
 
 

@@ -95,7 +95,7 @@ class TrainingDisplay:
             "dead": f"{rollout.dead_groups}/{rollout.groups}",
             "failed": str(rollout.failed),
             "cut": str(rollout.replies_cut),
-            "calls lost": str(rollout.failed_calls),
+            "calls lost": str(rollout.lost_calls),
             "play s": f"{metrics.generate_s:.1f}",
             "learn s": f"{metrics.update_s:.1f}",
             "sync s": f"{sync.gather_s + sync.transfer_s + sync.load_s:.1f}",

@@ -52,7 +52,7 @@ class EvalSummary:
     invalid_arguments: int = 0
     """Calls whose arguments the tool's schema refuses."""
     tool_errors: int = 0
-    """Calls that their tool answered with an error, or not in time."""
+    """Calls that were answered with an error of their tool, or not in time, or exceeded `max_calls_per_turn`."""
     at_k: tuple[RepeatScores, ...] = ()
     """pass@k, pass^k and best@k: of all tasks, then of each environment and of each difficulty where there are several.
     """

@@ -213,7 +213,7 @@ def _success_lost(view: _View, config: CollapseConfig) -> str:
 def _without_format(vitals: Vitals) -> bool:
     if vitals.tool_calls_per_turn is not None and vitals.tool_calls_per_turn < RARE_CALLS:
         return False  # an environment without tools, where a model calls one now and then
-    return vitals.failed_calls > 0.5 * max(1, vitals.tool_calls)
+    return vitals.lost_calls > 0.5 * max(1, vitals.tool_calls)
 
 
 def _no_format(view: _View, config: CollapseConfig) -> str:

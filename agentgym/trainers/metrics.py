@@ -55,7 +55,7 @@ class RolloutSummary:
     invalid_arguments: int
     """Calls whose arguments the tool's schema refuses."""
     tool_errors: int
-    """Calls whose tool answered with an error, or went past its time-out."""
+    """Calls that were answered with an error of their tool, or not in time, or exceeded `max_calls_per_turn`."""
     tool_faults: int
     """See `ToolFaults`; so are the next two."""
     tool_fault_share: float
@@ -78,7 +78,7 @@ class RolloutSummary:
     """Within groups."""
 
     @property
-    def failed_calls(self) -> int:
+    def lost_calls(self) -> int:
         """Calls that reached no tool."""
         return self.malformed_calls + self.truncated_calls + self.unknown_tools + self.invalid_arguments
 

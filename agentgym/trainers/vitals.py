@@ -23,7 +23,7 @@ class Vitals:
     dead_groups: int = 0
     success: float = 0.0
     tool_calls: int = 0
-    failed_calls: int = 0
+    lost_calls: int = 0
     """Calls that reached no tool."""
     tool_fault_share: float = 0.0
     faulty_tool: str = ""
@@ -51,7 +51,7 @@ class Vitals:
             dead_groups=int(_number(line, "dead_groups") or 0),
             success=_number(line, "success") or 0.0,
             tool_calls=int(_number(line, "tool_calls") or 0),
-            failed_calls=int(sum(_number(line, name) or 0 for name in failed)),
+            lost_calls=int(sum(_number(line, name) or 0 for name in failed)),
             tool_fault_share=_number(line, "tool_fault_share") or 0.0,
             faulty_tool=str(line.get("faulty_tool") or ""),
             tool_calls_per_turn=_number(line, "tool_calls_per_turn"),

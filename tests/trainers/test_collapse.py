@@ -24,7 +24,7 @@ HEALTHY = Vitals(
     dead_groups=2,
     success=0.5,
     tool_calls=64,
-    failed_calls=2,
+    lost_calls=2,
     tool_calls_per_turn=1.0,
     repeated_ngrams=0.05,
     repeated_replies=0.2,
@@ -40,8 +40,8 @@ COLLAPSES: dict[SignName, Change] = {
     "replies_cut": lambda n: {"episodes": 64, "replies_cut": 30 + n, "longest_reply": 128},
     "dead_groups": lambda n: {"dead_groups": 8, "success": 0.0, "grad_norm": None, "kl": None, "clip_fraction": None},
     "solved": lambda n: {"dead_groups": 8, "success": 1.0, "grad_norm": None, "kl": None, "clip_fraction": None},
-    "format_lost": lambda n: {"failed_calls": 60},
-    "tools_lost": lambda n: {"tool_calls": 3 - n, "failed_calls": 0, "tool_calls_per_turn": 0.05 / 10**n},
+    "format_lost": lambda n: {"lost_calls": 60},
+    "tools_lost": lambda n: {"tool_calls": 3 - n, "lost_calls": 0, "tool_calls_per_turn": 0.05 / 10**n},
     "entropy_lost": lambda n: {"entropy": 0.003 / 10**n},
     "entropy_exploded": lambda n: {"entropy": 1.5 * 2**n},
     "repetition": lambda n: {"repeated_ngrams": 0.4 + 0.2 * n},
@@ -92,13 +92,13 @@ def test_groups_that_are_all_dead_from_the_first_step_on_are_told_apart_by_their
 
 
 def test_a_format_that_never_was_is_not_called_lost() -> None:
-    broken = replace(HEALTHY, failed_calls=60)
+    broken = replace(HEALTHY, lost_calls=60)
     assert "agentgym sft" in signs_of_collapse([broken] * 2, CONFIG)["no_format"]
     assert "learning rate" in signs_of_collapse([HEALTHY, broken, broken], CONFIG)["format_lost"]
 
 
 def test_cut_replies_are_named_before_what_follows_from_them_and_with_the_setting_to_change() -> None:
-    cut = replace(HEALTHY, episodes=64, replies_cut=60, longest_reply=256, success=0.0, dead_groups=8, failed_calls=60)
+    cut = replace(HEALTHY, episodes=64, replies_cut=60, longest_reply=256, success=0.0, dead_groups=8, lost_calls=60)
     signs = signs_of_collapse([cut] * 2, CONFIG)
     assert list(signs) == ["replies_cut", "dead_groups"]  # and not no_format, whose advice is wrong here
     assert "120 replies in 128 episodes" in signs["replies_cut"] and "--limits.turn-tokens 1024" in signs["replies_cut"]
@@ -112,7 +112,7 @@ def test_a_reply_that_is_cut_now_and_then_is_no_sign() -> None:
 
 
 def test_a_few_calls_where_there_is_nothing_to_call_are_no_lost_format() -> None:
-    toolless = replace(HEALTHY, tool_calls=2, failed_calls=2, tool_calls_per_turn=0.03)
+    toolless = replace(HEALTHY, tool_calls=2, lost_calls=2, tool_calls_per_turn=0.03)
     assert not first_signs([toolless] * 4)
 
 
