@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from agentgym.errors import AgentGymError, ConfigError, UnknownName, UserCodeFau
 
 __all__ = ["Wanted", "blamed", "is_place", "load_module", "load_named", "place_of"]
 
+_LOADING = threading.RLock()
 MOST_SHOWN = 8
 """Names of a module that a message lists."""
 
@@ -112,16 +114,17 @@ def _from_file(path: Path, wanted: Wanted) -> ModuleType:
     if not path.is_file():
         raise UnknownName(f"no file {str(path)!r}{f'; {wanted.new}' if wanted.new else f'. {wanted.hint}'}")
     name = f"agentgym_user_{path.stem}_{sha256(os.fsencode(path.resolve())).hexdigest()[:16]}"  # in every process
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{str(path)!r} cannot be loaded as a Python module")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+    with _LOADING:  # another thread may be in the middle of the file
+        if name in sys.modules:
+            return sys.modules[name]
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise ConfigError(f"{str(path)!r} cannot be loaded as a Python module")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+        return module
