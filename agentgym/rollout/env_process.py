@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -185,7 +186,7 @@ class EnvProcess:
 
     def _settle(self, end: _End) -> None:
         """Notes the end, and has those who wait for an answer hear of it."""
-        if not self._is_finished and self._process.returncode is not None:
+        if self._link is not None and not self._is_finished and self._process.returncode is not None:
             logger.warning(
                 "a process with %d environments %s%s; episodes that were not the reason are played again",
                 *(self.num_environments, end.reason, f": {end.culprit}" if end.culprit else ""),
@@ -288,6 +289,7 @@ class EnvProcesses:
         self._places = asyncio.Semaphore(num)
         """Of processes with one environment."""
         self._numbers = count()
+        weakref.finalize(self, _end_all, self._processes, 0.0)
 
     @property
     def num_leaked(self) -> int:
@@ -312,12 +314,7 @@ class EnvProcesses:
 
     def close(self) -> None:
         """Ends the processes; what still runs there is killed after `close_s`."""
-        for process in self._processes:
-            process.finish()
-        until = time.monotonic() + self._limits.close_s + GRACE_S
-        for process in self._processes:
-            process.join(until)
-        self._processes.clear()
+        _end_all(self._processes, self._limits.close_s + GRACE_S)
 
     def _choose(self, alone: bool) -> EnvProcess:
         for process in [one for one in self._processes if one.end is not None]:
@@ -335,6 +332,15 @@ class EnvProcesses:
         if process.is_alone:
             self._places.release()
             process.finish()
+
+
+def _end_all(processes: list[EnvProcess], wait_s: float) -> None:
+    for process in processes:
+        process.finish()
+    until = time.monotonic() + wait_s
+    for process in processes:
+        process.join(until)
+    processes.clear()
 
 
 def _check_task(task: Task) -> None:

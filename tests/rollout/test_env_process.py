@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import subprocess
 import sys
@@ -143,7 +144,7 @@ def test_equal_seeds_give_equal_episodes_wherever_their_environments_are(
 
 
 def test_who_ends_its_process_fails_alone_and_others_play_on(loop: RolloutLoop, envs: str) -> None:
-    healthy = {f"{seed}": Task(f"{envs}:Fault", seed) for seed in range(3)}
+    healthy = {f"{seed}": Task(f"{envs}:Fault", seed) for seed in range(2)}
     faulty = {fault: Task(f"{envs}:Fault", 9, kwargs={"fault": fault}) for fault in ("exits", "is killed")}
     played = play(loop, {**faulty, **healthy}, 2)
     assert lines(played, healthy) == lines(play(loop, healthy, 0), healthy)
@@ -168,6 +169,22 @@ def test_a_task_that_a_process_cannot_play_is_the_callers_mistake(loop: RolloutL
     assert "TextGame-v0 hold what a process of environments (env_processes) cannot be sent" in refused(unsent)
     unknown = refused(Task("TextGme-v0", 1))
     assert "did you mean 'TextGame-v0'" in unknown and "in a process of environments" in unknown
+
+
+def test_a_process_that_does_not_start_ends_the_run(loop: RolloutLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(ConfigError, match="did not start: it ended with exit code 1"):
+        play(loop, {"0": Task("TextGame-v0", 1)}, 1)
+
+
+def test_a_sampler_that_is_not_closed_leaves_no_process(loop: RolloutLoop) -> None:
+    before = set(psutil.Process().children())
+    sampler = Sampler(loop, config=SamplerConfig(env_processes=1))
+    asyncio.run(sampler.run([Episode(Task("TextGame-v0", 1))]))
+    assert len(set(psutil.Process().children()) - before) == 1
+    del sampler
+    gc.collect()
+    assert set(psutil.Process().children()) == before
 
 
 def test_what_needs_the_environment_at_hand_is_refused(loop: RolloutLoop) -> None:
