@@ -9,6 +9,10 @@ import os
 import pytest
 from hypothesis import settings
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+"""Torch's threads wait asleep: those of several processes that spin take the cores from each other, and five times as
+long."""
+
 collect_ignore = ["envs", "tools", "chat_templates", "trainers"]
 
 settings.register_profile("agentgym", deadline=None, print_blob=True)
