@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentgym.chat_templates.formats.grammar import CallGrammar
-from agentgym.types import Message, ToolSpec
+from agentgym.types import JSON, Message, ToolCall, ToolSpec
 
 __all__ = ["ReadReply", "ReplyContext", "ReplyFormat"]
 
@@ -46,6 +47,28 @@ class ReplyFormat:
     """How an engine that constrains what it samples is told of the calls; None where that cannot be said."""
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = (), *, in_reasoning: bool = False) -> Message:
-        """The message of a reply's text, up to the first of `ends`."""
-        stops = [place for end in self.ends if (place := text.find(end)) >= 0]
-        return self.read(text[: min(stops)] if stops else text, ReplyContext(tools, in_reasoning))
+        """Reads a reply's text up to the first of `ends` that is not inside the arguments of a call.
+
+        Arguments may spell an end, as `{"html": "<s>old</s>"}` does for a model whose replies end with `</s>`.
+        """
+        context = ReplyContext(tools, in_reasoning)
+        end = re.compile("|".join(map(re.escape, self.ends)) or r"(?!)")
+        stops = [match.start() for match in end.finditer(text)]
+        for num_inside, stop in ((len(stops), len(text)), (len(stops) - 1, stops[-1] if stops else 0)):
+            message = self.read(text[:stop], context)
+            if num_inside == sum(len(end.findall(string)) for string in _argument_strings(message)):
+                return message
+        return self.read(text[: stops[0]], context)
+
+
+def _argument_strings(message: Message) -> Iterator[str]:
+    """Yields every string, keys included, of the arguments of the calls that could be read."""
+    values: list[JSON] = [call.arguments for call in message.tool_calls if isinstance(call, ToolCall)]
+    while values:
+        value = values.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            values += [*value.keys(), *value.values()]
+        elif isinstance(value, Sequence):
+            values += value

@@ -58,6 +58,8 @@ class Tags:
     """Further tags that open a call."""
     json_body: bool = False
     """The body is one JSON value: tags in its strings are text."""
+    before_json: str = ""
+    """The mark between the opening tag and that value."""
     must_close: bool = False
     """A body does not show where it ends: one that the reply's end leaves open is never complete."""
     openings: re.Pattern[str] = field(init=False, repr=False)
@@ -185,7 +187,7 @@ class _Scan:
         try:
             found = self._close(begin, end)
         except ValueError as error:
-            longer = json_end(self.text, begin) if self.tags.json_body else None
+            longer = json_end(self.text, self._json_start(begin)) if self.tags.json_body else None
             try:
                 if longer is None or longer <= end:
                     raise
@@ -194,6 +196,11 @@ class _Scan:
                 self._close_unread(start, begin, end, error)
                 return
         self._add(found, start)
+
+    def _json_start(self, begin: int) -> int:
+        mark = self.tags.before_json
+        head = re.compile(rf"\s*+{re.escape(mark)}").match(self.text, begin) if mark else None
+        return begin if head is None else head.end()
 
     def _add(self, found: Sequence[FoundCall | UnreadCall], start: int) -> None:
         """Takes a body's calls; the body ends at the current position, and its call began at `start`."""

@@ -160,7 +160,7 @@ TAGGED_JSON = (
     tagged_json(
         ("internlm2",),
         "InternLM 2 and 2.5",
-        Tags(ACTION, "<|action_end|>", json_body=True),
+        Tags(ACTION, "<|action_end|>", json_body=True, before_json=PLUGIN),
         read_action,
         ("<|im_end|>",),
         marks=(PLUGIN, "<|interpreter|>"),

@@ -102,6 +102,24 @@ def test_whatever_the_arguments_what_is_written_is_read(family: str, several: li
 
 
 @families
+def test_an_end_that_arguments_spell_is_text_and_the_next_one_ends_the_reply(family: str) -> None:
+    ends = FORMATS[family].ends
+    spelled: list[Call] = [("say", {end: ["</think>", f"{end}\n{end}"], "html": "<s>old</s>"}) for end in ends] or [ODD]
+    for end in (*ends, ""):
+        message = FORMATS[family].parse(WRITTEN[family](spelled) + end)
+        assert (calls(message), message.content) == (spelled, "")
+    for end in ends:
+        message = FORMATS[family].parse(WRITTEN[family]([NORTH]) + end + WRITTEN[family](spelled) + end)
+        assert (calls(message), message.content) == ([NORTH], "")
+    assert FORMATS[family].parse("".join(f"A {end} B" for end in ends) or "A ").content.strip() == "A"
+
+
+def test_a_closing_tag_in_arguments_is_text_where_a_mark_precedes_the_json() -> None:
+    odd: Call = ("say", {"text": "<|action_end|>"})
+    assert calls(FORMATS["internlm2"].parse(WRITTEN["internlm2"]([odd, NORTH]))) == [odd, NORTH]
+
+
+@families
 def test_text_before_a_call_is_content(family: str) -> None:
     message = FORMATS[family].parse("I go [north] {now}.\n" + WRITTEN[family]([NORTH]))
     assert (calls(message), message.content) == ([NORTH], "I go [north] {now}.")
