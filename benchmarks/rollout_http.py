@@ -3,10 +3,10 @@
 The server is `agentgym fake-server` in a process of its own, so that only the client's CPU time is counted. Beside
 ours, in the same run and for the same turns: the loop alone (an engine in this process), aiohttp alone (the same
 requests, sent and read by a bare session), and the official OpenAI client (chat completions of the same
-conversation). Then the lag of the event loop at 4,096 concurrent episodes, and with --turns a soak: errors, and what
-is left behind.
+conversation). Then the lag of the event loop at 4,096 concurrent episodes. With --soak it plays so many episodes
+instead, 256 at once, each environment on a thread, and prints what is left behind: exit code 1 where anything grows.
 
-    python benchmarks/rollout_http.py [--turns 100000] [--json]
+    python benchmarks/rollout_http.py [--soak 10000] [--json]
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ from agentgym.types import Message, Task, ToolCall
 NUM_TURNS = 8
 TURN_TOKENS = 32
 REPEATS = 3
-CONCURRENT, CROWD = 1024, 4096
+CONCURRENT, CROWD, SOAK = 1024, 4096, 256
+SOAK_ROUNDS = 10
+MAX_GROWTH_MB = 16
+"""How much memory a soak may add after its first round: allocators keep some of what was freed."""
 TARGET_MS, TARGET_LAG_MS = 0.5, 50.0
 TICK_S = 0.01
 CALL = ToolCall("call_0", "look", {"direction": "north"})
@@ -64,7 +67,12 @@ class Walk(ToolEnv):
     def start(self, options: dict[str, object]) -> str:
         """The first room."""
         self.count = 0
+        self.house = int(self.np_random.integers(1 << 31))
         return "You stand in a hall. There are doors to the north and to the east."
+
+    def task_identity(self) -> int:
+        """The house: all of them look alike."""
+        return self.house
 
     @tool
     def look(self, direction: str) -> str:
@@ -73,6 +81,12 @@ class Walk(ToolEnv):
         if self.count == NUM_TURNS:
             self.end(success=True, reward=1.0)
         return f"To the {direction} there is a room with a lamp, a table and a closed door."
+
+
+class ThreadedWalk(Walk):
+    """The same on a thread, as the environments of users are played."""
+
+    runs_inline = False
 
 
 @contextmanager
@@ -101,10 +115,12 @@ async def sglang_engine(url: str) -> AsyncIterator[Engine]:
         await engine.close()
 
 
-async def play(engine: Engine, renderer: Renderer, num_episodes: int, concurrency: int) -> float:
+async def play(
+    engine: Engine, renderer: Renderer, num_episodes: int, concurrency: int, env: type[Walk] = Walk
+) -> float:
     """CPU seconds of episodes, all of which must end well."""
     loop = RolloutLoop(engine, renderer, Limits(max_turns=NUM_TURNS + 1, turn_tokens=TURN_TOKENS))
-    sampler = Sampler(loop, lambda task: Walk(), SamplerConfig(concurrency=concurrency))
+    sampler = Sampler(loop, lambda task: env(), SamplerConfig(concurrency=concurrency))
     started = time.process_time()
     groups = await sampler.sample([Task("Walk-v0", seed) for seed in range(num_episodes)], 1)
     used_s = time.process_time() - started
@@ -227,34 +243,68 @@ async def lag_ms(url: str, renderer: Renderer) -> dict[str, float]:
     return {name: 1000 * value for name, value in found.items()} | {"share": share}
 
 
-def footprint() -> dict[str, float]:
-    """What this process holds."""
+def footprint() -> dict[str, int]:
+    """What this process holds: open files, sockets, threads, children, tasks, temporary files, MB of memory."""
     gc.collect()
     process = psutil.Process()
-    return {"fds": process.num_fds(), "rss_mb": process.memory_info().rss / 1e6, "tasks": len(asyncio.all_tasks())}
+    return {
+        "files": process.num_fds(),
+        "ports": len(process.net_connections()),
+        "threads": process.num_threads(),
+        "children": len(process.children(recursive=True)),
+        "tasks": len(asyncio.all_tasks()),
+        "temporary": len(os.listdir(tempfile.gettempdir())),
+        "rss_mb": process.memory_info().rss // 1_000_000,
+    }
 
 
-async def soak(url: str, renderer: Renderer, num_turns: int) -> dict[str, dict[str, float]]:
-    """The footprint after the first tenth of the turns and after all; an episode that fails ends the run."""
-    rounds = max(2, -(-num_turns // (CONCURRENT * NUM_TURNS)))
+async def soak(url: str, renderer: Renderer, num_episodes: int) -> dict[str, dict[str, int]]:
+    """The footprint after an engine was opened, used and closed, after each round of another, and after its end.
+
+    An episode that fails ends the run.
+    """
     async with sglang_engine(url) as engine:
-        before: dict[str, float] = {}
-        for number in range(rounds):
-            await play(engine, renderer, CONCURRENT, CONCURRENT)
-            if number == max(0, rounds // 10 - 1):
-                before = footprint()
-        after = footprint()
-    await asyncio.sleep(0.1)
-    return {"after a tenth": before, "after all": after, "engine closed": footprint()}
+        await play(engine, renderer, SOAK, SOAK, ThreadedWalk)
+    await asyncio.sleep(0.5)
+    held = {"before": footprint()}
+    async with sglang_engine(url) as engine:
+        for number in range(1, SOAK_ROUNDS + 1):
+            await play(engine, renderer, num_episodes // SOAK_ROUNDS, SOAK, ThreadedWalk)
+            held[f"{number * (num_episodes // SOAK_ROUNDS):,} episodes"] = footprint()
+    await asyncio.sleep(0.5)
+    return held | {"engine closed": footprint()}
 
 
-def main() -> None:
-    """Prints the tables, and with --json one JSON object as the last line."""
+def grown(held: dict[str, dict[str, int]]) -> list[str]:
+    """What the end of a soak holds more of than its beginning, and memory than its first round."""
+    before, first, *_, last, closed = held.values()
+    names = [name for name in before if name != "rss_mb" and closed[name] > before[name]]
+    return names + (["rss_mb"] if last["rss_mb"] > first["rss_mb"] + MAX_GROWTH_MB else [])
+
+
+def print_soak(held: dict[str, dict[str, int]]) -> None:
+    """Prints a line for each footprint."""
+    print(f"{'':<16}" + "".join(f"{name:>11}" for name in held["before"]))
+    for when, parts in held.items():
+        print(f"{when:<16}" + "".join(f"{value:>11,}" for value in parts.values()))
+    print(f"left over: {', '.join(grown(held)) or 'nothing'}")
+
+
+def main() -> int:
+    """Prints the tables, and with --json one JSON object as the last line; 1 where a soak leaves something."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=0, help="soak for so many turns")
+    parser.add_argument("--soak", type=int, default=0, help="play so many episodes, and count what is left")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     arguments = parser.parse_args()
     renderer = renderer_for(embedded_folder())
+    if arguments.soak:
+        with fake_server() as url, tempfile.TemporaryDirectory() as folder:
+            tempfile.tempdir = folder  # what is made for a while is made here, and counted
+            held = asyncio.run(soak(url, renderer, arguments.soak))
+        print_soak(held)
+        if arguments.json:
+            print(json.dumps({"soak": held, "left_over": grown(held)}))
+        return 1 if grown(held) else 0
     lengths = [len(ids) for ids, _ in prompts(renderer)]
     result: dict[str, object] = {}
     with fake_server() as url:
@@ -265,11 +315,6 @@ def main() -> None:
         for name, cost in table.items():
             print(f"{name:<16}{cost:>12.3f}{table['ours'] / cost:>9.2f}")
         print(f"target {TARGET_MS} ms")
-        if arguments.turns:
-            held = result["soak"] = asyncio.run(soak(url, renderer, arguments.turns))
-            print(f"\nsoak of {arguments.turns:,} turns: every episode completed")
-            for when, parts in held.items():
-                print(f"{when:<16}" + "".join(f"{name} {value:>8,.0f}   " for name, value in parts.items()))
     with fake_server("--latency-median-s", "3", "--latency-sigma", "0.5") as url:
         lag = result["lag_ms"] = asyncio.run(lag_ms(url, renderer))
         print(f"\nevent-loop lag at {CROWD:,} episodes, replies after 3 s (sigma 0.5), {lag['share']:.0%} of a core:")
@@ -277,8 +322,9 @@ def main() -> None:
         print(f"; of it CPU p50 {lag['cpu_p50']:.1f}, p99 {lag['cpu_p99']:.1f}; target p99 {TARGET_LAG_MS:g} ms")
     if arguments.json:
         print(json.dumps(result))
+    return 0
 
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    main()
+    sys.exit(main())

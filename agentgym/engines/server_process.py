@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -21,6 +22,8 @@ __all__ = ["ServerCommand", "ServerProcess", "device_environment", "free_port", 
 
 _log = logging.getLogger(__name__)
 END_S = 12.0
+NUM_PORTS = 12_000
+"""The range from which `free_port` draws; two launches at the same moment draw the same port once in so many."""
 TAIL_LINES = 25
 
 
@@ -172,12 +175,32 @@ async def _gone(process: subprocess.Popen[bytes], within_s: float) -> bool:
     return process.poll() is not None
 
 
-def free_port() -> int:
-    """A port of this machine that nothing listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_port(host: str = "127.0.0.1") -> int:
+    """Returns a port of this machine that nothing uses now, and that no connection is given later.
+
+    A server may take a minute before it binds its port. So the port is below those that the system gives to connections
+    and to whoever asks for any port. Raises EngineError where none of a hundred tries is free.
+    """
+    above = _first_ephemeral_port()
+    draw = random.SystemRandom()  # no seed of the caller's: two processes with one seed would draw the same ports
+    for _ in range(100):
+        port = draw.randrange(above - NUM_PORTS, above)
+        with socket.socket() as probe:
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return port
+    raise EngineError(f"no port between {above - NUM_PORTS} and {above} is free on this machine")
+
+
+def _first_ephemeral_port() -> int:
+    """Where the ports begin that Linux gives to connections; its default, 32768, where that cannot be read or used."""
+    try:
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 32768
+    return first if first - NUM_PORTS > 1024 else 32768
 
 
 def device_environment(number: int, replicas: int) -> dict[str, str]:

@@ -143,6 +143,7 @@ def test_old_reasoning_that_the_template_drops_stays_as_sampled(ours: dict[str, 
     assert "<think>" not in renderer.decode(rerendered)
 
 
+@pytest.mark.slow
 def test_our_loading_of_a_folder_gives_the_ids_of_transformers(
     real_folders: dict[str, Path], theirs: dict[str, PreTrainedTokenizerFast]
 ) -> None:

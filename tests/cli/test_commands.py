@@ -65,7 +65,8 @@ def test_an_environment_is_named_with_or_without_its_option(agentgym: Command) -
         spellings = (["WordLadder-v0"], ["--env", "WordLadder-v0"], ["--env=WordLadder-v0"])
         plain, named, joined = (agentgym(*command, *words) for words in spellings)
         assert plain == named == joined and plain.code == 0
-    assert agentgym("env", "check", "GuessNumber-v0") == agentgym("env", "check", "--env", "GuessNumber-v0")
+    unknown = agentgym("env", "check", "GuesNumber-v0")
+    assert unknown == agentgym("env", "check", "--env", "GuesNumber-v0") and unknown.code == 2
 
 
 def test_a_second_eval_takes_a_new_folder_and_equal_seeds_give_equal_files(agentgym: Command) -> None:
@@ -235,7 +236,9 @@ def ignore_sigint() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "stop", [signal.SIGTERM, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (signal.SIGINT, signal.SIGKILL))]
+)
 def test_a_stopped_evaluation_loses_nothing_and_goes_on(
     stop: signal.Signals, slow: tuple[object, ...], agentgym: Command, tmp_path: Path
 ) -> None:

@@ -83,6 +83,7 @@ def test_the_openai_client_plays_what_is_served_and_leaves_the_record_of_eval(
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_what_an_interrupt_left_is_served_on(tmp_path: Path) -> None:
     command = ("serve", *GAME, "-n", 2, "--port", 0, "--output", tmp_path / "run")
     with Serving(*command) as serving:
@@ -120,7 +121,12 @@ def test_a_model_is_trained_on_what_an_agent_outside_has_played(
 
 @pytest.mark.parametrize(
     "command",
-    [("serve", *GAME, "--port", 0), ("train", *GAME, "--eval-episodes", 0, "--hf.compile", False, "--serve", 0)],
+    [
+        ("serve", *GAME, "--port", 0),
+        pytest.param(
+            ("train", *GAME, "--eval-episodes", 0, "--hf.compile", False, "--serve", 0), marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_a_server_of_episodes_prints_the_token_that_it_requires(command: tuple[object, ...], tmp_path: Path) -> None:
     with Serving(*command, "--require-token", "--output", tmp_path / "run") as serving:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from agentgym.cli.main import main
+from agentgym.engines import server_process
 from agentgym.engines.server_config import ServerConfig
+from agentgym.engines.server_process import free_port
 from agentgym.engines.sglang import SglangConfig
 from agentgym.engines.vllm import VllmConfig
-from agentgym.errors import ConfigError
+from agentgym.errors import ConfigError, EngineError
 
 KINDS = [(SglangConfig, "an SGLang server"), (VllmConfig, "a vLLM server")]
 
@@ -39,3 +43,17 @@ def test_the_command_line_says_what_a_setting_is_to_its_kind(
         "Further words for `vllm.entrypoints.openai.api_server`.",
     ):
         assert shown.count(help_text) == 1, help_text
+
+
+def test_a_servers_port_is_below_those_that_connections_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as client, socket.create_server(("127.0.0.1", 0)) as anybody:
+        client.connect(anybody.getsockname())
+        given = min(client.getsockname()[1], anybody.getsockname()[1])
+        ports = {free_port() for _ in range(20)}
+        assert max(ports) < given and len(ports) > 15
+    with socket.create_server(("127.0.0.1", free_port())) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(server_process, "NUM_PORTS", 1)
+        monkeypatch.setattr(server_process, "_first_ephemeral_port", lambda: port + 1)
+        with pytest.raises(EngineError, match=f"no port between {port} and {port + 1} is free"):
+            free_port()

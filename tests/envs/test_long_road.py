@@ -153,5 +153,6 @@ def test_impossible_settings_are_refused(settings: dict[str, JSON], told: str) -
         make_env("LongRoad-v0", settings)
 
 
+@pytest.mark.slow
 def test_the_checks_find_nothing() -> None:
     assert check_env("LongRoad-v0") == []

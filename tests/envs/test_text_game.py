@@ -85,11 +85,11 @@ def test_the_same_seed_and_replies_give_the_same_bytes(level: int) -> None:
 @ALL_LEVELS
 def test_there_are_thousands_of_tasks_and_the_held_out_ones_are_others(level: int) -> None:
     env = TextGame(level)
-    training = range(3000)
-    assert len({env.reset(seed=seed)[0] for seed in training}) > 2700
+    training = range(1000)
+    assert len({env.reset(seed=seed)[0] for seed in training}) > 950
     worlds = {repr(world_of(level, seed)) for seed in training}
     assert len(worlds) == len(training)
-    assert not worlds & {repr(world_of(level, EVAL_SEED_START + number)) for number in range(500)}
+    assert not worlds & {repr(world_of(level, EVAL_SEED_START + number)) for number in range(200)}
 
 
 @ALL_LEVELS

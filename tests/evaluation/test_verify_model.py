@@ -97,7 +97,9 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return fetch
 
 
-@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "gptoss", "mistral_nemo"])
+@pytest.mark.parametrize(
+    "name", ["qwen3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2_5", "gptoss", "mistral_nemo"))]
+)
 def test_the_shared_tokenizers_are_sound_and_what_their_templates_drop_is_noted(
     name: str, shared_tokenizers: Path
 ) -> None:

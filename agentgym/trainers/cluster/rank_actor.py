@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from agentgym.engines.hf_checkpoint import hf_named_views, load_decoder
 from agentgym.engines.hf_model import Decoder
+from agentgym.engines.server_process import free_port
 from agentgym.trainers.batch import TrainingBatch
 from agentgym.trainers.cluster.actors import Actor, ActorLost, own_address, together
 from agentgym.trainers.cluster.board import report_warnings
@@ -56,9 +56,7 @@ class RankActor:
 
     def meeting_place(self) -> str:
         """An address of this process's node with a free port."""
-        with socket.socket() as free:
-            free.bind(("", 0))
-            return f"{own_address()}:{free.getsockname()[1]}"
+        return f"{own_address()}:{free_port(host='')}"
 
     def begin(self, beginning: Beginning) -> int:
         """Meets the others and makes the learner; gives the process id."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -39,13 +38,6 @@ def python_with(name: str, *, over_ours: bool = False) -> Path:
             (Path(theirs) / "ours.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
         (folder / ".complete").touch()
     return python
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @contextmanager

@@ -20,6 +20,7 @@ import pytest
 from aiohttp import web
 
 from agentgym.cli.main import main
+from agentgym.engines.server_process import free_port
 from agentgym.envs import Action, TextEnv, make_env, resolve_env
 from agentgym.envs.adapters.openenv_server import openenv_app, serve_openenv
 from agentgym.envs.policies import RandomPolicy
@@ -29,7 +30,7 @@ from agentgym.http_guard import HttpGuard
 from agentgym.testing import check_env
 from agentgym.trajectory import Status
 from agentgym.types import JSON, Message, ToolCall
-from tests.envs.adapters.conftest import free_port, running
+from tests.envs.adapters.conftest import running
 
 GUESS = Path(__file__).parent / "openenv_guess.py"
 ECHO = Path(__file__).parent / "openenv_echo.py"

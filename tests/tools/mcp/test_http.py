@@ -15,17 +15,11 @@ from typing import Any
 
 import pytest
 
+from agentgym.engines.server_process import free_port
 from agentgym.errors import EnvironmentFault
 from agentgym.tools.mcp import McpServer
 
 COUNTER = Path(__file__).parent / "servers" / "counter.py"
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 @pytest.fixture

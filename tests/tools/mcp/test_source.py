@@ -101,7 +101,7 @@ def test_a_tool_that_is_not_there_is_refused_with_the_nearest(desk: Desk, server
 
 def test_episodes_side_by_side_have_a_server_each(server_of: ServerOf, desk: Desk, server_processes: Processes) -> None:
     before = len(server_processes())
-    envs = [desk(server_of("counter")) for _ in range(2)]
+    envs = [desk(server_of("careless")) for _ in range(2)]
     counts = [[env.ask("add", amount=amount)[0] for _ in range(3)] for amount, env in enumerate(envs, start=1)]
     assert counts == [["1", "2", "3"], ["2", "4", "6"]]
     assert len({env.ask("pid") for env in envs}) == 2
@@ -113,7 +113,7 @@ def test_episodes_side_by_side_have_a_server_each(server_of: ServerOf, desk: Des
 
 
 def test_what_a_server_leaves_behind_ends_with_it(desk: Desk, server_of: ServerOf, has_ended: Ended) -> None:
-    env = desk(server_of("counter"))
+    env = desk(server_of("careless"))
     left = psutil.Process(int(env.ask("daemon")[0]))
     assert not has_ended(left)
     env.close()
@@ -148,7 +148,7 @@ time.sleep(3600)
 def test_a_server_that_crashes_is_an_infrastructure_failure(
     desk: Desk, server_of: ServerOf, server_processes: Processes
 ) -> None:
-    env = desk(server_of("counter"))
+    env = desk(server_of("careless"))
     with pytest.raises(EnvironmentFault, match="ended during a call of 'crash'") as caught:
         env.ask("crash")
     assert "out of cheese" in str(caught.value) and "ended with exit code 3" in str(caught.value)

@@ -1,13 +1,14 @@
-"""A server that prints what is no message, before and between its messages; it writes what it wants to its output."""
+"""A server without the SDK, which starts at once: it prints what is no message, before and between its messages."""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 
-SCHEMA = {"type": "object", "properties": {"mib": {"type": "integer"}}}
-TOOLS = [{"name": name, "inputSchema": SCHEMA} for name in ("flood", "pid", "crash")]
+SCHEMA = {"type": "object", "properties": {"mib": {"type": "integer"}, "amount": {"type": "integer"}}}
+TOOLS = [{"name": name, "inputSchema": SCHEMA} for name in ("flood", "pid", "crash", "add", "daemon")]
 
 
 def say(text: str) -> None:
@@ -17,6 +18,21 @@ def say(text: str) -> None:
         data = data[os.write(1, data) :]
 
 
+def call(name: str, mib: int = 0, amount: int = 1, **_: object) -> str:
+    """Runs a tool: `daemon` leaves a process behind, in a session of its own."""
+    global count
+    if name == "crash":
+        print("out of cheese", file=sys.stderr, flush=True)
+        os._exit(3)
+    if name == "daemon":
+        return str(subprocess.Popen(["sleep", "3600"], start_new_session=True).pid)
+    if name == "add":
+        count += amount
+        return str(count)
+    return str(os.getpid()) if name == "pid" else "x" * (mib << 20)
+
+
+count = 0
 say("Hello! I am a careless server.")
 for line in sys.stdin:
     request = json.loads(line)
@@ -33,12 +49,8 @@ for line in sys.stdin:
     }
     method = request.get("method")
     if method == "tools/call":
-        name = request["params"]["name"]
-        if name == "crash":
-            os._exit(3)
-        size = request["params"]["arguments"].get("mib", 0)
         sys.stderr.write("e" * 300_000)
-        text = str(os.getpid()) if name == "pid" else "x" * (size << 20)
+        text = call(request["params"]["name"], **request["params"]["arguments"])
         result = {"content": [{"type": "text", "text": text}]}
     elif method in results:
         result = results[method]
