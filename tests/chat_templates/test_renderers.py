@@ -22,6 +22,7 @@ USER = Message("user", "Begin.")
 NORTH = ToolCall("call_0", "go", {"direction": "north"})
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+ordinary_texts = texts.filter(lambda text: not any(mark in text for mark in (*MARKS, "<think>", "</tool_response>")))
 hostile = st.lists(st.one_of(st.sampled_from([*MARKS, "<", "<|im_", "|>", "im_end|>", "\n", " "]), texts), max_size=5)
 hostile_texts = hostile.map("".join)
 names = st.text("abcdef._-", min_size=1, max_size=8)
@@ -52,7 +53,7 @@ def test_every_promise_holds(renderer: TemplateRenderer) -> None:
     assert [check for check in checks if not check.ok] == []
 
 
-@given(st.lists(texts, max_size=6))
+@given(st.lists(ordinary_texts, max_size=6))
 def test_rendering_ordinary_text_encodes_the_whole_at_once(renderer: TemplateRenderer, contents: list[str]) -> None:
     messages = [USER, Message("assistant", "", tool_calls=(NORTH,)), *conversation(contents)]
     ids = renderer.render(messages, [GO])

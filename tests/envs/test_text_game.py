@@ -273,6 +273,7 @@ def test_no_reply_raises_or_gives_reward_beyond_one(level: int, seed: int, repli
     assert 0.0 <= total <= 1.0
 
 
-@pytest.mark.parametrize("kwargs", [{}, pytest.param({"level": 5, "shaped": True}, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kwargs", [{}, {"level": 5, "shaped": True}])
+@pytest.mark.slow
 def test_it_passes_check_env(kwargs: dict[str, Any]) -> None:
     assert check_env("TextGame-v0", kwargs) == []

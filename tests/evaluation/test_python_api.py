@@ -63,10 +63,7 @@ def test_what_does_not_exist_is_told_before_anything_is_played(tmp_path: Path) -
 
 
 def test_the_names_of_the_package_cost_nothing_until_they_are_used() -> None:
-    program = (
-        "import sys, agentgym; assert 'torch' not in sys.modules; agentgym.evaluate; assert 'torch' not in sys.modules;"
-        " agentgym.Trainer; assert 'torch' in sys.modules"
-    )
+    program = "import sys, agentgym; agentgym.evaluate; assert not {'torch', 'ray', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
     with pytest.raises(AttributeError, match="no attribute 'Trainr'"):
         getattr(agentgym, "Trainr")  # noqa: B009 - a name that the type checker knows not to be there

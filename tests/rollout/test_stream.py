@@ -225,6 +225,7 @@ def test_no_token_is_older_than_the_bound_however_long_replies_take(
     assert all(one.groups_ahead <= (bound + 1) * per_step for one in reports)
 
 
+@pytest.mark.slow
 def test_ten_thousand_episodes_of_log_normal_length_never_exceed_a_bound_of_4() -> None:
     scene = Scene(LogNormalSeconds(1.0, 1.5), per_step=100, bound=4, num_steps=50, concurrency=400)
     run_in_virtual_time(scene.play())

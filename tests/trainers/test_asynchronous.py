@@ -52,6 +52,7 @@ def groups_of(folder: Path) -> list[tuple[int, str]]:
     return sorted(found)
 
 
+@pytest.mark.slow
 def test_a_run_ahead_learns_from_whole_groups_of_which_no_token_is_older_than_the_bound(
     ahead: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
@@ -107,6 +108,7 @@ def test_a_bound_of_0_is_the_synchronous_loop_to_the_bit(small_run: TrainConfig,
     assert "staleness_max" not in lines_of(tmp_path / "run")[0]
 
 
+@pytest.mark.slow
 def test_what_is_sampled_before_the_first_update_is_what_the_synchronous_run_samples(
     ahead: TrainConfig, train: Train, tmp_path: Path
 ) -> None:

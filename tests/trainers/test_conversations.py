@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -211,22 +212,35 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def backends(tokenizers: Path) -> dict[str, Tokenizer]:
-    names = {one.nearest for one in STAND_INS.values()}
-    files = {name: Tokenizer.from_file(str(tokenizers / name / "tokenizer.json")) for name in names}
-    return {name: with_marks(backend, name, SHARED / "chat_templates") for name, backend in files.items()}
+def backend_of(tokenizers: Path) -> Callable[[str], Tokenizer]:
+    """The tokenizer that stands in for the one of a template, loaded when it is first asked for."""
+
+    @functools.cache
+    def load(nearest: str) -> Tokenizer:
+        whole = Tokenizer.from_file(str(tokenizers / nearest / "tokenizer.json"))
+        return with_marks(whole, nearest, SHARED / "chat_templates")
+
+    return lambda name: load(STAND_INS[name].nearest)
 
 
 NO_TALK = {"NousResearch-Hermes-3-Llama-3.1-8B-tool_use", "NVIDIA-Nemotron-Nano-v2"}
 """Templates that cannot do without tools, or tell past replies otherwise than they were prompted."""
+QUICK = {"Qwen-Qwen3-0.6B", "deepseek-ai-DeepSeek-V3.1", "google-gemma-3", "meta-llama-Llama-3.1-8B-Instruct"}
+"""Templates of every run of the tests, of one tokenizer; the others are with the slow ones."""
 
 
-@pytest.mark.parametrize("name", sorted(set(STAND_INS) - NO_TALK))
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in sorted(set(STAND_INS) - NO_TALK)
+    ],
+)
 def test_every_reply_is_learned_once_and_nothing_else_by_every_template(
-    name: str, backends: dict[str, Tokenizer]
+    name: str, backend_of: Callable[[str], Tokenizer]
 ) -> None:
     source = (SHARED / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
-    renderer = renderer_for(stand_in_tokenizer(name, backends[STAND_INS[name].nearest], source))
+    renderer = renderer_for(stand_in_tokenizer(name, backend_of(name), source))
     conversation = talk(4)
     rows = conversation_rows(renderer, conversation)
     texts = learned(renderer, rows)

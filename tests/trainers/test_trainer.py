@@ -97,6 +97,7 @@ def test_equal_seeds_and_any_number_of_environment_threads_give_equal_bytes_and_
     assert runs[0][1].count(None) < 2
 
 
+@pytest.mark.slow
 def test_another_seed_gives_other_episodes(small_run: TrainConfig, train: Train, tmp_path: Path) -> None:
     files = []
     for seed in (0, 1):
@@ -149,6 +150,7 @@ def test_a_resumed_run_keeps_the_reference_that_training_began_with(
     assert update is not None and update.kl > 1e-4
 
 
+@pytest.mark.slow
 def test_episodes_that_fail_leave_the_advantages_of_the_others_as_in_a_run_without_them(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:

@@ -92,6 +92,7 @@ def test_groups_of_equal_rewards_are_replaced_recorded_and_counted(
     assert verify_run(tmp_path / "run").ok
 
 
+@pytest.mark.slow
 def test_the_groups_that_are_kept_are_those_of_a_run_without_a_filter_and_more(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_step_without_any_signal_ends_at_the_cap_is_told_once_and_learns_nothi
     assert verify_run(tmp_path / "run").ok
 
 
+@pytest.mark.slow
 def test_groups_that_failed_are_replaced_and_the_share_that_may_fail_is_that_of_the_whole_step(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
@@ -179,6 +181,7 @@ def test_a_run_with_everything_on_resumes_bitwise(small_run: TrainConfig, train:
     assert set(levels) == {1, 2, 3}
 
 
+@pytest.mark.slow
 def test_steps_that_are_dispatched_ahead_take_more_groups_for_those_without_a_signal(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
