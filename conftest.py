@@ -20,10 +20,10 @@ settings.load_profile("agentgym")  # in CI a commit meets the examples that it m
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Up to four processes for the whole suite; none for chosen tests, and for those that start servers."""
+    """One process more than cores for the whole suite, as tests wait a sixth of their time; none for chosen tests."""
     chosen = config.args != config.getini("testpaths") or config.option.keyword
     is_plain = config.option.markexpr in config.getini("addopts")
-    return min(4, os.cpu_count() or 1) if is_plain and not chosen else 0
+    return min(4, (os.cpu_count() or 1) + 1) if is_plain and not chosen else 0
 
 
 def pytest_collection_finish() -> None:

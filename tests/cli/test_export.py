@@ -12,6 +12,7 @@ from agentgym.cli.main import main
 SMALL = "train --env TextGame-v0 --env-kwargs level=1 --tasks 2 --group-size 3 --eval-episodes 0 --hf.compile False"
 
 
+@pytest.mark.slow
 def test_a_run_keeps_what_it_is_told_to_and_exports_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, out = str(tmp_path / "run"), str(tmp_path / "out")
     settings = "--steps 3 --checkpoint.every 1 --checkpoint.keep 1 --checkpoint.keep-best reward_mean"

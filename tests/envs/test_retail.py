@@ -66,6 +66,7 @@ def test_every_claim_of_the_card_holds() -> None:
     assert {name for name, one in verdicts.items() if one.verdict == "not claimed"} == {"fork", "answer leak"}
 
 
+@pytest.mark.slow
 def test_every_kind_of_wish_is_drawn_and_the_policy_forbids_some_from_level_2_on() -> None:
     seen = set()
     for level in LEVELS:

@@ -123,6 +123,7 @@ def test_an_engine_that_goes_on_after_the_end_is_an_engine_error(renderer: Rende
     assert trajectory.status is Status.ENGINE_ERROR and "after a stop id" in str(trajectory.error)
 
 
+@pytest.mark.slow
 def test_a_result_of_a_megabyte_is_shown_whole_where_it_fits(play: Callable[..., Trajectory], raw: Raw) -> None:
     trajectory = play([raw(CALL + END), raw("Long!" + END)], env=Library(MEGABYTE), context_window=1 << 23)
     (row,) = trajectory.rows

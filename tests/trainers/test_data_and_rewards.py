@@ -143,6 +143,7 @@ def test_an_episode_whose_reward_fails_is_no_zero_and_too_many_end_the_run(
         train(replace(config, reward=RewardConfig(function=f"{HERE}:always_broken")), tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_a_class_and_a_function_in_python_stand_in_the_place_of_names(small_run: TrainConfig, tmp_path: Path) -> None:
     trainer = Trainer(
         replace(small_run, steps=1),

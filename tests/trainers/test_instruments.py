@@ -127,6 +127,7 @@ def test_the_line_of_a_step_says_where_its_time_went(small_run: TrainConfig, tra
             assert line["trained_tokens_per_s"] > 0
 
 
+@pytest.mark.slow
 def test_a_resumed_run_tells_its_trackers_and_may_have_others(
     small_run: TrainConfig, train: Train, tmp_path: Path, own: str
 ) -> None:

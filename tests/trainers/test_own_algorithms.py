@@ -116,6 +116,7 @@ def test_a_run_with_a_users_functions_is_the_run_with_the_bundled_ones_that_they
         assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-7)
 
 
+@pytest.mark.slow
 def test_a_runs_file_names_the_places_and_is_resumed_from(
     own: Path, small_run: TrainConfig, train: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ def test_the_loss_falls_and_every_step_is_told(tiny: Tiny, renderer: Renderer) -
     assert steps[0].tokens == sum(len(one.ids) for one in first)
 
 
+@pytest.mark.slow
 def test_adapters_imitate_and_leave_a_model_without_adapters(tiny: Tiny, renderer: Renderer) -> None:
     model = tiny(vocab_size=renderer.vocab_size, window=2048)
     embed, qkv = model.embed.detach().clone(), model.layers[0].qkv.detach().clone()  # type: ignore[operator, union-attr]

@@ -209,6 +209,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten_and_not_resumed_with_other
         train(config, tmp_path / "run", resume=True)
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_with_another_stall_s(small_run: TrainConfig, train: Train, tmp_path: Path) -> None:
     config = replace(small_run, steps=1, eval_episodes=0)
     train(config, tmp_path / "run")

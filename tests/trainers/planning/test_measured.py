@@ -60,6 +60,7 @@ def test_a_file_without_figures_is_refused(text: str, tmp_path: Path) -> None:
         read_measured(tmp_path / "figures.json")
 
 
+@pytest.mark.slow
 def test_this_machine_is_measured() -> None:
     shape = replace(shape_of("embedded"), num_layers=1, vocab_size=64)
     found = measure(shape, MeasureSpec(device="cpu", context=8, batches=(1, 2), compile=False))
