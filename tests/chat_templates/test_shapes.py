@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -132,21 +133,30 @@ def numbered(conversation: Conversation) -> Conversation:
 
 
 @pytest.fixture(scope="module")
-def bases(real_folders: dict[str, Path], shared: Path) -> dict[str, tuple[Tokenizer, PreTrainedTokenizerFast]]:
-    made = {}
-    for nearest in {stand_in.nearest for stand_in in STAND_INS.values()}:
+def base(real_folders: dict[str, Path], shared: Path) -> Callable[[str], tuple[Tokenizer, PreTrainedTokenizerFast]]:
+    """Loads a tokenizer with the marks of all templates that it stands in for, once."""
+
+    @functools.cache
+    def load(nearest: str) -> tuple[Tokenizer, PreTrainedTokenizerFast]:
         whole = Tokenizer.from_file(str(real_folders[nearest] / "tokenizer.json"))
         backend = with_marks(whole, nearest, shared / "chat_templates")
-        made[nearest] = backend, PreTrainedTokenizerFast(tokenizer_object=backend)
-    return made
+        return backend, PreTrainedTokenizerFast(tokenizer_object=backend)
+
+    return load
 
 
-@pytest.fixture(scope="module", params=sorted(STAND_INS))
+@pytest.fixture(
+    scope="module",
+    params=[
+        name if STAND_INS[name].nearest == "qwen3" else pytest.param(name, marks=pytest.mark.slow)
+        for name in sorted(STAND_INS)
+    ],
+)
 def model(
-    request: pytest.FixtureRequest, bases: dict[str, tuple[Tokenizer, PreTrainedTokenizerFast]], shared: Path
+    request: pytest.FixtureRequest, base: Callable[[str], tuple[Tokenizer, PreTrainedTokenizerFast]], shared: Path
 ) -> Model:
     template = (shared / "chat_templates" / f"{request.param}.jinja").read_text(encoding="utf-8")
-    return Model(request.param, *bases[STAND_INS[request.param].nearest], template)
+    return Model(request.param, *base(STAND_INS[request.param].nearest), template)
 
 
 def test_every_shared_template_has_a_stand_in(shared: Path) -> None:

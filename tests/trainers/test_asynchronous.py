@@ -150,6 +150,7 @@ def test_what_is_learned_beside_sampling_is_what_is_learned_of_the_recorded_grou
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), trained.parameters(), strict=True))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_loses_no_task_and_learns_from_none_twice(
     ahead: TrainConfig, train: Train, tmp_path: Path
 ) -> None:

@@ -93,6 +93,7 @@ def test_the_oracle_of_rows_is_right_by_the_scorer_too(tmp_path: Path) -> None:
     assert done.summary.success == 1.0 and done.summary.num_episodes == 20
 
 
+@pytest.mark.slow
 def test_a_run_on_rows_that_is_resumed_equals_one_that_was_never_stopped(
     on_rows: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
@@ -181,6 +182,7 @@ def test_lengths_and_held_out_rows_are_told_before_anything_is_played(capsys: py
     assert "and 6 held-out ones" in shown.out
 
 
+@pytest.mark.slow
 def test_a_run_is_loaded_from_its_folder_and_goes_on(small_run: TrainConfig, tmp_path: Path) -> None:
     Trainer(replace(small_run, steps=1), tmp_path / "run").fit()
     again = Trainer.load(tmp_path / "run", steps=2)

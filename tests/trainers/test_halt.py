@@ -144,6 +144,7 @@ def test_a_learning_rate_that_destroys_the_policy_is_named_by_what_it_does(
     assert min(found[name] for name in told) <= destroyed + 3
 
 
+@pytest.mark.slow
 def test_an_entropy_that_is_driven_to_nothing_is_named(quick: TrainConfig, train: Train, tmp_path: Path) -> None:
     learner = LearnerConfig(entropy_coefficient=-3.0)
     config = replace(quick, steps=6, learner=learner, optimizer=OptimizerConfig(learning_rate=0.03, warmup_steps=1))

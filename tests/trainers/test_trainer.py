@@ -106,6 +106,7 @@ def test_another_seed_gives_other_episodes(small_run: TrainConfig, train: Train,
     assert files[0] != files[1]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_one_that_was_never_stopped(small_run: TrainConfig, train: Train, tmp_path: Path) -> None:
     whole, watcher = train(replace(small_run, steps=4, checkpoint=CheckpointConfig(every=2)), tmp_path / "whole")
     train(replace(small_run, steps=2, checkpoint=CheckpointConfig(every=2)), tmp_path / "parts")

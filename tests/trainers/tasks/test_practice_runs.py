@@ -73,6 +73,7 @@ def is_dead(members: list[EpisodeRecord]) -> bool:
     return len({one.trajectory.reward for one in members} - {None}) < 2
 
 
+@pytest.mark.slow
 def test_groups_of_equal_rewards_are_replaced_recorded_and_counted(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:
