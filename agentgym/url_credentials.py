@@ -33,7 +33,7 @@ def refuse_credentials(settings: object, name: str = "") -> None:
                 raise ConfigError(
                     f"the URL of {place or 'a server'} holds {found}. Settings are recorded and printed: give the "
                     "address alone; a key belongs into an environment variable: OPENAI_API_KEY for an endpoint, "
-                    "OPENENV_API_KEY for an OpenEnv server"
+                    "AGENTGYM_SERVER_SECRET for a running SGLang or vLLM, OPENENV_API_KEY for an OpenEnv server"
                 )
 
 
