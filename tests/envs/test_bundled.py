@@ -55,8 +55,9 @@ def test_the_cheat_scores_zero(env_id: str, level: int) -> None:
         assert steps[-1][4]["metrics"]["success"] == 0.0
 
 
+@pytest.mark.parametrize("num_tasks", [1000, pytest.param(3000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("env_id", "level"), CASES)
-def test_a_seed_gives_the_same_bytes_and_other_seeds_other_tasks(env_id: str, level: int) -> None:
+def test_a_seed_gives_the_same_bytes_and_other_seeds_other_tasks(env_id: str, level: int, num_tasks: int) -> None:
     def episode(seed: int, kind: str) -> str:
         steps = play(make_env(env_id, {"level": level}), kind, seed)
         return json.dumps(steps, default=asdict)
@@ -65,8 +66,8 @@ def test_a_seed_gives_the_same_bytes_and_other_seeds_other_tasks(env_id: str, le
         for kind in ("oracle", "random", "cheat"):
             assert episode(seed, kind) == episode(seed, kind)
     env = make_env(env_id, {"level": level})
-    tasks = {env.reset(seed=seed)[0] for seed in range(1000)}
-    assert len(tasks) > 700
+    tasks = {env.reset(seed=seed)[0] for seed in range(num_tasks)}
+    assert len(tasks) > 0.5 * num_tasks
 
 
 @pytest.mark.parametrize("env_id", IDS)

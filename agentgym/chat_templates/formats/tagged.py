@@ -198,6 +198,7 @@ class _Scan:
         self._add(found, start)
 
     def _json_start(self, begin: int) -> int:
+        """Returns where the JSON of a body begins: after the mark that precedes it, if the family has one."""
         mark = self.tags.before_json
         head = re.compile(rf"\s*+{re.escape(mark)}").match(self.text, begin) if mark else None
         return begin if head is None else head.end()
