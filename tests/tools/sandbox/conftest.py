@@ -24,6 +24,7 @@ import psutil
 import pytest
 
 from agentgym.tools.sandbox import Ended, Outcome, Sandbox, SandboxLimits, open_sandbox
+from agentgym.tools.sandbox.box.task_count import TaskCount
 from tests.tools.sandbox.cgroup import Cgroup
 
 Call = dict[str, Any]
@@ -145,8 +146,12 @@ def num_in_containers() -> int:
 class Opened:
     """A sandbox, whoever opened it."""
 
-    def __init__(self, backend: str, server: str, run_all: Callable[[list[Call]], list[Outcome]]) -> None:
+    def __init__(
+        self, backend: str, server: str, run_all: Callable[[list[Call]], list[Outcome]], *, is_counted: bool = False
+    ) -> None:
         self.backend, self.run_all = backend, run_all
+        self.is_counted = is_counted
+        """True where a cgroup counts the tasks of a landlock box: a fork too many fails, and ends nothing."""
         self.num_processes = (
             num_in_containers if backend == "docker" else partial(num_below, psutil.Process(int(server)))
         )
@@ -168,7 +173,14 @@ def _by_ourselves(backend: str) -> Iterator[Opened]:
             begun = [threads.submit(sandbox.run, **call) for call in calls]
             return [one.result() for one in begun]
 
-        yield Opened(backend, "" if backend == "docker" else str(sandbox._server._process.pid), run_all)  # type: ignore[attr-defined]
+        server = "" if backend == "docker" else str(sandbox._server._process.pid)  # type: ignore[attr-defined]
+        yield Opened(backend, server, run_all, is_counted=backend == "landlock" and _can_count_tasks())
+
+
+def _can_count_tasks() -> bool:
+    made = TaskCount(1)
+    made.close()
+    return bool(made.folder)
 
 
 @contextlib.contextmanager
