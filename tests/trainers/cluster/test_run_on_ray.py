@@ -61,8 +61,17 @@ def run(small_run: TrainConfig) -> TrainConfig:
     return replace(run, hf=replace(run.hf, compile=False))
 
 
+@pytest.fixture
+def local_run(run: TrainConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the run without a cluster, which several tests compare theirs with: played once."""
+    folder = tmp_path_factory.getbasetemp() / "local_run"
+    if not folder.exists():
+        Trainer(run, folder).fit()
+    return folder
+
+
 def on(address: str, **settings: Any) -> ClusterConfig:
-    small = {"engines": 2, "workers": 4, "cpus_per_learner": 0.5, "cpus_per_engine": 0.5}
+    small = {"engines": 1, "workers": 2, "cpus_per_learner": 0.5, "cpus_per_engine": 0.5}
     return ClusterConfig(address=address, **{**small, **settings})
 
 
@@ -74,20 +83,20 @@ def episodes(folder: Path) -> list[str]:
     return (folder / "episodes.jsonl").read_text().splitlines()
 
 
-def test_one_rank_gives_the_bytes_of_a_local_run(cluster: str, run: TrainConfig, tmp_path: Path) -> None:
-    Trainer(run, tmp_path / "local").fit()
-    Trainer(replace(run, executor="ray", ray=on(cluster)), tmp_path / "ray").fit()
-    assert episodes(tmp_path / "ray") == episodes(tmp_path / "local")
-    assert losses(tmp_path / "ray") == losses(tmp_path / "local")
+def test_one_rank_gives_the_bytes_of_a_local_run(
+    cluster: str, run: TrainConfig, local_run: Path, tmp_path: Path
+) -> None:
+    Trainer(replace(run, executor="ray", ray=on(cluster, engines=2, workers=4)), tmp_path / "ray").fit()
+    assert episodes(tmp_path / "ray") == episodes(local_run)
+    assert losses(tmp_path / "ray") == losses(local_run)
 
 
 def test_colocated_engines_that_give_their_memory_up_give_the_bytes_of_a_local_run(
-    cluster: str, run: TrainConfig, tmp_path: Path
+    cluster: str, run: TrainConfig, local_run: Path, tmp_path: Path
 ) -> None:
-    Trainer(run, tmp_path / "local").fit()
-    Trainer(replace(run, executor="ray", ray=on(cluster, layout="colocated", engines=1)), tmp_path / "ray").fit()
-    assert episodes(tmp_path / "ray") == episodes(tmp_path / "local")
-    assert losses(tmp_path / "ray") == losses(tmp_path / "local")
+    Trainer(replace(run, executor="ray", ray=on(cluster, layout="colocated")), tmp_path / "ray").fit()
+    assert episodes(tmp_path / "ray") == episodes(local_run)
+    assert losses(tmp_path / "ray") == losses(local_run)
 
 
 def test_two_ranks_give_the_bytes_of_a_local_run_in_two_shares(cluster: str, run: TrainConfig, tmp_path: Path) -> None:
@@ -127,18 +136,17 @@ def test_adapters_that_two_ranks_train_are_resumed_and_exported(
 
 @pytest.mark.parametrize("victim", ["EngineActor", "EpisodeActor", "RankActor", "Board"])
 def test_a_run_outlives_the_death_of_any_actor(
-    cluster: str, run: TrainConfig, tmp_path: Path, victim: str, caplog: pytest.LogCaptureFixture
+    cluster: str, run: TrainConfig, local_run: Path, tmp_path: Path, victim: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = replace(run, checkpoint=CheckpointConfig(every=2))
-    Trainer(run, tmp_path / "local").fit()
     folder = tmp_path / "ray"
     killer = threading.Thread(target=kill_one, args=(victim, folder / "metrics.jsonl"), daemon=True)
     killer.start()
-    Trainer(replace(run, executor="ray", ray=on(cluster)), folder).fit()
+    Trainer(replace(run, executor="ray", ray=on(cluster, engines=2)), folder).fit()
     killer.join(LIMIT_S)
     assert not killer.is_alive()
-    assert episodes(folder) == episodes(tmp_path / "local")
-    assert losses(folder) == losses(tmp_path / "local")
+    assert episodes(folder) == episodes(local_run)
+    assert losses(folder) == losses(local_run)
     label = {"EngineActor": "engine .", "EpisodeActor": "worker .", "RankActor": "learner .", "Board": "the board"}
     assert any(re.search(f"{label[victim]} is gone", one) for one in caplog.messages), caplog.messages
 
@@ -147,12 +155,12 @@ def test_a_run_outlives_the_death_of_any_actor(
 def test_a_run_that_learns_while_later_steps_are_played_outlives_any_death(
     cluster: str, run: TrainConfig, tmp_path: Path, victim: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two ranks, two engines, four workers: every group is learned from once, and no token is too old."""
+    """Two ranks, two engines, two workers: every group is learned from once, and no token is too old."""
     run = replace(run, max_staleness=2, checkpoint=CheckpointConfig(every=2), executor="ray")
     folder = tmp_path / "run"
     killer = threading.Thread(target=kill_one, args=(victim, folder / "metrics.jsonl"), daemon=True)
     killer.start()
-    Trainer(replace(run, ray=on(cluster, learners=2)), folder).fit()
+    Trainer(replace(run, ray=on(cluster, learners=2, engines=2)), folder).fit()
     killer.join(LIMIT_S)
     assert not killer.is_alive()
     assert any("is gone" in one for one in caplog.messages), caplog.messages
@@ -183,15 +191,16 @@ def test_an_error_in_an_environment_is_shown_once_with_its_origin(
     assert "test_halt.py" in told[0] and told[0].rstrip().endswith("RuntimeError: a wheel came off")
 
 
-def test_the_only_engine_is_waited_for_when_it_dies(cluster: str, run: TrainConfig, tmp_path: Path) -> None:
-    Trainer(run, tmp_path / "local").fit()
+def test_the_only_engine_is_waited_for_when_it_dies(
+    cluster: str, run: TrainConfig, local_run: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "ray"
     killer = threading.Thread(target=kill_one, args=("EngineActor", folder / "metrics.jsonl"), daemon=True)
     killer.start()
-    Trainer(replace(run, executor="ray", ray=on(cluster, engines=1)), folder).fit()
+    Trainer(replace(run, executor="ray", ray=on(cluster)), folder).fit()
     killer.join(LIMIT_S)
     assert not killer.is_alive()
-    assert episodes(folder) == episodes(tmp_path / "local")
+    assert episodes(folder) == episodes(local_run)
 
 
 def test_what_an_engine_lacks_is_told_with_its_origin(cluster: str, run: TrainConfig, tmp_path: Path) -> None:
