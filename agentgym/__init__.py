@@ -6,27 +6,27 @@ registers the bundled environments when Gymnasium is imported. Where Python runs
 """
 
 import sys
-from importlib import import_module
 
-from agentgym.envs.plugin import register_envs
+from agentgym.envs.catalog.plugin import register_envs
+from agentgym.lazy_exports import lazy_exports
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "EvalConfig": "evaluation",
-    "TrainConfig": "trainers.config",
-    "Trainer": "trainers.trainer",
-    "create_engine": "evaluation",
-    "evaluate": "evaluation",
-    "run_episode": "evaluation",
-}
-"""Where the names of `agentgym` itself live; each is loaded when it is first asked for. Their types: __init__.pyi."""
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {  # their types are in __init__.pyi
+        "EvalConfig": "evaluation",
+        "TextEnv": "envs",
+        "ToolEnv": "envs",
+        "TrainConfig": "trainers",
+        "Trainer": "trainers",
+        "Trajectory": "trajectory",
+        "create_engine": "evaluation",
+        "evaluate": "evaluation",
+        "run_episode": "evaluation",
+        "tool": "tools",
+    },
+)
 
 if "gymnasium" in sys.modules:
     register_envs()
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"agentgym.{_HOMES[name]}"), name)

@@ -33,7 +33,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from agentgym.evaluation.statistics import success_interval
+from agentgym.evaluation.scores.statistics import success_interval
 from agentgym.viewer.run_data import read_run
 
 ALGORITHMS: Mapping[str, tuple[str, ...]] = {

@@ -31,10 +31,11 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.utils import logging as transformers_logging
 
 from agentgym.embedded import embedded_folder
-from agentgym.engines.hf import HfEngine, HfEngineConfig
-from agentgym.engines.hf_checkpoint import load_decoder
-from agentgym.engines.hf_model import Decoder
+from agentgym.engines.local.config import LocalEngineConfig
+from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.protocol import Sampling
+from agentgym.model.decoder import Decoder
+from agentgym.model.model_folder import load_decoder
 
 VLLM = """
 import json, sys, time
@@ -86,13 +87,13 @@ class Job:
 def ours_s(model: Decoder, job: Job, repeats: int, *, compiled: bool) -> float:
     """Best seconds of the in-process engine, nothing cached between repeats."""
 
-    async def request(engine: HfEngine, index: int) -> None:
+    async def request(engine: LocalEngine, index: int) -> None:
         sampling = Sampling(max_tokens=job.max_tokens[index], seed=index)
         await engine.generate(job.prompts[index], sampling, session=str(index))
         await engine.abort(str(index))
 
     async def play() -> float:
-        engine = HfEngine(model, HfEngineConfig(num_slots=256, compile=compiled))
+        engine = LocalEngine(model, LocalEngineConfig(num_slots=256, compile=compiled))
         seconds = []
         for repeat in range(repeats + 1):
             start = time.perf_counter()

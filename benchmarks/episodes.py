@@ -31,13 +31,13 @@ from agentgym.chat_templates.families import renderer_for
 from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.embedded import embedded_folder
 from agentgym.envs import TextEnv, ToolEnv
-from agentgym.envs.policies import game_of
-from agentgym.envs.trickster import calling
-from agentgym.evaluation.policies import PlayedEnv, PolicyLoop
+from agentgym.envs.base.cheater import calling
+from agentgym.envs.base.policies import game_of
+from agentgym.evaluation.play.policies import PlayedEnv, PolicyLoop
 from agentgym.rollout.limits import Limits
-from agentgym.rollout.sampler import Sampler, SamplerConfig
+from agentgym.rollout.sampling.sampler import Sampler, SamplerConfig
+from agentgym.tools.calling.definition import tool
 from agentgym.tools.code import CodeTools
-from agentgym.tools.definition import tool
 from agentgym.tools.sandbox import BACKENDS, SandboxLimits
 from agentgym.trajectory import Status, Trajectory
 from agentgym.types import Message, Task

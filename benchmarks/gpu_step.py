@@ -1,9 +1,9 @@
 """One GRPO step of a 0.6 B model, bfloat16, on a GPU: `agentgym train`, and TRL on the same machine in one run.
 
 Makes a folder with a model of Qwen3-0.6B's shape (random weights; the tokenizer is ours, the vocabulary padded to
-151,936), plays and learns TextGame-v0 with the `hf` engine in the process, with SGLang too where it is installed, and
-then gives TRL's GRPOTrainer the prompts of our first step, groups of the same size and replies of the same length. A
-random model cannot play: an episode is one reply of `--reply` tokens, and its even token ids are its reward.
+151,936), plays and learns TextGame-v0 with the `local` engine in the process, with SGLang too where it is installed,
+and then gives TRL's GRPOTrainer the prompts of our first step, groups of the same size and replies of the same length.
+A random model cannot play: an episode is one reply of `--reply` tokens, and its even token ids are its reward.
 
 Ours are the numbers of metrics.jsonl. TRL keeps float32 weights and computes in bfloat16, its default: `trl` without
 gradient checkpointing, `trl_frugal` with. MFU of all is that of forward and backward over whole rows, three times the
@@ -30,26 +30,26 @@ import torch
 from trl_environment import run_beside_trl
 
 from agentgym.embedded import embedded_folder
-from agentgym.engines.hf import HfEngineConfig
-from agentgym.engines.hf_checkpoint import save_decoder
-from agentgym.engines.hf_model import Decoder, DecoderConfig
-from agentgym.engines.sglang import SglangConfig
+from agentgym.engines.local.config import LocalEngineConfig
+from agentgym.engines.sglang.engine import SglangConfig
+from agentgym.model.decoder import Decoder, DecoderConfig
+from agentgym.model.model_folder import save_decoder
 from agentgym.rollout.limits import Limits
-from agentgym.rollout.record import read_episodes
-from agentgym.rollout.sampler import SamplerConfig
-from agentgym.trainers.checkpoint import copy_tokenizer
+from agentgym.rollout.record.episodes_file import read_episodes
+from agentgym.rollout.sampling.sampler import SamplerConfig
+from agentgym.trainers.checkpoints.checkpoint import copy_tokenizer
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.learner_config import LearnerConfig
-from agentgym.trainers.optimizer import OptimizerConfig
+from agentgym.trainers.loop.trainer import Trainer
+from agentgym.trainers.settings.learner import LearnerConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.speed.peak import peak_flops
 from agentgym.trainers.speed.work import forward_flops
-from agentgym.trainers.trainer import Trainer
 from agentgym.trajectory import Source, Trajectory
 from agentgym.types import Task
 
 TRL_SCRIPT = Path(__file__).with_name("grpo_step_trl.py")
 TRL_SIDES = ("trl", "trl_frugal")
-ENGINES = ("hf", "sglang")
+ENGINES = ("local", "sglang")
 WARMUP = 2
 COLUMNS = {
     "step_s": "step s",
@@ -133,7 +133,7 @@ class Job:
             optimizer=OptimizerConfig(learning_rate=1e-6),
             limits=Limits(max_turns=1, turn_tokens=self.reply, context_window=window),
             sampler=SamplerConfig(concurrency=episodes),
-            hf=HfEngineConfig(num_slots=episodes, window=window, max_step_tokens=2048, compile=None),
+            local=LocalEngineConfig(num_slots=episodes, window=window, max_step_tokens=2048, compile=None),
             sglang=SglangConfig(dtype="bfloat16", device="auto" if self.device == "cpu" else "cuda"),
         )
 
@@ -235,7 +235,7 @@ def compare(given: argparse.Namespace, folder: Path) -> None:
     print(f"{given.shape} on {name}: {job.tasks} groups of {job.group} replies of {job.reply} tokens, bfloat16")
     print(f"{'':12}" + "".join(f"{title:>11}" for title in COLUMNS.values()), flush=True)
     found: dict[str, dict[str, float | None]] = {}
-    for engine in given.engines or [one for one in ENGINES if one == "hf" or find_spec(one)]:
+    for engine in given.engines or [one for one in ENGINES if one == "local" or find_spec(one)]:
         found[engine] = show(engine, aside(given, folder, engine))
     prompts = prompts_of(folder / next(iter(found)), job.tasks)
     for side in TRL_SIDES if given.trl else ():
@@ -262,7 +262,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--reply", type=int, default=512, help="tokens of a reply")
     parser.add_argument("--steps", type=int, default=5, help=f"that are measured, behind {WARMUP} that are not")
     parser.add_argument("--head-kernel", choices=("torch", "liger"), default="torch", help="see learner.head_kernel")
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, help="hf, and sglang where it is installed")
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, help="local, and sglang where it is installed")
     parser.add_argument("--trl", action=argparse.BooleanOptionalAction, default=True, help="measure TRL too")
     parser.add_argument("--output", type=Path, help="folder of the model, the runs and gpu_step.json, kept afterwards")
     parser.add_argument("--side", choices=ENGINES, help=argparse.SUPPRESS)

@@ -30,15 +30,16 @@ os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"  # before to
 import torch
 from trl_environment import run_beside_trl
 
-from agentgym.engines.hf import HfEngine, HfEngineConfig
-from agentgym.engines.hf_checkpoint import load_decoder, save_decoder
-from agentgym.engines.hf_model import Decoder, DecoderConfig
+from agentgym.engines.local.config import LocalEngineConfig
+from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.protocol import Completion, Sampling
+from agentgym.model.decoder import Decoder, DecoderConfig
+from agentgym.model.model_folder import load_decoder, save_decoder
 from agentgym.rollout.seeds import derive
-from agentgym.trainers.batch import TrainingBatch, build_batch
-from agentgym.trainers.credits import credit_groups, flat_credit
-from agentgym.trainers.learner import Learner, LearnerConfig
-from agentgym.trainers.optimizer import OptimizerConfig
+from agentgym.trainers.batch.batch import TrainingBatch, build_batch
+from agentgym.trainers.batch.credits import credit_groups, flat_credit
+from agentgym.trainers.learner.learner import Learner, LearnerConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trajectory import Group, Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import Message, Task
 
@@ -161,7 +162,7 @@ def make_learner(model: Decoder) -> Learner:
 async def run_ours(size: Size, model: Decoder, steps: int) -> Cost:
     """CPU seconds of our generation and update, engine kept over all steps as in training."""
     prompts = size.prompts(model.config.vocab_size)
-    engine = HfEngine(model, HfEngineConfig(num_slots=size.num_prompts * size.group_size, compile=None))
+    engine = LocalEngine(model, LocalEngineConfig(num_slots=size.num_prompts * size.group_size, compile=None))
     learner = make_learner(model)
     generation, update = [], []
     for step in range(steps + WARMUP):
@@ -185,7 +186,9 @@ async def run_ours(size: Size, model: Decoder, steps: int) -> Cost:
     return Cost.of(generation, update)
 
 
-async def sample(engine: HfEngine, prompts: Sequence[Sequence[int]], size: Size, step: int) -> list[list[Completion]]:
+async def sample(
+    engine: LocalEngine, prompts: Sequence[Sequence[int]], size: Size, step: int
+) -> list[list[Completion]]:
     """The replies of every group."""
     calls = [
         engine.generate(

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentgym.rollout.chain import CHAIN
+from agentgym.rollout.record.chain import CHAIN
 from agentgym.trainers.speed.step_speed import OF_THE_MACHINE
 
 ENV = '''
@@ -31,7 +31,7 @@ import random
 import numpy as np
 import torch
 
-from agentgym.envs.text_game import TextGame
+from agentgym.envs.games.text_game.env import TextGame
 
 
 class Luck(TextGame):
@@ -93,7 +93,7 @@ def command(folder: Path, name: str, steps: int, options: argparse.Namespace) ->
     run = folder / name
     resume = ["--resume"] if (run / "config.yaml").exists() else []
     settings = f"--tasks 2 --group-size 2 --eval-episodes 0 --limits.max-turns 6 --seed {options.seed} --steps {steps}"
-    checkpoints = f"--checkpoint.every {options.every} --hf.compile False"
+    checkpoints = f"--checkpoint.every {options.every} --local.compile False"
     env = ["--env", f"{folder / 'luck.py'}:Luck", "--env-kwargs", "level=1"]
     return [sys.executable, "-m", "agentgym", "train", *env, *settings.split(), *checkpoints.split(),
             "--output", str(run), *resume]  # fmt: skip

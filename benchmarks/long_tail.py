@@ -22,13 +22,13 @@ from rollout_http import Walk, fake_server, sglang_engine
 
 from agentgym.chat_templates.families import renderer_for
 from agentgym.embedded import embedded_folder
-from agentgym.engines.hf_checkpoint import hf_named_views, load_decoder
 from agentgym.engines.protocol import Engine
+from agentgym.model.model_folder import load_decoder, published_views
+from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.limits import Limits
-from agentgym.rollout.loop import RolloutLoop
-from agentgym.rollout.sampler import Sampler, SamplerConfig
-from agentgym.rollout.stream import GroupStream, Order
-from agentgym.tools.definition import tool
+from agentgym.rollout.sampling.group_stream import GroupStream, Order
+from agentgym.rollout.sampling.sampler import Sampler, SamplerConfig
+from agentgym.tools.calling.definition import tool
 from agentgym.trajectory import Group
 from agentgym.types import Task
 
@@ -84,7 +84,7 @@ class Run:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.weights = dict(hf_named_views(load_decoder(embedded_folder())))
+        self.weights = dict(published_views(load_decoder(embedded_folder())))
         loop = RolloutLoop(engine, renderer_for(embedded_folder()), Limits(max_turns=32, turn_tokens=32))
         self.sampler = Sampler(loop, lambda task: LongWalk(), SamplerConfig(concurrency=TASKS * GROUP_SIZE))
         self.version = 0

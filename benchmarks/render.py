@@ -4,7 +4,7 @@ An episode of T turns, each a call of 60 tokens and a result of 40 words, throug
 beside it the whole conversation rendered anew at every turn. Milliseconds a turn at T = 4 and T = 64, and their ratio:
 about 1 is linear in the new text. CPU time, the least of the repeats, each of 64 turns (16 short episodes or a long
 one), so that a busy machine disturbs both alike. Without arguments the shipped model; with `--templates` (files
-NAME.jinja) and `--tokenizers` (the unpacked folders that `agentgym.testing.stand_ins` names) every
+NAME.jinja) and `--tokenizers` (the unpacked folders that `agentgym.testing.contracts.stand_ins` names) every
 template over the nearest tokenizer.
 """
 
@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 import agentgym.embedded
 from agentgym.chat_templates import TemplateRenderer, renderer_for
 from agentgym.errors import RenderError
-from agentgym.testing.stand_ins import STAND_INS, stand_in_tokenizer, with_marks
+from agentgym.testing.contracts.stand_ins import STAND_INS, stand_in_tokenizer, with_marks
 from agentgym.types import Message, ToolCall, ToolSpec
 
 SHORT, LONG = 4, 64

@@ -24,14 +24,14 @@ from agentgym.chat_templates.families import renderer_for
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.engines.scripted import ScriptedEngine
-from agentgym.envs.action import Action
-from agentgym.envs.text_env import Info, StepResult, TextEnv
-from agentgym.envs.tool_env import ToolEnv
+from agentgym.envs.base.action import Action
+from agentgym.envs.base.text_env import Info, StepResult, TextEnv
+from agentgym.envs.base.tool_env import ToolEnv
+from agentgym.rollout.episode.replies import reply_ids
+from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.limits import Limits
-from agentgym.rollout.loop import RolloutLoop
-from agentgym.rollout.replies import reply_ids
-from agentgym.rollout.sampler import Sampler, SamplerConfig
-from agentgym.tools.definition import tool
+from agentgym.rollout.sampling.sampler import Sampler, SamplerConfig
+from agentgym.tools.calling.definition import tool
 from agentgym.types import Message, Task, ToolCall
 
 CONCURRENT = 1024

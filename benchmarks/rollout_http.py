@@ -34,14 +34,14 @@ from agentgym.chat_templates.protocol import Renderer
 from agentgym.embedded import embedded_folder
 from agentgym.engines.protocol import Engine
 from agentgym.engines.scripted import ScriptedEngine
-from agentgym.engines.sglang import SglangConfig, open_sglang
-from agentgym.envs.action import Action
-from agentgym.envs.tool_env import ToolEnv
+from agentgym.engines.sglang.engine import SglangConfig, open_sglang
+from agentgym.envs.base.action import Action
+from agentgym.envs.base.tool_env import ToolEnv
+from agentgym.rollout.episode.replies import reply_ids
+from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.limits import Limits
-from agentgym.rollout.loop import RolloutLoop
-from agentgym.rollout.replies import reply_ids
-from agentgym.rollout.sampler import Sampler, SamplerConfig
-from agentgym.tools.definition import tool
+from agentgym.rollout.sampling.sampler import Sampler, SamplerConfig
+from agentgym.tools.calling.definition import tool
 from agentgym.trajectory import Status
 from agentgym.types import Message, Task, ToolCall
 

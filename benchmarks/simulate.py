@@ -24,11 +24,17 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from agentgym.engines.protocol import Sampling
-from agentgym.rollout.garbage import young_garbage_only
-from agentgym.rollout.sampler import Sampler
-from agentgym.rollout.stream import GroupStream, Order
-from agentgym.testing.simulated import ENV_ID, LogNormalSeconds, SimulatedEngine, SimulatedEnv, simulated_sampler
-from agentgym.testing.virtual_time import run_in_virtual_time
+from agentgym.rollout.hosting.gc_pause import young_garbage_only
+from agentgym.rollout.sampling.group_stream import GroupStream, Order
+from agentgym.rollout.sampling.sampler import Sampler
+from agentgym.testing.simulation.simulated import (
+    ENV_ID,
+    LogNormalSeconds,
+    SimulatedEngine,
+    SimulatedEnv,
+    simulated_sampler,
+)
+from agentgym.testing.simulation.virtual_time import run_in_virtual_time
 from agentgym.trajectory import Group
 from agentgym.types import Task
 

@@ -37,10 +37,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from trl_environment import run_beside_trl
 
-from agentgym.engines.hf_checkpoint import hf_named_views, load_decoder, save_decoder
-from agentgym.engines.hf_layout import PackedLayout
-from agentgym.engines.hf_model import Decoder, DecoderConfig
-from agentgym.trainers.token_logprobs import score_targets
+from agentgym.model.decoder import Decoder, DecoderConfig
+from agentgym.model.model_folder import load_decoder, published_views, save_decoder
+from agentgym.model.packed_layout import PackedLayout
+from agentgym.trainers.learner.token_logprobs import score_targets
 
 SIDES = ("shared", "packed", "padded")
 TRL_SIDES = ("trl", "trl_frugal")
@@ -163,7 +163,7 @@ def gradients(model: Decoder) -> dict[str, Tensor]:
         for parameter in model.parameters():
             assert parameter.grad is not None
             parameter.copy_(parameter.grad)
-        return {name: view.clone() for name, view in hf_named_views(model)}
+        return {name: view.clone() for name, view in published_views(model)}
 
 
 def run_trl(side: str, folder: Path, rows: Rows, *, repeats: int = 0, save: Path | None = None) -> dict[str, float]:

@@ -41,7 +41,7 @@ class GymnasiumWatch:
 def register() -> None:
     """Registers the environments. A failure of agentgym is a warning: Gymnasium works without it."""
     try:
-        from agentgym.envs.plugin import register_envs
+        from agentgym.envs.catalog.plugin import register_envs
 
         register_envs()
     except (Exception, SystemExit) as error:  # noqa: BLE001  # `import gymnasium` belongs to other people's programs

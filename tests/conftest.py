@@ -26,8 +26,8 @@ import agentgym.chat_templates
 
 if TYPE_CHECKING:
     from agentgym.trainers.config import TrainConfig
-    from agentgym.trainers.metrics import StepMetrics
-    from agentgym.trainers.trainer import TrainResult
+    from agentgym.trainers.loop.trainer import TrainResult
+    from agentgym.trainers.monitoring.metrics import StepMetrics
     from agentgym.trajectory import Trajectory
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell has it for what it began in the background
@@ -319,7 +319,7 @@ class Watcher:
 def small_run() -> TrainConfig:
     """Two steps of the easiest game, in seconds, with steps large enough to show."""
     from agentgym.trainers.config import TrainConfig  # here, and not above: only those who train need torch
-    from agentgym.trainers.optimizer import OptimizerConfig
+    from agentgym.trainers.settings.optimizer import OptimizerConfig
 
     return TrainConfig(
         env="TextGame-v0",
@@ -335,7 +335,7 @@ def small_run() -> TrainConfig:
 @pytest.fixture
 def train() -> Callable[..., tuple[TrainResult, Watcher]]:
     """`train(config, folder, resume=False)` is a whole run: its result, and the `Watcher` of it."""
-    from agentgym.trainers.trainer import Trainer  # here, and not above: only those who train need torch
+    from agentgym.trainers.loop.trainer import Trainer  # here, and not above: only those who train need torch
 
     def run(config: TrainConfig, folder: Path, *, resume: bool = False) -> tuple[TrainResult, Watcher]:
         watcher = Watcher()

@@ -18,7 +18,7 @@ from agentgym.chat_templates.protocol import Renderer
 from agentgym.embedded import embedded_folder
 from agentgym.engines.scripted import ScriptedEngine
 from agentgym.envs.adapters.openenv_server import openenv_app, serve_openenv
-from agentgym.envs.resolve import resolve_env
+from agentgym.envs.catalog.resolve import resolve_env
 from agentgym.errors import ConfigError
 from agentgym.http_guard import (
     GuardLimits,
@@ -29,10 +29,10 @@ from agentgym.http_guard import (
     listen,
     parse_json_object,
 )
-from agentgym.rollout.loop import RolloutLoop
-from agentgym.rollout.serve_http import EpisodeServer, ServeConfig
-from agentgym.rollout.served import ServedLoop
-from agentgym.testing.fake_sglang import FakeConfig, FakeServer
+from agentgym.rollout.episode.token_loop import RolloutLoop
+from agentgym.rollout.serving.http_server import EpisodeServer, ServeConfig
+from agentgym.rollout.serving.served_loop import ServedLoop
+from agentgym.testing.fake_server.server import FakeConfig, FakeServer
 
 TOKEN = "a-token-of-some-length"
 DOORS = ("serve", "env serve", "fake-server")

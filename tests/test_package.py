@@ -23,7 +23,14 @@ DOORS = ("envs", "tools", "chat_templates", "trainers")
 HEAVY = {"huggingface_hub", "matplotlib", "ray", "rich", "safetensors", "tokenizers", "torch", "transformers", "tyro"}
 HOOK = {"_agentgym_gymnasium.pth", "_agentgym_gymnasium.py", "_agentgym_gymnasium.start"}
 EMBEDDED = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
-TORCH_USERS = ("agentgym.trainers", "agentgym.engines.hf", "agentgym.engines.reward_model", "agentgym.cli.")
+TORCH_USERS = (
+    "agentgym.trainers",
+    "agentgym.model.",
+    "agentgym.engines.local.",
+    "agentgym.engines.weights.",
+    "agentgym.rewards.reward_model",
+    "agentgym.cli.",
+)
 
 
 def python(code: str, *, interpreter: str = sys.executable, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -70,7 +77,7 @@ def test_an_import_starts_no_thread_and_no_process() -> None:
     assert python(code).stdout.split() == ["1", "0"]
 
 
-def test_only_the_trainers_and_the_hf_engine_need_torch() -> None:
+def test_only_the_model_the_trainers_and_what_holds_weights_need_torch() -> None:
     found = pkgutil.walk_packages(agentgym.__path__, "agentgym.", onerror=lambda name: pytest.fail(f"{name} fails"))
     light = [module.name for module in found if not module.name.startswith(TORCH_USERS)]
     missing = "import importlib, sys\nsys.modules.update(torch=None, safetensors=None)"
@@ -199,7 +206,7 @@ def test_each_command_of_doctor_works_on_a_bare_installation(distributions: Path
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
     code, after = doctor()
     assert code == 0 and after["ok"] and not commands(after)
-    assert after["engines"] == ["scripted", "openai", "hf", "sglang", "vllm"]
+    assert after["engines"] == ["scripted", "openai", "local", "sglang", "vllm"]
     shutil.rmtree(home)  # gigabytes, which pytest would keep
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.envs.plugin import BUNDLED
+from agentgym.envs.catalog.plugin import BUNDLED
 
 SOURCE = Path(__file__).parent.parent / "startup" / "_agentgym_gymnasium.py"
 
@@ -42,7 +42,13 @@ def test_every_bundled_environment_is_registered_and_none_is_loaded(tmp_path: Pa
     )
     ids, modules = printed(code, tmp_path).splitlines()
     assert ids.split() == list(BUNDLED)
-    assert set(modules.split()) == {"agentgym", "agentgym.envs", "agentgym.envs.plugin"}
+    assert set(modules.split()) == {
+        "agentgym",
+        "agentgym.envs",
+        "agentgym.envs.catalog",
+        "agentgym.envs.catalog.plugin",
+        "agentgym.lazy_exports",
+    }
 
 
 @pytest.mark.parametrize(
@@ -50,7 +56,7 @@ def test_every_bundled_environment_is_registered_and_none_is_loaded(tmp_path: Pa
     [
         "import agentgym, gymnasium",
         "import gymnasium, agentgym",
-        "import agentgym.envs.plugin, gymnasium",
+        "import agentgym.envs.catalog.plugin, gymnasium",
         "from agentgym.envs import ToolEnv; import gymnasium",
         "import importlib.util; importlib.util.find_spec('gymnasium'); import gymnasium",
         "import gymnasium; import importlib; importlib.reload(gymnasium)",
@@ -63,7 +69,7 @@ def test_the_order_of_imports_does_not_matter(imports: str, tmp_path: Path) -> N
 def test_threads_that_import_both_at_once_agree(tmp_path: Path) -> None:
     code = (
         "import importlib, threading\n"
-        "names = ['gymnasium', 'agentgym', 'agentgym.envs.text_game', 'agentgym.envs.plugin'] * 4\n"
+        "names = ['gymnasium', 'agentgym', 'agentgym.envs.games.text_game.env', 'agentgym.envs.catalog.plugin'] * 4\n"
         "threads = [threading.Thread(target=importlib.import_module, args=(name,)) for name in names]\n"
         "[thread.start() for thread in threads]; [thread.join(60) for thread in threads]\n"
         "import gymnasium; print(gymnasium.make('TextGame-v0').spec.id)"

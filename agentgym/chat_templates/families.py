@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from agentgym.chat_templates.chatml import BielikRenderer, ChatMLRenderer
-from agentgym.chat_templates.command_r import CommandRenderer
-from agentgym.chat_templates.deepseek import DeepSeekRenderer, DeepSeekV32Renderer
 from agentgym.chat_templates.formats.hermes import HERMES
 from agentgym.chat_templates.formats.protocol import ReplyFormat
 from agentgym.chat_templates.formats.registry import FORMATS
-from agentgym.chat_templates.gemma4 import Gemma4Renderer
-from agentgym.chat_templates.harmony import HarmonyRenderer
-from agentgym.chat_templates.mistral import MistralRenderer
-from agentgym.chat_templates.nemotron import NemotronRenderer
+from agentgym.chat_templates.renderers.chatml import BielikRenderer, ChatMLRenderer
+from agentgym.chat_templates.renderers.command_r import CommandRenderer
+from agentgym.chat_templates.renderers.deepseek import DeepSeekRenderer, DeepSeekV32Renderer
+from agentgym.chat_templates.renderers.gemma4 import Gemma4Renderer
+from agentgym.chat_templates.renderers.harmony import HarmonyRenderer
+from agentgym.chat_templates.renderers.mistral import MistralRenderer
+from agentgym.chat_templates.renderers.nemotron import NemotronRenderer
+from agentgym.chat_templates.renderers.template_probe import CALLING, PLAIN_CALL
+from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.chat_templates.template_date import present_date
-from agentgym.chat_templates.template_probe import CALLING, PLAIN_CALL
-from agentgym.chat_templates.template_renderer import TemplateRenderer
 from agentgym.chat_templates.tokenizer import ChatTokenizer, HoldsTokenizer
 from agentgym.errors import RenderError
 from agentgym.types import JSON

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agentgym.cli.groups import Subcommand, run_group
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json, show_table
-from agentgym.trainers.algorithms import TABLES, algorithms_markdown, all_algorithms
+from agentgym.trainers.algorithms.catalog import TABLES, algorithms_markdown, all_algorithms
 from agentgym.types import JSON
 
 __all__ = ["COMMANDS", "main"]

@@ -20,10 +20,10 @@ from agentgym.cli.installation import (
 from agentgym.cli.machine import docker, gpus, machine
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json, show_table
-from agentgym.engines.architectures import SUPPORTED
-from agentgym.engines.compiler import cpp_compiler
+from agentgym.engines.local.cpp_compiler import cpp_compiler
 from agentgym.errors import AgentGymError
-from agentgym.evaluation.model_folder import EMBEDDED, model_folder
+from agentgym.evaluation.play.model_folder import EMBEDDED, model_folder
+from agentgym.model.architectures import SUPPORTED
 from agentgym.tools.sandbox import sandbox_faults
 from agentgym.types import JSON
 
@@ -106,7 +106,7 @@ def _engines(found: Findings) -> dict[str, tuple[bool, str]]:
     engines = {
         "scripted": (True, "the oracle, cheat and random policies"),
         "openai": (True, "any server of chat completions: eval --policy URL"),
-        "hf": (trains, f"in process, {where}: {SUPPORTED}" if trains else "needs torch"),
+        "local": (trains, f"in process, {where}: {SUPPORTED}" if trains else "needs torch"),
     }
     for name in ("sglang", "vllm"):
         pythons = [f"{one.version} by {one.python}" for one in found.servers if one.engine == name]

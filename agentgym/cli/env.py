@@ -17,13 +17,13 @@ from agentgym.cli.groups import Subcommand, run_group
 from agentgym.cli.new import run_new
 from agentgym.cli.options import env_as_argument, parse_options
 from agentgym.cli.terminal import say, show_json, show_table
-from agentgym.envs.listing import Listed, environments_markdown, listed
-from agentgym.envs.plugin import BUNDLED
-from agentgym.envs.resolve import resolve_env
-from agentgym.envs.text_env import TextEnv
+from agentgym.envs.base.text_env import TextEnv
+from agentgym.envs.catalog.listing import Listed, environments_markdown, listed
+from agentgym.envs.catalog.plugin import BUNDLED
+from agentgym.envs.catalog.resolve import resolve_env
 from agentgym.errors import ConfigError
-from agentgym.rollout.threads import attempt
-from agentgym.testing.env import Verdict, examine_env
+from agentgym.rollout.hosting.env_threads import attempt
+from agentgym.testing.contracts.env import Verdict, examine_env
 from agentgym.types import JSON
 
 __all__ = ["main"]

@@ -13,7 +13,7 @@ from agentgym.cli.environment import load_env
 from agentgym.cli.options import env_as_argument, parse_options
 from agentgym.cli.terminal import say
 from agentgym.envs.adapters.openenv_server import openenv_app, serve_openenv
-from agentgym.envs.resolve import resolve_env
+from agentgym.envs.catalog.resolve import resolve_env
 from agentgym.errors import ConfigError
 from agentgym.http_guard import HttpGuard, choose_token
 from agentgym.types import JSON

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Mapping
 from typing import TypeVar
 
-from agentgym.envs.resolve import make_env
-from agentgym.envs.text_env import TextEnv
+from agentgym.envs.base.text_env import TextEnv
+from agentgym.envs.catalog.resolve import make_env
 from agentgym.errors import AgentGymError, EnvironmentFault
-from agentgym.rollout.episode_loop import user_traceback
-from agentgym.rollout.threads import Outcome, attempt
+from agentgym.rollout.hosting.env_threads import Outcome, attempt
+from agentgym.rollout.hosting.tracebacks import user_traceback
 from agentgym.types import JSON
 
 __all__ = ["load_env", "opened", "show_traceback"]

@@ -13,11 +13,11 @@ from agentgym.cli.environment import load_env
 from agentgym.cli.options import env_as_option, parse_options
 from agentgym.cli.terminal import fail, progress, say, show_json, show_table
 from agentgym.errors import AgentGymError
-from agentgym.evaluation.endpoint import EndpointUse, Quantiles
-from agentgym.evaluation.evaluate import Driver, EvalConfig, EvalPlan, EvalResult, open_evaluation
-from agentgym.evaluation.intervals import Interval
-from agentgym.evaluation.pass_at_k import AtK, RepeatScores
-from agentgym.evaluation.statistics import FAILED_CALLS, EvalSummary
+from agentgym.evaluation.play.endpoint import EndpointUse, Quantiles
+from agentgym.evaluation.play.evaluate import Driver, EvalConfig, EvalPlan, EvalResult, open_evaluation
+from agentgym.evaluation.scores.intervals import Interval
+from agentgym.evaluation.scores.pass_at_k import AtK, RepeatScores
+from agentgym.evaluation.scores.statistics import FAILED_CALLS, EvalSummary
 from agentgym.trajectory import Trajectory
 
 __all__ = ["finish", "main", "play", "repeat_rows", "summary_rows"]

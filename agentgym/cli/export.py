@@ -11,7 +11,7 @@ import tyro
 
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json
-from agentgym.trainers.export import DType, export_adapter, export_model, find_checkpoint
+from agentgym.trainers.checkpoints.export import DType, export_adapter, export_model, find_checkpoint
 
 __all__ = ["main"]
 

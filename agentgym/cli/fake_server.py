@@ -14,13 +14,13 @@ from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say
 from agentgym.engines.scripted import Reply
 from agentgym.errors import ConfigError
-from agentgym.evaluation.model_folder import EMBEDDED, model_folder
+from agentgym.evaluation.play.model_folder import EMBEDDED, model_folder
 from agentgym.http_guard import choose_token
-from agentgym.rollout.garbage import young_garbage_only
-from agentgym.testing.fake_faults import FaultKind, Faults
-from agentgym.testing.fake_model import FakeModel
-from agentgym.testing.fake_script import FileScript, echo_reply, random_reply
-from agentgym.testing.fake_sglang import FakeConfig, FakeServer
+from agentgym.rollout.hosting.gc_pause import young_garbage_only
+from agentgym.testing.fake_server.faults import FaultKind, Faults
+from agentgym.testing.fake_server.model import FakeModel
+from agentgym.testing.fake_server.script import FileScript, echo_reply, random_reply
+from agentgym.testing.fake_server.server import FakeConfig, FakeServer
 from agentgym.types import JSON
 
 __all__ = ["main"]

@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentgym.engines.memory import total_memory
+from agentgym.engines.local.machine_memory import total_memory
 
 __all__ = ["Docker", "Gpu", "Machine", "docker", "gpus", "machine"]
 

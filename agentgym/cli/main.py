@@ -55,7 +55,7 @@ MISTAKES = (ConfigError, UnknownName, RunFolderError)
 """Errors that the caller can mend by asking for something else: exit code 2."""
 
 
-COMPILER_THREAD = "agentgym-hf-engine"
+COMPILER_THREAD = "agentgym-local-engine"
 
 
 def run() -> NoReturn:

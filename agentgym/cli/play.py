@@ -16,11 +16,11 @@ from agentgym.cli.environment import load_env, opened
 from agentgym.cli.options import env_as_argument, parse_options
 from agentgym.cli.terminal import say, show_table
 from agentgym.cli.tools_list import tool_rows
-from agentgym.envs.action import Action
-from agentgym.envs.policies import Policy, policy_for
-from agentgym.envs.text_env import StepResult, TextEnv
+from agentgym.envs.base.action import Action
+from agentgym.envs.base.policies import Policy, policy_for
+from agentgym.envs.base.text_env import StepResult, TextEnv
 from agentgym.errors import ConfigError
-from agentgym.rollout.threads import attempt
+from agentgym.rollout.hosting.env_threads import attempt
 from agentgym.types import JSON, Message, ToolCall
 
 __all__ = ["main"]

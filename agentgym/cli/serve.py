@@ -14,16 +14,16 @@ import tyro
 from agentgym.cli.environment import load_env
 from agentgym.cli.eval import finish, play
 from agentgym.cli.options import env_as_option, parse_options
-from agentgym.engines.openai_config import ChatEndpointConfig, is_url
-from agentgym.envs.policies import POLICIES
+from agentgym.engines.openai.config import ChatEndpointConfig, is_url
+from agentgym.envs.base.policies import POLICIES
 from agentgym.errors import ConfigError
-from agentgym.evaluation.evaluate import EvalConfig, open_evaluation
-from agentgym.evaluation.model_folder import EMBEDDED
+from agentgym.evaluation.play.evaluate import EvalConfig, open_evaluation
+from agentgym.evaluation.play.model_folder import EMBEDDED
 from agentgym.http_guard import choose_token
-from agentgym.rollout.history import CompactionConfig
-from agentgym.rollout.loop import RolloutLoop
-from agentgym.rollout.serve_http import EpisodeServer, ServeConfig
-from agentgym.rollout.served import ServedLoop
+from agentgym.rollout.episode.history import CompactionConfig
+from agentgym.rollout.episode.token_loop import RolloutLoop
+from agentgym.rollout.serving.http_server import EpisodeServer, ServeConfig
+from agentgym.rollout.serving.served_loop import ServedLoop
 from agentgym.types import JSON
 
 __all__ = ["main"]
@@ -48,7 +48,7 @@ class ServeOptions(EvalConfig):
     """Held-out tasks: the first so many, whatever the seed."""
     num_repeats: Annotated[int, tyro.conf.arg(aliases=["-r"])] = 1
     """Episodes of each task."""
-    engine: Literal["hf"] = "hf"
+    engine: Literal["local"] = "local"
     """What samples the replies."""
     host: str = "127.0.0.1"
     """The address to listen on; any that other machines reach demands a token."""

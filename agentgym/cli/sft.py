@@ -15,26 +15,26 @@ import tyro
 
 import agentgym
 from agentgym.chat_templates.families import renderer_for
+from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.chat_templates.template_date import check_date, present_date
-from agentgym.chat_templates.template_renderer import TemplateRenderer
 from agentgym.cli.environment import load_env
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import fail, progress, say, show_json
-from agentgym.engines.hf_checkpoint import load_decoder
-from agentgym.engines.hf_model import Decoder
-from agentgym.envs.policies import policy_for
-from agentgym.envs.seeds import EVAL_SEED_START
-from agentgym.envs.text_env import TextEnv
+from agentgym.envs.base.policies import policy_for
+from agentgym.envs.base.seeds import EVAL_SEED_START
+from agentgym.envs.base.text_env import TextEnv
 from agentgym.errors import AgentGymError, ConfigError, RunFolderError
-from agentgym.evaluation.eval_folder import free_folder
-from agentgym.evaluation.model_folder import EMBEDDED, model_folder
+from agentgym.evaluation.play.eval_folder import free_folder
+from agentgym.evaluation.play.model_folder import EMBEDDED, model_folder
+from agentgym.model.decoder import Decoder
+from agentgym.model.model_folder import load_decoder
 from agentgym.rollout.seeds import derive
-from agentgym.trainers.demonstrations import Demonstration, DemonstrationConfig, stream
-from agentgym.trainers.lora import LoraConfig
-from agentgym.trainers.optimizer import OptimizerConfig
-from agentgym.trainers.sft import ImitationConfig, ImitationStep, learn, passes
-from agentgym.trainers.sft_folder import SftFolder
-from agentgym.trainers.sft_rows import ConversationSource, EpisodeSource, SftRows
+from agentgym.trainers.settings.lora import LoraConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig
+from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, stream
+from agentgym.trainers.sft.loop import ImitationConfig, ImitationStep, learn, passes
+from agentgym.trainers.sft.sft_folder import SftFolder
+from agentgym.trainers.sft.sft_rows import ConversationSource, EpisodeSource, SftRows
 from agentgym.types import JSON, Task
 
 __all__ = ["main"]

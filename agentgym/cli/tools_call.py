@@ -15,9 +15,9 @@ from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import fail, say, show_json
 from agentgym.errors import ConfigError
 from agentgym.tools import ToolRunner, read_calls
-from agentgym.tools.definition import Tool
+from agentgym.tools.calling.definition import Tool
+from agentgym.tools.calling.resolve import resolve_tool
 from agentgym.tools.mcp import McpTools
-from agentgym.tools.resolve import resolve_tool
 from agentgym.types import AnyCall, ToolResult
 
 __all__ = ["main"]

@@ -33,7 +33,7 @@ def main(args: Sequence[str]) -> int:
     """Runs `agentgym tools families ...`."""
     options = parse_options(FamiliesOptions, args, prog="agentgym tools families")
     if options.matrix is not None:
-        module = import_module("agentgym.evaluation.family_matrix")  # it loads transformers
+        module = import_module("agentgym.evaluation.model_check.family_matrix")  # it loads transformers
         say(module.matrix_markdown(module.family_matrix(options.matrix)).rstrip())
         return 0
     recognized = {FORMATS[family.name].name for family in FAMILIES}

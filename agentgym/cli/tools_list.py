@@ -12,11 +12,11 @@ import tyro
 from agentgym.cli.environment import load_env
 from agentgym.cli.options import env_as_argument, parse_options
 from agentgym.cli.terminal import say, show_json, show_table
-from agentgym.envs.plugin import BUNDLED
+from agentgym.envs.catalog.plugin import BUNDLED
 from agentgym.errors import ConfigError
-from agentgym.tools.definition import TOOLS
+from agentgym.tools.calling.definition import TOOLS
+from agentgym.tools.calling.resolve import find_tool
 from agentgym.tools.mcp import McpTools
-from agentgym.tools.resolve import find_tool
 from agentgym.types import JSON, ToolSpec
 
 __all__ = ["main", "tool_rows"]

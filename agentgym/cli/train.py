@@ -25,16 +25,16 @@ from agentgym.cli.options import (
 from agentgym.cli.terminal import fail, say, show_json, show_table
 from agentgym.cli.training_display import TrainingDisplay
 from agentgym.errors import AgentGymError, ConfigError, RunFolderError
-from agentgym.evaluation.intervals import success_interval
-from agentgym.trainers.config import TrainConfig, config_from_mapping
-from agentgym.trainers.metrics import EvalScore
-from agentgym.trainers.plan import describe_plan
-from agentgym.trainers.run_folder import free_run_folder
-from agentgym.trainers.self_play import alone
+from agentgym.evaluation.scores.intervals import success_interval
+from agentgym.trainers.checkpoints.run_folder import free_run_folder
+from agentgym.trainers.config import TrainConfig, config_from_mapping, with_current_names
+from agentgym.trainers.loop.dry_run import describe_plan
+from agentgym.trainers.loop.self_play import alone
+from agentgym.trainers.loop.token_budget import with_token_budget
+from agentgym.trainers.loop.trainer import Trainer, TrainResult
+from agentgym.trainers.monitoring.metrics import EvalScore
 from agentgym.trainers.tasks import EnvChoice, env_choices
 from agentgym.trainers.tasks.mix import read_mix
-from agentgym.trainers.token_budget import with_token_budget
-from agentgym.trainers.trainer import Trainer, TrainResult
 from agentgym.types import JSON
 from agentgym.viewer import TokenText, read_run, write_curve, write_report
 
@@ -108,6 +108,7 @@ def _defaults(args: Sequence[str]) -> TrainOptions | None:
         raise ConfigError(f"{str(path)!r} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(given, dict):
         raise ConfigError(f"{str(path)!r} holds no settings: it must be a mapping of names to values")
+    given = with_current_names(given)
     mixed = _mixed_envs(given.get("practice"))
     named = bool(mixed) or bool({"env", "data"} & given.keys())
     run = config_from_mapping(TrainConfig, {"env": next(iter(mixed), "" if named else "?"), **given})

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from agentgym.cli.terminal import say
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.metrics import StepMetrics
+from agentgym.trainers.monitoring.metrics import StepMetrics
 from agentgym.trainers.speed.step_speed import StepSpeed
 from agentgym.trajectory import Trajectory
 
@@ -45,7 +45,7 @@ class TrainingDisplay:
     def __init__(self, config: TrainConfig, folder: Path) -> None:
         self._config, self._folder = config, folder
         self._envs = " and ".join(config.practice.mix) or config.env
-        self._columns = COLUMNS if config.engine == "hf" else (*COLUMNS, *SERVER_COLUMNS)
+        self._columns = COLUMNS if config.engine == "local" else (*COLUMNS, *SERVER_COLUMNS)
         self._rows: list[dict[str, str]] = []
         self._phase, self._played, self._total, self._won = "", 0, 0, 0
         self._live: Live | None = None

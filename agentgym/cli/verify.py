@@ -18,8 +18,8 @@ from agentgym.cli.options import parse_options
 from agentgym.cli.run_folder import renderer_of_run, settings_of_run
 from agentgym.cli.terminal import say, show_json
 from agentgym.errors import ConfigError
-from agentgym.evaluation.replay import Replay
-from agentgym.evaluation.verify import Recomputation, verify_run
+from agentgym.evaluation.run_check.replay import Replay
+from agentgym.evaluation.run_check.verify import Recomputation, verify_run
 
 __all__ = ["main"]
 
@@ -74,7 +74,7 @@ def _recomputations(options: VerifyOptions, renderer: Renderer | None) -> list[R
     if "algo" not in settings:
         foreign = FOREIGN_REWARDS if "reward" in settings else ""  # an evaluation has it only where one is given
         return [Replay(foreign_rewards=foreign, end_thinking=end_thinking, share=share)]
-    recompute = import_module("agentgym.trainers.recompute")  # torch, which the other checks do not need
+    recompute = import_module("agentgym.trainers.checkpoints.recompute")  # torch, which the other checks do not need
     config = recompute.config_of(run)
     foreign = FOREIGN_REWARDS if config.reward.given or config.reward.overlong.buffer_tokens else ""
     served = ("train",) if config.serve is not None else ()

@@ -16,11 +16,11 @@ from agentgym.chat_templates.jinja_template import ChatTemplate
 from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json, show_table
-from agentgym.engines.architectures import SUPPORTED, refusal
 from agentgym.errors import ConfigError, RenderError
-from agentgym.evaluation.model_checks import Reference
-from agentgym.evaluation.model_folder import model_folder
-from agentgym.evaluation.verify_model import verify_model
+from agentgym.evaluation.model_check.checks import Reference
+from agentgym.evaluation.model_check.verify import verify_model
+from agentgym.evaluation.play.model_folder import model_folder
+from agentgym.model.architectures import SUPPORTED, refusal
 
 __all__ = ["main"]
 
@@ -98,7 +98,7 @@ def _tokenizer(folder: Path, template: str | None) -> ChatTokenizer:
 def _reference(folder: Path, template: str | None) -> Reference | str:
     """What transformers makes of the folder, or in words why it makes nothing of it."""
     try:
-        module = import_module("agentgym.evaluation.model_reference")
+        module = import_module("agentgym.evaluation.model_check.reference")
         reference: Reference = module.TransformersReference.load(folder, template)
     except ImportError as error:
         return f"transformers is not installed ({error})"

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from agentgym.errors import ConfigError, EngineError
-from agentgym.types import JSON
+from agentgym.model.published_weights import Weights
 
-__all__ = ["Completion", "Engine", "FinishReason", "LoraWeights", "Sampling", "WeightSync", "Weights"]
+__all__ = ["Completion", "Engine", "FinishReason", "Sampling", "WeightSync"]
 
 FinishReason = Literal["stop", "length", "abort"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoraWeights:
-    """An adapter alone, on top of the weights that the engine has: what is sent when only adapters are trained."""
-
-    tensors: Mapping[str, object]
-    """Parameter name, as PEFT publishes it (`base_model.model....lora_A.weight`), to tensor."""
-    config: Mapping[str, JSON]
-    """PEFT's `adapter_config.json`: at least `r`, `lora_alpha`, `target_modules`, `peft_type`."""
-
-
-Weights: TypeAlias = "Mapping[str, object] | LoraWeights"
-"""Parameter name to tensor; an in-process engine that shares the trained tensors ignores it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

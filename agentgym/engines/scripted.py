@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from agentgym.engines.protocol import Completion, FinishReason, Sampling, Weights, WeightSync
+from agentgym.engines.protocol import Completion, FinishReason, Sampling, WeightSync
 from agentgym.errors import EngineError
+from agentgym.model.published_weights import Weights
 from agentgym.types import Message
 
 __all__ = ["Fault", "LogNormalDelay", "MessageScript", "Reply", "ScriptedEngine", "ScriptedReply"]
@@ -52,7 +53,7 @@ class LogNormalDelay:
 class MessageScript:
     """A `Reply` that says assistant messages: `act(session, turn)` gives the message, `encode` its ids.
 
-    `encode` includes the end token (`agentgym.rollout.replies.reply_ids` does it for any renderer). Turns count
+    `encode` includes the end token (`agentgym.rollout.episode.replies.reply_ids` does it for any renderer). Turns count
     from 0 within a session.
     """
 

@@ -1,6 +1,6 @@
 """Evaluation: held-out episodes by any policy, what they say, and whether their records hold."""
 
-from agentgym.evaluation.evaluate import (
+from agentgym.evaluation.play.evaluate import (
     EvalConfig,
     EvalResult,
     eval_episodes,
@@ -8,11 +8,11 @@ from agentgym.evaluation.evaluate import (
     evaluate,
     run_evaluation,
 )
-from agentgym.evaluation.intervals import Interval
-from agentgym.evaluation.model_engine import ModelEngine, create_engine, run_episode
-from agentgym.evaluation.pass_at_k import AtK, RepeatScores, best_at_k, pass_at_k, pass_hat_k
-from agentgym.evaluation.statistics import EvalSummary, summarize
-from agentgym.evaluation.verify import VerifyReport, verify_run
+from agentgym.evaluation.play.model_engine import ModelEngine, create_engine, run_episode
+from agentgym.evaluation.run_check.verify import VerifyReport, verify_run
+from agentgym.evaluation.scores.intervals import Interval
+from agentgym.evaluation.scores.pass_at_k import AtK, RepeatScores, best_at_k, pass_at_k, pass_hat_k
+from agentgym.evaluation.scores.statistics import EvalSummary, summarize
 
 __all__ = [
     "AtK",

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentgym.engines.openai import ChatEndpoint, ChatEndpointConfig, EndpointFailure
-from agentgym.engines.openai_config import endpoint_url
+from agentgym.engines.openai.config import endpoint_url
+from agentgym.engines.openai.endpoint import ChatEndpoint, ChatEndpointConfig, EndpointFailure
 from agentgym.engines.protocol import Sampling
 from agentgym.errors import ConfigError, nearest
 from agentgym.rewards.reply import conversation, ground_truth, last_reply, opening

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Literal
 from agentgym.errors import ConfigError
 from agentgym.rewards.reply import conversation
 from agentgym.rewards.reward import RewardFailure
-from agentgym.rollout.threads import attempt
-from agentgym.tools.worker import Worker
+from agentgym.rollout.hosting.env_threads import attempt
+from agentgym.tools.calling.worker import Worker
 from agentgym.trajectory import Trajectory
 
 if TYPE_CHECKING:
-    from agentgym.engines.reward_model import RewardModel
+    from agentgym.rewards.reward_model import RewardModel
 
 __all__ = ["LearnedReward", "RewardModelConfig"]
 
@@ -57,7 +57,7 @@ class LearnedReward:
         self._model = await self._worker.run(self._load)
 
     def _load(self) -> RewardModel:
-        from agentgym.engines.reward_model import RewardModel  # here, and not above: only a model needs torch
+        from agentgym.rewards.reward_model import RewardModel  # here, and not above: only a model needs torch
 
         one = self.config
         return RewardModel(one.folder, device=one.device, dtype=one.dtype, max_tokens=one.max_tokens, label=one.label)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from agentgym.rewards.function import RewardCall
 from agentgym.rewards.reward import RewardFailure, UnusableReward
-from agentgym.rollout.threads import attempt
-from agentgym.tools.worker import Worker
+from agentgym.rollout.hosting.env_threads import attempt
+from agentgym.tools.calling.worker import Worker
 from agentgym.trajectory import Trajectory
 
 __all__ = ["LocalFunction"]

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from agentgym.rollout.episode import Draft, Ending, Episode
-from agentgym.rollout.episode_loop import SURPLUS, EpisodeLoop
-from agentgym.rollout.hosted_env import HostedEnv
+from agentgym.rollout.episode.episode import Draft, Ending, Episode
+from agentgym.rollout.episode.episode_loop import SURPLUS, EpisodeLoop
+from agentgym.rollout.hosting.hosted_env import HostedEnv
 from agentgym.trajectory import Status, StopReason, Trajectory
 
 __all__ = ["RewardedLoop"]

@@ -8,13 +8,13 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agentgym.engines.back_off import MAX_RETRY_AFTER_S, back_off_s
-from agentgym.engines.http import HttpClient, HttpRefusal, HttpUnreachable, check_addresses
-from agentgym.engines.openai_refusal import is_transient
-from agentgym.engines.rate_limit import RateLimit
+from agentgym.engines.openai.backoff import MAX_RETRY_AFTER_S, back_off_s
+from agentgym.engines.openai.errors import is_transient
+from agentgym.engines.openai.rate_limit import RateLimit
+from agentgym.engines.servers.http import HttpClient, HttpRefusal, HttpUnreachable, check_addresses
 from agentgym.errors import ConfigError
 from agentgym.rewards.reward import RewardFailure
-from agentgym.rollout.record import trajectory_to_json
+from agentgym.rollout.record.episodes_file import trajectory_to_json
 from agentgym.trajectory import Trajectory
 from agentgym.url_credentials import read_key
 

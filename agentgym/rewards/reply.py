@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from agentgym.openai_wire import message_from_openai
 from agentgym.rewards.reward import InvalidReward
-from agentgym.rollout.answer import plain_answers
+from agentgym.rollout.hosting.answer import plain_answers
 from agentgym.trajectory import Trajectory, Turn
 from agentgym.types import JSON, Message, Task
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 from agentgym.errors import AgentGymError, ConfigError
-from agentgym.rollout.episode_loop import user_traceback
+from agentgym.rollout.hosting.tracebacks import user_traceback
 from agentgym.trajectory import MAX_REWARD, Status, StopReason, Trajectory, is_reward
 from agentgym.types import JSON
 

@@ -20,7 +20,7 @@ from agentgym.rewards.registry import wants_processes
 from agentgym.rewards.remote import RemoteReward
 from agentgym.rewards.reward import InvalidReward, Reward, RewardFailure, read_reward, rewarded, unrewarded
 from agentgym.rewards.source import RewardSource
-from agentgym.rollout.episode_loop import EpisodeLoop
+from agentgym.rollout.episode.episode_loop import EpisodeLoop
 from agentgym.trajectory import Group, Trajectory
 
 __all__ = ["Rewards", "open_rewards"]

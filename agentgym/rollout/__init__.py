@@ -1,18 +1,18 @@
 """Playing episodes and recording every sampled id with its provenance."""
 
-from agentgym.rollout.constrained import ConstrainedLoop
-from agentgym.rollout.episode import Episode
+from agentgym.rollout.episode.constrained import ConstrainedLoop
+from agentgym.rollout.episode.episode import Episode
+from agentgym.rollout.episode.replies import reply_ids
+from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.limits import Limits, SamplingConfig
-from agentgym.rollout.loop import RolloutLoop
-from agentgym.rollout.record import (
+from agentgym.rollout.record.episodes_file import (
     EpisodeRecord,
     EpisodeWriter,
     read_episodes,
     trajectory_from_json,
     trajectory_to_json,
 )
-from agentgym.rollout.replies import reply_ids
-from agentgym.rollout.sampler import Sampler, SamplerConfig
+from agentgym.rollout.sampling.sampler import Sampler, SamplerConfig
 from agentgym.rollout.seeds import derive
 
 __all__ = [

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from agentgym.testing.fake_sglang import FakeConfig, FakeSglang
+from agentgym.testing.fake_server.server import FakeConfig, FakeSglang
 
 __all__ = ["fake_sglang"]
 

@@ -3,12 +3,12 @@
 if __name__ != "agentgym.tools":
     raise ImportError(f"{__name__!r} is a door for readers of the repository; import agentgym.tools instead")
 
-from agentgym.tools.commands import read_calls
-from agentgym.tools.definition import TOOLS, Tool, as_tool, register_tool, tool
-from agentgym.tools.resolve import resolve_tool
-from agentgym.tools.runner import ToolRunner
-from agentgym.tools.source import ToolSource
-from agentgym.tools.worker import Worker, run_sync
+from agentgym.tools.calling.commands import read_calls
+from agentgym.tools.calling.definition import TOOLS, Tool, as_tool, register_tool, tool
+from agentgym.tools.calling.resolve import resolve_tool
+from agentgym.tools.calling.runner import ToolRunner
+from agentgym.tools.calling.source import ToolSource
+from agentgym.tools.calling.worker import Worker, run_sync
 
 __all__ = [
     "TOOLS",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentgym.tools.definition import tool
+from agentgym.tools.calling.definition import tool
 from agentgym.tools.expression import evaluate, shown
 
 __all__ = ["calculator"]

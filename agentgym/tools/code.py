@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Literal
 
 from agentgym.errors import ConfigError, EnvironmentFault, SandboxError
-from agentgym.tools.definition import Tool, as_tool, tool
+from agentgym.tools.calling.definition import Tool, as_tool, tool
 from agentgym.tools.sandbox import Ended, Language, Outcome, Sandbox, SandboxLimits, SandboxSession, open_sandbox
 
 __all__ = ["CodeTools", "shared_sandbox"]

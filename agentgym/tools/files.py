@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from agentgym.errors import ConfigError, ToolFailure
-from agentgym.tools.definition import Tool, as_tool, tool
+from agentgym.tools.calling.definition import Tool, as_tool, tool
 from agentgym.tools.scratch import Scratch
 
 __all__ = ["FileTools"]

@@ -1,34 +1,67 @@
-"""Training: advantages, losses, batches, the learner and the loop around them.
+"""Training: algorithms, settings, the learner and the loop.
 
-`ADVANTAGES`, `LOSSES`, `KL_PENALTIES`, `AGGREGATIONS` and `CORRECTIONS` map a name to its function; they are loaded,
-and torch with them, when they are first asked for.
+The public names are loaded, and torch with them, when they are first used. `ADVANTAGES`, `LOSSES`, `KL_PENALTIES`,
+`AGGREGATIONS` and `CORRECTIONS` map names to functions.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from agentgym.trainers.advantages import ADVANTAGES
-    from agentgym.trainers.aggregation import AGGREGATIONS
-    from agentgym.trainers.corrections import CORRECTIONS
-    from agentgym.trainers.kl import KL_PENALTIES
-    from agentgym.trainers.losses import LOSSES
+from agentgym.lazy_exports import lazy_exports
 
-__all__ = ["ADVANTAGES", "AGGREGATIONS", "CORRECTIONS", "KL_PENALTIES", "LOSSES"]
+if TYPE_CHECKING:
+    from agentgym.trainers.algorithms.advantages import ADVANTAGES, Credit, Groups
+    from agentgym.trainers.algorithms.aggregation import AGGREGATIONS
+    from agentgym.trainers.algorithms.corrections import CORRECTIONS
+    from agentgym.trainers.algorithms.kl import KL_PENALTIES
+    from agentgym.trainers.algorithms.losses import LOSSES, PolicyLoss, Tokens, loss_stats, traits
+    from agentgym.trainers.config import AdvantageConfig, TrainConfig
+    from agentgym.trainers.loop.trainer import Trainer
+    from agentgym.trainers.settings.learner import LearnerConfig
+    from agentgym.trainers.settings.lora import LoraConfig
+    from agentgym.trainers.settings.optimizer import OptimizerConfig
+
+__all__ = [
+    "ADVANTAGES",
+    "AGGREGATIONS",
+    "CORRECTIONS",
+    "KL_PENALTIES",
+    "LOSSES",
+    "AdvantageConfig",
+    "Credit",
+    "Groups",
+    "LearnerConfig",
+    "LoraConfig",
+    "OptimizerConfig",
+    "PolicyLoss",
+    "Tokens",
+    "TrainConfig",
+    "Trainer",
+    "loss_stats",
+    "traits",
+]
 
 if __name__ != "agentgym.trainers":
     raise ImportError(f"{__name__!r} is a door for readers of the repository; import agentgym.trainers instead")
 
-_HOMES = {
-    "ADVANTAGES": "advantages",
-    "AGGREGATIONS": "aggregation",
-    "CORRECTIONS": "corrections",
-    "KL_PENALTIES": "kl",
-    "LOSSES": "losses",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"agentgym.trainers.{_HOMES[name]}"), name)
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "ADVANTAGES": "algorithms.advantages",
+        "AGGREGATIONS": "algorithms.aggregation",
+        "AdvantageConfig": "config",
+        "CORRECTIONS": "algorithms.corrections",
+        "Credit": "algorithms.advantages",
+        "Groups": "algorithms.advantages",
+        "KL_PENALTIES": "algorithms.kl",
+        "LOSSES": "algorithms.losses",
+        "LearnerConfig": "settings.learner",
+        "LoraConfig": "settings.lora",
+        "OptimizerConfig": "settings.optimizer",
+        "PolicyLoss": "algorithms.losses",
+        "Tokens": "algorithms.losses",
+        "TrainConfig": "config",
+        "Trainer": "loop.trainer",
+        "loss_stats": "algorithms.losses",
+        "traits": "algorithms.losses",
+    },
+)

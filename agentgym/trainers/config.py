@@ -6,37 +6,36 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from types import NoneType, UnionType
-from typing import ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from agentgym.chat_templates.template_date import check_date
 from agentgym.data import DataConfig, env_of_data
-from agentgym.engines.hf import HfEngineConfig
-from agentgym.engines.sglang import SglangConfig
-from agentgym.engines.vllm import VllmConfig
+from agentgym.engines.local.config import LocalEngineConfig
+from agentgym.engines.sglang.engine import SglangConfig
+from agentgym.engines.vllm.engine import VllmConfig
 from agentgym.errors import ConfigError, nearest
 from agentgym.rewards import RewardConfig
-from agentgym.rollout.history import CompactionConfig, History
+from agentgym.rollout.episode.history import CompactionConfig, History
 from agentgym.rollout.limits import Limits, SamplingConfig
-from agentgym.rollout.sampler import SamplerConfig
-from agentgym.rollout.serve_http import ServeConfig
+from agentgym.rollout.sampling.sampler import SamplerConfig
+from agentgym.rollout.serving.http_server import ServeConfig
 from agentgym.settings import is_bundled, replaced_by
-from agentgym.trainers.aggregation import AGGREGATIONS, check_aggregation
-from agentgym.trainers.checkpoint_config import CheckpointConfig
-from agentgym.trainers.cluster_config import ClusterConfig
-from agentgym.trainers.collapse import CollapseConfig
-from agentgym.trainers.estimators import check_estimator, check_penalized, needs_groups, needs_input
-from agentgym.trainers.learner_config import LearnerConfig
-from agentgym.trainers.optimizer import OptimizerConfig
-from agentgym.trainers.parity import ParityConfig
-from agentgym.trainers.presets import preset_of
-from agentgym.trainers.speed.peak import SpeedConfig
-from agentgym.trainers.speed.profile import ProfileConfig
+from agentgym.trainers.algorithms.aggregation import AGGREGATIONS, check_aggregation
+from agentgym.trainers.algorithms.estimators import check_estimator, check_penalized, needs_groups, needs_input
+from agentgym.trainers.algorithms.presets import preset_of
+from agentgym.trainers.settings.checkpoint import CheckpointConfig
+from agentgym.trainers.settings.cluster import ClusterConfig
+from agentgym.trainers.settings.collapse import CollapseConfig
+from agentgym.trainers.settings.learner import LearnerConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig
+from agentgym.trainers.settings.parity import ParityConfig
+from agentgym.trainers.settings.speed import ProfileConfig, SpeedConfig
+from agentgym.trainers.settings.tracking import TrackingConfig
 from agentgym.trainers.tasks.mix import read_mix
 from agentgym.trainers.tasks.practice import PracticeConfig
-from agentgym.trainers.trackers.config import TrackingConfig
 from agentgym.url_credentials import refuse_credentials
 
-__all__ = ["AdvantageConfig", "TrainConfig", "config_from_mapping"]
+__all__ = ["AdvantageConfig", "TrainConfig", "config_from_mapping", "with_current_names"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +82,8 @@ class TrainConfig:
     history: History = "append"
     """`append` keeps the conversation as it was sampled, old reasoning included: one row an episode. `rerender` shows
     what the chat template makes of it (most drop old reasoning), with a row for each rewrite."""
-    engine: Literal["hf", "sglang", "vllm"] = "hf"
-    """What samples: `hf` is the trained model itself, in process; `sglang` and `vllm` are servers, see theirs below."""
+    engine: Literal["local", "sglang", "vllm"] = "local"
+    """The engine that samples: `local` is the trained model in this process; `sglang` and `vllm` are servers."""
     executor: Literal["local", "ray"] = "local"
     """Where the run's parts are: `local` is this process, `ray` actors on a cluster, with the same numbers."""
     ray: ClusterConfig = field(default_factory=ClusterConfig)
@@ -116,7 +115,7 @@ class TrainConfig:
     compaction: CompactionConfig = field(default_factory=CompactionConfig)
     collapse: CollapseConfig = field(default_factory=CollapseConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    hf: HfEngineConfig = field(default_factory=lambda: HfEngineConfig(compile=None))
+    local: LocalEngineConfig = field(default_factory=lambda: LocalEngineConfig(compile=None))
     sglang: SglangConfig = field(default_factory=SglangConfig)
     vllm: VllmConfig = field(default_factory=VllmConfig)
     parity: ParityConfig = field(default_factory=ParityConfig)
@@ -231,10 +230,10 @@ class TrainConfig:
                     "ray.layout colocated has engines that give their memory up while the learner learns, and"
                     f" max_staleness {self.max_staleness} has them sample meanwhile: leave one of them out"
                 )
-            if self.engine != "hf":
+            if self.engine != "local":
                 raise ConfigError(
-                    f"ray.layout colocated is for engine hf, which gives its memory up: engine {self.engine} has places"
-                    " of its own, leave ray.layout out"
+                    "ray.layout colocated is for engine local, which gives its memory up: engine "
+                    f"{self.engine} has places of its own, leave ray.layout out"
                 )
         for name, servers in (("sglang", self.sglang), ("vllm", self.vllm)):
             if self.engine == name and servers.replicas != 1:
@@ -322,6 +321,14 @@ class TrainConfig:
 
 
 C = TypeVar("C")
+
+
+def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a run with today's names: the `local` engine was called `hf` in runs of version 0.1."""
+    renamed = {"local" if name == "hf" else name: value for name, value in settings.items()}
+    if renamed.get("engine") == "hf":
+        renamed["engine"] = "local"
+    return renamed
 
 
 def config_from_mapping(kind: type[C], given: Mapping[str, object], where: str = "") -> C:

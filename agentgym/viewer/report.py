@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from agentgym.rollout.digests import page_with_digest
+from agentgym.rollout.record.folder_digests import page_with_digest
 from agentgym.types import JSON
 from agentgym.viewer.run_data import EpisodeSummary, JSONObject, RunData, no_episode, objects, read_episode, read_run
 from agentgym.viewer.token_text import looks_special, visible

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 from agentgym.errors import RunFolderError
-from agentgym.rollout.chain import CHAIN
+from agentgym.rollout.record.chain import CHAIN
 from agentgym.types import JSON
 
 __all__ = ["EpisodeSummary", "EvaluationPoint", "JSONObject", "RunData", "read_episode", "read_run"]

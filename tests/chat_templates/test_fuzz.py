@@ -22,13 +22,13 @@ from tokenizers import Tokenizer
 from agentgym.chat_templates import ChatTokenizer, renderer_for
 from agentgym.chat_templates.formats.registry import FORMATS
 from agentgym.errors import RenderError
-from agentgym.evaluation.family_matrix import stand_in
-from agentgym.evaluation.model_cases import cases_of, marks_of, with_own_ids
-from agentgym.evaluation.model_checks import Subject, check_extend, check_parse, check_render
-from agentgym.evaluation.model_findings import Findings
-from agentgym.evaluation.model_reference import TransformersReference
-from agentgym.testing.conversations import PIECES, TOOLS, Conversation
-from agentgym.testing.stand_ins import STAND_INS, stand_in_tokenizer, with_marks
+from agentgym.evaluation.model_check.cases import cases_of, marks_of, with_own_ids
+from agentgym.evaluation.model_check.checks import Subject, check_extend, check_parse, check_render
+from agentgym.evaluation.model_check.family_matrix import stand_in
+from agentgym.evaluation.model_check.findings import Findings
+from agentgym.evaluation.model_check.reference import TransformersReference
+from agentgym.testing.contracts.conversations import PIECES, TOOLS, Conversation
+from agentgym.testing.contracts.stand_ins import STAND_INS, stand_in_tokenizer, with_marks
 from agentgym.types import JSON, MalformedCall, Message, ToolCall
 
 TEMPLATES = Path(__file__).resolve().parents[3] / "shared" / "data" / "chat_templates"

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from agentgym.chat_templates import ChatMLRenderer, ChatTokenizer, TemplateRenderer, renderer_for
 from agentgym.chat_templates.jinja_template import message_dict, tool_dict
-from agentgym.testing.renderer import check_renderer
+from agentgym.testing.contracts.renderer import check_renderer
 from agentgym.types import Message, ToolCall, ToolSpec
 
 QWEN = (pytest.param("qwen2_5", marks=pytest.mark.slow), "qwen3")

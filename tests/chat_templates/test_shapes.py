@@ -13,12 +13,12 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from agentgym.chat_templates import ChatMLRenderer, ChatTokenizer, renderer_for
-from agentgym.chat_templates.command_r import CommandRenderer
 from agentgym.chat_templates.formats.registry import FORMATS
 from agentgym.chat_templates.jinja_template import ChatTemplate, message_dict, tool_dict
+from agentgym.chat_templates.renderers.command_r import CommandRenderer
 from agentgym.errors import RenderError
-from agentgym.testing.conversations import CONVERSATIONS, Conversation, Exchange, exchanges
-from agentgym.testing.stand_ins import STAND_INS, stand_in_tokenizer, with_marks
+from agentgym.testing.contracts.conversations import CONVERSATIONS, Conversation, Exchange, exchanges
+from agentgym.testing.contracts.stand_ins import STAND_INS, stand_in_tokenizer, with_marks
 from agentgym.types import Message, ToolCall, ToolSpec
 
 ASK = Message("user", "Where are you?")

@@ -17,11 +17,11 @@ from agentgym.cli.run_folder import renderer_of_run
 from agentgym.cli.sft import SftOptions
 from agentgym.embedded import embedded_folder
 from agentgym.errors import ConfigError
-from agentgym.evaluation.config import EvalConfig
-from agentgym.evaluation.evaluate import evaluate
-from agentgym.evaluation.verify import verify_run
+from agentgym.evaluation.play.config import EvalConfig
+from agentgym.evaluation.play.evaluate import evaluate
+from agentgym.evaluation.run_check.verify import verify_run
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.trainer import Trainer
+from agentgym.trainers.loop.trainer import Trainer
 from agentgym.types import Message
 
 FIRST_LINE = "{{- 'Today is ' + strftime_now('%d %b %Y') + '.' }}"

@@ -15,8 +15,8 @@ from agentgym.cli.main import main
 from agentgym.registry import Registry
 from agentgym.settings import is_bundled
 from agentgym.trainers import ADVANTAGES, AGGREGATIONS, CORRECTIONS, KL_PENALTIES, LOSSES
-from agentgym.trainers.algorithms import algorithms_markdown, all_algorithms
-from agentgym.trainers.presets import PRESETS
+from agentgym.trainers.algorithms.catalog import algorithms_markdown, all_algorithms
+from agentgym.trainers.algorithms.presets import PRESETS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
 

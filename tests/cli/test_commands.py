@@ -19,7 +19,7 @@ from typing import Any
 import gymnasium
 import pytest
 
-from agentgym.envs.plugin import BUNDLED
+from agentgym.envs.catalog.plugin import BUNDLED
 
 Command = Callable[..., Any]
 ORACLE = ("eval", "--env", "TextGame-v0", "--policy", "oracle")

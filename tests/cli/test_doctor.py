@@ -65,7 +65,7 @@ def test_it_names_versions_engines_and_sizes(agentgym: Command, monkeypatch: pyt
     assert {"python", "agentgym-llm", "gymnasium", "aiohttp", "torch", "transformers", "tokenizers", "ray"} <= set(
         done.json["versions"]
     )
-    assert done.json["engines"] == ["scripted", "openai", "hf", "sglang", "vllm"]
+    assert done.json["engines"] == ["scripted", "openai", "local", "sglang", "vllm"]
     assert done.json["sandboxes"] == ["namespaces", "landlock"]
     assert done.json["torch"]["error"] is None
     assert done.json["machine"]["num_cores"] >= 1 and done.json["machine"]["memory_gib"] > 0
@@ -91,7 +91,7 @@ def test_a_torch_that_cannot_be_imported_is_told_with_its_reason(agentgym: Comma
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13 is not here')\n", encoding="utf-8")
     done = agentgym("doctor", "--json")
     (fix,) = fixes(done, "mismatch")
-    assert done.code == 1 and "hf" not in done.json["engines"]
+    assert done.code == 1 and "local" not in done.json["engines"]
     assert fix["what"] == "torch cannot be imported: ImportError: libcudart.so.13 is not here"
     assert re.search(r"-m pip install --force-reinstall --no-deps torch==\d", fix["command"])
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentgym.testing.fake_sglang import FakeConfig, FakeSglang
+from agentgym.testing.fake_server.server import FakeConfig, FakeSglang
 
 REGEX = '''
 import re

@@ -16,8 +16,8 @@ import pytest
 import torch
 import yaml
 
-from agentgym.engines.hf_checkpoint import hf_named_views, load_decoder, save_decoder
-from agentgym.engines.hf_model import Decoder, DecoderConfig
+from agentgym.model.decoder import Decoder, DecoderConfig
+from agentgym.model.model_folder import load_decoder, published_views, save_decoder
 
 Command = Callable[..., Any]
 QUICK = ("--steps", 3, "--batch-size", 2, "--threads", 1)
@@ -80,7 +80,7 @@ def test_adapters_are_merged_into_the_model_that_is_left(agentgym: Command, mode
         *("--output", "learned", "--json"),
     )
     assert done.code == 0, done.err
-    first, learned = (dict(hf_named_views(load_decoder(folder))) for folder in (model, tmp_path / "learned"))
+    first, learned = (dict(published_views(load_decoder(folder))) for folder in (model, tmp_path / "learned"))
     changed = {name.split(".")[-2] for name, one in first.items() if not torch.equal(one, learned[name])}
     assert changed == {"q_proj", "down_proj"}
     moved = learned["model.layers.0.self_attn.q_proj.weight"] - first["model.layers.0.self_attn.q_proj.weight"]

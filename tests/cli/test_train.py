@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from agentgym.cli.main import main
-from agentgym.testing.fake_faults import Faults
-from agentgym.testing.fake_sglang import FakeSglang
+from agentgym.testing.fake_server.faults import Faults
+from agentgym.testing.fake_server.server import FakeSglang
 
 SMALL = "train --env TextGame-v0 --env-kwargs level=1 --tasks 2 --group-size 3 --eval-episodes 4".split()
 
@@ -179,12 +179,12 @@ def test_settings_of_another_engine_are_noticed_and_a_dry_run_tells_the_servers(
 ) -> None:
     given = [*SMALL, "--sglang.urls", "http://a:1", "http://b:2", "--dry-run"]
     assert main(given) == 0
-    hf = capsys.readouterr()
-    assert "settings of sglang are given, and the engine is hf: add --engine sglang" in hf.err
+    local = capsys.readouterr()
+    assert "settings of sglang are given, and the engine is local: add --engine sglang" in local.err
     assert main([*given, "--engine", "sglang"]) == 0
     sglang = capsys.readouterr()
     assert re.search(r"sglang servers +2 +that run: http://a:1, http://b:2", sglang.out)
-    assert "servers" not in hf.out and not sglang.err
+    assert "servers" not in local.out and not sglang.err
 
 
 def test_a_server_that_is_none_is_named_and_the_folder_stays_free(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentgym.cli.main import main
-from agentgym.envs.plugin import BUNDLED
+from agentgym.envs.catalog.plugin import BUNDLED
 
 
 @pytest.mark.slow

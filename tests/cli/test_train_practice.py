@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from agentgym.cli.main import main
-from agentgym.rollout.record import read_episodes
+from agentgym.rollout.record.episodes_file import read_episodes
 
-SMALL = "--steps 1 --tasks 3 --group-size 2 --limits.max-turns 4 --hf.compile False".split()
+SMALL = "--steps 1 --tasks 3 --group-size 2 --limits.max-turns 4 --local.compile False".split()
 CURRICULUM = ["--practice.curriculum.method", "steps", "--practice.curriculum.values", "1", "2"]
 
 

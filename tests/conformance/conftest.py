@@ -19,7 +19,7 @@ from agentgym.chat_templates.protocol import Renderer
 from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.engines.protocol import Completion, Engine, Sampling
 from agentgym.engines.scripted import ScriptedEngine
-from agentgym.envs.tool_env import ToolEnv
+from agentgym.envs.base.tool_env import ToolEnv
 from agentgym.errors import EngineError
 from agentgym.rollout import Limits, RolloutLoop, Sampler
 from agentgym.trajectory import Group
@@ -45,11 +45,11 @@ def small_tokenizer() -> ChatTokenizer:
     return ChatTokenizer(backend, template, special_tokens={"eos_token": "<|im_end|>"})
 
 
-@pytest.fixture(scope="session", params=["embedded-scripted", "embedded-hf", "qwen3-scripted"])
+@pytest.fixture(scope="session", params=["embedded-scripted", "embedded-local", "qwen3-scripted"])
 def setting(request: pytest.FixtureRequest) -> tuple[str, str]:
     """The chat format and the engine; a model over Qwen3's whole vocabulary would be no small one."""
     chat_format, _, engine = str(request.param).partition("-")
-    if engine == "hf":
+    if engine == "local":
         pytest.importorskip("torch")
     return chat_format, engine
 
@@ -176,9 +176,10 @@ def model_engine(pairs: Sequence[tuple[list[int], list[int]]], vocab_size: int) 
     """
     import torch
 
-    from agentgym.engines.hf import HfEngine, HfEngineConfig
-    from agentgym.engines.hf_layout import PackedLayout
-    from agentgym.engines.hf_model import Decoder, DecoderConfig
+    from agentgym.engines.local.config import LocalEngineConfig
+    from agentgym.engines.local.engine import LocalEngine
+    from agentgym.model.decoder import Decoder, DecoderConfig
+    from agentgym.model.packed_layout import PackedLayout
 
     shape = {"width": 256, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_width": 32, "ffn_width": 64}
     config = DecoderConfig(
@@ -197,4 +198,4 @@ def model_engine(pairs: Sequence[tuple[list[int], list[int]]], vocab_size: int) 
         wanted = 40.0 * torch.nn.functional.one_hot(torch.tensor(targets), vocab_size).double()
         assert model.head is not None
         model.head.copy_((torch.linalg.pinv(torch.cat(states).double()) @ wanted).T)
-    return HfEngine(model, HfEngineConfig(num_slots=8))
+    return LocalEngine(model, LocalEngineConfig(num_slots=8))

@@ -8,7 +8,7 @@ from agentgym.errors import ConfigError
 from agentgym.trajectory import Group, Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import Message, Task
 
-credits = pytest.importorskip("agentgym.trainers.credits", reason="needs torch")
+credits = pytest.importorskip("agentgym.trainers.batch.credits", reason="needs torch")
 
 
 def group_of(*rewards: float) -> Group:

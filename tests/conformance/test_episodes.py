@@ -16,7 +16,7 @@ import pytest
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.protocol import Engine, Sampling
 from agentgym.engines.scripted import ScriptedEngine
-from agentgym.envs.tool_env import ToolEnv
+from agentgym.envs.base.tool_env import ToolEnv
 from agentgym.errors import ConfigError, TrainingHalted
 from agentgym.rewards import RewardConfig, open_rewards
 from agentgym.rollout import Limits, RolloutLoop, Sampler, SamplerConfig, trajectory_to_json
@@ -261,8 +261,8 @@ def test_case_4_a_service_that_is_down_for_everyone_ends_the_run(
 def check_that_two_are_left_out(group: Group) -> None:
     """Of a group of eight: they have no reward, and the others are learned from as if they had been alone."""
     torch = pytest.importorskip("torch")
-    batch = pytest.importorskip("agentgym.trainers.batch")
-    credits = pytest.importorskip("agentgym.trainers.credits")
+    batch = pytest.importorskip("agentgym.trainers.batch.batch")
+    credits = pytest.importorskip("agentgym.trainers.batch.credits")
     failed = [one for one in group.trajectories if not one.status.trainable]
     assert len(failed) == 2
     assert {one.reward for one in failed} == {None}
@@ -381,7 +381,7 @@ def test_case_12_the_same_seed_twice_gives_identical_bytes(
 
     def run(env_threads: int | None, concurrency: int) -> str:
         engine: Engine = ScriptedEngine(reply)
-        if setting[1] == "hf":
+        if setting[1] == "local":
             engine = random_engine(renderer.vocab_size)
         limits = Limits(max_turns=4, turn_tokens=24, cut_reply="answer")
         config = SamplerConfig(env_threads=env_threads, concurrency=concurrency)
@@ -403,19 +403,20 @@ def test_case_12_the_same_seed_twice_gives_identical_bytes(
 
 def random_engine(vocab_size: int) -> Engine:
     """The in-process engine with a model of random weights: what it says is its seeds' alone."""
-    from agentgym.engines.hf import HfEngine, HfEngineConfig
-    from agentgym.engines.hf_model import Decoder, DecoderConfig
+    from agentgym.engines.local.config import LocalEngineConfig
+    from agentgym.engines.local.engine import LocalEngine
+    from agentgym.model.decoder import Decoder, DecoderConfig
 
     shape = {"width": 32, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_width": 16, "ffn_width": 32}
     config = DecoderConfig(family="qwen3", vocab_size=vocab_size, context_window=2048, qk_norm=True, **shape)
-    return HfEngine(Decoder(config).initialize(0), HfEngineConfig(num_slots=6))
+    return LocalEngine(Decoder(config).initialize(0), LocalEngineConfig(num_slots=6))
 
 
 @pytest.mark.parametrize("prize", [0.7, 100.1])
 def test_case_7_equal_rewards_give_an_advantage_of_exactly_zero(
     sample: Sample, renderer: Renderer, raw: Raw, prize: float
 ) -> None:
-    credits = pytest.importorskip("agentgym.trainers.credits")
+    credits = pytest.importorskip("agentgym.trainers.batch.credits")
 
     def make(task: Task) -> Room:
         env = Room()

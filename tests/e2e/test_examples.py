@@ -20,7 +20,7 @@ REWARDS = {"custom_reward"}
 CONTAINERS = {"container_env"}
 """Examples that need a Docker daemon; tests/docker/test_docker_env.py plays them."""
 CUSTOMERS = {"model_customer"}
-"""Examples that talk to an agent; tests/envs/test_retail.py runs them."""
+"""Examples that talk to an agent; tests/envs/tasks/retail/test_env.py runs them."""
 FOLDER = Path(__file__).parents[2] / "examples"
 FILES = FOLDER.glob("*.py")
 ELSEWHERE = AGENTS | REWARDS | CONTAINERS | CUSTOMERS

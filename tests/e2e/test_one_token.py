@@ -17,15 +17,15 @@ import agentgym.chat_templates
 from agentgym.chat_templates.families import renderer_for
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.chat_templates.tokenizer import ChatTokenizer
-from agentgym.engines.hf import HfEngine
-from agentgym.engines.hf_layout import PackedLayout
-from agentgym.engines.hf_model import Decoder, DecoderConfig
-from agentgym.envs.text_env import Info, StepResult, TextEnv
+from agentgym.engines.local.engine import LocalEngine
+from agentgym.envs.base.text_env import Info, StepResult, TextEnv
+from agentgym.model.decoder import Decoder, DecoderConfig
+from agentgym.model.packed_layout import PackedLayout
 from agentgym.rollout import Limits, RolloutLoop, Sampler
-from agentgym.trainers.batch import build_batch
-from agentgym.trainers.credits import credit_groups
-from agentgym.trainers.learner import Learner, LearnerConfig
-from agentgym.trainers.optimizer import OptimizerConfig
+from agentgym.trainers.batch.batch import build_batch
+from agentgym.trainers.batch.credits import credit_groups
+from agentgym.trainers.learner.learner import Learner, LearnerConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trajectory import Group, Row, Source
 from agentgym.types import Message, Task
 
@@ -84,8 +84,8 @@ def logprobs_of(model: Decoder, row: Row) -> torch.Tensor:
 
 
 @asynccontextmanager
-async def engine_of(model: Decoder) -> AsyncIterator[HfEngine]:
-    engine = HfEngine(model)
+async def engine_of(model: Decoder) -> AsyncIterator[LocalEngine]:
+    engine = LocalEngine(model)
     try:
         yield engine
     finally:

@@ -18,14 +18,14 @@ import torch
 
 import agentgym
 from agentgym.embedded import embedded_folder
-from agentgym.engines.hf_checkpoint import hf_named_views, load_decoder
-from agentgym.engines.hf_layout import PackedLayout
-from agentgym.engines.hf_model import Decoder
-from agentgym.engines.http import SERVER_SECRET
-from agentgym.engines.protocol import LoraWeights
-from agentgym.engines.server_process import ServerCommand, ServerProcess, free_port
-from agentgym.engines.sglang_sync import SglangSync
-from agentgym.engines.vllm import VllmConfig, launch_vllm
+from agentgym.engines.servers.http import SERVER_SECRET
+from agentgym.engines.servers.server_process import ServerCommand, ServerProcess, free_port
+from agentgym.engines.sglang.weight_sync import SglangSync
+from agentgym.engines.vllm.engine import VllmConfig, launch_vllm
+from agentgym.model.decoder import Decoder
+from agentgym.model.model_folder import load_decoder, published_views
+from agentgym.model.packed_layout import PackedLayout
+from agentgym.model.published_weights import LoraWeights
 
 ENVIRONMENTS = Path(__file__).parent / "environments"
 READY_S = 300.0
@@ -54,13 +54,13 @@ class Reference:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What an update sends."""
-        return {name: view.detach() for name, view in hf_named_views(self.decoder)}
+        return {name: view.detach() for name, view in published_views(self.decoder)}
 
     def merge_adapter(self, modules: Sequence[str], seed: int) -> LoraWeights:
         """Changes the model by a random adapter of those modules, and returns it."""
         generator = torch.Generator().manual_seed(seed)
         tensors: dict[str, object] = {}
-        for name, view in hf_named_views(self.decoder):
+        for name, view in published_views(self.decoder):
             if name.split(".")[-2] not in modules:
                 continue
             down = 0.05 * torch.randn(RANK, view.shape[1], generator=generator)

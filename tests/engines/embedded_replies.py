@@ -10,7 +10,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from agentgym.engines.protocol import Completion, Sampling
-from agentgym.engines.replicated import ReplicatedEngine
+from agentgym.engines.servers.replicated import ReplicatedEngine
 
 rng = random.Random(0)
 PROMPT = [rng.randrange(1984) for _ in range(200)]

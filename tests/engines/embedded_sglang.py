@@ -16,12 +16,12 @@ import psutil
 from embedded_replies import LONG, PROBE, PROMPT, long_reply, met_by_an_update, replies
 from safetensors.torch import load_file
 
-from agentgym.engines.http import HttpRefusal, HttpUnreachable
-from agentgym.engines.protocol import LoraWeights
-from agentgym.engines.replicated import ReplicatedEngine, ServingSettings
-from agentgym.engines.sglang_embedded import SglangEmbedded, open_embedded_sglang
-from agentgym.engines.sglang_replica import SglangReplica
+from agentgym.engines.servers.http import HttpRefusal, HttpUnreachable
+from agentgym.engines.servers.replicated import ReplicatedEngine, ServingSettings
+from agentgym.engines.sglang.embedded import SglangEmbedded, open_embedded_sglang
+from agentgym.engines.sglang.replica import SglangReplica
 from agentgym.errors import ConfigError, EngineError
+from agentgym.model.published_weights import LoraWeights
 
 WITH_ADAPTERS = {
     "enable_lora": True,

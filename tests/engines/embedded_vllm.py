@@ -9,7 +9,7 @@ from pathlib import Path
 
 from embedded_replies import PROMPT, met_by_an_update, replies
 
-from agentgym.engines.vllm_embedded import open_embedded_vllm
+from agentgym.engines.vllm.embedded import open_embedded_vllm
 
 
 async def main(model: Path, updated: Path) -> None:

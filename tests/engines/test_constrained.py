@@ -15,13 +15,13 @@ from agentgym.chat_templates import renderer_for
 from agentgym.chat_templates.formats.grammar import NAME
 from agentgym.chat_templates.formats.registry import FORMATS
 from agentgym.embedded import embedded_folder
-from agentgym.engines.openai_config import ChatEndpointConfig
-from agentgym.engines.replicated import ReplicatedEngine
-from agentgym.engines.sglang import SglangConfig, open_sglang
-from agentgym.engines.vllm import VllmConfig, open_vllm
-from agentgym.evaluation.endpoint import endpoint_loop
+from agentgym.engines.openai.config import ChatEndpointConfig
+from agentgym.engines.servers.replicated import ReplicatedEngine
+from agentgym.engines.sglang.engine import SglangConfig, open_sglang
+from agentgym.engines.vllm.engine import VllmConfig, open_vllm
+from agentgym.evaluation.play.endpoint import endpoint_loop
 from agentgym.rollout import ConstrainedLoop, Episode, Limits, RolloutLoop, Sampler, SamplingConfig
-from agentgym.rollout.episode_loop import EpisodeLoop
+from agentgym.rollout.episode.episode_loop import EpisodeLoop
 from agentgym.trajectory import Source, Task, Trajectory
 from agentgym.types import MalformedCall
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from agentgym.embedded import embedded_folder
-from agentgym.engines.protocol import Completion, LoraWeights, Sampling
-from agentgym.engines.replicated import ReplicatedEngine
-from agentgym.engines.sglang import SglangConfig, SglangServer, open_sglang
+from agentgym.engines.protocol import Completion, Sampling
+from agentgym.engines.servers.replicated import ReplicatedEngine
+from agentgym.engines.sglang.engine import SglangConfig, SglangServer, open_sglang
 from agentgym.errors import EngineError
+from agentgym.model.published_weights import LoraWeights
 
 pytestmark = pytest.mark.engine
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

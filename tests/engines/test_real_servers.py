@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from agentgym.embedded import embedded_folder
-from agentgym.engines.http import HttpClient, HttpRefusal
-from agentgym.engines.server_process import ServerProcess
+from agentgym.engines.servers.http import HttpClient, HttpRefusal
+from agentgym.engines.servers.server_process import ServerProcess
 from agentgym.errors import EngineError
 from agentgym.types import JSON
 

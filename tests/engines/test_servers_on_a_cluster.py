@@ -21,12 +21,12 @@ import pytest
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'agentgym-llm[ray]'")
 
 from agentgym.cli.main import main
-from agentgym.engines.sglang import SglangConfig
-from agentgym.evaluation.verify import verify_run
-from agentgym.rollout.record import read_episodes
-from agentgym.trainers.cluster_config import ClusterConfig
+from agentgym.engines.sglang.engine import SglangConfig
+from agentgym.evaluation.run_check.verify import verify_run
+from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.metrics import StepMetrics
+from agentgym.trainers.monitoring.metrics import StepMetrics
+from agentgym.trainers.settings.cluster import ClusterConfig
 
 pytestmark = pytest.mark.engine
 LIMIT_S = 600.0

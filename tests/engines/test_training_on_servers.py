@@ -16,24 +16,24 @@ import psutil
 import pytest
 import torch
 
-import agentgym.engines.sglang_replica
+import agentgym.engines.sglang.replica
 from agentgym.chat_templates import renderer_for
 from agentgym.cli.main import main
 from agentgym.embedded import embedded_folder
 from agentgym.engines.protocol import WeightSync
-from agentgym.engines.replicated import PauseMode, ReplicatedEngine, ServingSettings
-from agentgym.engines.sglang import SglangConfig, open_sglang
-from agentgym.engines.sglang_sync import SglangSync
-from agentgym.engines.vllm import VllmConfig
+from agentgym.engines.servers.replicated import PauseMode, ReplicatedEngine, ServingSettings
+from agentgym.engines.sglang.engine import SglangConfig, open_sglang
+from agentgym.engines.sglang.weight_sync import SglangSync
+from agentgym.engines.vllm.engine import VllmConfig
 from agentgym.errors import AgentGymError
-from agentgym.rollout.episode import Episode
+from agentgym.rollout.episode.episode import Episode
+from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.limits import Limits, SamplingConfig
-from agentgym.rollout.loop import RolloutLoop
-from agentgym.rollout.sampler import Sampler
-from agentgym.testing.engine import check_engine
+from agentgym.rollout.sampling.sampler import Sampler
+from agentgym.testing.contracts.engine import check_engine
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.metrics import StepMetrics
-from agentgym.trainers.optimizer import OptimizerConfig
+from agentgym.trainers.monitoring.metrics import StepMetrics
+from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trajectory import Row, Trajectory
 from agentgym.types import Task
 
@@ -199,7 +199,7 @@ def test_a_tensor_that_is_left_out_is_caught_by_its_logprobs_too(
 def test_a_cache_that_is_not_flushed_is_named(
     train: Train, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = agentgym.engines.sglang_replica
+    module = agentgym.engines.sglang.replica
     payload, load = module.generate_payload, SglangSync.load
 
     def unparted(*given: Any, **options: Any) -> dict[str, object]:

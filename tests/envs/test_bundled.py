@@ -12,8 +12,8 @@ import pytest
 from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 
 from agentgym.envs import EVAL_SEED_START, Action, TextEnv, make_env, policy_for
-from agentgym.envs.plugin import register_envs
-from agentgym.envs.word_ladder import distances_from, neighbours
+from agentgym.envs.catalog.plugin import register_envs
+from agentgym.envs.games.word_ladder import distances_from, neighbours
 from agentgym.errors import ConfigError
 from agentgym.testing import check_env
 from agentgym.types import Message, ToolCall

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import agentgym
-from agentgym.envs.guess_number import GuessNumber
+from agentgym.envs.games.guess_number import GuessNumber
 from agentgym.errors import ConfigError, EngineError, RunFolderError, UnknownName
 from agentgym.evaluation import run_episode
 from agentgym.rollout.limits import Limits, SamplingConfig
@@ -57,7 +57,7 @@ def test_what_does_not_exist_is_told_before_anything_is_played(tmp_path: Path) -
         run_episode("TextGame-v0", "gpt")
     with pytest.raises(RunFolderError):
         agentgym.create_engine(tmp_path / "nothing")
-    with pytest.raises(ConfigError, match="kind is hf, sglang or vllm"):
+    with pytest.raises(ConfigError, match="kind is local, sglang or vllm"):
         agentgym.create_engine(kind="tgi")  # type: ignore[arg-type]
     assert "agentgym-engine" not in [thread.name for thread in threading.enumerate()]
 

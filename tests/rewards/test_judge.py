@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentgym.engines.openai import ChatEndpointConfig
+from agentgym.engines.openai.endpoint import ChatEndpointConfig
 from agentgym.errors import ConfigError
 from agentgym.rewards import RewardConfig, open_rewards
 from agentgym.rewards.judge import JudgeConfig

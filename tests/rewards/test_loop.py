@@ -10,11 +10,11 @@ import pytest
 from agentgym.chat_templates.families import renderer_for
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.scripted import ScriptedEngine
-from agentgym.envs.text_env import Info, StepResult, TextEnv
+from agentgym.envs.base.text_env import Info, StepResult, TextEnv
 from agentgym.errors import TrainingHalted
 from agentgym.rewards import RewardConfig, RewardedLoop, open_rewards
 from agentgym.rollout import Episode, RolloutLoop, Sampler, SamplerConfig
-from agentgym.rollout.episode_loop import SURPLUS
+from agentgym.rollout.episode.episode_loop import SURPLUS
 from agentgym.trajectory import Group, Status, Trajectory
 from agentgym.types import Task
 

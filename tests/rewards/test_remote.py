@@ -12,8 +12,8 @@ import pytest
 from agentgym.errors import ConfigError
 from agentgym.rewards import RewardConfig, RewardFailure, open_rewards
 from agentgym.rewards.remote import RemoteConfig, RemoteReward
-from agentgym.rollout.record import trajectory_from_json
-from agentgym.testing.fake_http import Answer, Call, FakeHost
+from agentgym.rollout.record.episodes_file import trajectory_from_json
+from agentgym.testing.fake_server.http import Answer, Call, FakeHost
 from agentgym.trajectory import Status, Trajectory
 
 Make = Callable[..., Trajectory]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym.rollout.episode import Episode
+from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.seeds import derive
 from agentgym.types import Task
 

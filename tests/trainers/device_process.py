@@ -12,13 +12,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pretend_device
 
-from agentgym.engines.hf import HfEngineConfig
+from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.rollout.limits import Limits
+from agentgym.trainers.algorithms.kl import KLConfig
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.kl import KLConfig
-from agentgym.trainers.learner_config import LearnerConfig
-from agentgym.trainers.parity import ParityConfig
-from agentgym.trainers.trainer import Trainer
+from agentgym.trainers.loop.trainer import Trainer
+from agentgym.trainers.settings.learner import LearnerConfig
+from agentgym.trainers.settings.parity import ParityConfig
 
 LEARNER = LearnerConfig(threads=1)
 REGULARIZED = replace(
@@ -45,7 +45,7 @@ def config_of(case: str, device: str) -> TrainConfig:
         group_size=2,
         eval_episodes=0,
         learner=replace(learner, device=device),
-        hf=HfEngineConfig(compile=False, num_slots=4),
+        local=LocalEngineConfig(compile=False, num_slots=4),
         limits=Limits(max_turns=3, turn_tokens=24),
         parity=ParityConfig(episodes=1, turns=2),
     )

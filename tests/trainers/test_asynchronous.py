@@ -14,21 +14,21 @@ import torch
 from agentgym.chat_templates import renderer_for
 from agentgym.cli.main import main
 from agentgym.embedded import embedded_folder
-from agentgym.engines.hf import HfEngine
-from agentgym.engines.hf_checkpoint import hf_named_views, load_decoder
+from agentgym.engines.local.engine import LocalEngine
 from agentgym.errors import ConfigError
-from agentgym.evaluation.verify import verify_run
-from agentgym.rollout.event_loop import run_async
-from agentgym.rollout.loop import RolloutLoop
-from agentgym.rollout.record import read_episodes
-from agentgym.rollout.sampler import Sampler
-from agentgym.trainers.batch import build_batch
-from agentgym.trainers.checkpoint_config import CheckpointConfig
+from agentgym.evaluation.run_check.verify import verify_run
+from agentgym.model.model_folder import load_decoder, published_views
+from agentgym.rollout.episode.token_loop import RolloutLoop
+from agentgym.rollout.hosting.event_loop import run_async
+from agentgym.rollout.record.episodes_file import read_episodes
+from agentgym.rollout.sampling.sampler import Sampler
+from agentgym.trainers.batch.batch import build_batch
 from agentgym.trainers.config import TrainConfig, config_from_mapping
-from agentgym.trainers.engine import open_engine, weights_for
-from agentgym.trainers.learner import Learner, StepStats
-from agentgym.trainers.optimizer import OptimizerConfig
-from agentgym.trainers.step_credit import credit_step
+from agentgym.trainers.learner.learner import Learner, StepStats
+from agentgym.trainers.loop.step_credit import credit_step
+from agentgym.trainers.parts.engine import open_engine, weights_for
+from agentgym.trainers.settings.checkpoint import CheckpointConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.tasks import AheadTasks, EnvTasks
 from agentgym.trajectory import Group, Trajectory
 
@@ -38,7 +38,9 @@ Train = Callable[..., Any]
 @pytest.fixture
 def ahead(small_run: TrainConfig) -> TrainConfig:
     """The small run, four steps of it, learning while two further steps are played."""
-    plain = replace(small_run, optimizer=OptimizerConfig(learning_rate=1e-4), hf=replace(small_run.hf, compile=False))
+    plain = replace(
+        small_run, optimizer=OptimizerConfig(learning_rate=1e-4), local=replace(small_run.local, compile=False)
+    )
     return replace(plain, steps=4, max_staleness=2, checkpoint=CheckpointConfig(every=2))
 
 
@@ -83,7 +85,7 @@ async def by_hand(config: TrainConfig) -> list[StepStats | None]:
     """Play, credit, learn, publish, one after the other, and nothing else."""
     config = config.resolved
     model, renderer = load_decoder(embedded_folder()), renderer_for(embedded_folder())
-    engine = HfEngine(model, config.hf)
+    engine = LocalEngine(model, config.local)
     sampler = Sampler(RolloutLoop(engine, renderer, config.limits, config.sampling), config=config.sampler)
     learner = Learner(model, config.learner, config.optimizer, total_steps=config.steps)
     tasks, updates = EnvTasks(config.env, config.seed, {"level": 1}), []
@@ -101,7 +103,7 @@ async def by_hand(config: TrainConfig) -> list[StepStats | None]:
 
 
 def test_a_bound_of_0_is_the_synchronous_loop_to_the_bit(small_run: TrainConfig, train: Train, tmp_path: Path) -> None:
-    config = replace(small_run, hf=replace(small_run.hf, compile=False))
+    config = replace(small_run, local=replace(small_run.local, compile=False))
     _, watcher = train(replace(config, max_staleness=0), tmp_path / "run")
     wanted = run_async(by_hand(config))
     assert [step.update for step in watcher.steps] == wanted and None not in wanted
@@ -196,10 +198,10 @@ def test_the_engine_has_a_copy_of_the_weights_only_where_it_samples_while_they_a
     model = load_decoder(embedded_folder())
 
     async def copied(bound: int) -> tuple[bool, int, bool]:
-        config = replace(small_run, max_staleness=bound, hf=replace(small_run.hf, compile=False))
+        config = replace(small_run, max_staleness=bound, local=replace(small_run.local, compile=False))
         engine = await open_engine(config, model, embedded_folder(), version=0, log_folder=tmp_path)
         try:
-            assert isinstance(engine, HfEngine)
+            assert isinstance(engine, LocalEngine)
             with torch.no_grad():
                 model.embed.add_(1.0)
             before = torch.equal(engine.model.embed, model.embed)
@@ -209,7 +211,7 @@ def test_the_engine_has_a_copy_of_the_weights_only_where_it_samples_while_they_a
             await engine.close()
 
     assert run_async(copied(0)) == (True, 0, True)
-    assert run_async(copied(1)) == (False, len(dict(hf_named_views(model))), True)
+    assert run_async(copied(1)) == (False, len(dict(published_views(model))), True)
 
 
 def test_a_baseline_that_is_played_with_the_weights_of_the_step_is_refused() -> None:

@@ -12,15 +12,15 @@ import pytest
 
 from agentgym.cli.main import main
 from agentgym.data import DataConfig
-from agentgym.envs.text_game import TextGame
+from agentgym.envs.games.text_game.env import TextGame
 from agentgym.errors import ConfigError, TrainingHalted, UnknownName
 from agentgym.evaluation import evaluate
-from agentgym.evaluation.config import EvalConfig
+from agentgym.evaluation.play.config import EvalConfig
 from agentgym.rewards import Reward, RewardConfig
 from agentgym.rollout.limits import Limits
-from agentgym.rollout.record import read_episodes
+from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.trainers.config import AdvantageConfig, TrainConfig
-from agentgym.trainers.trainer import Trainer
+from agentgym.trainers.loop.trainer import Trainer
 from agentgym.trajectory import Trajectory
 from agentgym.types import Task
 
@@ -153,7 +153,7 @@ def test_a_class_and_a_function_in_python_stand_in_the_place_of_names(small_run:
         reward=lambda trajectory, task: len(trajectory.turns),
     )
     result = trainer.fit()
-    assert trainer.config.env == "agentgym.envs.text_game:TextGame" and result.steps == 1
+    assert trainer.config.env == "agentgym.envs.games.text_game.env:TextGame" and result.steps == 1
     assert all(one.reward == len(one.turns) for one in phase(tmp_path / "run", "train"))
     with pytest.raises(UnknownName, match="<lambda>"):  # never goes on with another reward without a word
         Trainer.load(tmp_path / "run", steps=2).fit()

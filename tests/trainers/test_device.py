@@ -13,8 +13,8 @@ import torch
 
 from agentgym.errors import ConfigError
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.learner_config import LearnerConfig
-from agentgym.trainers.trainer import Trainer
+from agentgym.trainers.loop.trainer import Trainer
+from agentgym.trainers.settings.learner import LearnerConfig
 
 PROGRAM = Path(__file__).parent / "device_process.py"
 

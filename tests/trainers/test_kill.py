@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.rollout.chain import CHAIN
-from agentgym.trainers.checkpoint import checkpoint_folders
+from agentgym.rollout.record.chain import CHAIN
+from agentgym.trainers.checkpoints.checkpoint import checkpoint_folders
 from agentgym.trainers.speed.step_speed import OF_THE_MACHINE
 
 ROOT = Path(__file__).parent.parent.parent
@@ -20,12 +20,12 @@ RUN = """
 import os, shutil, signal, sys, time
 from dataclasses import replace
 
-from agentgym.engines.hf import HfEngineConfig
-from agentgym.trainers.checkpoint_config import CheckpointConfig
+from agentgym.engines.local.config import LocalEngineConfig
+from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.observer import Unobserved
-from agentgym.trainers.optimizer import OptimizerConfig
-from agentgym.trainers.trainer import Trainer
+from agentgym.trainers.loop.observer import Unobserved
+from agentgym.trainers.settings.optimizer import OptimizerConfig
+from agentgym.trainers.loop.trainer import Trainer
 
 folder, place, resume = sys.argv[1:]
 
@@ -53,7 +53,7 @@ class Watcher(Unobserved):
 
 config = TrainConfig(
     env="TextGame-v0", env_kwargs={"level": 1}, steps=3, tasks=2, group_size=2, eval_episodes=0,
-    optimizer=OptimizerConfig(learning_rate=1e-3), hf=HfEngineConfig(compile=False),
+    optimizer=OptimizerConfig(learning_rate=1e-3), local=LocalEngineConfig(compile=False),
     checkpoint=CheckpointConfig(every=1, keep=2),
 )
 config = replace(config, limits=replace(config.limits, max_turns=4))

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from agentgym.engines.hf_model import Decoder
 from agentgym.errors import ConfigError
-from agentgym.trainers.aggregation import AGGREGATIONS
-from agentgym.trainers.batch import TrainingBatch, build_batch
+from agentgym.model.decoder import Decoder
+from agentgym.trainers.algorithms.aggregation import AGGREGATIONS
+from agentgym.trainers.batch.batch import TrainingBatch, build_batch
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.learner import Learner
-from agentgym.trainers.learner_config import LearnerConfig
-from agentgym.trainers.metrics import RolloutSummary
-from agentgym.trainers.optimizer import OptimizerConfig
-from agentgym.trainers.step_credit import credit_step
+from agentgym.trainers.learner.learner import Learner
+from agentgym.trainers.loop.step_credit import credit_step
+from agentgym.trainers.monitoring.metrics import RolloutSummary
+from agentgym.trainers.settings.learner import LearnerConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.tasks.filtering import is_live
 from agentgym.trajectory import Group, Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import Message, Task

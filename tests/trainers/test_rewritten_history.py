@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentgym.engines.hf_layout import PackedLayout
-from agentgym.engines.hf_model import Decoder
-from agentgym.trainers.batch import TrainingBatch, build_batch
-from agentgym.trainers.credits import GroupCredit, credit_groups
-from agentgym.trainers.learner import Learner, LearnerConfig
-from agentgym.trainers.optimizer import OptimizerConfig
+from agentgym.model.decoder import Decoder
+from agentgym.model.packed_layout import PackedLayout
+from agentgym.trainers.batch.batch import TrainingBatch, build_batch
+from agentgym.trainers.batch.credits import GroupCredit, credit_groups
+from agentgym.trainers.learner.learner import Learner, LearnerConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trajectory import Group, Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import Message, Task
 

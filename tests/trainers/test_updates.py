@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from agentgym.engines.hf_layout import PackedLayout
-from agentgym.engines.hf_model import Decoder
 from agentgym.errors import ConfigError, UnknownName
+from agentgym.model.decoder import Decoder
+from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers import CORRECTIONS
-from agentgym.trainers.batch import TrainingBatch
-from agentgym.trainers.kl import KLConfig
-from agentgym.trainers.learner import Learner, LearnerConfig
-from agentgym.trainers.optimizer import OptimizerConfig
+from agentgym.trainers.algorithms.kl import KLConfig
+from agentgym.trainers.batch.batch import TrainingBatch
+from agentgym.trainers.learner.learner import Learner, LearnerConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig
 
 Tiny = Callable[..., Decoder]
 Fresh = Callable[..., TrainingBatch]

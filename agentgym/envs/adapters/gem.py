@@ -8,8 +8,8 @@ from typing import Any
 from agentgym.envs.adapters.namespaces import needs, unknown
 from agentgym.envs.adapters.own_randomness import OwnRandomness
 from agentgym.envs.adapters.reasoning_gym import evaluates, judged, scored_beside
-from agentgym.envs.card import EnvCard
-from agentgym.envs.text_env import Info, StepResult, TextEnv
+from agentgym.envs.base.card import EnvCard
+from agentgym.envs.base.text_env import Info, StepResult, TextEnv
 from agentgym.errors import ConfigError, EnvironmentFault
 
 __all__ = ["Gem", "names"]

@@ -15,11 +15,11 @@ from gymnasium.spaces import Text as GymnasiumTextSpace
 
 from agentgym.envs.adapters.namespaces import unknown
 from agentgym.envs.adapters.own_randomness import OwnRandomness
-from agentgym.envs.card import EnvCard, version_of
-from agentgym.envs.text_env import Info, StepResult
-from agentgym.envs.tool_env import ToolEnv
+from agentgym.envs.base.card import EnvCard, version_of
+from agentgym.envs.base.text_env import Info, StepResult
+from agentgym.envs.base.tool_env import ToolEnv
 from agentgym.errors import ConfigError
-from agentgym.tools.definition import Tool
+from agentgym.tools.calling.definition import Tool
 from agentgym.types import JSON, ToolSpec
 
 __all__ = ["GymnasiumText", "names"]

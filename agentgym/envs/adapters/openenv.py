@@ -13,14 +13,14 @@ from typing import Any
 
 import aiohttp
 
-from agentgym.envs.action import Action
 from agentgym.envs.adapters.openenv_tools import LIST_TOOLS, call_of, result_text, takes_calls, tool_specs
-from agentgym.envs.card import EnvCard
-from agentgym.envs.text_env import Info, StepResult
-from agentgym.envs.tool_env import ToolEnv
+from agentgym.envs.base.action import Action
+from agentgym.envs.base.card import EnvCard
+from agentgym.envs.base.text_env import Info, StepResult
+from agentgym.envs.base.tool_env import ToolEnv
 from agentgym.errors import ConfigError, EnvironmentFault
-from agentgym.tools.definition import Tool
-from agentgym.tools.worker import run_sync
+from agentgym.tools.calling.definition import Tool
+from agentgym.tools.calling.worker import run_sync
 from agentgym.types import JSON, ToolSpec
 from agentgym.url_credentials import read_key
 

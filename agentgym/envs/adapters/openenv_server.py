@@ -11,8 +11,8 @@ from typing import Any
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from agentgym.envs.action import Action
-from agentgym.envs.text_env import Info, TextEnv
+from agentgym.envs.base.action import Action
+from agentgym.envs.base.text_env import Info, TextEnv
 from agentgym.errors import AgentGymError
 from agentgym.http_guard import HttpGuard, RequestRejected, listen, parse_json_object
 from agentgym.types import JSON, Message, ToolCall, ToolResult

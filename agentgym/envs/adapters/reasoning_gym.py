@@ -15,12 +15,12 @@ from typing import Any, TypeAlias
 
 from agentgym.envs.adapters.namespaces import needs, unknown
 from agentgym.envs.adapters.own_randomness import OwnRandomness
-from agentgym.envs.card import EnvCard
-from agentgym.envs.line_process import LineProcess
-from agentgym.envs.policies import Policy, game_of
-from agentgym.envs.text_env import Info, StepResult, TextEnv
+from agentgym.envs.base.card import EnvCard
+from agentgym.envs.base.policies import Policy, game_of
+from agentgym.envs.base.text_env import Info, StepResult, TextEnv
 from agentgym.errors import ConfigError, EnvironmentFault
-from agentgym.tools.blame import is_outside
+from agentgym.tools.calling.blame import is_outside
+from agentgym.tools.line_process import LineProcess
 from agentgym.types import Message
 
 __all__ = ["ReasoningGym", "evaluates", "judged", "names", "scored_beside"]

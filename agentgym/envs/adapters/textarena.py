@@ -10,9 +10,9 @@ import numpy as np
 
 from agentgym.envs.adapters.namespaces import needs, unknown
 from agentgym.envs.adapters.own_randomness import OwnRandomness
-from agentgym.envs.card import EnvCard, version_of
-from agentgym.envs.policies import Policy, RandomPolicy
-from agentgym.envs.text_env import Info, StepResult, TextEnv
+from agentgym.envs.base.card import EnvCard, version_of
+from agentgym.envs.base.policies import Policy, RandomPolicy
+from agentgym.envs.base.text_env import Info, StepResult, TextEnv
 from agentgym.errors import ConfigError, EnvironmentFault
 from agentgym.loading import Wanted, load_named
 from agentgym.types import Message

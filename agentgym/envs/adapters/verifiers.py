@@ -10,16 +10,16 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from agentgym.envs.action import Action
 from agentgym.envs.adapters.namespaces import needs, unknown
 from agentgym.envs.adapters.own_randomness import OwnRandomness
 from agentgym.envs.adapters.verifiers_rollout import Asked, Ended, Rollout, library, watch
-from agentgym.envs.card import EnvCard
-from agentgym.envs.text_env import Info, StepResult, TextEnv
+from agentgym.envs.base.action import Action
+from agentgym.envs.base.card import EnvCard
+from agentgym.envs.base.text_env import Info, StepResult, TextEnv
 from agentgym.errors import ConfigError, EnvironmentFault
 from agentgym.loading import Wanted, load_module
 from agentgym.openai_wire import MALFORMED
-from agentgym.tools.commands import read_calls
+from agentgym.tools.calling.commands import read_calls
 from agentgym.types import AnyCall, MalformedCall, Message, Role, ToolCall, ToolResult, ToolSpec
 
 __all__ = ["Verifiers", "names"]

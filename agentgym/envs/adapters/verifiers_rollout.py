@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from agentgym.errors import EnvironmentFault
-from agentgym.tools.background_loop import BackgroundLoop
-from agentgym.tools.blame import is_models_mistake
+from agentgym.tools.calling.background_loop import BackgroundLoop
+from agentgym.tools.calling.blame import is_models_mistake
 
 __all__ = ["Asked", "Ended", "Rollout", "library", "watch"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Literal
 
-from agentgym.envs.final_number import last_number, marked_number, read_number
+from agentgym.envs.tasks.math.final_number import last_number, marked_number, read_number
 from agentgym.rewards.registry import REWARDS
 from agentgym.rewards.reply import ground_truth, last_reply
 from agentgym.rewards.reward import InvalidReward, Reward
@@ -32,8 +32,8 @@ def gsm8k(
     `strict` reads the last number after `#### `, `flexible` the last number of the reply; both in its last 300
     characters. The ground truth is the number, or an answer of GSM8K with `####` in it.
 
-    Differences from verl: numbers are compared as numbers, and read as `agentgym.envs.final_number` says (`72.00`,
-    `72.` and `$72` are 72; a sum that is not worked out is no answer).
+    Differences from verl: numbers are compared as numbers, and read by `agentgym.envs.tasks.math.final_number`
+    (`72.00`, `72.` and `$72` are 72; a sum that is not worked out is no answer).
     """
     truth = _truth(ground_truth(task))
     found = (marked_number if method == "strict" else last_number)(last_reply(trajectory)[-END_CHARACTERS:])

@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import cast
 
 from agentgym.errors import ConfigError, nearest
-from agentgym.tools.background_loop import BackgroundLoop
-from agentgym.tools.definition import Tool
+from agentgym.tools.calling.background_loop import BackgroundLoop
+from agentgym.tools.calling.definition import Tool
 from agentgym.tools.mcp.content import as_text
 from agentgym.tools.mcp.link import Link
 from agentgym.tools.mcp.server import McpServer

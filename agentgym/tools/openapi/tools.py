@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from urllib.parse import urlsplit
 
 from agentgym.errors import ConfigError, ToolSchemaError, nearest
-from agentgym.tools.definition import Tool, ToolSettings
+from agentgym.tools.calling.definition import Tool, ToolSettings
 from agentgym.tools.openapi.document import Document
 from agentgym.tools.openapi.operation import Operation, names_of, operations_of
 from agentgym.tools.openapi.service import Service

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentgym.errors import AgentGymError, ConfigError, nearest
-from agentgym.tools.definition import Tool, as_tool, tool
+from agentgym.tools.calling.definition import Tool, as_tool, tool
 from agentgym.tools.search.index import SearchIndex
 from agentgym.tools.search.index_file import load_index
 

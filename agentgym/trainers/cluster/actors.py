@@ -25,7 +25,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from agentgym.errors import AgentGymError, EngineError
-from agentgym.trainers.cluster_config import ClusterConfig, Role
+from agentgym.trainers.settings.cluster import ClusterConfig, Role
 
 __all__ = [
     "Actor",

@@ -10,12 +10,13 @@ from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
-from agentgym.engines.hf_weights import fused_digests
-from agentgym.engines.http import HttpUnreachable
-from agentgym.engines.protocol import Completion, LoraWeights, Sampling, Weights, WeightSync
-from agentgym.engines.replicated import Replica, ReplicatedEngine, ServingSettings
-from agentgym.engines.weight_check import WeightCheck
+from agentgym.engines.protocol import Completion, Sampling, WeightSync
+from agentgym.engines.servers.http import HttpUnreachable
+from agentgym.engines.servers.replicated import Replica, ReplicatedEngine, ServingSettings
+from agentgym.engines.weights.buckets import fused_digests
+from agentgym.engines.weights.check import WeightCheck
 from agentgym.errors import EngineError
+from agentgym.model.published_weights import LoraWeights, Weights
 from agentgym.trainers.cluster.actors import Actor, ActorLost, Parcel
 from agentgym.trainers.cluster.board import BoardKeeper, Posted
 from agentgym.trainers.cluster.engine_actor import EngineFacts

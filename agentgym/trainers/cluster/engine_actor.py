@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from agentgym.engines.http import HttpUnreachable
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
-from agentgym.engines.replicated import ReplicatedEngine
+from agentgym.engines.servers.http import HttpUnreachable
+from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.errors import EngineError
 from agentgym.trainers.cluster.actors import Actor, ActorLost, Parcel, restore_path, was_begun_anew
 from agentgym.trainers.cluster.board import Posted, report_warnings

@@ -12,16 +12,16 @@ from typing import cast
 from agentgym.chat_templates import renderer_for
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.errors import AgentGymError, EngineError
-from agentgym.rollout.episode import Draft, Ending, Episode
-from agentgym.rollout.episode_loop import SURPLUS, EpisodeLoop
-from agentgym.rollout.home import Home
-from agentgym.rollout.hosted_env import HostedEnv
-from agentgym.rollout.sampler import Sampler, cancelled
+from agentgym.rollout.episode.episode import Draft, Ending, Episode
+from agentgym.rollout.episode.episode_loop import SURPLUS, EpisodeLoop
+from agentgym.rollout.hosting.env_host import Home
+from agentgym.rollout.hosting.hosted_env import HostedEnv
+from agentgym.rollout.sampling.sampler import Sampler, cancelled
 from agentgym.trainers.cluster.actors import Actor, ActorLost
 from agentgym.trainers.cluster.board import report_warnings
 from agentgym.trainers.cluster.engine import ClusterEngine, Engines
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.stage import Part, limits_for, loop_for
+from agentgym.trainers.parts.stage import Part, limits_for, loop_for
 from agentgym.trajectory import Status, StopReason, Trajectory
 
 __all__ = ["ClusterStage", "EpisodeActor"]

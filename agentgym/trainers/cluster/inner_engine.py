@@ -10,19 +10,19 @@ from typing import Protocol, TypeAlias, cast
 
 from torch import Tensor
 
-from agentgym.engines.hf import HfEngine
-from agentgym.engines.hf_checkpoint import hf_named_views, load_decoder
-from agentgym.engines.hf_weights import fused_digests, overall_digest
+from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.protocol import Engine, WeightSync
-from agentgym.engines.replicated import ReplicatedEngine
-from agentgym.engines.server_process import ServerProcess
-from agentgym.engines.sglang import SglangServer
-from agentgym.engines.sglang_replica import SglangReplica
-from agentgym.engines.vllm_replica import VllmReplica
-from agentgym.engines.vllm_server import VllmServer
+from agentgym.engines.servers.replicated import ReplicatedEngine
+from agentgym.engines.servers.server_process import ServerProcess
+from agentgym.engines.sglang.engine import SglangServer
+from agentgym.engines.sglang.replica import SglangReplica
+from agentgym.engines.vllm.replica import VllmReplica
+from agentgym.engines.vllm.server import VllmServer
+from agentgym.engines.weights.buckets import fused_digests, overall_digest
 from agentgym.errors import EngineError
+from agentgym.model.model_folder import load_decoder, published_views
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.engine import open_servers
+from agentgym.trainers.parts.engine import open_servers
 
 __all__ = ["InnerEngine", "Part", "open_inner"]
 
@@ -76,7 +76,7 @@ class InnerEngine(Protocol):
 async def open_inner(part: Part) -> InnerEngine:
     """Makes the engine: loads the model, or starts a server and waits until it answers."""
     config = part.config
-    if config.engine == "hf":
+    if config.engine == "local":
         return _InnerHf(part)
     name = config.engine
     servers = config.sglang if name == "sglang" else config.vllm
@@ -94,12 +94,12 @@ class _InnerHf:
 
     def __init__(self, part: Part) -> None:
         self._model = load_decoder(part.folder)
-        self.engine = HfEngine(self._model, part.config.hf, version=part.version)
+        self.engine = LocalEngine(self._model, part.config.local, version=part.version)
         self.dtype = "float32"
 
     async def take(self, weights: Tensors, version: int, *, is_paused: bool) -> tuple[WeightSync, dict[str, str]]:
         sync = await self.engine.update_weights(weights, version)
-        digests = fused_digests({name: view.detach() for name, view in hf_named_views(self._model)})
+        digests = fused_digests({name: view.detach() for name, view in published_views(self._model)})
         return replace(sync, checksum=overall_digest(digests)), digests
 
     async def prepare(self) -> None:

@@ -14,19 +14,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from agentgym.engines.hf_checkpoint import hf_named_views, load_decoder
-from agentgym.engines.hf_model import Decoder
-from agentgym.engines.server_process import free_port
-from agentgym.trainers.batch import TrainingBatch
+from agentgym.engines.servers.server_process import free_port
+from agentgym.model.decoder import Decoder
+from agentgym.model.model_folder import load_decoder, published_views
+from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.cluster.actors import Actor, ActorLost, own_address, together
 from agentgym.trainers.cluster.board import report_warnings
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.critic import CriticStats
-from agentgym.trainers.learner import Learner, StepStats
-from agentgym.trainers.lora import adapt
-from agentgym.trainers.parts import LearnerLost
-from agentgym.trainers.ranks import Ranks
-from agentgym.trainers.world import Sharded
+from agentgym.trainers.learner.critic import CriticStats
+from agentgym.trainers.learner.learner import Learner, StepStats
+from agentgym.trainers.learner.lora import adapt
+from agentgym.trainers.parallel.ranks import Ranks
+from agentgym.trainers.parallel.world import Sharded
+from agentgym.trainers.parts.parts import LearnerLost
 
 __all__ = ["ClusterLearner", "RankActor"]
 
@@ -137,7 +137,7 @@ class ClusterLearner:
     def update(self, batch: TrainingBatch, *, version: int = 0, max_mismatch: float = math.inf) -> StepStats:
         """See `Learner.update`."""
         stats: StepStats = self.ask("act_on", batch, "update", {"version": version, "max_mismatch": max_mismatch})
-        views = dict(hf_named_views(self.model))
+        views = dict(published_views(self.model))
         with torch.no_grad():
             for name, tensor in self.ask("weights").items():
                 views[name].copy_(tensor)

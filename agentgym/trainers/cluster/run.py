@@ -15,9 +15,9 @@ from agentgym.trainers.cluster.engine_actor import EngineActor, EngineFacts
 from agentgym.trainers.cluster.episodes import Cast, ClusterStage, EpisodeActor
 from agentgym.trainers.cluster.inner_engine import Part
 from agentgym.trainers.cluster.rank_actor import ClusterLearner, RankActor
-from agentgym.trainers.cluster_config import Role
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.parts import Origin, RunParts
+from agentgym.trainers.parts.parts import Origin, RunParts
+from agentgym.trainers.settings.cluster import Role
 
 __all__ = ["open_cluster"]
 
@@ -67,7 +67,7 @@ class _Beginning:
 
     def engines(self) -> list[Actor]:
         made, origin, ray = [], self.origin, self.cluster.config
-        is_model = self.config.engine == "hf"  # a server begins as everywhere, with the run's first weights
+        is_model = self.config.engine == "local"  # a server begins as everywhere, with the run's first weights
         folder = str((origin.weights_folder if is_model else origin.model_folder).absolute())
         logs, version = str(origin.logs.absolute()), origin.version
         for number in range(ray.engines):
@@ -94,7 +94,7 @@ async def _met(actors: Sequence[Actor], config: TrainConfig) -> Engines:
         dtype=facts[0].dtype,
     )
     servers = config.sglang if config.engine == "sglang" else config.vllm
-    start_s = config.ray.start_s + (servers.ready_s if config.engine != "hf" else 0)
+    start_s = config.ray.start_s + (servers.ready_s if config.engine != "local" else 0)
     return Engines(tuple(actors), common, patience_s=start_s)
 
 

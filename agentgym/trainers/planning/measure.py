@@ -11,19 +11,20 @@ from statistics import median
 
 import torch
 
-from agentgym.engines.hf import HfEngine, HfEngineConfig
-from agentgym.engines.hf_layout import PackedLayout
-from agentgym.engines.hf_model import Decoder, DecoderConfig
-from agentgym.engines.memory import total_memory
+from agentgym.engines.local.config import LocalEngineConfig
+from agentgym.engines.local.engine import LocalEngine
+from agentgym.engines.local.machine_memory import total_memory
 from agentgym.engines.protocol import Sampling
 from agentgym.errors import ConfigError
-from agentgym.trainers.parallel import GradientWorkers, MicroResult
+from agentgym.model.decoder import Decoder, DecoderConfig
+from agentgym.model.packed_layout import PackedLayout
+from agentgym.trainers.learner.token_logprobs import score_targets
+from agentgym.trainers.parallel.gradient_threads import GradientWorkers, MicroResult
 from agentgym.trainers.planning.config import GpuSpec, MeasureSpec
 from agentgym.trainers.planning.measured import Measured, Sample
 from agentgym.trainers.planning.shapes import ModelShape
 from agentgym.trainers.speed.gpus import gpu_named
 from agentgym.trainers.speed.peak import peak_flops
-from agentgym.trainers.token_logprobs import score_targets
 
 __all__ = ["measure"]
 
@@ -139,7 +140,7 @@ def _wait_for(place: torch.device) -> None:
 async def _engines(model: Decoder, shape: ModelShape, spec: MeasureSpec, tell: Callable[[str], None]) -> list[Sample]:
     """Reading prompts for each size of a batch, then sampling for all of them."""
     most = max(spec.batches)
-    engine = HfEngine(model, HfEngineConfig(num_slots=most, max_step_tokens=max(512, most), compile=spec.compile))
+    engine = LocalEngine(model, LocalEngineConfig(num_slots=most, max_step_tokens=max(512, most), compile=spec.compile))
     try:
         tell(f"{shape.name}: the engine begins")
         await engine.prepare()
@@ -152,7 +153,7 @@ async def _engines(model: Decoder, shape: ModelShape, spec: MeasureSpec, tell: C
         await engine.close()
 
 
-async def _batch(engine: HfEngine, shape: ModelShape, batch: int, context: int) -> list[Sample]:
+async def _batch(engine: LocalEngine, shape: ModelShape, batch: int, context: int) -> list[Sample]:
     """Of one size; prompts without a common beginning, as nothing is to be shared."""
     random = torch.Generator().manual_seed(batch)
     prompts = torch.randint(0, shape.vocab_size, (REPEATS, batch, context), generator=random).tolist()
@@ -168,7 +169,7 @@ async def _batch(engine: HfEngine, shape: ModelShape, batch: int, context: int) 
     ]
 
 
-async def _together(engine: HfEngine, prompts: list[list[int]], names: list[str], tokens: int) -> float:
+async def _together(engine: LocalEngine, prompts: list[list[int]], names: list[str], tokens: int) -> float:
     """Seconds until all have their replies."""
     started = time.perf_counter()
     sampling = Sampling(max_tokens=tokens, seed=1)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentgym.embedded import embedded_folder
-from agentgym.engines.architectures import ARCHITECTURES, refusal
 from agentgym.errors import ConfigError, nearest
+from agentgym.model.architectures import ARCHITECTURES, refusal
 from agentgym.types import JSON
 
 __all__ = ["SHAPES", "ModelShape", "shape_of"]

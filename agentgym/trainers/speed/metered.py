@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentgym.engines.protocol import Completion, Engine, Sampling, Weights, WeightSync
+from agentgym.engines.protocol import Completion, Engine, Sampling, WeightSync
+from agentgym.model.published_weights import Weights
 from agentgym.trainers.speed.clock import StepClock
 
 __all__ = ["MeteredEngine"]

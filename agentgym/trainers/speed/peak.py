@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import torch
 
-from agentgym.engines.hf_linear import linear
-from agentgym.errors import ConfigError
-from agentgym.trainers.parallel import GradientWorkers
+from agentgym.model.linear import linear
+from agentgym.trainers.parallel.gradient_threads import GradientWorkers
 from agentgym.trainers.speed.gpus import gpu_named
 
-__all__ = ["SpeedConfig", "peak_flops"]
+__all__ = ["peak_flops"]
 
 _SIZE, _REPEATS = 512, 12
 """A product of this size fits into a core's cache and is as fast as any."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpeedConfig:
-    """What the speed of a step is held against."""
-
-    peak_tflops: float | None = None
-    """The most that the learner's devices compute, in 10^12 operations a second, for `mfu` in metrics.jsonl. None
-    measures a short matrix product at the start on CPU, and takes the vendor's figure of a GPU that is known."""
-
-    def __post_init__(self) -> None:
-        if self.peak_tflops is not None and not self.peak_tflops > 0:
-            raise ConfigError(f"speed.peak_tflops must be above 0, got {self.peak_tflops}; leave it out to measure it")
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype, num_threads: int) -> float | None:

@@ -5,31 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
-from agentgym.errors import ConfigError
+from agentgym.trainers.settings.speed import ProfileConfig
 
-__all__ = ["ProfileConfig", "traced"]
+__all__ = ["traced"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProfileConfig:
-    """Which steps are traced."""
-
-    steps: tuple[int, ...] = ()
-    """Steps whose operators are traced, on all threads, into `profile/step-NNNNNN.json.gz` of the run folder, which
-    ui.perfetto.dev opens; --profile alone is step 2. A traced step is slower, and its trace may have 100 MB."""
-
-    def __post_init__(self) -> None:
-        if wrong := [step for step in self.steps if step < 1]:
-            raise ConfigError(f"profile.steps are steps from 1 on, got {wrong[0]}")
 
 
 @contextmanager

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentgym.engines.hf_layout import num_computed
-from agentgym.engines.hf_model import DecoderConfig
-from agentgym.trainers.batch import TrainingBatch
-from agentgym.trainers.learner_config import LearnerConfig
+from agentgym.model.decoder import DecoderConfig
+from agentgym.model.packed_layout import num_computed
+from agentgym.trainers.batch.batch import TrainingBatch
+from agentgym.trainers.settings.learner import LearnerConfig
 
 __all__ = ["UpdateWork", "forward_flops", "update_work"]
 

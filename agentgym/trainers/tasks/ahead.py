@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
-from agentgym.rollout.stream import Order
+from agentgym.rollout.sampling.group_stream import Order
 from agentgym.trainers.tasks.source import TaskSource
 from agentgym.trajectory import Group
 from agentgym.types import JSON, Task

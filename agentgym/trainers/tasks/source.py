@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from agentgym.envs.seeds import EVAL_SEED_START
+from agentgym.envs.base.seeds import EVAL_SEED_START
 from agentgym.rollout.seeds import derive
 from agentgym.trajectory import Group
 from agentgym.types import JSON, Task

@@ -1,6 +1,6 @@
 """Where the numbers of a run go besides its folder: TensorBoard, Weights & Biases, MLflow, trackio, or your own."""
 
-from agentgym.trainers.trackers.config import TrackingConfig
+from agentgym.trainers.settings.tracking import TrackingConfig
 from agentgym.trainers.trackers.protocol import ShownEpisode, TrackedRun, Tracker
 from agentgym.trainers.trackers.registry import TRACKERS, open_tracker
 from agentgym.trainers.trackers.tracking import Tracking

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.errors import ConfigError
-from agentgym.trainers.trackers.config import TrackingConfig
+from agentgym.trainers.settings.tracking import TrackingConfig
 from agentgym.trainers.trackers.follower import Follower
 from agentgym.trainers.trackers.protocol import ShownEpisode, TrackedRun, Tracker
 from agentgym.trainers.trackers.registry import open_tracker

@@ -11,7 +11,7 @@ import pytest
 from agentgym.cli.main import main
 from agentgym.envs import make_env
 from agentgym.envs.adapters.namespaces import NAMESPACES, namespace_of, spec_of
-from agentgym.envs.resolve import stem_of
+from agentgym.envs.catalog.resolve import stem_of
 from agentgym.errors import ConfigError, UnknownName
 
 

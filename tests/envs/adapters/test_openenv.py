@@ -20,12 +20,12 @@ import pytest
 from aiohttp import web
 
 from agentgym.cli.main import main
-from agentgym.engines.server_process import free_port
+from agentgym.engines.servers.server_process import free_port
 from agentgym.envs import Action, TextEnv, make_env, resolve_env
 from agentgym.envs.adapters.openenv_server import openenv_app, serve_openenv
-from agentgym.envs.policies import RandomPolicy
+from agentgym.envs.base.policies import RandomPolicy
 from agentgym.errors import ConfigError, EnvironmentFault
-from agentgym.evaluation.evaluate import evaluate
+from agentgym.evaluation.play.evaluate import evaluate
 from agentgym.http_guard import HttpGuard
 from agentgym.testing import check_env
 from agentgym.trajectory import Status

@@ -9,8 +9,8 @@ import pytest
 
 from agentgym.envs.adapters import reasoning_gym
 from agentgym.envs.adapters.reasoning_gym import judged, scored_beside
-from agentgym.envs.line_process import LineProcess
 from agentgym.errors import EnvironmentFault
+from agentgym.tools.line_process import LineProcess
 
 LIBRARY = """
 class Dataset:

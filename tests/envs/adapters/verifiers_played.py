@@ -13,7 +13,7 @@ import pytest
 
 from agentgym.cli.main import main
 from agentgym.envs import TextEnv, make_env
-from agentgym.envs.action import Action
+from agentgym.envs.base.action import Action
 from agentgym.errors import ConfigError, EnvironmentFault, UnknownName
 from agentgym.testing import examine_env
 from agentgym.types import JSON, MalformedCall, Message, ToolCall

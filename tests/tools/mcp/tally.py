@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from agentgym.envs import ToolEnv
-from agentgym.envs.text_game import TextGame
+from agentgym.envs.games.text_game.env import TextGame
 from agentgym.tools.mcp import McpServer, McpTools
 
 COUNTER = Path(__file__).parent / "servers" / "counter.py"

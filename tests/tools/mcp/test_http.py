@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from agentgym.engines.server_process import free_port
+from agentgym.engines.servers.server_process import free_port
 from agentgym.errors import EnvironmentFault
 from agentgym.tools.mcp import McpServer
 

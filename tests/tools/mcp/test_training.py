@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from agentgym.rollout.record import read_episodes
+from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.trajectory import Status, Trajectory
 
 TALLY = f"{Path(__file__).parent / 'tally.py'}:Tally"

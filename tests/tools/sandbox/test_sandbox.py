@@ -364,7 +364,7 @@ def test_the_data_of_tasks_cannot_be_read_wherever_agentgym_is_installed(backend
     code = f"""
 import os
 envs, data = {str(package / "envs")!r}, {str(data)!r}
-print(len(open(f'{{envs}}/seeds.py').read()) > 0, 'wordle.py' in os.listdir(envs))
+print(len(open(f'{{envs}}/base/seeds.py').read()) > 0, 'wordle.py' in os.listdir(f'{{envs}}/games'))
 for name in ('wordle.txt', 'humaneval/LICENSE'):
     try:
         open(f'{{data}}/{{name}}').read()

@@ -14,12 +14,12 @@ import pytest
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'agentgym-llm[ray]'")
 
 from agentgym.embedded import embedded_folder
-from agentgym.engines.hf_checkpoint import hf_named_views, load_decoder
-from agentgym.engines.http import HttpUnreachable
 from agentgym.engines.protocol import Sampling
-from agentgym.engines.sglang import SglangConfig
+from agentgym.engines.servers.http import HttpUnreachable
+from agentgym.engines.sglang.engine import SglangConfig
 from agentgym.errors import EngineError
-from agentgym.testing.fake_sglang import FakeSglang
+from agentgym.model.model_folder import load_decoder, published_views
+from agentgym.testing.fake_server.server import FakeSglang
 from agentgym.testing.fixtures import fake_sglang
 from agentgym.trainers.cluster import engine_actor
 from agentgym.trainers.cluster.actors import Actor, Parcel
@@ -50,7 +50,7 @@ class Stored:
     """A parcel that lies here."""
 
     async def open(self) -> dict[str, Any]:
-        return dict(hf_named_views(load_decoder(embedded_folder())))
+        return dict(published_views(load_decoder(embedded_folder())))
 
 
 @pytest.fixture

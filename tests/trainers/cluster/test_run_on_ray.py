@@ -26,15 +26,15 @@ import ray
 from ray.cluster_utils import Cluster
 
 from agentgym.errors import AgentGymError
-from agentgym.evaluation.verify import verify_run
-from agentgym.rollout.record import read_episodes
-from agentgym.trainers.checkpoint_config import CheckpointConfig
-from agentgym.trainers.cluster_config import ClusterConfig
+from agentgym.evaluation.run_check.verify import verify_run
+from agentgym.rollout.record.episodes_file import read_episodes
+from agentgym.trainers.algorithms.kl import KLConfig
+from agentgym.trainers.checkpoints.export import export_adapter, find_checkpoint
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.export import export_adapter, find_checkpoint
-from agentgym.trainers.kl import KLConfig
-from agentgym.trainers.lora import LoraConfig
-from agentgym.trainers.trainer import Trainer
+from agentgym.trainers.loop.trainer import Trainer
+from agentgym.trainers.settings.checkpoint import CheckpointConfig
+from agentgym.trainers.settings.cluster import ClusterConfig
+from agentgym.trainers.settings.lora import LoraConfig
 
 pytestmark = pytest.mark.slow
 LIMIT_S = 300.0
@@ -58,7 +58,7 @@ def cluster() -> Iterator[str]:
 @pytest.fixture
 def run(small_run: TrainConfig) -> TrainConfig:
     run = replace(small_run, env="TextGame-v0", env_kwargs={"level": 1}, steps=6, tasks=4, group_size=4)
-    return replace(run, hf=replace(run.hf, compile=False))
+    return replace(run, local=replace(run.local, compile=False))
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def test_a_run_that_learns_while_later_steps_are_played_outlives_any_death(
 def test_an_error_in_an_environment_is_shown_once_with_its_origin(
     cluster: str, run: TrainConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broken = replace(run, env="tests.trainers.test_halt:Fragile", executor="ray", ray=on(cluster))
+    broken = replace(run, env="tests.trainers.monitoring.test_halt:Fragile", executor="ray", ray=on(cluster))
     with pytest.raises(AgentGymError, match="a wheel came off"):
         Trainer(replace(broken, sampler=replace(run.sampler, max_failure_rate=0.05)), tmp_path / "run").fit()
     told = [one for one in caplog.messages if "a wheel came off" in one]
@@ -204,7 +204,7 @@ def test_the_only_engine_is_waited_for_when_it_dies(
 
 
 def test_what_an_engine_lacks_is_told_with_its_origin(cluster: str, run: TrainConfig, tmp_path: Path) -> None:
-    greedy = replace(run, executor="ray", ray=on(cluster), hf=replace(run.hf, num_slots=10**10))
+    greedy = replace(run, executor="ray", ray=on(cluster), local=replace(run.local, num_slots=10**10))
     with pytest.raises(AgentGymError, match=r"the key/value cache needs .* GiB") as raised:
         Trainer(greedy, tmp_path / "run").fit()
     assert any("raised in engine" in note for note in raised.value.__notes__)
@@ -216,7 +216,7 @@ def test_an_interrupt_ends_the_run_and_all_that_it_began(
     number: signal.Signals, code: int, tmp_path: Path, has_ended: Callable[[psutil.Process], bool]
 ) -> None:
     """Ctrl-C reaches the whole group of processes, SIGTERM the driver alone."""
-    words = "train --env TextGame-v0 --executor ray --max-staleness 1 --ray.workers 2 --hf.compile False"
+    words = "train --env TextGame-v0 --executor ray --max-staleness 1 --ray.workers 2 --local.compile False"
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "agentgym", *words.split(), "--eval-episodes", "0", "--output", str(folder)]
     driver = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from agentgym.engines.hf_layout import PackedLayout
-from agentgym.engines.hf_model import Decoder, DecoderConfig
+from agentgym.model.decoder import Decoder, DecoderConfig
+from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers.planning.config import EngineSpec, EpisodeSpec, LearnerSpec
 from agentgym.trainers.planning.memory import (
     activation_bytes,

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from agentgym.engines.hf_model import DecoderConfig
 from agentgym.errors import ConfigError
+from agentgym.model.decoder import DecoderConfig
 from agentgym.trainers.planning.shapes import SHAPES, ModelShape, shape_of
 from agentgym.trainers.speed.work import forward_flops
 

@@ -12,15 +12,16 @@ import torch
 
 from agentgym.engines.protocol import WeightSync
 from agentgym.errors import ConfigError
-from agentgym.trainers.critic import CriticStats
-from agentgym.trainers.metrics import RolloutSummary, StepMetrics
+from agentgym.trainers.learner.critic import CriticStats
+from agentgym.trainers.learner.step_stats import StepStats
+from agentgym.trainers.monitoring.metrics import RolloutSummary, StepMetrics
+from agentgym.trainers.settings.speed import SpeedConfig
 from agentgym.trainers.speed import peak
 from agentgym.trainers.speed.clock import StepTimes
 from agentgym.trainers.speed.memory import peak_gpu_memory_mb, peak_memory_mb
-from agentgym.trainers.speed.peak import SpeedConfig, peak_flops
+from agentgym.trainers.speed.peak import peak_flops
 from agentgym.trainers.speed.step_speed import StepSpeed
 from agentgym.trainers.speed.work import UpdateWork
-from agentgym.trainers.step_stats import StepStats
 
 TIMES = StepTimes(step_s=10, generate_s=5, learn_s=4, sync_s=0.5, rest_s=0.5, sampling_s=5, idle_s=2)
 WORK = UpdateWork(trained_tokens=800, padded_tokens=600, packed_tokens=300, computed_tokens=100, flops=2e9)

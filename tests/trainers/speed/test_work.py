@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from agentgym.engines.hf_layout import PackedLayout
-from agentgym.engines.hf_model import Decoder, DecoderConfig
-from agentgym.trainers.batch import TrainingBatch, plain_batch
-from agentgym.trainers.learner import Learner, LearnerConfig
-from agentgym.trainers.lora import LoraConfig
-from agentgym.trainers.optimizer import OptimizerConfig
+from agentgym.model.decoder import Decoder, DecoderConfig
+from agentgym.model.packed_layout import PackedLayout
+from agentgym.trainers.batch.batch import TrainingBatch, plain_batch
+from agentgym.trainers.learner.learner import Learner, LearnerConfig
+from agentgym.trainers.settings.lora import LoraConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.speed.work import forward_flops, update_work
 from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import Message, Task

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentgym.envs.seeds import EVAL_SEED_START
+from agentgym.envs.base.seeds import EVAL_SEED_START
 from agentgym.errors import ConfigError
 from agentgym.trainers.tasks import CurriculumConfig, PracticeConfig, TaskSource, make_source
 from agentgym.trainers.tasks.curriculum import Learnability, Thresholds

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from agentgym.engines.hf import HfEngineConfig
-from agentgym.engines.hf_checkpoint import load_decoder
-from agentgym.envs.text_game import TextGame
-from agentgym.evaluation.verify import verify_run
-from agentgym.rollout.record import EpisodeRecord, read_episodes
-from agentgym.rollout.sampler import SamplerConfig
-from agentgym.trainers.checkpoint_config import CheckpointConfig
+from agentgym.engines.local.config import LocalEngineConfig
+from agentgym.envs.games.text_game.env import TextGame
+from agentgym.evaluation.run_check.verify import verify_run
+from agentgym.model.model_folder import load_decoder
+from agentgym.rollout.record.episodes_file import EpisodeRecord, read_episodes
+from agentgym.rollout.sampling.sampler import SamplerConfig
 from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.trainers.tasks import CurriculumConfig, PracticeConfig, ReplayConfig
 
 HERE = "tests.trainers.tasks.test_practice_runs"
@@ -29,7 +29,7 @@ Train = Callable[..., Any]
 @pytest.fixture
 def small_run(small_run: TrainConfig) -> TrainConfig:
     """The small run with short episodes."""
-    return replace(small_run, limits=replace(small_run.limits, max_turns=8), hf=HfEngineConfig(compile=False))
+    return replace(small_run, limits=replace(small_run.limits, max_turns=8), local=LocalEngineConfig(compile=False))
 
 
 class Drawn(TextGame):

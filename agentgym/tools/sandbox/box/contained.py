@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from agentgym.tools.sandbox.box import kernel
 from agentgym.tools.sandbox.box.folders import empty_folder
-from agentgym.tools.sandbox.box.limiting import limit_resources
-from agentgym.tools.sandbox.box.plan import Plan
+from agentgym.tools.sandbox.box.plan import Plan, limit_resources
 from agentgym.tools.sandbox.box.processes import kill_until_gone, reap, stop_and_kill, visible
 from agentgym.tools.sandbox.box.seccomp import assemble, install_filter
 

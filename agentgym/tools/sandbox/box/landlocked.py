@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from agentgym.tools.sandbox.box import kernel
 from agentgym.tools.sandbox.box.folders import empty_folder, holds_too_much, unlinked_bytes
 from agentgym.tools.sandbox.box.landlock import landlock_version, restrict_files
-from agentgym.tools.sandbox.box.limiting import limit_resources
-from agentgym.tools.sandbox.box.plan import Plan, parts_without, readable_folders
+from agentgym.tools.sandbox.box.plan import Plan, limit_resources, parts_without, readable_folders
 from agentgym.tools.sandbox.box.processes import descendants, kill_until_gone, reap, stop_and_kill
 from agentgym.tools.sandbox.box.seccomp import assemble, install_filter
 from agentgym.tools.sandbox.box.task_count import TaskCount

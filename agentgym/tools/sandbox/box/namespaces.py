@@ -12,8 +12,7 @@ import signal
 from collections.abc import Sequence
 
 from agentgym.tools.sandbox.box import kernel
-from agentgym.tools.sandbox.box.limiting import limit_resources
-from agentgym.tools.sandbox.box.plan import Plan, readable_folders
+from agentgym.tools.sandbox.box.plan import Plan, limit_resources, readable_folders
 from agentgym.tools.sandbox.box.processes import kill_until_gone, reap, stop_and_kill, visible
 from agentgym.tools.sandbox.box.seccomp import assemble, install_filter
 

@@ -1,11 +1,15 @@
 """What a server is told when it starts: where Python is, what its programs may read, and their limits."""
 
+import contextlib
 import json
 import os
+import resource
 import sys
 from dataclasses import asdict, dataclass
 
-__all__ = ["Plan", "parts_without", "readable_folders"]
+from agentgym.tools.sandbox.box.kernel import limit
+
+__all__ = ["Plan", "limit_resources", "parts_without", "readable_folders"]
 
 
 @dataclass(frozen=True)
@@ -71,3 +75,16 @@ def parts_without(folder: str, hidden: str) -> list[str]:
         parts += [one.path for one in os.scandir(folder) if one.name != name and not one.is_symlink()]
         folder = os.path.join(folder, name)
     return parts
+
+
+def limit_resources(plan: Plan) -> None:
+    """Bounds memory, processor time, file sizes and open files of this process, for good; no core dump."""
+    limit(resource.RLIMIT_AS, plan.memory_bytes)
+    limit(resource.RLIMIT_CPU, int(plan.time_limit_s) + 2)
+    limit(resource.RLIMIT_FSIZE, plan.scratch_bytes)
+    limit(resource.RLIMIT_NOFILE, plan.num_open_files)
+    limit(resource.RLIMIT_MEMLOCK, 0)
+    limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_MSGQUEUE, 0)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")  # where the machine runs out of memory, this goes first

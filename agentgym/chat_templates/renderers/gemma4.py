@@ -1,0 +1,19 @@
+"""Gemma 4's template, which names results by their tool and puts what a reply says behind the results of its calls."""
+
+from __future__ import annotations
+
+from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
+
+__all__ = ["Gemma4Renderer"]
+
+
+class Gemma4Renderer(TemplateRenderer):
+    """`TemplateRenderer` for a template that renders results with the reply whose calls they answer
+    (`ns_tool_scan`), and text beside the calls behind them.
+
+    A row keeps that text where it was sampled, before the calls; behind the results the model goes on in the same turn,
+    as it does behind a reply without text. A reply with calls ends with `<|tool_response>`, which begins the first
+    result. A result whose call could not be read gets the name that the template has for it, `unknown`.
+    """
+
+    unnamed = "unknown"

@@ -1,0 +1,42 @@
+"""Nemotron Nano v2's template, in which a message may switch thinking on or off for the rest of the conversation."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from agentgym.chat_templates.renderers.template_probe import USER
+from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
+from agentgym.types import Message
+
+__all__ = ["NemotronRenderer"]
+
+_OFF = "<think></think>"
+_SWITCHED_OFF = (Message("system", "/no_think"), USER)
+
+
+class NemotronRenderer(TemplateRenderer):
+    """`TemplateRenderer` for a template whose generation prompt depends on the last `/think` or `/no_think` that a
+    system or user message holds (`ns.enable_thinking`).
+
+    How the reply before was prompted is read off the ids right before it, so `extend` needs nothing of the history.
+    """
+
+    def extend(self, ids: Sequence[int], new_messages: Sequence[Message]) -> list[int]:
+        """The ids to append to `ids`; see `TemplateRenderer.extend`."""
+        return self._behind(ids, new_messages, _SWITCHED_OFF if self._is_switched_off(ids) else (USER,))
+
+    def _is_switched_off(self, ids: Sequence[int]) -> bool:
+        """Whether the last generation prompt in `ids` closed the reasoning at once; reads the reply alone."""
+        wanted = self._switched_off_ids
+        for place in range(len(ids) - 1, -1, -1):
+            if ids[place] == wanted[0]:
+                return list(ids[place : place + len(wanted)]) == wanted
+        return False
+
+    @functools.cached_property
+    def _switched_off_ids(self) -> list[int]:
+        """The generation prompt that closes the reasoning at once, from its role's mark on."""
+        prompt = self.text(_SWITCHED_OFF, self.probe_tools)
+        opening = max(prompt.rfind(mark) for mark in self.marks.ids if mark in prompt and mark not in _OFF)
+        return self.marks.encode(prompt[opening:])

@@ -1,0 +1,158 @@
+"""Attention of one step over the slot cache, each row's bits independent of the other rows and of padded keys.
+
+Decoded rows go through one padded product over many slots. The rows of a prompt go through the very same products, one
+row each, their common keys expanded by a zero stride: slower than one product for the whole prompt, but then a token
+gets the same bits whether it was read or sampled, and the cache has no history that a reply could depend on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentgym.engines.local.kv_cache import L_BLOCK, SlotCache, round_up
+
+__all__ = ["AttentionPlan"]
+
+# Shape suffixes: N rows of the step, A attended slots, C rows of a prompt's chunk, B products, L padded keys, H query
+# heads, K key/value heads, G query heads per key/value head (g: as many as one product takes), D head width.
+
+_SPAN = 16  # decoded rows attended at once
+_CHUNK = 64  # rows of a prompt attended at once
+_QUERIES = 2  # query heads per product: with more, other kernels run whose bits depend on the padding
+
+
+class AttentionPlan:
+    """What every layer of a step shares: which slots are attended, and the biases that hide later keys."""
+
+    def __init__(
+        self,
+        cache: SlotCache,
+        slot_N: NDArray[np.int64],
+        position_N: NDArray[np.int64],
+        num_decode: int,
+        extends: Sequence[tuple[int, int, int]],
+    ) -> None:
+        self._num_decode, self._num_rows = num_decode, len(slot_N)
+        self._like = cache.kv[0]
+        self._chunks = [
+            chunk for start, extend in _with_rows(num_decode, extends) for chunk in self._cut(start, extend)
+        ]
+        # Blocks of neighbouring slots read their own longest sequence only, and fit a processor's cache.
+        size = _SPAN if cache.kv[0].device.type == "cpu" else max(num_decode, 1)
+        self._spans = [
+            _span(cache.kv[0], first, slot_N[first : min(first + size, num_decode)], position_N)
+            for first in range(0, num_decode, size)
+        ]
+
+    def attend(self, q_NHD: Tensor, kv: Tensor) -> Tensor:
+        """Attention outputs `[N, H, D]` for scaled queries over one layer's `kv` `[2, S, K, W, D]`."""
+        if len(self._spans) == 1 and self._num_decode == q_NHD.shape[0]:
+            return _attend_span(q_NHD, kv, self._spans[0])
+        out_NHD = q_NHD.new_empty(q_NHD.shape)
+        out_NHD[self._num_rows :] = 0.0
+        for span in self._spans:
+            out_NHD[span.first : span.last] = _attend_span(q_NHD[span.first : span.last], kv, span)
+        for chunk in self._chunks:
+            _attend_chunk(q_NHD[chunk.first : chunk.last], kv, chunk, out_NHD[chunk.first : chunk.last])
+        return out_NHD
+
+    def _cut(self, first: int, extend: tuple[int, int, int]) -> list[_Chunk]:
+        slot, start, num_rows = extend
+        chunks = []
+        for done in range(0, num_rows, _CHUNK):
+            size = min(_CHUNK, num_rows - done)
+            position_C = torch.arange(start + done, start + done + size, device=self._like.device)
+            bias_CL = _bias(position_C, round_up(start + done + size, L_BLOCK), self._like.dtype)
+            chunks.append(_Chunk(slot, first + done, first + done + size, bias_CL[:, None]))
+        return chunks
+
+
+@dataclass(frozen=True, eq=False)
+class _Span:
+    """Decoded rows `[first, last)` of the step, whose slots lie in `[low, high)`."""
+
+    first: int
+    last: int
+    low: int
+    high: int
+    copied: list[int] | None
+    """The slots, when they are few in a wide range: their keys are copied together."""
+    inside_A: Tensor | None
+    """Where the rows lie in a range with a few idle slots, which take part unread."""
+    bias_AL: Tensor
+
+
+def _span(kv: Tensor, first: int, slot_A: NDArray[np.int64], position_N: NDArray[np.int64]) -> _Span:
+    last = first + len(slot_A)
+    position_A, low, high = position_N[first:last], int(slot_A[0]), int(slot_A[-1]) + 1
+    num_keys = round_up(int(position_A.max()) + 1, L_BLOCK)
+    copied = 2 * (high - low) > 3 * len(slot_A)
+    inside_A = None
+    if high - low > len(slot_A) and not copied:
+        inside_A = torch.from_numpy(slot_A - low).to(kv.device)
+        spread_A = np.zeros(high - low, np.int64)
+        spread_A[slot_A - low] = position_A
+        position_A = spread_A
+    bias_AL = _bias(torch.from_numpy(position_A).to(kv.device), num_keys, kv.dtype)
+    return _Span(first, last, low, high, slot_A.tolist() if copied else None, inside_A, bias_AL)
+
+
+def _attend_span(q_AHD: Tensor, kv: Tensor, span: _Span) -> Tensor:
+    num_heads, width = q_AHD.shape[1:]
+    (num_slots, num_keys), num_kv_heads = span.bias_AL.shape, kv.shape[2]
+    kv = kv[:, :, :, :num_keys]
+    if span.copied is not None:
+        kv = torch.cat([kv[:, slot : slot + 1] for slot in span.copied], 1)
+    else:
+        kv = kv[:, span.low : span.high]
+    if span.inside_A is not None:
+        q_AHD = q_AHD.new_zeros(num_slots, num_heads, width).index_copy_(0, span.inside_A, q_AHD)
+    q_BGD = q_AHD.reshape(num_slots * num_kv_heads, -1, width)
+    bias_BgL = span.bias_AL[:, None].expand(-1, num_kv_heads, -1).reshape(q_BGD.shape[0], 1, -1)
+    out_AHD = _attend(q_BGD, kv[0].flatten(0, 1), kv[1].flatten(0, 1), bias_BgL).view(num_slots, num_heads, width)
+    return out_AHD if span.inside_A is None else out_AHD[span.inside_A]
+
+
+@dataclass(frozen=True, eq=False)
+class _Chunk:
+    """Rows `[first, last)` of the step, all of `slot`, each seeing the keys up to its own position."""
+
+    slot: int
+    first: int
+    last: int
+    bias_CgL: Tensor
+
+
+def _with_rows(num_decode: int, extends: Sequence[tuple[int, int, int]]) -> list[tuple[int, tuple[int, int, int]]]:
+    first_rows = np.cumsum([num_decode, *(extend[2] for extend in extends)]).tolist()
+    return list(zip(first_rows, extends, strict=False))
+
+
+def _bias(position_A: Tensor, num_keys: int, dtype: torch.dtype) -> Tensor:
+    hidden_AL = torch.arange(num_keys, device=position_A.device) > position_A[:, None]
+    return torch.zeros(hidden_AL.shape, dtype=dtype, device=position_A.device).masked_fill_(hidden_AL, -torch.inf)
+
+
+def _attend(q_BGD: Tensor, k_BLD: Tensor, v_BLD: Tensor, bias_BgL: Tensor) -> Tensor:
+    parts = []
+    for q_BgD in q_BGD.split(_QUERIES, 1):
+        score_BgL = torch.bmm(q_BgD, k_BLD.transpose(1, 2)).add_(bias_BgL)
+        weight_BgL = torch.softmax(score_BgL, -1, dtype=torch.float32).to(v_BLD.dtype)
+        parts.append(torch.bmm(weight_BgL, v_BLD))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def _attend_chunk(q_CHD: Tensor, kv: Tensor, chunk: _Chunk, out_CHD: Tensor) -> None:
+    num_rows, _, num_keys = chunk.bias_CgL.shape
+    num_kv_heads, width = kv.shape[2], kv.shape[-1]
+    keys, values = kv[:, chunk.slot, :, :num_keys]
+    outs = out_CHD.chunk(num_kv_heads, 1)
+    for head, q_CGD in enumerate(q_CHD.chunk(num_kv_heads, 1)):
+        k_CLD, v_CLD = (x[head].expand(num_rows, num_keys, width) for x in (keys, values))
+        outs[head].copy_(_attend(q_CGD, k_CLD, v_CLD, chunk.bias_CgL))

@@ -1,0 +1,65 @@
+"""Whether this machine's matrix products give a row the same bits whoever shares the step."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from agentgym.engines.local.compiled_step import CompiledStep
+from agentgym.engines.local.step import Rows, StepRunner
+
+__all__ = ["batch_invariance_findings"]
+
+_NUM_SLOTS, _WINDOW = 6, 192
+
+
+_Steps = list[list[tuple[int, int, int]]]  # per step: (slot, first position, number of rows)
+
+
+@torch.inference_mode()
+def batch_invariance_findings(runner: StepRunner | CompiledStep) -> list[str]:
+    """Reasons why replies may depend on their neighbours, or on how a prefix was computed; empty when they do not.
+
+    The same tokens run as one prompt, token by token, and beside longer neighbours; logits are compared bitwise. The
+    runner's cache must hold nothing yet; what is written there is erased.
+    """
+    cache = runner.cache
+    window, num_slots = min(_WINDOW, cache.window), min(_NUM_SLOTS, cache.num_slots)
+    length, others = window // 4, range(1, num_slots)
+    if length < 4:
+        return []
+    random = np.random.default_rng(0)
+    cache.tokens_SW[:num_slots, :window] = random.integers(runner.model.config.vocab_size, size=(num_slots, window))
+    whole = _last_logits(runner, [[(0, 0, length)]])
+    beside = [(slot, 0, window - slot) for slot in others]
+    checks: dict[str, _Steps] = {
+        "a token decoded alone and the same token read in a prompt": [
+            [(0, 0, length - 3)],
+            *([(0, position, 1)] for position in range(length - 3, length)),
+        ],
+        "a prompt read alone and the same prompt read beside others": [[(0, 0, length), *beside]],
+        "a token decoded alone and the same token decoded beside longer sequences": [
+            [(0, 0, length - 1), *beside],
+            [(0, length - 1, 1), *((slot, window - slot, 1) for slot in others)],
+        ],
+    }
+    differ = [name for name, steps in checks.items() if not torch.equal(_last_logits(runner, steps), whole)]
+    for kv in cache.kv:
+        kv[:, :num_slots, :, :window] = 0
+    return [f"{name} differ in their last bits on this machine" for name in differ]
+
+
+def _last_logits(runner: StepRunner | CompiledStep, steps: _Steps) -> torch.Tensor:
+    for step in steps:
+        decode = [part for part in step if part[2] == 1]
+        extends = tuple(part for part in step if part[2] > 1)
+        parts = [*decode, *extends]
+        rows = Rows(
+            np.concatenate([np.full(size, slot) for slot, _, size in parts]),
+            np.concatenate([np.arange(start, start + size) for _, start, size in parts]),
+            len(decode),
+            extends,
+            np.array([parts[0][2] - 1]),
+        )
+        logits_1V = runner.forward(rows)
+    return logits_1V

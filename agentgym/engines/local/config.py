@@ -1,0 +1,38 @@
+"""The settings of the in-process engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentgym.errors import ConfigError
+
+__all__ = ["LocalEngineConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalEngineConfig:
+    """Settings of the in-process engine."""
+
+    num_slots: int | None = None
+    """Requests that run at once; between its turns a session keeps its slot until another one needs it. None is 128, or
+    as many as fit into half of the free memory."""
+    window: int | None = None
+    """Tokens of prompt and reply together; None is the model's context window."""
+    max_step_tokens: int = 512
+    """Tokens computed in one step; a longer prompt is read over several, while others go on sampling."""
+    keep_idle_s: float = 0.5
+    """Seconds that a session between two turns keeps its slot while others wait for one. It never changes a reply."""
+    threads: int | None = None
+    """CPU threads of the worker; None is one for models under 20 million parameters, else what torch has. The matrix
+    products of the whole process follow (a property of MKL)."""
+    compile: bool | None = False
+    """Runs each step as one graph made by `torch.compile`, on CPU in float32: about 1.6 times as fast for a small
+    model. It needs a C++ compiler and takes 10 s the first time, 4 s later. None decides: yes for models under 20
+    million parameters where a compiler is found, and where compiling then fails, a warning says why and the steps run
+    uncompiled."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_slots", "window", "max_step_tokens", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} of the local engine must be at least 1, got {value}")

@@ -1,0 +1,201 @@
+"""Who runs in the next step of the in-process engine: waiting requests, requests at work, and their sampled tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentgym.engines.local.kv_cache import SlotCache
+from agentgym.engines.local.sampling import uniforms
+from agentgym.engines.local.step import Rows
+from agentgym.engines.protocol import Completion, FinishReason, Sampling
+
+__all__ = ["Request", "Scheduler"]
+
+# Shape suffixes: S slots, W window, R sampled rows, J stop ids.
+
+_MIN_SHARED = 16  # waiting a step for a prefix that another request is computing pays from this many tokens on
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One reply in the making."""
+
+    prompt_T: NDArray[np.int64]
+    sampling: Sampling
+    session: str
+    future: asyncio.Future[Completion]
+    loop: asyncio.AbstractEventLoop
+    slot: int = -1
+    """-1 while it waits."""
+    fresh: bool = field(default=True)
+    """Its prompt is not being read yet, so a prefix may still be taken from another slot."""
+
+
+class Scheduler:
+    """Joins waiting requests to slots first come first served, plans steps, and keeps what they sampled."""
+
+    def __init__(self, cache: SlotCache, max_step_tokens: int, keep_idle_s: float) -> None:
+        self.cache, self.max_step_tokens, self.keep_idle_s = cache, max_step_tokens, keep_idle_s
+        num_slots, window = cache.num_slots, cache.window
+        self.waiting: deque[Request] = deque()
+        self.active: dict[int, Request] = {}
+        self.temperature_S = np.ones(num_slots, np.float32)
+        self.top_p_S = np.ones(num_slots, np.float32)
+        self.top_k_S = np.zeros(num_slots, np.int64)
+        self._uniform_SW = np.zeros((num_slots, window), np.float32)
+        self._logprob_SW = np.zeros((num_slots, window), np.float32)
+        self._version_SW = np.zeros((num_slots, window), np.int64)
+        self._stop_SJ = np.full((num_slots, 1), -1, np.int64)
+        self._end_S = np.zeros(num_slots, np.int64)
+        self._slots: NDArray[np.int64] | None = None
+        self._num_fresh = 0
+
+    def admit(self) -> None:
+        """Gives slots to waiting requests: first to sessions that still have theirs, then in order of arrival."""
+        now = time.monotonic()
+        for request in [r for r in self.waiting if self.cache.owns(r.session)] if self.waiting else []:
+            self.waiting.remove(request)
+            self._join(request, now)
+        count = min(len(self.waiting), self.cache.num_available(now - self.keep_idle_s))
+        joining = [self.waiting.popleft() for _ in range(count)]
+        for request in sorted(joining, key=lambda request: len(request.prompt_T)):  # alike lengths become neighbours
+            self._join(request, now)
+
+    def patience_s(self) -> float | None:
+        """How long until a waiting request may take an idle session's slot; None when nothing waits for that."""
+        since = self.cache.idle_since
+        return None if not self.waiting or since is None else max(0.0, since + self.keep_idle_s - time.monotonic())
+
+    def _join(self, request: Request, now: float) -> None:
+        slot = self.cache.acquire(request.session, now - self.keep_idle_s)
+        sampling, num_prompt = request.sampling, len(request.prompt_T)
+        self.cache.load(slot, request.prompt_T)
+        request.slot, request.fresh = slot, True
+        self.active[slot], self._slots = request, None
+        self._num_fresh += 1
+        self.temperature_S[slot], self.top_p_S[slot], self.top_k_S[slot] = (
+            sampling.temperature,
+            sampling.top_p,
+            sampling.top_k,
+        )
+        self._end_S[slot] = num_prompt + sampling.max_tokens
+        if sampling.temperature > 0:
+            self._uniform_SW[slot, num_prompt : self._end_S[slot]] = uniforms(sampling.seed, sampling.max_tokens)
+        if (wider := len(sampling.stop_ids) - self._stop_SJ.shape[1]) > 0:
+            self._stop_SJ = np.pad(self._stop_SJ, ((0, 0), (0, wider)), constant_values=-1)
+        self._stop_SJ[slot] = -1
+        self._stop_SJ[slot, : len(sampling.stop_ids)] = sampling.stop_ids
+
+    def plan(self) -> Rows:
+        """The rows of the next step; at least one while any request is active."""
+        if self._slots is None:
+            self._slots = np.array(sorted(self.active), np.int64)
+        slots, cache = self._slots, self.cache
+        if self._num_fresh:
+            slots = self._share(slots)
+        due = cache.num_known_S[slots] - cache.num_valid_S[slots]
+        decode = slots if (due == 1).all() else slots[due == 1]
+        if len(decode) == len(slots):
+            return Rows(slots, cache.num_valid_S[slots], len(slots), (), np.arange(len(slots)))
+        return self._with_extends(decode, slots[due > 1])
+
+    def _with_extends(self, decode: NDArray[np.int64], extend: NDArray[np.int64]) -> Rows:
+        room = max(self.max_step_tokens - len(decode), 64)
+        slot_parts, position_parts = [decode], [self.cache.num_valid_S[decode]]
+        extends, wanted, row = [], list(range(len(decode))), len(decode)
+        for slot in extend.tolist():
+            start, known = int(self.cache.num_valid_S[slot]), int(self.cache.num_known_S[slot])
+            num_rows = min(known - start, room)
+            if not num_rows:
+                break
+            extends.append((slot, start, num_rows))
+            slot_parts.append(np.full(num_rows, slot, np.int64))
+            position_parts.append(np.arange(start, start + num_rows))
+            room, row = room - num_rows, row + num_rows
+            if start + num_rows == known:
+                wanted.append(row - 1)
+        slot_N, position_N = np.concatenate(slot_parts), np.concatenate(position_parts)
+        return Rows(slot_N, position_N, len(decode), tuple(extends), np.array(wanted, np.int64))
+
+    def _share(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Copies prefixes into fresh slots; leaves out those that do better to wait for one being computed."""
+        cache, late, reading = self.cache, [], np.zeros(self.cache.num_slots, bool)
+        reading[[slot for slot in slots.tolist() if not self.active[slot].fresh]] = True
+        for slot in slots.tolist():
+            request = self.active[slot]
+            if not request.fresh:
+                continue
+            limit = int(cache.num_known_S[slot]) - 1
+            if limit - cache.num_valid_S[slot] >= _MIN_SHARED:
+                shared_S = np.minimum(cache.common_prefix_S(slot), limit)
+                ready_S = np.minimum(shared_S, cache.num_valid_S)
+                source, soon = int(ready_S.argmax()), int((shared_S * reading).max())
+                if soon - max(int(ready_S[source]), int(cache.num_valid_S[slot])) >= _MIN_SHARED:
+                    late.append(slot)
+                    continue
+                if ready_S[source] > cache.num_valid_S[slot]:
+                    cache.copy_prefix(source, slot, int(ready_S[source]))
+            request.fresh, reading[slot] = False, True
+            self._num_fresh -= 1
+        return slots[~np.isin(slots, late)] if late else slots
+
+    def commit(
+        self, rows: Rows, id_R: NDArray[np.int64], logprob_R: NDArray[np.float32], version: int
+    ) -> list[Request]:
+        """Keeps the sampled tokens; returns the requests that they end, which are no longer active."""
+        cache = self.cache
+        cache.num_valid_S[rows.slot_N[: rows.num_decode]] += 1
+        for slot, start, num_rows in rows.extends:
+            cache.num_valid_S[slot] = start + num_rows
+        slot_R = rows.slot_N[rows.wanted_R]
+        known_R = cache.num_known_S[slot_R]
+        cache.tokens_SW[slot_R, known_R] = id_R
+        self._logprob_SW[slot_R, known_R] = logprob_R
+        self._version_SW[slot_R, known_R] = version
+        cache.num_known_S[slot_R] = known_R + 1
+        ended_R = (known_R + 1 == self._end_S[slot_R]) | (self._stop_SJ[slot_R] == id_R[:, None]).any(1)
+        return [self._leave(slot) for slot in slot_R[ended_R].tolist()] if ended_R.any() else []
+
+    def uniform_R(self, slot_R: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The random number of each slot's next token."""
+        return self._uniform_SW[slot_R, self.cache.num_known_S[slot_R]]
+
+    def completion(self, request: Request, reason: FinishReason | None = None) -> Completion:
+        """What the request has sampled so far; without a reason it ended by itself: `stop` or `length`."""
+        if request.slot < 0:
+            return Completion((), (), (), reason or "abort")
+        slot, start, stop = request.slot, len(request.prompt_T), int(self.cache.num_known_S[request.slot])
+        ids = tuple(self.cache.tokens_SW[slot, start:stop].tolist())
+        return Completion(
+            ids,
+            tuple(self._logprob_SW[slot, start:stop].tolist()),
+            tuple(self._version_SW[slot, start:stop].tolist()),
+            reason or ("stop" if ids[-1] in request.sampling.stop_ids else "length"),
+        )
+
+    def end(self, request: Request) -> None:
+        """Takes a request out before it ended by itself."""
+        if request.slot < 0:
+            self.waiting.remove(request)
+        else:
+            self._leave(request.slot)
+
+    def restart(self) -> None:
+        """All keys are stale: every active request reads its tokens again, sharing prefixes as at the start."""
+        self.cache.invalidate()
+        for request in self.active.values():
+            request.fresh = True
+        self._num_fresh = len(self.active)
+
+    def _leave(self, slot: int) -> Request:
+        request = self.active.pop(slot)
+        self._num_fresh -= request.fresh
+        self._slots = None
+        self.cache.rest(slot, time.monotonic())
+        return request

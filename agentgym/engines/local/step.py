@@ -1,0 +1,122 @@
+"""One forward pass of the in-process engine over whatever tokens are due, with bits that no neighbour can change.
+
+Every row (a token at a position of a slot) gets the same bits however the step is composed: matrix products
+(`hf_linear`) and norms treat rows alike, and attention (`hf_attention`) is one small product per row and key/value
+head. So keys and values at a position depend on the tokens up to it and on the weights alone, and any prefix may be
+shared, dropped or computed again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentgym.engines.local.attention import AttentionPlan
+from agentgym.engines.local.kv_cache import SlotCache
+from agentgym.model.decoder import Decoder, DecoderLayer
+from agentgym.model.linear import Products, padded_rows
+
+__all__ = ["Rows", "StepRunner", "padded"]
+
+# Shape suffixes: N rows of the step, R rows whose logits are wanted, H query heads, K key/value heads, D head width,
+# E model width, V vocabulary, W window.
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The tokens due in one step: row `i` is the token at `position_N[i]` of `slot_N[i]`.
+
+    The first `num_decode` rows belong to distinct slots, ascending; the rest are `extends`: (slot, first position,
+    number of rows), one after the other. `wanted_R` are the rows to sample from.
+    Example: slots 0 and 2 decode at positions 9 and 4, slot 5 reads a prompt of 3: `Rows(slot_N=[0, 2, 5, 5, 5],
+    position_N=[9, 4, 0, 1, 2], num_decode=2, extends=((5, 0, 3),), wanted_R=[0, 1, 4])`.
+    """
+
+    slot_N: NDArray[np.int64]
+    position_N: NDArray[np.int64]
+    num_decode: int
+    extends: tuple[tuple[int, int, int], ...]
+    wanted_R: NDArray[np.int64]
+
+
+class StepRunner:
+    """Runs steps of one model over one cache."""
+
+    def __init__(self, model: Decoder, cache: SlotCache) -> None:
+        c = model.config
+        self.model, self.cache = model, cache
+        self._num_rotated = c.num_heads + c.num_kv_heads
+        # Queries are scaled by their table, so that scores need no pass of their own.
+        scale_H1 = torch.ones(self._num_rotated, 1, device=model.cos_TD.device, dtype=model.cos_TD.dtype)
+        scale_H1[: c.num_heads] = c.head_width**-0.5
+        self._cos_WHD = model.cos_TD[: cache.window, None] * scale_H1
+        self._sin_WHD = model.sin_TD[: cache.window, None] * scale_H1
+        self._products = Products(model.embed)
+
+    def forward(self, rows: Rows) -> Tensor:
+        """Logits `[R, V]` of the wanted rows; writes keys and values into the cache."""
+        model, cache, device = self.model, self.cache, self.model.embed.device
+        slot_N = padded(rows.slot_N, cache.num_slots)
+        position_N = padded(rows.position_N)
+        ids_N = padded(cache.tokens_SW[rows.slot_N, rows.position_N])
+        index_N = torch.from_numpy(position_N).to(device)
+        cos_NHD, sin_NHD = self._cos_WHD[index_N], self._sin_WHD[index_N]
+        write_M = torch.from_numpy(cache.flat_indices(slot_N, position_N)).to(device)
+        attention = AttentionPlan(cache, rows.slot_N, rows.position_N, rows.num_decode, rows.extends)
+        x_NE = F.embedding(torch.from_numpy(ids_N).to(device), model.embed)
+        for layer, kv, kv_flat in zip(model.layers, cache.kv, cache.kv_flat, strict=True):
+            assert isinstance(layer, DecoderLayer)
+            qkv_NHD = self._project(layer, x_NE, cos_NHD, sin_NHD)
+            num_heads = layer.config.num_heads
+            kv_flat.index_copy_(0, write_M, qkv_NHD[:, num_heads:].reshape(write_M.shape[0], -1))
+            attended_NHD = attention.attend(qkv_NHD[:, :num_heads], kv)
+            x_NE = self._mix(layer, x_NE, attended_NHD)
+        return self._logits(x_NE, rows.wanted_R)
+
+    def _project(self, layer: DecoderLayer, x_NE: Tensor, cos_NHD: Tensor, sin_NHD: Tensor) -> Tensor:
+        """Queries, keys (both rotated) and values of every row, `[N, H + 2K, D]`."""
+        c = layer.config
+        h_NE = torch.rms_norm(x_NE, (c.width,), layer.input_norm, c.norm_eps)
+        flat = self._products.linear(h_NE, layer.qkv)
+        if layer.qkv_bias is not None:
+            flat += layer.qkv_bias
+        qkv_NHD = flat.view(x_NE.shape[0], -1, c.head_width)
+        rotated_NHD = qkv_NHD[:, : self._num_rotated]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q_NHD = torch.rms_norm(qkv_NHD[:, : c.num_heads], (c.head_width,), layer.q_norm, c.norm_eps)
+            k_NKD = torch.rms_norm(rotated_NHD[:, c.num_heads :], (c.head_width,), layer.k_norm, c.norm_eps)
+            source_NHD = torch.cat((q_NHD, k_NKD), 1)
+        else:
+            source_NHD = rotated_NHD
+        swapped_NHD = source_NHD.roll(c.head_width // 2, -1).mul_(sin_NHD)
+        torch.addcmul(swapped_NHD, source_NHD, cos_NHD, out=rotated_NHD)
+        return qkv_NHD
+
+    def _mix(self, layer: DecoderLayer, x_NE: Tensor, attended_NHD: Tensor) -> Tensor:
+        """Adds the attention output and the feed-forward to the residual stream."""
+        c = layer.config
+        x_NE = self._products.add_linear(x_NE, attended_NHD.flatten(1), layer.out)
+        h_NE = torch.rms_norm(x_NE, (c.width,), layer.ffn_norm, c.norm_eps)
+        gate_NF, up_NF = self._products.linear(h_NE, layer.gate_up).chunk(2, -1)
+        return self._products.add_linear(x_NE, F.silu(gate_NF).mul_(up_NF), layer.down)
+
+    def _logits(self, x_NE: Tensor, wanted_R: NDArray[np.int64]) -> Tensor:
+        if len(wanted_R) < x_NE.shape[0]:
+            x_NE = x_NE[torch.from_numpy(padded(wanted_R)).to(x_NE.device)]
+        h_RE = torch.rms_norm(x_NE, (self.model.config.width,), self.model.final_norm, self.model.config.norm_eps)
+        return self._products.linear(h_RE, self.model.head_weight)[: len(wanted_R)]
+
+
+def padded(values_N: NDArray[np.int64], value: int = 0) -> NDArray[np.int64]:
+    """`values_N`, then as many of `value` as bring it to the number of `padded_rows`."""
+    num_rows = padded_rows(len(values_N))
+    if num_rows == len(values_N):
+        return values_N
+    padded_N = np.full(num_rows, value, np.int64)
+    padded_N[: len(values_N)] = values_N
+    return padded_N

@@ -1,0 +1,147 @@
+"""What one endpoint takes of the requests that we would like to make, learned from what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agentgym.engines.openai.config import ChatEndpointConfig
+from agentgym.engines.openai.reply import ChatReply
+from agentgym.engines.protocol import Sampling
+from agentgym.engines.servers.http import HttpRefusal
+from agentgym.openai_wire import message_to_openai
+from agentgym.types import JSON, Message, ToolSpec
+
+__all__ = ["Dialect", "to_wire"]
+
+IDS = ("return_token_ids", "return_prompt_token_ids", "return_meta_info", "logprobs")
+NEUTRAL: Mapping[str, JSON] = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""SGLang and vLLM would sample by the model's `generation_config.json` where these are not given."""
+SEED_BITS = 31
+
+
+@dataclass(slots=True)
+class Dialect:
+    """The form of an endpoint's requests; `adapt` changes it after a refusal, until nothing is left to give up."""
+
+    stream: bool
+    token_ids: bool
+    neutral: bool = True
+    seed: bool = True
+    stream_usage: bool = True
+    limit_name: str = "max_tokens"
+    calls_in_text: bool = False
+    """The server cannot parse calls: it is told not to, and leaves them in the text."""
+    strict: bool = False
+    """Calls are held to their schemas."""
+    revision: int = 0
+    """Counts the changes: whoever was refused in an older form asks again in the newer one."""
+    _given_up: list[str] = field(default_factory=list)
+    _wants_stream: bool = True
+
+    @staticmethod
+    def of(config: ChatEndpointConfig) -> Dialect:
+        """The most that is asked for."""
+        return Dialect(
+            stream=config.stream,
+            token_ids=config.token_ids,
+            strict=config.strict_tools,
+            _wants_stream=config.stream,
+        )
+
+    def body(
+        self,
+        model: str,
+        messages: Sequence[Message | ChatReply],
+        tools: Sequence[ToolSpec],
+        sampling: Sampling,
+        max_tokens: int | None,
+    ) -> dict[str, JSON]:
+        """The JSON of a request; without `max_tokens` the context window alone ends the reply."""
+        body: dict[str, JSON] = {
+            "model": model,
+            "messages": [to_wire(message) for message in messages],
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+        }
+        if max_tokens is not None:
+            body[self.limit_name] = max_tokens
+        if self.seed:
+            body["seed"] = sampling.seed % (1 << SEED_BITS)
+        if tools:
+            body["tools"] = [self._tool(tool) for tool in tools]
+            if self.calls_in_text:
+                body["tool_choice"] = "none"
+        if self.neutral:
+            body.update(NEUTRAL)
+        if sampling.top_k:
+            body["top_k"] = sampling.top_k
+        if self.token_ids:
+            body.update(dict.fromkeys(IDS, True))
+        if self.stream:
+            body["stream"] = True
+            if self.stream_usage:
+                body["stream_options"] = {"include_usage": True}
+        return body
+
+    def _tool(self, tool: ToolSpec) -> dict[str, JSON]:
+        wire = tool.to_openai()
+        if self.strict:
+            assert isinstance(wire["function"], dict)
+            wire["function"]["strict"] = True
+        return wire
+
+    def adapt(self, refusal: HttpRefusal, *, first: bool) -> bool:
+        """Gives up what the refusal names; or, before the `first` answer, all that no standard knows.
+
+        False when it is about neither.
+        """
+        if refusal.status not in (400, 422):
+            return False
+        step = self._named(str(refusal)) or ("extras" if first and (self.neutral or self.token_ids) else "")
+        if not step or step in self._given_up:
+            return False
+        self._given_up.append(step)
+        self.revision += 1
+        if step == "stream":
+            self.stream = False
+        elif step == "calls":
+            self.calls_in_text = True
+        elif step == "limit":
+            self.limit_name = "max_completion_tokens"
+        else:
+            self.neutral = self.neutral and step not in ("neutral", "extras")
+            self.seed = self.seed and step != "seed"
+            self.stream_usage = self.stream_usage and step != "stream_usage"
+            if step in ("token_ids", "extras"):
+                self.without_ids()
+        return True
+
+    def without_ids(self) -> None:
+        """Asks for no ids from now on, and streams if that is wanted."""
+        self.token_ids, self.stream = False, self._wants_stream
+
+    def _named(self, words: str) -> str:
+        """What of the request the server's words are about."""
+        if "max_completion_tokens" in words and self.limit_name != "max_completion_tokens":
+            return "limit"
+        if "tool-call-parser" in words and not self.calls_in_text:
+            return "calls"
+        if self.token_ids and any(name in words for name in IDS):
+            return "stream" if self.stream and "stream" in words else "token_ids"
+        if self.neutral and any(name in words for name in NEUTRAL):
+            return "neutral"
+        if self.stream_usage and "stream_options" in words:
+            return "stream_usage"
+        if self.seed and "seed" in words:
+            return "seed"
+        return ""
+
+
+def to_wire(message: Message | ChatReply) -> Mapping[str, JSON]:
+    """A message of the history; a reply goes back word for word. Reasoning is not sent back: templates drop it."""
+    if isinstance(message, ChatReply):
+        return message.said
+    wire = message_to_openai(message)
+    wire.pop("reasoning_content", None)
+    return wire

@@ -1,0 +1,287 @@
+"""Any OpenAI-compatible `/v1/chat/completions`: to be evaluated, or as a user simulator or judge.
+
+A judge inside of an async environment, one client for all of its episodes:
+
+    class Essay(TextEnv):
+        judge = ChatEndpoint("http://127.0.0.1:8000/v1")
+
+        async def astep(self, action):
+            question = Message("user", f"Rate this text from 0 to 10, with a number alone.\\n\\n{action}")
+            reply = await self.judge.complete([question], sampling=Sampling(max_tokens=8, temperature=0.0))
+            return "Thank you.", float(reply.message.content) / 10, True, False, {}
+
+A client belongs to one event loop. A sync environment opens one for each question, inside of `asyncio.run`:
+
+    async def ask(question):
+        async with ChatEndpoint("http://127.0.0.1:8000/v1") as judge:
+            return (await judge.complete([Message("user", question)])).message.content
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentgym.engines.openai.backoff import MAX_RETRY_AFTER_S, back_off_s
+from agentgym.engines.openai.config import ChatEndpointConfig, endpoint_url
+from agentgym.engines.openai.dialect import Dialect
+from agentgym.engines.openai.errors import (
+    ContextExceeded,
+    EndpointFailure,
+    is_about_context,
+    is_transient,
+    mistake,
+    unknown_model,
+)
+from agentgym.engines.openai.rate_limit import RateLimit
+from agentgym.engines.openai.reply import ChatReply, ReplyReader, Usage
+from agentgym.engines.protocol import Sampling
+from agentgym.engines.servers.http import HttpClient, HttpRefusal, HttpUnreachable
+from agentgym.errors import AgentGymError, ConfigError
+from agentgym.types import Message, ToolSpec
+
+__all__ = ["ChatEndpoint", "ChatEndpointConfig", "ChatReply", "ContextExceeded", "EndpointFailure", "Usage"]
+
+logger = logging.getLogger(__name__)
+
+CHAT, MODELS = "/chat/completions", "/models"
+CHARACTERS_PER_TOKEN = 4
+"""Of the estimate that rate limits go by until the endpoint says what a request used."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Question:
+    """What is asked, however often it has to be sent."""
+
+    messages: Sequence[Message | ChatReply]
+    tools: Sequence[ToolSpec]
+    sampling: Sampling
+    session: str
+
+    @property
+    def estimated_tokens(self) -> int:
+        texts = (len(m.message.content) if isinstance(m, ChatReply) else len(m.content) for m in self.messages)
+        return sum(texts) // CHARACTERS_PER_TOKEN + self.sampling.max_tokens
+
+    def fills(self, window: int | None) -> bool:
+        """Whether the window surely has no room for `max_tokens`: the last reply's prompt alone left less."""
+        last = next((one for one in reversed(self.messages) if isinstance(one, ChatReply)), None)
+        return bool(window and last and last.usage.prompt_tokens + self.sampling.max_tokens > window)
+
+
+class ChatEndpoint:
+    """A client of one model behind chat completions; many requests may be in flight.
+
+    What no endpoint has to know (token ids, streaming with usage, a seed) is asked for, and given up, once a client,
+    where the endpoint refuses it. Failures that pass (429, 5xx, dropped connections, time-outs) are met by back-off:
+    twice as long each time, half of it random by session and attempt, and as long as `Retry-After` says at least.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        config: ChatEndpointConfig | None = None,
+        *,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config or ChatEndpointConfig()
+        self.url = endpoint_url(url)
+        self.model = self.config.model
+        self.context_window: int | None = None
+        """The most tokens of a prompt with its reply, where the endpoint tells (after `open`)."""
+        self._key = self.config.api_key()
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        self._http = HttpClient(self.url, headers=headers, timeout_s=self.config.timeout_s)
+        self._dialect = Dialect.of(self.config)
+        self._sleep = sleep
+        limits = (self.config.requests_per_minute, self.config.tokens_per_minute)
+        self._limit = RateLimit(*limits, sleep=sleep, clock=clock)
+        self._first = asyncio.Lock()
+        self._tried = self._answered = False
+        self._owner = ""
+
+    async def __aenter__(self) -> ChatEndpoint:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connections; a second call does nothing."""
+        await self._http.close()
+
+    async def open(self) -> None:
+        """Finds the model among those that the endpoint lists, and its context window.
+
+        Raises EndpointFailure where nobody answers, ConfigError for a key that is refused or a model that has to be
+        named, UnknownName for one that the endpoint does not have.
+        """
+        models = await self._listed()
+        names = [str(model["id"]) for model in models]
+        if self.model is None:
+            if len(names) != 1:
+                have = f"lists {len(names)}: {', '.join(names[:5])}" if names else "lists no models"
+                raise ConfigError(f"{self.url} {have}; name a model with --endpoint.model, or mend the address")
+            self.model = names[0]
+        elif names and self.model not in names and self.model.partition(":")[0] not in names:
+            raise unknown_model(self.url, self.model, names)
+        found = next((model for model in models if model["id"] == self.model), {})
+        window = found.get("max_model_len") or found.get("context_window") or found.get("context_length")
+        self.context_window = window if isinstance(window, int) else None
+        self._owner = str(found.get("owned_by", ""))
+
+    async def complete(
+        self,
+        messages: Sequence[Message | ChatReply],
+        tools: Sequence[ToolSpec] = (),
+        sampling: Sampling | None = None,
+        *,
+        session: str = "",
+    ) -> ChatReply:
+        """The model's reply; earlier replies may stand among the messages as the `ChatReply` they were.
+
+        A `max_tokens` for which the context window has no room is left to the window. Raises ContextExceeded when the
+        messages alone do not fit, EndpointFailure after the last retry, ConfigError or UnknownName for what
+        no retry mends (key, model, address).
+        """
+        if self.model is None:
+            await self.open()
+        question = _Question(
+            messages=messages, tools=tools, sampling=sampling or Sampling(max_tokens=1024), session=session
+        )
+        async with self._first if not self._tried else nullcontext():  # one learns for all what the endpoint takes
+            if not self._tried:
+                return await self._persist_first(question)
+        return await self._persist(question)
+
+    async def _persist_first(self, question: _Question) -> ChatReply:
+        try:
+            return await self._persist(question)
+        finally:
+            self._tried = True
+
+    async def _persist(self, question: _Question) -> ChatReply:
+        """Sends the question until it is answered."""
+        attempts = num_retries = 0
+        max_tokens = None if question.fills(self.context_window) else question.sampling.max_tokens
+        while True:
+            revision = self._dialect.revision
+            attempts += 1
+            try:
+                reply = await self._send(question, max_tokens)
+            except HttpRefusal as refusal:
+                if is_about_context(refusal):
+                    if max_tokens is None:
+                        raise ContextExceeded(self._clean(refusal), attempts) from None
+                    max_tokens = None
+                    continue
+                if revision != self._dialect.revision or self._dialect.adapt(refusal, first=not self._answered):
+                    continue
+                if not is_transient(refusal):
+                    raise await self._final(refusal, attempts) from None
+                failure: HttpRefusal | HttpUnreachable = refusal
+            except HttpUnreachable as error:
+                failure = error
+            else:
+                return self._finished(reply, question, attempts, cut_by_window=max_tokens is None)
+            if num_retries >= self.config.max_retries:
+                raise EndpointFailure(f"{self._clean(failure)} (after {attempts} requests)", attempts) from None
+            await self._back_off(failure, f"{question.session}/{attempts}", num_retries, attempts)
+            num_retries += 1
+
+    async def _send(self, question: _Question, max_tokens: int | None) -> ChatReply:
+        """Sends one request, within the rate limits, and reads its answer."""
+        estimate = question.estimated_tokens if self.config.tokens_per_minute else 0
+        await self._limit.acquire(estimate)
+        assert self.model is not None
+        body = self._dialect.body(self.model, question.messages, question.tools, question.sampling, max_tokens)
+        used = 0
+        reader = ReplyReader()
+        try:
+            if self._dialect.stream:
+                async with aclosing(self._http.stream(CHAT, body)) as events:
+                    async for event in events:
+                        reader.take(event)
+                if reader.num_events == 0 and not self._answered:
+                    self._dialect.stream = False  # it does not know of streaming, and answers at once
+            else:
+                reader.take(await self._http.post(CHAT, body))
+            reply = reader.finish()
+            used = reply.usage.prompt_tokens + reply.usage.completion_tokens
+            return reply
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise EndpointFailure(f"{self.url} answered what is no chat completion: {error!r}") from error
+        finally:
+            self._limit.settle(estimate, used)
+
+    def _finished(self, reply: ChatReply, question: _Question, attempts: int, *, cut_by_window: bool) -> ChatReply:
+        usage = reply.usage
+        if not self._answered:
+            self._answered = True
+            self._note_first(reply, question)
+        cost = self.config.cost(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+        return replace(reply, attempts=attempts, cost=cost, cut_by_window=cut_by_window)
+
+    def _note_first(self, reply: ChatReply, question: _Question) -> None:
+        """What the first answer says about all others."""
+        if reply.ids is None:
+            self._dialect.without_ids()
+        elif self._owner == "vllm" and question.sampling.temperature not in (0.0, 1.0):
+            logger.warning(
+                "vLLM's logprobs are those of temperature 1 unless it was started with "
+                "--logprobs-mode processed_logprobs; the record holds them as they come"
+            )
+        if not (reply.usage.prompt_tokens or reply.usage.completion_tokens):
+            logger.warning("%s does not say how many tokens it used: tokens and cost are not counted", self.url)
+
+    async def _back_off(
+        self, failure: HttpRefusal | HttpUnreachable, place: str, num_retries: int, attempts: int
+    ) -> None:
+        after_s = failure.retry_after_s if isinstance(failure, HttpRefusal) else None
+        if after_s is not None and after_s > MAX_RETRY_AFTER_S:
+            raise EndpointFailure(f"{self._clean(failure)} (it asks to wait for {after_s:g} s)", attempts) from None
+        if after_s:
+            self._limit.hold(after_s)
+        await self._sleep(back_off_s(place, num_retries, after_s))
+
+    async def _final(self, refusal: HttpRefusal, attempts: int) -> AgentGymError:
+        """The error for a refusal that no retry mends."""
+        words = self._clean(refusal)
+        if refusal.status == 404 and "model" in words.lower():
+            try:
+                names = [str(model["id"]) for model in await self._models()]
+            except (HttpRefusal, HttpUnreachable):
+                names = []
+            return unknown_model(self.url, str(self.model), names)
+        return mistake(refusal, words, self.config.api_key_env, attempts)
+
+    async def _listed(self) -> list[dict[str, Any]]:
+        """The models that the endpoint lists, none where it has no list; one that is busy is asked again."""
+        num_retries = 0
+        while True:
+            try:
+                return await self._models()
+            except HttpUnreachable as error:
+                raise EndpointFailure(f"no endpoint answers at {self.url}: {self._clean(error)}") from None
+            except HttpRefusal as refusal:
+                if refusal.status in (404, 405, 501):
+                    return []
+                if not is_transient(refusal) or num_retries >= self.config.max_retries:
+                    raise mistake(refusal, self._clean(refusal), self.config.api_key_env) from None
+                await self._back_off(refusal, "models", num_retries, num_retries + 1)
+                num_retries += 1
+
+    async def _models(self) -> list[dict[str, Any]]:
+        answer = await self._http.get(MODELS)
+        listed = answer.get("data") if isinstance(answer, dict) else None
+        return [model for model in listed or () if isinstance(model, dict) and "id" in model]
+
+    def _clean(self, error: Exception) -> str:
+        """An error's words without the key, whoever put it there."""
+        return str(error).replace(self._key, "***") if self._key else str(error)

@@ -1,0 +1,46 @@
+"""Which servers an engine is made of, whatever their kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from agentgym.engines.servers.http import check_addresses
+from agentgym.engines.servers.replicated import ServingSettings
+from agentgym.errors import ConfigError
+
+__all__ = ["ServerConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """The servers that sample: those of `urls`, or `replicas` new ones that end with the engine.
+
+    A kind of server names itself in `server`, and says again, under the same names, what `urls`, `python` and
+    `server_args` are to it: the command line takes each setting's help from there.
+    """
+
+    server: ClassVar[str]
+    """What a message calls one: `an SGLang server`."""
+    urls: tuple[str, ...] = ()
+    """Running servers; none launches new ones."""
+    replicas: int = 1
+    """Servers to launch."""
+    python: str = ""
+    """The interpreter that has the server's library; empty is the one that runs agentgym."""
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """Where launched servers compute; `auto` is a GPU where there is one."""
+    dtype: str = "float32"
+    """Of a launched server's weights: `float32`, `bfloat16`, `float16`. The trainer's own gives the least mismatch."""
+    server_args: tuple[str, ...] = ()
+    """Further words for the server's command."""
+    ready_s: float = 900.0
+    """Seconds that a launched server may take to load the model."""
+    log_folder: str = ""
+    """Where launched servers write their logs; empty is a new temporary folder."""
+    serving: ServingSettings = field(default_factory=ServingSettings)
+
+    def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise ConfigError(f"replicas must be at least 1, got {self.replicas}")
+        check_addresses(self.urls, self.server)

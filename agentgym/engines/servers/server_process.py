@@ -1,0 +1,217 @@
+"""A server that we started: waited for until it is ready, watched, and ended with all of its children."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentgym.engines.servers.http import SERVER_SECRET, HttpClient, HttpRefusal, HttpUnreachable, secret_headers
+from agentgym.errors import ConfigError, EngineError
+
+__all__ = ["ServerCommand", "ServerProcess", "device_environment", "free_port", "serving_device", "start_together"]
+
+_log = logging.getLogger(__name__)
+END_S = 12.0
+NUM_PORTS = 12_000
+"""The range from which `free_port` draws; two launches at the same moment draw the same port once in so many."""
+TAIL_LINES = 25
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerCommand:
+    """How a server is started: `ServerCommand(name="sglang", words=("python", "-m", ...), port=30000, log=path)`."""
+
+    name: str
+    words: Sequence[str]
+    port: int
+    log: Path
+    """Where its output goes."""
+    env: Mapping[str, str] | None = None
+    """Variables on top of our own environment."""
+    secret: str = field(default="", repr=False)
+    """What the server wants with each request; it finds it in its environment, as AGENTGYM_SERVER_SECRET."""
+    ready_path: str = "/health"
+    ready_s: float = 600.0
+    """Seconds that it may take to load the model and answer `ready_path`."""
+
+    @property
+    def url(self) -> str:
+        """Where it listens: this machine alone."""
+        return f"http://127.0.0.1:{self.port}"
+
+
+class ServerProcess:
+    """A running server; `close` ends it. It ends by itself when this process does, however that happens."""
+
+    def __init__(self, command: ServerCommand) -> None:
+        self.command = command
+        self.url = command.url
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def start(self) -> None:
+        """Starts it and waits until it answers; raises EngineError with the end of its log when it does not."""
+        command = self.command
+        command.log.parent.mkdir(parents=True, exist_ok=True)
+        guard = [sys.executable, "-m", "agentgym.engines.servers.server_guard", *command.words]
+        secret = {SERVER_SECRET: command.secret} if command.secret else {}
+        with open(command.log, "ab", opener=_private) as log:
+            try:
+                self._process = subprocess.Popen(
+                    guard,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **(command.env or {}), **secret},
+                    start_new_session=True,  # Ctrl-C is for us: the episodes in flight still need the server
+                )
+            except OSError as error:
+                raise ConfigError(f"the {command.name} server cannot be started: {error}") from error
+        try:
+            await self._until_ready()
+        except BaseException:
+            await self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Of the process that guards the server."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def log_tail(self) -> str:
+        """The last lines of its output."""
+        try:
+            return "\n".join(self.command.log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+        except OSError:
+            return "(no log)"
+
+    async def close(self) -> None:
+        """Ends the server and whatever it started; a second call does nothing."""
+        process = self._process
+        if process is None:
+            return
+        self._process = None
+        assert process.stdin is not None
+        process.stdin.close()
+        if await _gone(process, END_S):
+            return
+        _log.warning("the %s server (process %d) does not end; it is killed", self.command.name, process.pid)
+        process.kill()
+        await _gone(process, END_S)
+
+    async def _until_ready(self) -> None:
+        command, deadline = self.command, time.monotonic() + self.command.ready_s
+        client = HttpClient(self.url, headers=secret_headers(command.secret), timeout_s=10.0)
+        try:
+            while time.monotonic() < deadline:
+                if not self.alive:
+                    raise EngineError(f"the {command.name} server ended while starting: {self._last_words()}")
+                try:
+                    await client.get(command.ready_path)
+                    return
+                except (HttpRefusal, HttpUnreachable):
+                    await asyncio.sleep(0.25)
+        finally:
+            await client.close()
+        raise EngineError(
+            f"the {command.name} server was not ready within {command.ready_s:g} s (its log: {command.log}): "
+            f"{self._last_words()}"
+        )
+
+    def _last_words(self) -> str:
+        return f"its log {command_log(self.command)} ends with\n{self.log_tail()}"
+
+
+def _private(path: str, flags: int) -> int:
+    """Opens a file that no other user reads: servers log their settings."""
+    return os.open(path, flags, 0o600)
+
+
+async def start_together(processes: Sequence[ServerProcess], option: str) -> None:
+    """Starts servers side by side; all are ended when one does not come up, and its error is raised.
+
+    `option` names the setting that says which interpreter has the server's library.
+    """
+    try:
+        outcomes = await asyncio.gather(*(process.start() for process in processes), return_exceptions=True)
+    except BaseException:
+        for process in processes:
+            await process.close()
+        raise
+    failure = next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)
+    if failure is None:
+        return
+    for process in processes:
+        await process.close()
+    if "No module named" in str(failure):
+        raise EngineError(f"{failure}\nname the interpreter that has it with {option}") from failure
+    raise failure
+
+
+def command_log(command: ServerCommand) -> str:
+    """The path of a server's log, quoted."""
+    return repr(str(command.log))
+
+
+async def _gone(process: subprocess.Popen[bytes], within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    while process.poll() is None and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    return process.poll() is not None
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Returns a port of this machine that nothing uses now, and that no connection is given later.
+
+    A server may take a minute before it binds its port. So the port is below those that the system gives to connections
+    and to whoever asks for any port. Raises EngineError where none of a hundred tries is free.
+    """
+    above = _first_ephemeral_port()
+    draw = random.SystemRandom()  # no seed of the caller's: two processes with one seed would draw the same ports
+    for _ in range(100):
+        port = draw.randrange(above - NUM_PORTS, above)
+        with socket.socket() as probe:
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return port
+    raise EngineError(f"no port between {above - NUM_PORTS} and {above} is free on this machine")
+
+
+def _first_ephemeral_port() -> int:
+    """Where the ports begin that Linux gives to connections; its default, 32768, where that cannot be read or used."""
+    try:
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 32768
+    return first if first - NUM_PORTS > 1024 else 32768
+
+
+def device_environment(number: int, replicas: int) -> dict[str, str]:
+    """What shows the `number`-th of several servers one GPU, of those that this process sees; a server that is alone
+    sees all of them."""
+    if replicas == 1:
+        return {}
+    seen = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    return {"CUDA_VISIBLE_DEVICES": seen[number] if number < len(seen) else str(number)}
+
+
+def serving_device(wanted: str) -> str:
+    """`cuda` or `cpu` for `auto`: whatever a server that is launched here can use."""
+    return ("cuda" if shutil.which("nvidia-smi") else "cpu") if wanted == "auto" else wanted

@@ -1,0 +1,225 @@
+"""SGLang as the engine: servers that we launch, or that run already, over their native token-id interface."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, ClassVar
+
+from agentgym.engines.servers.http import SERVER_SECRET, HttpClient, secret_headers, server_address
+from agentgym.engines.servers.replicated import ReplicatedEngine, ServingSettings
+from agentgym.engines.servers.server_config import ServerConfig
+from agentgym.engines.servers.server_process import (
+    ServerCommand,
+    ServerProcess,
+    device_environment,
+    free_port,
+    serving_device,
+    start_together,
+)
+from agentgym.engines.sglang.api import SglangTransport
+from agentgym.engines.sglang.replica import SglangReplica
+from agentgym.errors import EngineError, RunFolderError
+
+__all__ = ["SglangConfig", "SglangServer", "launch_sglang", "open_sglang", "sglang_engine"]
+
+_log = logging.getLogger(__name__)
+_LAUNCHER = "agentgym_sglang_launch"
+CPU_ARGUMENTS: Mapping[str, object] = {
+    "device": "cpu",
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "disable_overlap_schedule": True,
+    "cuda_graph_backend_decode": "disabled",
+    "cuda_graph_backend_prefill": "disabled",
+    "sleep_on_idle": True,
+    "mem_fraction_static": 0.3,
+    "max_total_tokens": 65536,
+}
+"""What SGLang is told on a machine without a GPU."""
+SHAPE = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads".split()
+"""What config.json tells of the shapes of weights."""
+CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SglangConfig(ServerConfig):
+    """Which SGLang servers sample: those of `urls`, or `replicas` new ones that end with the engine."""
+
+    server: ClassVar[str] = "an SGLang server"
+    urls: tuple[str, ...] = ()
+    """Running servers, such as http://127.0.0.1:30000; none launches new ones. Each request bears the variable
+    AGENTGYM_SERVER_SECRET as a bearer token (SGLang's --api-key), where it is set."""
+    python: str = ""
+    """The interpreter that has SGLang; empty is the one that runs agentgym."""
+    server_args: tuple[str, ...] = ()
+    """Further words for `sglang.launch_server`."""
+
+
+class SglangServer:
+    """An SGLang server over HTTP: one that runs, or one that we launch (`process`) and end."""
+
+    def __init__(self, url: str, process: ServerProcess | None = None, *, secret: str = "") -> None:
+        self.url = server_address(url)
+        self.process = process
+        self._client = HttpClient(self.url, headers=secret_headers(secret))
+
+    @property
+    def name(self) -> str:
+        """The server in an error message."""
+        return self.url
+
+    async def post(self, path: str, payload: Mapping[str, object], *, timeout_s: float | None = None) -> Any:
+        """What the endpoint `path` answers; raises HttpRefusal or HttpUnreachable."""
+        return await self._client.post(path, payload, timeout_s=timeout_s)
+
+    async def get(self, path: str, *, timeout_s: float | None = None) -> Any:
+        """What the endpoint `path` answers; raises HttpRefusal or HttpUnreachable."""
+        return await self._client.get(path, timeout_s=timeout_s)
+
+    def stream(self, path: str, payload: Mapping[str, object], *, timeout_s: float | None = None) -> AsyncIterator[Any]:
+        """The pieces that the endpoint `path` answers with; raises HttpRefusal or HttpUnreachable."""
+        return self._client.stream(path, payload, timeout_s=timeout_s)
+
+    async def close(self) -> None:
+        """Closes the connections, and ends the server if we launched it."""
+        await self._client.close()
+        if self.process is not None:
+            await self.process.close()
+
+
+async def open_sglang(config: SglangConfig, model_folder: Path, *, version: int = 0) -> ReplicatedEngine:
+    """The engine of a configuration, its servers launched or found.
+
+    `model_folder` is what launched servers load, and tells vocabulary and window of either kind. `version` is the
+    policy version of the weights that the servers begin with. Raises EngineError when a server does not start or
+    answer (with the end of its log), ConfigError or RunFolderError for what cannot be served; nothing is left running.
+    """
+    model_limits(model_folder)  # before anything is started for it
+    secret = os.environ.get(SERVER_SECRET, "")
+    servers = [SglangServer(url, secret=secret) for url in config.urls]
+    if not servers:
+        launched = await launch_sglang(config, model_folder)
+        servers = [SglangServer(one.url, one, secret=one.command.secret) for one in launched]
+    return await sglang_engine(servers, config.serving, model_folder=model_folder, version=version)
+
+
+async def sglang_engine(
+    transports: Sequence[SglangTransport], settings: ServingSettings, *, model_folder: Path, version: int = 0
+) -> ReplicatedEngine:
+    """An engine on running SGLang engines that hold the same weights, those of `model_folder` or later ones.
+
+    Raises EngineError when one is none, RunFolderError for a folder without a model; all of them are closed then.
+    """
+    try:
+        vocab_size, window = model_limits(model_folder)
+        replicas = [await SglangReplica.met(one, settings, version) for one in transports]
+        for replica in replicas:
+            check_shape(replica, model_folder)
+    except BaseException:
+        for transport in transports:
+            await transport.close()
+        raise
+    settings = _possible(settings, replicas)
+    lengths = [window, *(one.context_window for one in replicas if one.context_window)]
+    return ReplicatedEngine(replicas, settings, vocab_size=vocab_size, context_window=min(lengths), version=version)
+
+
+def _possible(settings: ServingSettings, replicas: Sequence[SglangReplica]) -> ServingSettings:
+    """The settings, with the one pause that is right on every server that is there."""
+    old = [replica for replica in replicas if not replica.sync.is_modern]
+    if not old or settings.pause == "abort":
+        return settings
+    _log.warning(
+        "pauses abort requests instead of %s: SGLang %s at %s keeps old cache in the other modes",
+        settings.pause,
+        old[0].sync.release,
+        old[0].name,
+    )
+    settings = replace(settings, pause="abort")
+    for replica in replicas:
+        replica.settings = settings
+    return settings
+
+
+def model_limits(folder: Path) -> tuple[int, int]:
+    """The vocabulary size and the context window of a model folder; raises RunFolderError when it tells neither."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        return int(config["vocab_size"]), int(config["max_position_embeddings"])
+    except (OSError, ValueError, KeyError) as error:
+        raise RunFolderError(
+            f"no model in {str(folder)!r}: config.json with vocab_size is missing ({error})"
+        ) from error
+
+
+def check_shape(replica: SglangReplica, folder: Path) -> None:
+    """Raises EngineError where the server is seen to hold a model of another shape: weights that do not fit end it.
+
+    Only a server whose model folder can be read here is checked.
+    """
+    ours, theirs = (_shape(one) for one in (folder, Path(replica.model_path)))
+    for name in sorted(ours.keys() & theirs.keys()):
+        if ours[name] != theirs[name]:
+            raise EngineError(
+                f"{replica.name} serves {replica.model_path!r} with {name} {theirs[name]}, and {str(folder)!r} has"
+                f" {ours[name]}: start it with the model that is trained, or name that one with --model"
+            )
+
+
+def _shape(folder: Path) -> dict[str, int]:
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return {name: config[name] for name in SHAPE if isinstance(config.get(name), int)}
+
+
+def launch_words(config: SglangConfig, model_folder: Path, port: int) -> list[str]:
+    """The command of one server."""
+    words = [config.python or sys.executable, "-m", _LAUNCHER]
+    words += ["--model-path", str(model_folder), "--port", str(port), "--host", "127.0.0.1", "--dtype", config.dtype]
+    words += ["--skip-server-warmup", "--log-level", "warning"]
+    for name, value in CPU_ARGUMENTS.items() if serving_device(config.device) == "cpu" else ():
+        option = f"--{name.replace('_', '-')}"
+        words.append(option if value is True else f"{option}={value}")
+    return [*words, *config.server_args]
+
+
+async def launch_sglang(config: SglangConfig, model_folder: Path) -> list[ServerProcess]:
+    """The servers of a configuration, started side by side; all are ended when one does not come up.
+
+    Raises EngineError with the end of its log.
+    """
+    folder = Path(config.log_folder or mkdtemp(prefix="agentgym-sglang-")).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    # A copy under a name of its own: SGLang's environment need not hold agentgym, nor see the rest of ours.
+    shutil.copyfile(Path(__file__).with_name("launcher.py"), folder / f"{_LAUNCHER}.py")
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    on_cpu = serving_device(config.device) == "cpu"
+    processes = []
+    for number in range(config.replicas):
+        port = free_port()
+        command = ServerCommand(
+            name="sglang",
+            words=launch_words(config, model_folder, port),
+            port=port,
+            log=folder / f"sglang-{number}.log",
+            env={
+                **(CPU_ENVIRONMENT if on_cpu else device_environment(number, config.replicas)),
+                "PYTHONPATH": path,
+            },
+            secret=secrets.token_urlsafe(32),
+            ready_s=config.ready_s,
+        )
+        processes.append(ServerProcess(command))
+    await start_together(processes, "--sglang.python")
+    return processes

@@ -1,0 +1,162 @@
+"""One SGLang engine behind its native interface: requests, orders, and new weights that are known to have arrived."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from agentgym.engines.protocol import Completion, Sampling, WeightSync
+from agentgym.engines.servers.http import HttpRefusal, HttpUnreachable, check_token
+from agentgym.engines.servers.replicated import ServingSettings
+from agentgym.engines.sglang.api import SglangTransport, generate_payload, read_completion
+from agentgym.engines.sglang.weight_sync import SglangSync
+from agentgym.errors import EngineError
+from agentgym.model.published_weights import LoraWeights, Weights
+
+__all__ = ["SglangReplica"]
+
+
+class SglangReplica:
+    """A `Replica` that is an SGLang engine. `SglangReplica.met` asks it who it is first."""
+
+    def __init__(self, transport: SglangTransport, sync: SglangSync, settings: ServingSettings) -> None:
+        self.transport = transport
+        self.sync = sync
+        self.settings = settings
+        self.context_window: int | None = None
+        """Tokens that prompt and reply may have together, by the length of the longest prompt that it takes: a little
+        less than the model's context, or what its cache has room for."""
+        self.model_path = ""
+        """The folder or name of what the server loaded."""
+
+    @staticmethod
+    async def met(transport: SglangTransport, settings: ServingSettings, version: int) -> SglangReplica:
+        """The replica behind `transport`, whose weights are from now on called `version`.
+
+        Raises EngineError when it is no SGLang engine.
+        """
+        try:
+            info = await transport.get("/server_info", timeout_s=60.0)
+        except HttpUnreachable as error:
+            raise EngineError(f"no server answers at {transport.name}: {error}") from error
+        except HttpRefusal as error:
+            check_token(error, transport.name)
+            raise EngineError(f"{transport.name} is no SGLang server: {error}") from error
+        if not isinstance(info, dict) or "version" not in info:
+            raise EngineError(f"{transport.name} is no SGLang server: /server_info gave {str(info)[:80]!r}")
+        replica = SglangReplica(transport, SglangSync(transport, info, settings), settings)
+        lengths = (info.get("context_length"), info.get("max_req_input_len"))
+        replica.context_window = min((length for length in lengths if length), default=None)
+        replica.model_path = str(info.get("model_path") or "")
+        await replica.sync.recover()
+        await replica.sync.number(version)
+        return replica
+
+    @property
+    def name(self) -> str:
+        """The server in messages."""
+        return self.transport.name
+
+    @property
+    def dtype(self) -> str:
+        """Of its weights, as the server names it."""
+        return self.sync.dtype
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, rid: str, version: int) -> Completion:
+        """Samples one reply, in one answer or as a stream."""
+        # The prefix cache is parted by policy version: what older weights left there is never read.
+        adapter = self.sync.adapter
+        payload = generate_payload(prompt_ids, sampling, rid=rid, cache_key=f"v{version}", lora=adapter)
+        if self.settings.stream:
+            answer = await self._streamed(payload)
+        else:
+            answer = await self.transport.post("/generate", payload, timeout_s=self.settings.request_s)
+        completion = read_completion(
+            answer,
+            name=self.name,
+            num_prompt_ids=len(prompt_ids),
+            version=version,
+            one_version=adapter is not None,
+        )
+        if self.settings.pause == "in_place" and completion.ids and completion.policy_versions[0] > version:
+            # It was on its way when the weights changed, and read a cache that nobody emptied: it is asked for anew.
+            return Completion((), (), (), "abort")
+        return completion
+
+    async def abort(self, rid: str | None) -> None:
+        """Ends the request `rid`, or all of them."""
+        await self._order("/abort_request", {"rid": rid or "", "abort_all": rid is None})
+
+    async def is_alive(self) -> bool:
+        """Whether it answers at all."""
+        try:
+            await self.transport.get("/model_info", timeout_s=5.0)
+        except (HttpUnreachable, HttpRefusal):
+            return False
+        return True
+
+    async def pause(self) -> None:
+        """Stops sampling at a token boundary, in the mode of the settings."""
+        await self._order("/pause_generation", {"mode": self.settings.pause})
+
+    async def resume(self) -> None:
+        """Goes on; adapters that are out of use are unloaded meanwhile, each when its last request has ended."""
+        await self._order("/continue_generation", {})
+        self.sync.unload_unused()
+
+    async def flush(self) -> None:
+        """Empties the prefix cache."""
+        await self._order("/flush_cache", {})
+
+    async def update_weights(self, weights: Weights, version: int) -> WeightSync:
+        """Loads and checks new weights. The cache is emptied with them, except where requests may keep theirs in place:
+        there the cache key alone parts old and new."""
+        from agentgym.engines.weights.buckets import (  # here, and not above: only this needs torch
+            as_dtype,
+            checked_weights,
+        )
+
+        if isinstance(weights, LoraWeights):
+            return await self.sync.load_adapter(weights, version)
+        started = time.perf_counter()
+        tensors = as_dtype(checked_weights(weights), self.sync.dtype)
+        gathered = time.perf_counter()
+        flush = self.settings.pause != "in_place"
+        report = await self.sync.load(tensors, version, flush=flush)
+        loaded = time.perf_counter()
+        checksum = await self.sync.verify(tensors, version) if self.settings.verify_sync else ""
+        load_s = report.load_s + time.perf_counter() - loaded
+        return replace(report, checksum=checksum, gather_s=report.gather_s + gathered - started, load_s=load_s)
+
+    async def release_memory(self, *tags: Literal["weights", "kv_cache"]) -> None:
+        """Frees the memory of weights, cache or both (no tag), for a trainer on the same GPU. Untested on a GPU."""
+        await self._order("/release_memory_occupation", {"tags": list(tags)} if tags else {})
+
+    async def resume_memory(self, *tags: Literal["weights", "kv_cache"]) -> None:
+        """Takes the memory back; the weights must then be sent again. Untested on a GPU."""
+        await self._order("/resume_memory_occupation", {"tags": list(tags)} if tags else {})
+
+    async def close(self) -> None:
+        """Lets go of the server, and ends it where it was started for us."""
+        await self.sync.close()
+        await self.transport.close()
+
+    async def _order(self, path: str, payload: dict[str, object]) -> None:
+        await self.transport.post(path, payload, timeout_s=self.settings.update_s)
+
+    async def _streamed(self, payload: dict[str, object]) -> Any:
+        """The last piece of a streamed answer, which holds the whole; from a server that dies, the last that came."""
+        last: Any = None
+        try:
+            timeout_s = self.settings.request_s
+            async for piece in self.transport.stream("/generate", {**payload, "stream": True}, timeout_s=timeout_s):
+                last = piece
+        except HttpUnreachable:
+            if last is None:
+                raise
+            return {**last, "meta_info": {**last["meta_info"], "finish_reason": None}}
+        if last is None:
+            raise HttpUnreachable(f"{self.name} closed the stream before anything came")
+        return last

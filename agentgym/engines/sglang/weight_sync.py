@@ -1,0 +1,189 @@
+"""Brings new weights into one SGLang engine, and makes sure that they arrived."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from agentgym.engines.protocol import WeightSync
+from agentgym.engines.servers.http import HttpRefusal
+from agentgym.engines.servers.replicated import ServingSettings
+from agentgym.engines.sglang.api import SglangTransport
+from agentgym.engines.sglang.receiver import SglangReceiver
+from agentgym.engines.weights.check import WeightCheck
+from agentgym.engines.weights.transports import UpdateEnd, weight_path
+from agentgym.errors import EngineError
+from agentgym.model.published_weights import LoraWeights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["SglangSync"]
+
+_log = logging.getLogger(__name__)
+_MODERN = (0, 5, 18)
+"""From this release on an update is opened and closed, replies tell the version of each token, and a cache can be
+emptied under requests that are retracted. Before it, an update that empties the cache under any request ends the
+server."""
+
+
+class SglangSync:
+    """The weights of one engine, as far as the trainer knows them."""
+
+    def __init__(self, server: SglangTransport, info: Mapping[str, Any], settings: ServingSettings) -> None:
+        self.server = server
+        self.settings = settings
+        self.release = str(info["version"])
+        self.is_modern = numbers(self.release) >= _MODERN
+        self.dtype = str(info.get("dtype", "auto"))
+        self.adapter: str | None = None
+        """The name of the LoRA adapter that requests use."""
+        num_ranks = int(info.get("tp_size", 1))
+        receiver = SglangReceiver(self.order, num_ranks=num_ranks, is_modern=self.is_modern)
+        self._path = weight_path(settings.sync, receiver, settings.bucket_mb * 1_000_000)
+        self._check = WeightCheck(server.name, is_exact=info.get("device") == "cpu" and num_ranks == 1)
+        self._prefix = f"policy-{secrets.token_hex(4)}"  # a run before us may have left adapters
+        self._unused: list[str] = []
+        self._errands: set[asyncio.Task[None]] = set()
+        self._warned = False
+
+    async def recover(self) -> None:
+        """Ends the pause and the update that a trainer which died may have left; requests would wait for ever."""
+        if self.is_modern:
+            with suppress(HttpRefusal):  # no update is open, as it should be
+                await self.order("/end_weight_update", {})
+        await self.order("/continue_generation", {})
+
+    async def number(self, version: int) -> None:
+        """Calls the weights that are there `version`, and ends no request for it."""
+        payload = {"new_version": str(version), "abort_all_requests": False}
+        await self.order("/update_weight_version", payload)
+
+    async def load(self, weights: Mapping[str, Tensor], version: int, *, flush: bool) -> WeightSync:
+        """Brings all tensors to the engine, under the number `version`, and with `flush` empties its cache; raises
+        EngineError when the engine refuses."""
+        return await self._path.load(weights, UpdateEnd(version, flush))
+
+    async def load_adapter(self, weights: LoraWeights, version: int) -> WeightSync:
+        """Sends an adapter, which later requests use; the engine itself compares each tensor's SHA-256.
+
+        Requests in flight keep the adapter that they began with, and bear its version.
+        """
+        from agentgym.engines.weights.buckets import adapter_payload, checked_weights, overall_digest
+
+        started = time.perf_counter()
+        tensors = checked_weights(weights.tensors)
+        payload, sums = adapter_payload(tensors)
+        gathered = time.perf_counter()
+        name = f"{self._prefix}-{version}"
+        order = {
+            "lora_name": name,
+            "config_dict": dict(weights.config),
+            "serialized_named_tensors": [base64.b64encode(payload).decode()],
+            "expected_checksums": sums,
+        }
+        answer = await self.order("/load_lora_adapter_from_tensors", order)
+        self.check_adapters(answer, name)
+        if self.adapter is not None:
+            self._unused.append(self.adapter)
+        self.adapter = name
+        return WeightSync(
+            version=version,
+            checksum=overall_digest(sums),
+            num_tensors=len(tensors),
+            num_bytes=sum(tensor.nbytes for tensor in tensors.values()),
+            gather_s=gathered - started,
+            transfer_s=time.perf_counter() - gathered,
+        )
+
+    def unload_unused(self) -> None:
+        """Unloads adapters that later requests do not use, in the background: the engine waits for their last one."""
+        names, self._unused = self._unused, []
+        for name in names:
+            errand = asyncio.ensure_future(self._unload(name))
+            self._errands.add(errand)
+            errand.add_done_callback(self._errands.discard)
+
+    async def close(self) -> None:
+        """Ends what runs in the background, and leaves what was joined for the sake of updates."""
+        await self._path.close()
+        for errand in list(self._errands):
+            errand.cancel()
+        if self._errands:
+            await asyncio.wait(self._errands)
+
+    def check_adapters(self, answer: object, name: str) -> None:
+        """Raises EngineError unless the engine says that it has the adapter `name`."""
+        loaded = answer.get("loaded_adapters") if isinstance(answer, dict) else None
+        if name not in (loaded or {}):
+            have = ", ".join(loaded or {}) or "none"
+            raise EngineError(f"stale adapter: {self.server.name} has the adapters {have} after it was sent {name}")
+
+    async def verify(self, weights: Mapping[str, Tensor], version: int) -> str:
+        """The engine's own checksum of its parameters, after comparing them with what it was sent; empty, with a
+        warning, where an old release has none to give.
+
+        Raises EngineError that names the first tensor which did not arrive, or the version that did not.
+        """
+        from agentgym.engines.weights.buckets import fused_digests, overall_digest
+
+        await self.verify_version(version)
+        try:
+            found = await self._read_checksums()
+        except HttpRefusal as error:
+            if self.is_modern:
+                raise EngineError(f"the update cannot be verified ({error}); verify_sync switches this off") from error
+            if not self._warned:  # it can compute them on a GPU alone
+                _log.warning("weight updates are checked by the parity of logprobs alone: %s", error)
+            self._warned = True
+            return ""
+        # What it keeps under another name (a head that is the embedding again) is not compared.
+        sent = {name: one for name, one in fused_digests(weights).items() if name in found}
+        self._check.compare(sent, found, version)
+        return overall_digest(found)
+
+    async def verify_version(self, version: int) -> None:
+        """Raises EngineError when the engine says that it samples from another version."""
+        info = await self.server.get("/model_info", timeout_s=self.settings.update_s)
+        found = str(info.get("weight_version"))
+        if found != str(version):
+            raise EngineError(
+                f"stale weights: {self.server.name} says it samples from version {found!r} after the update to"
+                f" {version}: the update did not reach it"
+            )
+
+    async def order(self, path: str, payload: Mapping[str, object]) -> Any:
+        """The answer to an order; raises HttpRefusal when the engine says that it did not succeed."""
+        answer = await self.server.post(path, payload, timeout_s=self.settings.update_s)
+        if isinstance(answer, dict) and answer.get("success") is False:
+            said = answer.get("message") or answer.get("error_message")
+            raise HttpRefusal(f"{self.server.name}{path}: {said}")
+        return answer
+
+    async def _unload(self, name: str) -> None:
+        try:
+            await self.order("/unload_lora_adapter", {"lora_name": name})
+        except EngineError as error:
+            _log.warning("adapter %s stays loaded: %s", name, error)
+
+    async def _read_checksums(self) -> dict[str, str]:
+        answer = await self.server.post("/weights_checker", {"action": "checksum"}, timeout_s=self.settings.update_s)
+        checksums: dict[str, str] = {}
+        for number, rank in enumerate(answer.get("ranks") or ()):
+            names = rank["checksums"]
+            checksums |= names if number == 0 else {f"{name} (rank {number})": one for name, one in names.items()}
+        if not checksums:
+            raise HttpRefusal(f"{self.server.name} answers no checksums of its weights")
+        return checksums
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """A version as numbers that compare: `0.5.23rc1` is (0, 5, 23)."""
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:3])

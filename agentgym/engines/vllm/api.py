@@ -1,0 +1,170 @@
+"""vLLM's token-in, token-out interface: what is asked for one reply, and what an answer means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from agentgym.engines.protocol import Completion, FinishReason, Sampling
+from agentgym.errors import EngineError
+
+__all__ = ["Holding", "VllmReply", "VllmTransport", "join_pieces", "read_completion", "read_reply", "sampling_params"]
+
+Holding = Literal["abort", "keep", "preempt"]
+"""What a pause does to requests in flight: ends them, keeps them as they are, keeps them and forgets their cache."""
+_NO_LOGPROB = -9999.0
+"""What a server writes for a logprob that is no number."""
+
+
+@dataclass(frozen=True, slots=True)
+class VllmReply:
+    """One reply as vLLM gives it: `VllmReply((9, 2), (9, 2), (-0.2, -0.1), "stop", [("0", 0, 2)])`."""
+
+    ids: tuple[int, ...]
+    sampled: tuple[int, ...]
+    """The ids that the logprobs are said to be of."""
+    logprobs: tuple[float, ...]
+    finish_reason: str | None
+    """None for a reply whose end did not come."""
+    spans: Sequence[tuple[str, int, int]] | None = None
+    """(weight version, start, end) over the ids; None where vLLM says nothing."""
+    num_prompt_ids: int | None = None
+
+
+class VllmTransport(Protocol):
+    """How one vLLM engine is reached: over HTTP, or in this process. Methods raise HttpRefusal or HttpUnreachable."""
+
+    @property
+    def name(self) -> str:
+        """The engine in an error message."""
+
+    async def context_window(self) -> int:
+        """Tokens that prompt and reply may have together."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: Mapping[str, object], *, rid: str, cache_salt: str
+    ) -> VllmReply:
+        """Samples one reply under the request id `rid`; requests of different salts share no cache."""
+
+    async def abort(self, rid: str | None) -> None:
+        """Ends the request `rid`, or all of them; each comes back with what it has."""
+
+    async def pause(self, holding: Holding) -> None:
+        """Stops at a token boundary."""
+
+    async def resume(self) -> None:
+        """Goes on."""
+
+    async def reset_prefix_cache(self, *, preempt: bool) -> bool:
+        """Forgets cached prefixes, with `preempt` those of requests in flight too; False where they forbid it."""
+
+    async def set_version(self, version: str) -> None:
+        """Names the weights; tokens sampled from now on bear it."""
+
+    async def version(self) -> str:
+        """The weights' name."""
+
+    async def call(self, method: str, *args: str) -> list[Any]:
+        """What each worker answers to a method of `worker_extension.WeightWorker`."""
+
+    async def is_alive(self) -> bool:
+        """Whether it answers at all."""
+
+    async def close(self) -> None:
+        """Lets go of the engine, and ends it where it is ours."""
+
+
+def sampling_params(sampling: Sampling) -> dict[str, object]:
+    """vLLM's sampling parameters for one reply. Only `stop_ids` end it: the model's own end token is among them, or
+    does not count."""
+    params: dict[str, object] = {
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": 0.0,
+        "seed": sampling.seed & 0x7FFFFFFFFFFFFFFF,
+        "stop_token_ids": list(sampling.stop_ids),
+        "ignore_eos": True,
+        "logprobs": 0,  # those of the sampled ids alone
+        "detokenize": False,
+    }
+    if sampling.grammar:
+        params["structured_outputs"] = {"structural_tag": sampling.grammar}
+    return params
+
+
+def read_reply(answer: Any, *, name: str) -> VllmReply:
+    """The reply in an answer of `/inference/v1/generate`, whole or one piece of a stream; raises EngineError for
+    another answer."""
+    try:
+        choice = answer["choices"][0]
+        ids = tuple(int(token) for token in choice["token_ids"] or ())
+        entries = (choice["logprobs"] or {}).get("content") or ()
+        spans = choice.get("weight_versions")
+        usage = answer.get("usage") or {}
+        return VllmReply(
+            ids,
+            tuple(int(entry["token_id"]) for entry in entries),
+            tuple(float(entry["logprob"]) for entry in entries),
+            choice["finish_reason"],
+            None if spans is None else [(str(one["version"]), int(one["start"]), int(one["end"])) for one in spans],
+            usage.get("prompt_tokens"),
+        )
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise EngineError(
+            f"{name} gave an answer without {error!s} ({str(answer)[:200]}): a vLLM server from 0.32 on with"
+            " --enable-scale-out was wanted"
+        ) from error
+
+
+def join_pieces(pieces: Sequence[VllmReply]) -> VllmReply:
+    """The reply that came in pieces."""
+    last = pieces[-1]
+    return VllmReply(
+        tuple(token for piece in pieces for token in piece.ids),
+        tuple(token for piece in pieces for token in piece.sampled),
+        tuple(value for piece in pieces for value in piece.logprobs),
+        last.finish_reason,
+        last.spans,
+        next((piece.num_prompt_ids for piece in pieces if piece.num_prompt_ids is not None), None),
+    )
+
+
+def read_completion(reply: VllmReply, *, name: str, num_prompt_ids: int, version: int) -> Completion:
+    """The reply with one version per id; raises EngineError for one that cannot be trusted.
+
+    `version` is the policy version of a reply that says none.
+    """
+    ids, logprobs = reply.ids, reply.logprobs
+    if len(logprobs) != len(ids):
+        raise EngineError(f"{name} returned {len(ids)} ids and {len(logprobs)} logprobs: the reply is not used")
+    if reply.sampled != ids:
+        raise EngineError(f"{name} returned logprobs of other ids than those it says it sampled")
+    if reply.num_prompt_ids not in (None, num_prompt_ids):
+        raise EngineError(f"{name} read {reply.num_prompt_ids} prompt ids where {num_prompt_ids} were sent")
+    if not all(math.isfinite(value) and value > _NO_LOGPROB for value in logprobs):
+        raise EngineError(f"{name} gave a logprob that is no number: the weights of version {version} have diverged")
+    reason: FinishReason = "abort"
+    if reply.finish_reason in ("stop", "length"):
+        reason = "stop" if reply.finish_reason == "stop" else "length"
+    elif reply.finish_reason not in ("abort", None):
+        raise EngineError(f"{name} ended a reply with {reply.finish_reason!r}")
+    versions = (version,) * len(ids) if reply.spans is None else _versions(reply.spans, len(ids), name)
+    return Completion(ids, logprobs, versions, reason)
+
+
+def _versions(spans: Sequence[tuple[str, int, int]], num_ids: int, name: str) -> tuple[int, ...]:
+    versions: list[int] = []
+    for version, start, end in spans:
+        if start != len(versions) or not version.isdecimal():
+            raise EngineError(
+                f"{name} says that id {start} was sampled with weights {version!r}, which are none of ours or not in"
+                " order: somebody else updates them"
+            )
+        versions += [int(version)] * (end - start)
+    if len(versions) != num_ids:
+        raise EngineError(f"{name} names the weights of {len(versions)} ids in a reply of {num_ids}")
+    return tuple(versions)

@@ -1,0 +1,150 @@
+"""vLLM as the engine: servers that we launch, or that run already, over their token-in, token-out interface."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import ClassVar
+
+from agentgym.engines.servers.http import SERVER_SECRET
+from agentgym.engines.servers.replicated import ReplicatedEngine, ServingSettings
+from agentgym.engines.servers.server_config import ServerConfig
+from agentgym.engines.servers.server_process import (
+    ServerCommand,
+    ServerProcess,
+    device_environment,
+    free_port,
+    serving_device,
+    start_together,
+)
+from agentgym.engines.vllm.api import VllmTransport
+from agentgym.engines.vllm.replica import VllmReplica
+from agentgym.engines.vllm.server import VllmServer
+from agentgym.errors import RunFolderError
+
+__all__ = ["VllmConfig", "launch_vllm", "open_vllm", "vllm_engine"]
+
+_WORDS = (
+    "--enable-scale-out --logprobs-mode processed_logprobs --generation-config vllm "
+    "--worker-extension-cls agentgym_vllm_worker_extension.WeightWorker --middleware agentgym_vllm_auth.RequireSecret"
+).split()
+# On CPU a seeded request ends the server when its prompt is read in chunks, and half of the memory is taken by default.
+_CPU_WORDS = "--enforce-eager --no-enable-chunked-prefill --gpu-memory-utilization 0.2".split()
+_ENV = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmConfig(ServerConfig):
+    """Which vLLM servers sample: those of `urls`, or `replicas` new ones that end with the engine."""
+
+    server: ClassVar[str] = "a vLLM server"
+    urls: tuple[str, ...] = ()
+    """Running servers, such as http://127.0.0.1:8000; none launches new ones. They need VLLM_SERVER_DEV_MODE=1,
+    --enable-scale-out, --logprobs-mode processed_logprobs and our --worker-extension-cls, as the error says. Each
+    request bears the variable AGENTGYM_SERVER_SECRET as a bearer token, where it is set."""
+    python: str = ""
+    """The interpreter that has vLLM (0.32 or later); empty is the one that runs agentgym."""
+    server_args: tuple[str, ...] = ()
+    """Further words for `vllm.entrypoints.openai.api_server`."""
+
+
+async def open_vllm(config: VllmConfig, model_folder: Path | None, *, version: int = 0) -> ReplicatedEngine:
+    """The engine of a configuration, its servers launched or found.
+
+    `model_folder` is what launched servers load (None where `urls` are given), `version` the policy version of the
+    weights that the servers begin with. Raises EngineError when a server does not start or answer (with the end of its
+    log), RunFolderError for a folder without a model; nothing is left running.
+    """
+    servers: list[VllmServer] = []
+    if config.urls:
+        servers = [_server(config, url, secret=os.environ.get(SERVER_SECRET, "")) for url in config.urls]
+    else:
+        launched = await launch_vllm(config, model_folder)
+        servers = [_server(config, one.url, one, secret=one.command.secret) for one in launched]
+    return await vllm_engine(servers, config.serving, version=version)
+
+
+async def vllm_engine(
+    transports: Sequence[VllmTransport], settings: ServingSettings, *, version: int = 0
+) -> ReplicatedEngine:
+    """An engine on running vLLM engines that hold the same weights.
+
+    Raises EngineError when one is none, or lacks our worker extension; all of them are closed then.
+    """
+    try:
+        replicas = [await VllmReplica.met(one, settings, version) for one in transports]
+        windows = [await one.context_window() for one in transports]
+        return ReplicatedEngine(
+            replicas,
+            settings,
+            vocab_size=min(one.sync.layout.vocab_size for one in replicas),
+            context_window=min(windows),
+            version=version,
+        )
+    except BaseException:
+        for transport in transports:
+            await transport.close()
+        raise
+
+
+async def launch_vllm(config: VllmConfig, model_folder: Path | None) -> list[ServerProcess]:
+    """The servers of a configuration, started side by side; all are ended when one does not come up.
+
+    Raises EngineError with the end of its log, RunFolderError for a folder without a model.
+    """
+    if model_folder is None or not (model_folder / "config.json").is_file():
+        raise RunFolderError(f"no model in {str(model_folder)!r}: config.json is missing")
+    folder = Path(config.log_folder or mkdtemp(prefix="agentgym-vllm-")).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    # Copies under names of their own: vLLM's environment need not hold agentgym, nor see the rest of ours.
+    for name in ("worker_extension", "auth"):
+        shutil.copyfile(Path(__file__).with_name(f"{name}.py"), folder / f"agentgym_vllm_{name}.py")
+    processes = [ServerProcess(_command(config, model_folder, folder, number)) for number in range(config.replicas)]
+    await start_together(processes, "--vllm.python")
+    return processes
+
+
+def launch_words(config: VllmConfig, model_folder: Path, port: int) -> list[str]:
+    """The command of one server."""
+    words = [config.python or sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    words += ["--model", str(model_folder), "--port", str(port), "--host", "127.0.0.1", "--dtype", config.dtype]
+    words += ["--uvicorn-log-level", "warning", *_WORDS]
+    words += _CPU_WORDS if serving_device(config.device) == "cpu" else []
+    return [*words, *config.server_args]
+
+
+def _server(config: VllmConfig, url: str, process: ServerProcess | None = None, *, secret: str) -> VllmServer:
+    serving = config.serving
+    return VllmServer(
+        url,
+        process=process,
+        secret=secret,
+        request_s=serving.request_s,
+        order_s=serving.update_s,
+        stream=serving.stream,
+    )
+
+
+def _command(config: VllmConfig, model_folder: Path, folder: Path, number: int) -> ServerCommand:
+    port = free_port()
+    on_cpu = serving_device(config.device) == "cpu"
+    env = {**_ENV, **(CPU_ENVIRONMENT if on_cpu else {})}
+    env = {name: os.environ.get(name, value) for name, value in env.items()}
+    env |= {} if on_cpu else device_environment(number, config.replicas)
+    env["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return ServerCommand(
+        name="vllm",
+        words=launch_words(config, model_folder, port),
+        port=port,
+        log=folder / f"vllm-{number}.log",
+        env=env,
+        secret=secrets.token_urlsafe(32),
+        ready_s=config.ready_s,
+    )

@@ -1,0 +1,144 @@
+"""A vLLM server behind HTTP: its token interface, its orders for reinforcement learning, and our worker extension."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentgym.engines.servers.http import (
+    HttpClient,
+    HttpRefusal,
+    HttpUnreachable,
+    check_token,
+    secret_headers,
+    server_address,
+)
+from agentgym.engines.servers.server_process import ServerProcess
+from agentgym.engines.vllm.api import Holding, VllmReply, join_pieces, read_reply
+from agentgym.errors import EngineError
+
+__all__ = ["VllmServer"]
+
+_PAUSES = {"abort": "mode=abort&clear_cache=true", "keep": "mode=keep&clear_cache=false"}
+_PAUSES["preempt"] = "mode=keep&clear_cache=true"
+_PREFIX = "generate-tokens-"
+"""What a server puts before our request ids."""
+
+
+class VllmServer:
+    """A `VllmTransport` over HTTP; the server ends with it when `process` is given.
+
+    `stream` reads replies as they are sampled: of a server that dies, what came is returned as cut short.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        process: ServerProcess | None = None,
+        secret: str = "",
+        request_s: float = 600.0,
+        order_s: float = 600.0,
+        stream: bool = False,
+    ) -> None:
+        self.client = HttpClient(server_address(url), headers=secret_headers(secret))
+        self.process = process
+        self._request_s, self._order_s = request_s, order_s
+        self._stream = stream
+
+    @property
+    def name(self) -> str:
+        """The server in messages."""
+        return self.client.base_url
+
+    async def context_window(self) -> int:
+        """What `/v1/models` says; raises EngineError when this is no vLLM server."""
+        try:
+            answer = await self.client.get("/v1/models", timeout_s=60.0)
+        except HttpRefusal as error:
+            check_token(error, self.name)
+            raise
+        try:
+            return int(answer["data"][0]["max_model_len"])
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise EngineError(f"{self.name} is no vLLM server: /v1/models gave {str(answer)[:80]!r}") from error
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: Mapping[str, object], *, rid: str, cache_salt: str
+    ) -> VllmReply:
+        """Samples one reply, in one answer or as a stream."""
+        payload: dict[str, object] = {
+            "request_id": rid,
+            "token_ids": list(prompt_ids),
+            "sampling_params": params,
+            "cache_salt": cache_salt,
+        }
+        if self._stream:
+            return await self._streamed(payload)
+        answer = await self.client.post("/inference/v1/generate", payload, timeout_s=self._request_s)
+        return read_reply(answer, name=self.name)
+
+    async def abort(self, rid: str | None) -> None:
+        """Ends the request `rid`, or all of them."""
+        await self._order("/abort_requests", {"request_ids": [] if rid is None else [_PREFIX + rid]})
+
+    async def pause(self, holding: Holding) -> None:
+        """Stops at a token boundary."""
+        await self._order(f"/pause?{_PAUSES[holding]}")
+
+    async def resume(self) -> None:
+        """Goes on."""
+        await self._order("/resume")
+
+    async def reset_prefix_cache(self, *, preempt: bool) -> bool:
+        """Forgets cached prefixes."""
+        answer = await self._order(f"/reset_prefix_cache?reset_running_requests={str(preempt).lower()}")
+        return isinstance(answer, dict) and answer.get("success") is True
+
+    async def set_version(self, version: str) -> None:
+        """Names the weights."""
+        await self._order("/update_weight_version", {"new_version": version})
+
+    async def version(self) -> str:
+        """The weights' name."""
+        answer = await self.client.get("/weight_info", timeout_s=self._order_s)
+        return str(answer.get("weight_version")) if isinstance(answer, dict) else ""
+
+    async def call(self, method: str, *args: str) -> list[Any]:
+        """What each worker answers."""
+        answer = await self._order("/collective_rpc", {"method": method, "args": list(args)})
+        if not isinstance(answer, dict) or not isinstance(answer.get("results"), list):
+            raise EngineError(f"{self.name} gave no results of {method!r}: {str(answer)[:200]!r}")
+        return list(answer["results"])
+
+    async def is_alive(self) -> bool:
+        """Whether it answers at all."""
+        try:
+            await self.client.get("/health", timeout_s=5.0)
+        except (HttpUnreachable, HttpRefusal):
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Closes the connections, and ends the server where it is ours."""
+        await self.client.close()
+        if self.process is not None:
+            await self.process.close()
+
+    async def _order(self, path: str, payload: Mapping[str, object] | None = None) -> Any:
+        return await self.client.post(path, payload or {}, timeout_s=self._order_s)
+
+    async def _streamed(self, payload: dict[str, object]) -> VllmReply:
+        pieces: list[VllmReply] = []
+        stream = self.client.stream("/inference/v1/generate", {**payload, "stream": True}, timeout_s=self._request_s)
+        try:
+            async for event in stream:
+                if isinstance(event, dict) and "error" in event:
+                    raise HttpRefusal(f"{self.name} broke off a reply: {str(event['error'])[:300]}", 500)
+                pieces.append(read_reply(event, name=self.name))
+        except (HttpUnreachable, HttpRefusal):
+            if not pieces:
+                raise
+        if not pieces:
+            raise HttpUnreachable(f"{self.name} closed the stream before anything came")
+        return join_pieces(pieces)

@@ -1,0 +1,122 @@
+"""Brings new weights into one vLLM engine, and makes sure that they arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from agentgym.engines.protocol import WeightSync
+from agentgym.engines.servers.http import HttpRefusal, check_token
+from agentgym.engines.vllm.api import VllmTransport
+from agentgym.engines.vllm.receiver import VllmReceiver
+from agentgym.engines.weights.check import WeightCheck
+from agentgym.engines.weights.transports import UpdateEnd, weight_path
+from agentgym.errors import EngineError, nearest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["VllmLayout", "VllmSync", "read_layout"]
+
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class VllmLayout:
+    """What an engine's workers hold."""
+
+    vocab_size: int
+    num_ranks: int
+    shapes: Mapping[str, tuple[int, ...]]
+    """Under published names; with several ranks one rank's share."""
+    dtype: str
+    """Of the first weight: `float32`."""
+    seeds: bool
+    """Whether requests may have seeds: vLLM 0.32 on CPU dies of one whose prompt is read in several steps."""
+
+
+async def read_layout(engine: VllmTransport) -> VllmLayout:
+    """Asks the engine's workers; raises EngineError where they lack our extension, or give other logprobs."""
+    try:
+        (answer, *_) = await engine.call("agentgym_layout")
+        weights, mode = answer["weights"], answer["logprobs"]
+        layout = VllmLayout(
+            vocab_size=int(answer["vocab_size"]),
+            num_ranks=int(answer["ranks"]),
+            shapes={str(name): tuple(int(size) for size in shape) for name, shape, _ in weights},
+            dtype=str(weights[0][2]),
+            seeds=bool(answer["seeds"]),
+        )
+    except (HttpRefusal, KeyError, TypeError, ValueError, IndexError) as error:
+        check_token(error, engine.name)
+        raise EngineError(
+            f"{engine.name} is no vLLM server that tells its weights ({error}). Start one with VLLM_SERVER_DEV_MODE=1, "
+            "--enable-scale-out and --worker-extension-cls agentgym.engines.vllm.worker_extension.WeightWorker (a file "
+            "that needs nothing else of agentgym), or have agentgym start it"
+        ) from error
+    if mode != "processed_logprobs":
+        raise EngineError(
+            f"{engine.name} gives {mode}, which are not those of the distribution that it samples from: start it with"
+            " --logprobs-mode processed_logprobs"
+        )
+    return layout
+
+
+class VllmSync:
+    """The weights of one engine, as far as the trainer knows them."""
+
+    def __init__(self, engine: VllmTransport, layout: VllmLayout, path: str, max_bytes: int) -> None:
+        self.engine = engine
+        self.layout = layout
+        self._path = weight_path(path, VllmReceiver(engine, layout.num_ranks), max_bytes)
+        self._check = WeightCheck(engine.name, is_exact=layout.num_ranks == 1)
+
+    def wanted(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors in the engine's dtype, without an output head that is the embedding again.
+
+        Raises EngineError that names what is missing, unknown or of another shape; nothing is sent then.
+        """
+        from agentgym.engines.weights.buckets import as_dtype  # here, and not above: only new weights need torch
+
+        shapes = self.layout.shapes
+        given = dict(weights)
+        if _HEAD not in shapes and _HEAD in given and _EMBEDDING in given:
+            if not given[_HEAD].equal(given[_EMBEDDING]):
+                raise EngineError(
+                    f"{_HEAD!r} differs from the embedding, and the model of {self.engine.name} ties them"
+                )
+            del given[_HEAD]
+        if missing := sorted(shapes.keys() - given.keys()):
+            raise EngineError(
+                f"the update leaves out {len(missing)} of {len(shapes)} tensors of {self.engine.name}, the first is"
+                f" {missing[0]!r}: send the whole model"
+            )
+        if unknown := sorted(given.keys() - shapes.keys()):
+            hint = nearest(unknown[0], shapes)
+            raise EngineError(f"{self.engine.name} has no tensor {unknown[0]!r} ({len(unknown)} are unknown){hint}")
+        for name, shape in shapes.items():
+            if self.layout.num_ranks == 1 and tuple(given[name].shape) != shape:
+                raise EngineError(f"tensor {name!r} has shape {tuple(given[name].shape)}, the engine's has {shape}")
+        return as_dtype(given, self.layout.dtype)
+
+    async def load(self, weights: Mapping[str, Tensor], version: int) -> WeightSync:
+        """Sends all tensors; the engine must be paused. Raises EngineError when the engine refuses one."""
+        return await self._path.load(weights, UpdateEnd(version, flush=False))
+
+    async def close(self) -> None:
+        """Leaves what was joined for sending."""
+        await self._path.close()
+
+    async def verify(self, weights: Mapping[str, Tensor], version: int) -> str:
+        """The checksum of the engine's own parameters, after comparing each with what was sent.
+
+        Raises EngineError that names the first tensor that did not arrive.
+        """
+        from agentgym.engines.weights.buckets import fused_digests, overall_digest
+
+        found: dict[str, str] = {}
+        for part in await self.engine.call("agentgym_digests"):
+            found |= part
+        self._check.compare(fused_digests(weights), found, version)
+        return overall_digest(found)

@@ -1,0 +1,161 @@
+"""Weights on their way to an engine in another process: bytes or handles, and the digests they must arrive with."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.reduction import ForkingPickler
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+from torch.multiprocessing.reductions import reduce_tensor
+
+from agentgym.errors import EngineError
+from agentgym.types import JSON
+
+__all__ = [
+    "adapter_payload",
+    "as_dtype",
+    "checked_weights",
+    "digest",
+    "fused_digests",
+    "memory_handle",
+    "overall_digest",
+    "pickled_tensors",
+    "portions",
+    "safetensors_bytes",
+]
+
+_FUSED = {
+    "q_proj": "qkv_proj",
+    "k_proj": "qkv_proj",
+    "v_proj": "qkv_proj",
+    "gate_proj": "gate_up_proj",
+    "up_proj": "gate_up_proj",
+}
+"""Published parameter to the one that SGLang and vLLM keep it in, in this order along the first dimension."""
+_DTYPES = {
+    "float32": torch.float32,
+    "float": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "half": torch.float16,
+}
+
+
+def checked_weights(weights: Mapping[str, object]) -> dict[str, Tensor]:
+    """The tensors of an update; raises EngineError for an empty mapping and for what is no tensor."""
+    if not weights:
+        raise EngineError("an engine in another process needs the weights themselves: update_weights got none")
+    tensors: dict[str, Tensor] = {}
+    for name, value in weights.items():
+        if not isinstance(value, Tensor):
+            raise EngineError(f"weight {name!r} is a {type(value).__name__}, a tensor was wanted")
+        tensors[name] = value.detach()
+    return tensors
+
+
+def as_dtype(weights: Mapping[str, Tensor], dtype: str | None) -> dict[str, Tensor]:
+    """The tensors in the engine's own dtype (`float32`, `bfloat16`, `float16`); unchanged for None or `auto`."""
+    wanted = _DTYPES.get(dtype or "")
+    return {name: one if wanted is None else one.to(wanted) for name, one in weights.items()}
+
+
+def safetensors_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    """Returns the tensors as a safetensors file."""
+    return save({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()})
+
+
+def memory_handle(tensor: Tensor) -> dict[str, JSON]:
+    """Returns the handle with which another process on the same GPU opens the tensor's memory, without a copy.
+
+    The tensor must live until then. `engines/vllm/worker_extension.py` opens it.
+    """
+    arguments = reduce_tensor(tensor.detach())[1]
+    _, shape, stride, offset, _, dtype, _, memory, storage_bytes, storage_offset, _, *shared = arguments
+    counter, counter_offset, event, event_sync = shared
+    return {
+        "shape": list(shape),
+        "stride": list(stride),
+        "offset": offset,
+        "dtype": str(dtype).removeprefix("torch."),
+        "memory": b64encode(memory).decode(),
+        "storage_bytes": storage_bytes,
+        "storage_offset": storage_offset,
+        "counter": b64encode(counter).decode(),
+        "counter_offset": counter_offset,
+        "event": b64encode(event).decode(),
+        "event_sync": event_sync,
+    }
+
+
+def pickled_tensors(tensors: Mapping[str, Tensor]) -> bytes:
+    """Returns the pickled list of (name, tensor) that SGLang takes: bytes of tensors on CPU, handles of those on a GPU,
+    which a server on the same device opens without a copy."""
+    if any(tensor.is_cuda for tensor in tensors.values()):
+        return bytes(ForkingPickler.dumps(list(tensors.items())))
+    # a clone has a storage of its own: pickling a view would send all that it is a view of
+    return pickle.dumps([(name, tensor.contiguous().clone()) for name, tensor in tensors.items()])
+
+
+def portions(weights: Mapping[str, Tensor], max_bytes: int) -> Iterator[dict[str, Tensor]]:
+    """The weights in parts of at most `max_bytes` each, in their order; a tensor larger than that is one alone."""
+    part: dict[str, Tensor] = {}
+    num_bytes = 0
+    for name, tensor in weights.items():
+        if part and num_bytes + tensor.nbytes > max_bytes:
+            yield part
+            part, num_bytes = {}, 0
+        part[name] = tensor
+        num_bytes += tensor.nbytes
+    if part:
+        yield part
+
+
+def adapter_payload(tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, str]]:
+    """An adapter as one message (a pickled mapping), and the SHA-256 that each of its tensors must arrive with."""
+    sums = {}
+    for name, tensor in tensors.items():
+        sums[name] = hashlib.sha256(_bytes(tensor)).hexdigest()
+    copies = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
+    return pickle.dumps(copies), sums
+
+
+def digest(parts: Sequence[Tensor]) -> str:
+    """The first 16 hex digits of the SHA-256 over the tensors' bytes, as SGLang computes it for a parameter on CPU."""
+    hasher = hashlib.sha256()
+    for part in parts:
+        hasher.update(_bytes(part))
+    return hasher.hexdigest()[:16]
+
+
+def fused_digests(weights: Mapping[str, Tensor]) -> dict[str, str]:
+    """A digest for each parameter as SGLang and vLLM hold them: queries, keys and values in one, gate and up in one."""
+    groups: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in weights.items():
+        parts = name.split(".")
+        slot = next((index for index, part in enumerate(parts) if part in _FUSED), None)
+        key = parts[slot] if slot is not None else ""
+        if slot is not None:
+            parts[slot] = _FUSED[key]
+        groups.setdefault(".".join(parts), {})[key] = tensor
+    order = list(_FUSED)
+    return {
+        name: digest([parts[key] for key in sorted(parts, key=lambda key: order.index(key) if key else 0)])
+        for name, parts in groups.items()
+    }
+
+
+def overall_digest(digests: Mapping[str, str]) -> str:
+    """One digest over all names and digests."""
+    hasher = hashlib.sha256()
+    for name in sorted(digests):
+        hasher.update(f"{name}={digests[name]};".encode())
+    return hasher.hexdigest()[:16]
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

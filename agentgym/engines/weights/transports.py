@@ -1,0 +1,209 @@
+"""The ways by which weights travel to an engine in another process: in messages, through a folder, by broadcast."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Protocol
+
+from agentgym.engines.protocol import WeightSync
+from agentgym.errors import EngineError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agentgym.engines.weights.broadcast import WeightBroadcast
+
+__all__ = ["Invitation", "Receiver", "UpdateEnd", "WeightPath", "weight_path"]
+
+_JOIN_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateEnd:
+    """What the last message of an update says besides its tensors: `UpdateEnd(3, flush=True)`."""
+
+    version: int
+    """The policy version of the weights from then on."""
+    flush: bool
+    """Whether the prefix cache is emptied with it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Invitation:
+    """The process group that an engine's ranks join, of which the trainer is rank 0.
+
+    Example: `Invitation(address="127.0.0.1", port=29500, num_ranks=2, name="agentgym-1f", backend="gloo")`.
+    """
+
+    address: str
+    """Of the store at which all meet, with its `port`."""
+    port: int
+    num_ranks: int
+    """The trainer's included."""
+    name: str
+    backend: str
+    """`nccl` or `gloo`."""
+    timeout_s: float = _JOIN_S
+
+
+class Receiver(Protocol):
+    """An engine that takes weights. Methods raise EngineError; `end` is None in all but the last message of an update.
+
+    `take` and `receive` are called while an `update` is open; what `read` does is an update of its own.
+    """
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that hold the model, or a share of it."""
+
+    def update(self) -> AbstractAsyncContextManager[None]:
+        """An update: opened when entered, and closed when left, also where it failed."""
+
+    async def take(self, tensors: Mapping[str, Tensor], end: UpdateEnd | None) -> None:
+        """Copies the tensors of a bucket, by published name."""
+
+    async def read(self, folder: str, end: UpdateEnd) -> None:
+        """Reads the safetensors files of a folder."""
+
+    async def join(self, invitation: Invitation) -> None:
+        """Has each rank join a group, in which the engine's first one is rank 1."""
+
+    async def receive(self, tensors: Mapping[str, Tensor], group: str, end: UpdateEnd | None) -> None:
+        """Has each rank take part in broadcasts of tensors of such names, shapes and dtypes, in their order."""
+
+    async def leave(self, group: str) -> None:
+        """Has each rank leave the group."""
+
+
+class WeightPath(Protocol):
+    """A way to one engine. Modules that need torch are imported when weights are there, which is when torch is."""
+
+    async def load(self, weights: Mapping[str, Tensor], end: UpdateEnd) -> WeightSync:
+        """Brings the weights there; raises EngineError when the engine refuses."""
+
+    async def close(self) -> None:
+        """Leaves what was joined."""
+
+
+def weight_path(name: str, receiver: Receiver, max_bytes: int) -> WeightPath:
+    """The way called `memory`, `disk` or `broadcast`; messages hold at most `max_bytes` of tensors."""
+    if name == "disk":
+        return _Disk(receiver)
+    return _Broadcast(receiver, max_bytes) if name == "broadcast" else _Memory(receiver, max_bytes)
+
+
+class _Memory:
+    """Buckets of tensors in messages; on one GPU they hold handles of its memory (untested there for vLLM)."""
+
+    def __init__(self, receiver: Receiver, max_bytes: int) -> None:
+        self.receiver = receiver
+        self.max_bytes = max_bytes
+
+    async def load(self, weights: Mapping[str, Tensor], end: UpdateEnd) -> WeightSync:
+        from agentgym.engines.weights.buckets import portions
+
+        num_sent = 0
+        async with self.receiver.update():
+            started = time.perf_counter()
+            for part in portions(weights, self.max_bytes):
+                num_sent += len(part)
+                await self.receiver.take(part, end if num_sent == len(weights) else None)
+            sent = time.perf_counter()
+        return WeightSync(
+            version=end.version,
+            num_tensors=len(weights),
+            num_bytes=sum(tensor.nbytes for tensor in weights.values()),
+            transfer_s=sent - started,
+            load_s=time.perf_counter() - sent,
+        )
+
+    async def close(self) -> None:
+        """Nothing is kept."""
+
+
+class _Disk:
+    """A safetensors file in a temporary folder, which the engine reads."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self.receiver = receiver
+
+    async def load(self, weights: Mapping[str, Tensor], end: UpdateEnd) -> WeightSync:
+        from agentgym.engines.weights.file import write_weight_file
+
+        started = time.perf_counter()
+        with TemporaryDirectory(prefix="agentgym-weights-") as folder:
+            num_bytes = write_weight_file(weights, folder)
+            written = time.perf_counter()
+            await self.receiver.read(folder, end)
+        return WeightSync(
+            version=end.version,
+            num_tensors=len(weights),
+            num_bytes=num_bytes,
+            gather_s=written - started,
+            transfer_s=time.perf_counter() - written,
+        )
+
+    async def close(self) -> None:
+        """Nothing is kept."""
+
+
+class _Broadcast:
+    """A process group of the trainer and the engine's ranks, which lives from the first update on."""
+
+    def __init__(self, receiver: Receiver, max_bytes: int) -> None:
+        self.receiver = receiver
+        self.max_bytes = max_bytes
+        self._group: WeightBroadcast | None = None
+
+    async def load(self, weights: Mapping[str, Tensor], end: UpdateEnd) -> WeightSync:
+        from agentgym.engines.weights.buckets import portions
+
+        started = time.perf_counter()
+        group = self._group or await self._joined(weights)
+        joined = time.perf_counter()
+        num_sent = 0
+        async with self.receiver.update():
+            for part in portions(weights, self.max_bytes):
+                num_sent += len(part)
+                order = self.receiver.receive(part, group.group_name, end if num_sent == len(weights) else None)
+                await asyncio.gather(order, group.send(list(part.values())))
+            sent = time.perf_counter()
+        return WeightSync(
+            version=end.version,
+            num_tensors=len(weights),
+            num_bytes=sum(tensor.nbytes for tensor in weights.values()),
+            gather_s=joined - started,
+            transfer_s=sent - joined,
+            load_s=time.perf_counter() - sent,
+        )
+
+    async def close(self) -> None:
+        """Leaves the group, and has the engine leave it."""
+        group, self._group = self._group, None
+        if group is not None:
+            with suppress(EngineError):  # an engine that is gone has left it
+                await self.receiver.leave(group.group_name)
+            group.close()
+
+    async def _joined(self, weights: Mapping[str, Tensor]) -> WeightBroadcast:
+        from agentgym.engines.weights.broadcast import WeightBroadcast
+
+        backend = "nccl" if all(tensor.is_cuda for tensor in weights.values()) else "gloo"
+        name = f"agentgym-{secrets.token_hex(4)}"
+        group = WeightBroadcast(1 + self.receiver.num_ranks, backend, name, timeout_s=_JOIN_S)
+        invitation = Invitation(
+            address=group.address, port=group.port, num_ranks=group.num_ranks, name=name, backend=backend
+        )
+        try:
+            await asyncio.gather(self.receiver.join(invitation), group.join())
+        except BaseException:
+            group.close()
+            raise
+        self._group = group
+        return group

@@ -1,0 +1,173 @@
+"""Policies that play without a model: an oracle that knows the answer, a cheat that has none, and a random one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+import numpy as np
+
+from agentgym.envs.base.text_env import TextEnv
+from agentgym.errors import ConfigError
+from agentgym.registry import Registry
+from agentgym.types import Message, ToolCall, ToolSpec
+
+__all__ = ["POLICIES", "Policy", "PolicyFactory", "RandomPolicy", "game_of", "policy_for"]
+
+WORD = re.compile(r"[^\W_][\w'-]*")
+MAX_DEPTH = 6
+Game = TypeVar("Game", bound=TextEnv)
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Plays an episode: `reset` once at its begin, then `act` for each observation."""
+
+    def reset(self, env: TextEnv, observation: str, seed: int) -> None:
+        """Begins an episode on `env`, which has just been reset; `seed` is for the policy's own randomness."""
+
+    def act(self, observation: str) -> Message:
+        """The reply to an observation: an assistant message with tool calls or text."""
+
+
+PolicyFactory: TypeAlias = Callable[[TextEnv], Policy]
+
+
+class RandomPolicy:
+    """Calls a random tool with random arguments that its schema accepts; says random words where there are no tools.
+
+    Strings without choices are words of the observation, so that it also meets names that the text mentions.
+    """
+
+    def reset(self, env: TextEnv, observation: str, seed: int) -> None:
+        """Takes the tools from `env`."""
+        self._specs = env.tool_specs
+        self._rng = np.random.default_rng(seed)
+        self._count = 0
+
+    def act(self, observation: str) -> Message:
+        """One call of one tool."""
+        if not self._specs:
+            return Message("assistant", self._pick(_words(observation)))
+        spec = self._specs[int(self._rng.integers(len(self._specs)))]
+        return Message("assistant", "", tool_calls=(self.call(spec, observation),))
+
+    def call(self, spec: ToolSpec, observation: str) -> ToolCall:
+        """A call of a tool with random arguments."""
+        arguments = self._object(spec.parameters, _Context(spec.parameters, _words(observation)), 0)
+        self._count += 1
+        return ToolCall(f"call_{self._count}", spec.name, arguments)
+
+    def _pick(self, choices: Any) -> Any:
+        return choices[int(self._rng.integers(len(choices)))]
+
+    def _value(self, schema: Any, context: _Context, depth: int) -> Any:
+        if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
+            return self._pick(context.words)
+        if "$ref" in schema:
+            return self._value(context.referred(schema["$ref"]), context, depth + 1)
+        if "const" in schema:
+            return schema["const"]
+        if "enum" in schema:
+            return self._pick(schema["enum"])
+        for union in ("anyOf", "oneOf"):
+            if union in schema:
+                return self._value(self._pick(schema[union]), context, depth + 1)
+        kind = schema.get("type", "string")
+        kind = self._pick(kind) if isinstance(kind, list) else kind
+        makers: dict[str, Callable[[Mapping[str, Any], _Context, int], Any]] = {
+            "object": self._object,
+            "array": self._array,
+            "integer": self._integer,
+            "number": self._number,
+        }
+        if kind in makers:
+            return makers[kind](schema, context, depth)
+        return {"boolean": bool(self._rng.integers(2)), "null": None}.get(kind, self._pick(context.words))
+
+    def _object(self, schema: Mapping[str, Any], context: _Context, depth: int) -> dict[str, Any]:
+        required = schema.get("required", ())
+        made: dict[str, Any] = {}
+        for name, part in schema.get("properties", {}).items():
+            if name in required or (depth < 2 and self._rng.random() < 0.5):
+                made[name] = self._value(part, context, depth + 1)
+        return made
+
+    def _array(self, schema: Mapping[str, Any], context: _Context, depth: int) -> list[Any]:
+        low = int(schema.get("minItems", 0))
+        high = int(schema.get("maxItems", max(low, 1 if depth > 2 else 3)))
+        size = int(self._rng.integers(low, high + 1))
+        first = [self._value(part, context, depth + 1) for part in schema.get("prefixItems", ())][:size]
+        rest = [self._value(schema.get("items", {}), context, depth + 1) for _ in range(size - len(first))]
+        values = first + rest
+        if schema.get("uniqueItems"):
+            return list({json.dumps(value, sort_keys=True): value for value in values}.values())
+        return values
+
+    def _integer(self, schema: Mapping[str, Any], context: _Context, depth: int) -> int:
+        numbers = [int(word) for word in context.words if word.isdecimal() and len(word) < 10]
+        low, high = schema.get("minimum"), schema.get("maximum")
+        if low is None and "exclusiveMinimum" in schema:
+            low = schema["exclusiveMinimum"] + 1
+        if high is None and "exclusiveMaximum" in schema:
+            high = schema["exclusiveMaximum"] - 1
+        low = min([0, *numbers]) if low is None else low
+        high = max([9, int(low) + 9, *numbers]) if high is None else high
+        return int(self._rng.integers(int(low), int(high) + 1))
+
+    def _number(self, schema: Mapping[str, Any], context: _Context, depth: int) -> float:
+        low, high = float(schema.get("minimum", 0.0)), float(schema.get("maximum", 1.0))
+        return round(float(self._rng.uniform(low, max(low, high))), 3)
+
+
+def _words(observation: str) -> list[str]:
+    return WORD.findall(observation) or ["help"]
+
+
+class _Context:
+    """What values are made from: the schema's definitions, and the words in sight."""
+
+    def __init__(self, root: Mapping[str, Any], words: list[str]) -> None:
+        self._root = root
+        self.words = words
+
+    def referred(self, reference: str) -> object:
+        node: Any = self._root
+        for part in reference.removeprefix("#").strip("/").split("/"):
+            node = node.get(part, {}) if isinstance(node, Mapping) else {}
+        return node
+
+
+def _made_by(method: str, kind: str) -> PolicyFactory:
+    def make(env: TextEnv) -> Policy:
+        maker = getattr(env.unwrapped, method, None)
+        if maker is None:
+            raise ConfigError(f"{type(env.unwrapped).__name__} has no {kind} policy; give it a method {method}(self)")
+        policy = maker()
+        if not isinstance(policy, Policy):
+            raise ConfigError(f"{type(env.unwrapped).__name__}.{method} gave a {type(policy).__name__}, not a Policy")
+        return policy
+
+    return make
+
+
+POLICIES: Registry[PolicyFactory] = Registry("policy")
+"""Kind of policy to what makes one for an environment."""
+POLICIES.add("oracle", _made_by("make_oracle", "oracle"))
+POLICIES.add("cheat", _made_by("make_cheat", "cheat"))
+POLICIES.add("random", lambda env: getattr(env.unwrapped, "make_random", RandomPolicy)())
+
+
+def policy_for(env: TextEnv, kind: str) -> Policy:
+    """A new policy of `kind` ("oracle", "cheat", "random", or one added to POLICIES) for `env`."""
+    return POLICIES[kind](env)
+
+
+def game_of(env: TextEnv, kind: type[Game]) -> Game:
+    """The game below an environment's wrappers; raises ConfigError where it is not the one that a policy plays."""
+    game = env.unwrapped
+    if not isinstance(game, kind):
+        raise ConfigError(f"this policy plays {kind.__name__}, not {type(game).__name__}")
+    return game

@@ -1,0 +1,88 @@
+"""Held-out tasks by what they are, not by their seed: a task's digest says on which side of the split it is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentgym.envs.base.seeds import EVAL_SEED_START
+from agentgym.errors import EnvironmentFault
+from agentgym.types import JSON, Message, ToolSpec
+
+__all__ = ["ONE_IN", "TaskDraw", "digest_of", "is_held_out", "prompt_identity"]
+
+ONE_IN = 4
+"""One task of so many is held out. Training draws 1.33 tasks for each that it plays, an evaluation 4."""
+MAX_DRAWS = 64
+"""Draws of one reset. Where a quarter of the tasks is on the wanted side, all of them miss it once in 10^8 resets."""
+SAME_DRAWS = 3
+"""Successive draws whose digests are equal, after which a reset draws no more: nothing tells the tasks apart."""
+
+
+def prompt_identity(system: str, messages: object, tools: Sequence[ToolSpec]) -> JSON:
+    """What identifies a task whose environment declares nothing: all that the model is shown before its first reply."""
+    told = messages if isinstance(messages, tuple | list) else ()
+    said: list[JSON] = [[one.role, str(one.content)] for one in told if isinstance(one, Message)]
+    return [system, said, [tool.to_openai() for tool in tools]]
+
+
+def digest_of(identity: JSON, options: Mapping[str, Any]) -> str:
+    """The digest of a task from its identity and its reset options; equal for equal ones, in every process.
+
+    Raises EnvironmentFault for an identity that is not JSON.
+
+    >>> digest_of(["crane"], {})
+    'a138b1d5e952510e'
+    """
+    try:
+        parts = [json.dumps(identity, sort_keys=True)]
+    except TypeError as error:
+        raise EnvironmentFault(
+            f"task_identity() returns JSON (numbers, texts, lists, dicts), so that equal tasks are found: {error}"
+        ) from error
+    if options:
+        parts.append(json.dumps(dict(options), sort_keys=True, default=lambda value: type(value).__name__))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def is_held_out(digest: str) -> bool:
+    """Whether a task of this digest is for evaluation; else it is for training."""
+    return int(digest, 16) % ONE_IN == 0
+
+
+class TaskDraw:
+    """The draws of one reset, which go on until a task is on the side of the seed.
+
+    A seed from EVAL_SEED_START on asks for a held-out task, any other for one of training; a reset without a seed asks
+    for the side of the reset before. The first draw is that of the seed itself, so most training tasks are what the
+    seed alone would give. Further ones follow from the seed too. Where no draw is on the side, the first one is
+    taken, and `has_failed` is true.
+    """
+
+    def __init__(self, seed: int | None, wants_held_out: bool) -> None:
+        self.seed = seed
+        """The seed of the next draw; None draws on."""
+        self.wants_held_out = wants_held_out if seed is None else seed >= EVAL_SEED_START
+        self.has_failed = False
+        self._first = seed
+        self._digests: list[str] = []
+
+    def settles(self, digest: str) -> bool:
+        """Whether the task that was drawn is taken; else `seed` is that of the next draw."""
+        if self.has_failed or is_held_out(digest) == self.wants_held_out:
+            return True
+        self._digests.append(digest)
+        is_stuck = len(self._digests) >= SAME_DRAWS and len(set(self._digests[-SAME_DRAWS:])) == 1
+        if is_stuck or len(self._digests) >= MAX_DRAWS:
+            self.has_failed, self.seed = True, self._first
+            return self._first is None
+        if self._first is not None:
+            start = EVAL_SEED_START if self.wants_held_out else 0
+            self.seed = start + _derived(self._first, len(self._digests)) % EVAL_SEED_START
+        return False
+
+
+def _derived(seed: int, number: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}/{number}".encode()).digest()[:8], "big")

@@ -1,0 +1,67 @@
+"""Registers the bundled environments with Gymnasium, and loads none of them.
+
+Who calls it: the start-up hook (`startup/`, installed beside the package) right after Gymnasium was imported; `import
+agentgym` where Gymnasium was there first; `resolve_env`, for names given to a command.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["BUNDLED", "register_envs"]
+
+BUNDLED = {
+    "TextGame-v0": "agentgym.envs.games.text_game.env:TextGame",
+    "GuessNumber-v0": "agentgym.envs.games.guess_number:GuessNumber",
+    "WordLadder-v0": "agentgym.envs.games.word_ladder:WordLadder",
+    "Prompt-v0": "agentgym.envs.tasks.prompt:Prompt",
+    "LongRoad-v0": "agentgym.envs.games.long_road:LongRoad",
+    "Terminal-v0": "agentgym.envs.tasks.terminal.env:Terminal",
+    "Countdown-v0": "agentgym.envs.games.countdown:Countdown",
+    "Negotiation-v0": "agentgym.envs.games.negotiation:Negotiation",
+    "TicTacToe-v0": "agentgym.envs.games.tic_tac_toe:TicTacToe",
+    "Mastermind-v0": "agentgym.envs.games.mastermind:Mastermind",
+    "Sokoban-v0": "agentgym.envs.games.sokoban:Sokoban",
+    "Sudoku-v0": "agentgym.envs.games.sudoku:Sudoku",
+    "Wordle-v0": "agentgym.envs.games.wordle:Wordle",
+    "GSM8K-v0": "agentgym.envs.tasks.math.gsm8k:GSM8K",
+    "SearchQA-v0": "agentgym.envs.tasks.search.env:SearchQA",
+    "CodeTasks-v0": "agentgym.envs.tasks.code.env:CodeTasks",
+    "Retail-v0": "agentgym.envs.tasks.retail.env:Retail",
+    "Math-v0": "agentgym.envs.tasks.math.env:Math",
+}
+"""Environment id to where its class is; an id's version changes when its tasks or rewards do."""
+
+
+def register_envs() -> None:
+    """Makes `gymnasium.make("TextGame-v0")` work, and `make("textarena/Wordle-v0")`; a second call does nothing."""
+    # Not at the top: importing Gymnasium is what makes the hook import this module. And the package before its part:
+    # a thread that begins with a part breaks the import of the whole in another thread.
+    import gymnasium
+    from gymnasium.envs import registration
+
+    for env_id, entry_point in BUNDLED.items():
+        if env_id not in registration.registry:
+            gymnasium.register(id=env_id, entry_point=entry_point)
+    # Gymnasium has no hook for ids that are made when they are asked for: this is where `make` and `make_vec` look up.
+    if not hasattr(registration._find_spec, "finds_adapters"):
+        registration._find_spec = _with_adapters(registration._find_spec)  # type: ignore[assignment]
+
+
+def _with_adapters(find: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Gymnasium's look-up of an id, which asks the adapters first for one with a slash."""
+
+    @functools.wraps(find)
+    def find_spec(env_id: str) -> Any:
+        if "/" in env_id:
+            from agentgym.envs.adapters.namespaces import spec_of
+
+            found = spec_of(env_id)
+            if found is not None:
+                return found
+        return find(env_id)
+
+    find_spec.finds_adapters = True  # type: ignore[attr-defined]
+    return find_spec

@@ -1,0 +1,118 @@
+"""Finds an environment by what a user writes: an id, `package.module:Class`, or `path/to/file.py:Class`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, registry
+
+from agentgym.envs.adapters.namespaces import NAMESPACES, namespace_of, spec_of
+from agentgym.envs.base.text_env import TextEnv
+from agentgym.envs.catalog.plugin import register_envs
+from agentgym.errors import ConfigError, UnknownName, nearest
+from agentgym.loading import Wanted, load_module, load_named
+from agentgym.types import JSON
+
+__all__ = ["make_env", "resolve_env", "stem_of", "turn_limit"]
+
+VERSIONED = re.compile(r"-v\d+$")
+WANTED = Wanted(
+    noun="environment",
+    example="Class",
+    hint="`agentgym env list` shows the installed environments.",
+    new="`agentgym new env NAME` writes an environment to start from",
+    fits=lambda value: isinstance(value, type) and issubclass(value, TextEnv),
+)
+
+
+def make_env(name: str, kwargs: Mapping[str, JSON] | None = None) -> TextEnv:
+    """A new environment; `kwargs` are its class's keywords (such as `{"level": 2}`).
+
+    Raises UnknownName with the nearest name, and ConfigError where the class does not take the keywords.
+    """
+    return resolve_env(name, kwargs)()
+
+
+def resolve_env(name: str, kwargs: Mapping[str, JSON] | None = None) -> Callable[[], TextEnv]:
+    """A function that makes the environment each time it is called; `name` is looked up now.
+
+    The environments are the bare ones, without Gymnasium's wrappers: a TextEnv checks its own use.
+    """
+    register_envs()
+    place, _, last = name.rpartition(":")
+    adapted = spec_of(name)
+    if adapted is not None:
+        make = _made_by_gymnasium(adapted)
+    elif place and VERSIONED.search(last):  # Gymnasium's `module:Id-v0`: importing the module registers the id
+        load_module(place, name, WANTED)
+        make = _from_registry(last)
+    else:
+        make = _from_path(name) if place else _from_registry(name)
+    settings = dict(kwargs or {})
+
+    def make_one() -> TextEnv:
+        try:
+            env = make(**settings)
+        except TypeError as error:
+            raise ConfigError(f"environment {name!r} does not take the keywords {settings}: {error}") from error
+        if not isinstance(env, TextEnv):
+            as_text = f"; try 'text/{name}', which tells it as text" if name in registry else ""
+            raise ConfigError(f"{name!r} makes a {type(env).__name__}, which is not an agentgym.envs.TextEnv{as_text}")
+        return env
+
+    return make_one
+
+
+def turn_limit(name: str, kwargs: Mapping[str, JSON] | None = None) -> int | None:
+    """Returns the environment's own limit of turns, or None if it has none; raises as `make_env` does."""
+    env = make_env(name, kwargs)
+    env.close()
+    return env.max_turns
+
+
+def stem_of(name: str) -> str:
+    """What a folder is named after that belongs to an environment.
+
+    >>> stem_of("path/to/file.py:Lock"), stem_of("textarena/Wordle-v0")
+    ('Lock', 'textarena-Wordle-v0')
+    """
+    if namespace_of(name) is not None:
+        return re.sub(r"[^\w.-]+", "-", name)
+    return name.rpartition(":")[2].rpartition("/")[2]
+
+
+def _from_registry(env_id: str) -> Callable[..., object]:
+    if env_id not in registry:
+        known = sorted(set(registry) - set(_FOREIGN))
+        near = nearest(env_id, [*known, *(one.example for one in NAMESPACES.values())]) or "."
+        raise UnknownName(
+            f"unknown env {env_id!r}{near} `agentgym env list` shows all; "
+            "your own is written 'package.module:Class' or 'path/to/file.py:Class'"
+        )
+
+    return _made_by_gymnasium(registry[env_id])
+
+
+def _made_by_gymnasium(spec: EnvSpec) -> Callable[..., object]:
+    def make(**settings: Any) -> object:
+        env = gymnasium.make(spec, **settings).unwrapped
+        limit = spec.max_episode_steps
+        if isinstance(env, TextEnv) and env.max_turns is None:
+            env.max_turns = limit  # the wrapper that would count is left out
+        return env
+
+    return make
+
+
+_FOREIGN = tuple(key for key, spec in registry.items() if str(spec.entry_point).startswith("gymnasium."))
+
+
+def _from_path(name: str) -> Callable[..., object]:
+    found = load_named(name, WANTED)
+    if not callable(found):
+        raise ConfigError(f"{name!r} is a {type(found).__name__}, not an environment class")
+    made: Callable[..., object] = found
+    return made

@@ -1,0 +1,168 @@
+"""The customer of Retail-v0: says what is wanted, answers what is asked, and leaves when all is dealt with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from agentgym.envs.tasks.retail.shop import Customer
+from agentgym.envs.tasks.retail.wishes import Wish
+
+__all__ = ["Brief", "ScriptedUser", "SimulatedUser"]
+
+PATIENCE = 4
+"""Replies that lead nowhere, after which the customer leaves."""
+REQUEST = re.compile(
+    r"\?|\b(please|kindly|could you|can you|may i|i need|"
+    r"(?:i|we)(?:'ll|'d| will| would)? need(?! to (?:escalate|hand|pass))|"
+    r"(?:give|send|tell) (?:me|us)|share your|provide|let me know|what is|which)\b"
+)
+CLOSING = re.compile(r"\b(anything|something) (else|more|further)\b")
+REPORT = re.compile(
+    r"\b(done|completed|processed|cancell?ed|returned|exchanged|changed|refunded|all set|manager|escalated|handed over|"
+    r"cannot|can't|can not|unable|not possible|not allowed|sorry(?! to hear)|costs?|total|dollars)\b"
+)
+CONFIRM = re.compile(r"\b(confirm|shall i|should i|proceed|go ahead|want me to|correct|all right|okay|yes)\b")
+TOPICS = {
+    "email": r"e-?mail",
+    "name": r"\b(names?|zip|postal|identify|identity|verify|who am i)\b",
+    "order": r"\border(?:'s)? (number|id)\b|\b(which|what) (of (the|your) )?orders?\b|\bnumber of (the|your) order\b|"
+    r"\bthe order (that )?you\b",
+    "item": r"\b(which|what) (items?|ones?|products?|things?)\b|\bwhat (would|do) you \w+ to \w+|\bis it the\b|"
+    r"\b(whole|entire) order\b",
+    "instead": r"\binstead\b|\b(which|what) (new|other|variant|version|option|size|colou?r|kind)\b|\bfor what\b|"
+    r"\binto what\b|\bin exchange\b|\bprefer\b|\bdo you want the\b|"
+    r"\b(exchanged?|changed?|replaced?) (it )?(for|to|with)\b",
+    "reason": r"\bwhy\b|\breasons?\b|\bno longer needed\b|\bby mistake\b",
+    "refund": r"\brefund|\bpay|\bcard|\bmoney\b",
+}
+NO_MATTER = "I have no preference about that."
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+IDENTIFIER = re.compile(
+    r"\bW\d{5}\b|\b(?:visa|mastercard)-\d{4}\b|\b[a-z]+_[a-z]+_\d{4}\b|\bitem #?\d{4}\b", re.IGNORECASE
+)
+"""What names an order, a card, a customer or an item, and is no number that anybody asks for."""
+MOST_NUMBERS = 8
+"""A message with more of them tells none: the customer does not search for the right one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Brief:
+    """What a simulated customer knows."""
+
+    customer: Customer
+    wishes: Sequence[Wish]
+    level: int
+    """1: says everything at once; 2: answers what is asked; 3: remembers no order number and no e-mail address."""
+
+    def instructions(self) -> str:
+        """The same as a text, for a model that plays the customer."""
+        one = self.customer
+        known = f"zip code {one.zip_code}" if self.level == 3 else f"e-mail {one.email}, zip code {one.zip_code}"
+        lines = [f"You are {one.first_name} {one.last_name} ({known}), a customer who writes to the desk of a shop."]
+        for number, wish in enumerate(self.wishes, 1):
+            order = wish.hint if self.level == 3 else f"The order is {wish.order_id}."
+            lines.append(f"Wish {number}: {' '.join((wish.opening, order, *wish.facts.values()))}")
+        lines.append(
+            "Bring up one wish after the other; say only what is asked for, in short sentences, as a customer."
+        )
+        return "\n".join(lines)
+
+
+@runtime_checkable
+class SimulatedUser(Protocol):
+    """Plays a customer for an episode. What it raises is a fault of the environment, and no mistake of the desk's."""
+
+    is_over: bool
+    """Whether the customer has left."""
+
+    def begin(self, brief: Brief) -> str:
+        """The first message."""
+
+    def answer(self, text: str) -> str:
+        """The answer to what the desk said."""
+
+
+class ScriptedUser:
+    """Answers by rules: the facts that a question names, yes where something is to be confirmed, the next wish."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+    def begin(self, brief: Brief) -> str:
+        """Brings up the first wish."""
+        self._brief, self._place, self._patience = brief, 0, PATIENCE
+        self.is_over, self._was_told = False, False
+        return f"Hello. {self._wanted()}"
+
+    def answer(self, text: str) -> str:
+        """By what was asked for; where nothing was, what was told counts as the answer to the wish."""
+        self._was_told = self._was_told or tells(text, self._wish.told)
+        said = text.casefold().replace("’", "'")
+        if not REQUEST.search(said) or CLOSING.search(said):
+            return self._next(is_report=bool(REPORT.search(said) or CLOSING.search(said)))
+        facts = [self._fact(topic) for topic, words in TOPICS.items() if re.search(words, said)]
+        facts = [fact for fact in facts if fact != NO_MATTER] or facts
+        is_wanted = not facts or re.search(rf"\b{re.escape(self._wish.insists)}\b", said)
+        if is_wanted and CONFIRM.search(said):
+            facts.append("Yes, please.")
+        if not facts:
+            return self._unsatisfied(self._wanted())
+        return " ".join(dict.fromkeys(facts))
+
+    @property
+    def _wish(self) -> Wish:
+        return self._brief.wishes[self._place]
+
+    def _wanted(self) -> str:
+        if self._brief.level > 1:
+            return self._wish.opening
+        return " ".join((self._wish.opening, f"It is order {self._wish.order_id}.", *self._wish.facts.values()))
+
+    def _fact(self, topic: str) -> str:
+        one, is_forgetful = self._brief.customer, self._brief.level == 3
+        if topic == "email" and not is_forgetful:
+            return f"My e-mail address is {one.email}."
+        if topic in ("email", "name"):
+            forgotten = "I do not know which e-mail address I gave. " if topic == "email" else ""
+            return f"{forgotten}I am {one.first_name} {one.last_name}, zip code {one.zip_code}."
+        if topic == "order":
+            return self._wish.hint if is_forgetful else f"It is order {self._wish.order_id}."
+        return self._wish.facts.get(topic, NO_MATTER)
+
+    def _next(self, *, is_report: bool) -> str:
+        if not is_report:
+            return self._unsatisfied("All right. And?")
+        if self._wish.told and not self._was_told:
+            return self._unsatisfied("But you have not told me the number that I asked for.")
+        self._place += 1
+        if self._place == len(self._brief.wishes):
+            self.is_over = True
+            return "Thank you, that is all. Goodbye."
+        self._was_told = False
+        return f"Thank you. There is something else. {self._wanted()}"
+
+    def _unsatisfied(self, said: str) -> str:
+        self._patience -= 1
+        if self._patience > 0:
+            return said
+        self.is_over = True
+        return "This leads nowhere. Goodbye."
+
+
+def numbers_in(text: str) -> set[str]:
+    """The numbers of a message, but for those that name an order, a card, a customer or an item."""
+    found = NUMBER.findall(IDENTIFIER.sub(" ", text))
+    return {one.replace(",", "").removesuffix(".00").removesuffix(".0") for one in found}
+
+
+def tells(text: str, number: str) -> bool:
+    """Whether a message tells a number ("" is told anyway), and is no list of many.
+
+    >>> tells("That makes 1,250 dollars.", "1250")
+    True
+    """
+    numbers = numbers_in(text)
+    return not number or (number in numbers and len(numbers) <= MOST_NUMBERS)

@@ -1,0 +1,225 @@
+"""What holds for each model family, measured on a folder of chat templates: `docs/families.md`."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from agentgym.chat_templates.families import family_of, renderer_for
+from agentgym.chat_templates.formats.protocol import ReplyFormat
+from agentgym.chat_templates.formats.registry import FORMATS
+from agentgym.chat_templates.jinja_template import ChatTemplate, message_dict, tool_dict
+from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
+from agentgym.chat_templates.tokenizer import ChatTokenizer
+from agentgym.embedded import embedded_folder
+from agentgym.errors import RenderError, RunFolderError
+from agentgym.evaluation.model_check.findings import ModelReport, ModelVerdict, Outcome
+from agentgym.evaluation.model_check.reference import TransformersReference
+from agentgym.evaluation.model_check.verify import verify_model
+from agentgym.testing.contracts.stand_ins import STAND_INS, StandIn
+from agentgym.types import JSON, Message, ToolCall, ToolSpec
+
+__all__ = ["MatrixRow", "TurnCost", "family_matrix", "matrix_markdown", "stand_in"]
+
+COLUMNS = {
+    "render": "render = template",
+    "shown": "all is shown",
+    "extend": "extend exact",
+    "parse": "parse inverts",
+    "several_calls": "several calls",
+    "reasoning": "reasoning",
+    "malformed": "malformed kept",
+    "prefix": "prefix-preserving",
+}
+"""Property of `verify_model` to the heading of its column."""
+CELLS = {Outcome.OK: "yes", Outcome.FAILED: "**no**", Outcome.SKIPPED: "–"}
+MARK = re.compile(
+    r"<[|｜][^'\"{}\s<>]+?[|｜]>|<\|?[a-z_:]+\|?>|</[a-z_:]+>|<SPECIAL_\d+>|\[/?[A-Z_]{3,}\]|\[e~\[|\]~!?b[\[\]]|<\|\"\|>"
+)
+"""What templates spell as one token of their model's vocabulary."""
+NOT_MARKS = re.compile(r"<(?:function|parameter|name|description|type|required|tools|b|i|br|invoke)>|</.*(?:s|ion|er)>")
+UNKNOWN = StandIn("", "<|stand_in_bos|>", "<|stand_in_eos|>", (), "")
+CALL_STOPS = ("<|tools_suffix|>",)
+"""Marks that close calls and, by the models' generation_config.json, end a reply with it (Apertus)."""
+SHORT, LONG = 4, 64
+"""Turns of the conversations whose cost is compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCost:
+    """What rendering and extending cost: `TurnCost(0.0004, 1.02)`."""
+
+    seconds: float
+    """Of a turn, in a conversation of 64."""
+    growth: float
+    """That over a turn's in a conversation of 4."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixRow:
+    """One template: its family, the verdicts on it, and what a turn costs; None where replies cannot be extended."""
+
+    template: str
+    family: str
+    report: ModelReport
+    cost: TurnCost | None
+
+
+def stand_in(template: str, name: str) -> ChatTokenizer:
+    """A tokenizer for a template whose own is not at hand: the embedded model's, with the marks that it spells.
+
+    The first and last tokens of the shared templates are known by their names; others get made-up ones.
+    """
+    known = STAND_INS.get(name, UNKNOWN)
+    backend = Tokenizer.from_str(ChatTokenizer.load(embedded_folder()).backend.to_str())
+    family = family_of(ChatTokenizer(backend, template, name=name))
+    special = {"bos_token": known.bos, "eos_token": known.eos}
+    spells = template + _written(template, special)
+    own: tuple[str, ...] = ()
+    if family is not None:
+        own = tuple(text for text in (*FORMATS[family.name].marks, *FORMATS[family.name].ends) if text in spells)
+        if known is UNKNOWN and "eos_token" in template:
+            ends = (end for end in FORMATS[family.name].ends if end in spells)
+            known = replace(known, eos=next(ends, known.eos))
+    special["eos_token"] = known.eos
+    stops = [mark for mark in CALL_STOPS if mark in spells]
+    spelled = {mark for mark in MARK.findall(spells) if not NOT_MARKS.fullmatch(mark)}
+    marks = sorted({*spelled, *own, known.bos, known.eos, *known.stops} - {""})
+    backend.add_special_tokens([mark for mark in marks if backend.token_to_id(mark) is None])
+    return ChatTokenizer(backend, template, "", special, (known.eos, *known.stops, *stops), name)
+
+
+def _written(template: str, special: Mapping[str, JSON]) -> str:
+    """What the template makes of a talk and of a play: marks that its source composes are spelled there."""
+    call = ToolCall("000000000", "qv7tool", {"qv7argument": "x"})
+    user, reply = Message("user", "x"), Message("assistant", "x", "x")
+    calling, result = Message("assistant", "", "x", (call,)), Message("tool", "x", tool_call_id=call.id, name=call.name)
+    tool = ToolSpec(call.name, "x", {"type": "object", "properties": {"qv7argument": {"type": "string"}}})
+    texts = []
+    for messages, tools in (([user, reply, user], []), ([user, calling, result], [tool])):
+        try:
+            dicts = [message_dict(message, str) for message in messages]
+            texts.append(ChatTemplate(template, special).render(dicts, [tool_dict(each, str) for each in tools]))
+        except RenderError:
+            continue  # what it refuses, it writes nowhere
+    return "\n".join(texts)
+
+
+def family_matrix(folder: Path, clock: Callable[[], float] = time.process_time) -> Iterator[MatrixRow]:
+    """A row for each `*.jinja` of a folder, by family. Raises RunFolderError where there is none."""
+    files = sorted(folder.glob("*.jinja"))
+    if not files:
+        raise RunFolderError(f"{str(folder)!r} holds no *.jinja: give a folder of chat templates")
+    for file in files:
+        tokenizer = stand_in(file.read_text(encoding="utf-8"), file.stem)
+        report = verify_model(tokenizer, reference=TransformersReference.of(tokenizer))
+        yield MatrixRow(file.stem, report.family, report, _cost(tokenizer, clock))
+
+
+def _cost(tokenizer: ChatTokenizer, clock: Callable[[], float]) -> TurnCost | None:
+    try:
+        renderer = renderer_for(tokenizer)
+        short, long = (min(_turn(renderer, turns, clock) for _ in range(5)) for turns in (SHORT, LONG))
+    except RenderError:
+        return None
+    return TurnCost(long, long / short)
+
+
+def _turn(renderer: TemplateRenderer, turns: int, clock: Callable[[], float]) -> float:
+    """Seconds of a turn in a conversation of so many."""
+    said = [*renderer.tokenizer.encode("In a cave."), renderer.stop_ids[0]]
+    start = clock()
+    ids = renderer.render([Message("user", "Where are you?")], renderer.probe_tools)
+    for number in range(turns):
+        ids += said
+        ids += renderer.extend(ids, [Message("user", f"And now, at turn {number}?")])
+    return (clock() - start) / turns
+
+
+def matrix_markdown(rows: Iterable[MatrixRow]) -> str:
+    """The page: how to read it, the table, the notes, the families that no template stands for."""
+    ordered = sorted(rows, key=lambda row: (row.family, row.template))
+    notes: list[str] = []
+    head = ["family", "template", "renderer", *COLUMNS.values(), "a turn costs"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for row in ordered:
+        verdicts = {verdict.about.name: verdict for verdict in row.report.verdicts}
+        cells = [_cell(verdicts[name], notes) for name in COLUMNS]
+        known = [row.family, row.template, row.report.renderer, *cells, _cost_cell(row.cost)]
+        lines.append("| " + " | ".join(known) + " |")
+    shown = {row.family for row in ordered}
+    numbered = [f"{number}. {note}" for number, note in enumerate(notes, 1)]
+    rest = _unshown([entry for entry in dict.fromkeys(FORMATS.values()) if entry.name not in shown])
+    return "\n".join([TEXT, *lines, "", "## Notes", "", *numbered, "", REST, *rest, ""])
+
+
+def _cell(verdict: ModelVerdict, notes: list[str]) -> str:
+    """A verdict in a word; what is noted or fails gets a note, equal ones the same."""
+    word = CELLS.get(verdict.outcome, "yes" if verdict.about.name in HANDLED else "no")
+    if verdict.first is None:
+        return word
+    problem = verdict.first.problem.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+    note = f"{verdict.about.name}: {problem[:300]} (first seen in: {verdict.first.where})"
+    if note not in notes:
+        notes.append(note)
+    return f"{word} [{notes.index(note) + 1}]"
+
+
+def _cost_cell(cost: TurnCost | None) -> str:
+    return "–" if cost is None else f"{cost.seconds * 1e6:.0f} µs, x{cost.growth:.2f}"
+
+
+def _unshown(formats: Sequence[ReplyFormat]) -> list[str]:
+    lines = ["| family | also called | models |", "|---|---|---|"]
+    return lines + [f"| {entry.name} | {', '.join(entry.aliases)} | {entry.models} |" for entry in formats]
+
+
+HANDLED = ("render", "extend", "parse", "malformed")
+"""Properties of which what is noted is a refusal or a difference that the renderer answers for."""
+TEXT = """# Model families
+
+A family is a chat format: how a conversation becomes tokens and how a reply is read. Which models can be *trained* is
+another question: Llama, Mistral, Qwen2 and Qwen3 (dense, with plain rotary embeddings and full attention) at present. A
+model of any family can be evaluated behind a server (`agentgym eval --policy URL`).
+
+What holds for each family, measured: every template below is held to the hundred conversations of
+`agentgym.testing.contracts.conversations` by the checks of `agentgym verify --model FOLDER`, with a stand-in vocabulary
+that has the marks which the template spells. Made by:
+
+    agentgym tools families --matrix FOLDER_OF_TEMPLATES > docs/families.md
+
+For your own model, `agentgym verify --model FOLDER` says the same with its own tokenizer, before any training.
+
+## How to read it
+
+- *render = template*: `render` gives the ids of `apply_chat_template`. A note names conversations that the
+  template itself refuses, such as two user messages in a row.
+- *all is shown*: messages, tools, calls and results are in the template's text. A template that shows tools and leaves
+  the calls of a reply out fails: sampled calls stay in the row, and those of a prompt or a demonstration are lost.
+- *extend exact*: what `extend` appends to a sampled reply is what the template puts there. A note names what is
+  kept as it was first shown where the template would move or rewrite it, or a role that `extend` refuses, with the
+  line of the template.
+- *parse inverts*: the ids with which the template writes a reply are read as that reply; *several calls* and
+  *reasoning* count apart. "no" says that the template leaves them out of what it writes, so that nothing could be
+  read: what a model samples is read, and stays in the row.
+- *malformed kept*: replies with calls, cut behind every id and corrupted: nothing raises, nothing is lost, no call
+  is made up.
+- *prefix-preserving*: the render of a longer conversation begins with that of the shorter. Where it does not (old
+  reasoning is dropped, the menu of tools moves), `history="append"` keeps what was sampled, and
+  `history="rerender"` begins a row at each rewrite; either way each sampled token is trained exactly once.
+- *a turn costs*: CPU time of `render` and `extend` for each turn of 64, and that over the time for each of 4: above
+  1.5 it would grow with the history.
+- **no** in bold is a failure: training would be wrong. "–" says that no conversation could tell.
+
+## The matrix
+"""
+REST = """## Families without a template above
+
+Their replies are read (`agentgym tools parse --family NAME`), as tests on replies of these models show; a model's
+own template renders them.
+"""

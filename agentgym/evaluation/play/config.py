@@ -1,0 +1,122 @@
+"""What an evaluation is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence  # noqa: F401 - the command line resolves `JSON` in this module
+from dataclasses import asdict, dataclass, field
+
+import agentgym
+from agentgym.chat_templates.template_date import check_date
+from agentgym.data import DataConfig, env_of_data
+from agentgym.engines.openai.config import ChatEndpointConfig, endpoint_url, is_url
+from agentgym.envs.base.policies import POLICIES
+from agentgym.errors import ConfigError
+from agentgym.evaluation.play.model_folder import EMBEDDED
+from agentgym.rewards import RewardConfig
+from agentgym.rollout.episode.history import CompactionConfig, History
+from agentgym.rollout.limits import STALL_S, SamplingConfig
+from agentgym.rollout.sampling.sampler import SamplerConfig
+from agentgym.types import JSON
+from agentgym.url_credentials import refuse_credentials
+
+__all__ = ["EvalConfig"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalConfig:
+    """What is evaluated, on what. Equal settings give equal episodes, byte for byte, unless a chat endpoint plays."""
+
+    env: str = ""
+    """An environment id, `package.module:Class` or `path/to/file.py:Class`; left out, `Prompt-v0` plays the rows of
+    `data`."""
+    env_kwargs: Mapping[str, JSON] = field(default_factory=dict)
+    """Keywords of the environment's class."""
+    policy: str = EMBEDDED
+    """`embedded`, a model folder, the `http://HOST:PORT/v1` of a chat endpoint, or `oracle`, `cheat`, `random`:
+    policies that need no model."""
+    num_tasks: int = 50
+    """Held-out tasks: the first so many, whatever the seed."""
+    num_repeats: int = 1
+    """Episodes of each task."""
+    seed: int = 0
+    """Of the sampling; tasks do not depend on it."""
+    temperature: float = 1.0
+    """Of the sampling; 0 is greedy."""
+    max_turns: int = 200
+    """Replies in an episode; the environment's own limit is mostly lower."""
+    turn_tokens: int | None = None
+    """The most ids in a reply of a model. None takes a quarter of the model's window (more where an episode has fewer
+    than four turns: a half, or the whole window for a single one), and at most 8,192, as training does."""
+    tokenizer: str = EMBEDDED
+    """The model folder whose chat format records what a policy without a model says."""
+    family: str | None = None
+    """The chat format of the model, by a name of `agentgym tools families`; None goes by its chat template."""
+    date: str | None = None
+    """What a chat template takes for the present date (`strftime_now`), such as 2026-03-01 or 2026-03-01T08:30:00. None
+    is the moment at which the evaluation begins; where the template writes it, config.yaml then holds that moment."""
+    history: History = "append"
+    """`append` keeps the conversation as it was sampled, old reasoning included: one row an episode. `rerender` shows
+    what the chat template makes of it (most drop old reasoning), with a row for each rewrite."""
+    compaction: CompactionConfig = field(default_factory=CompactionConfig)
+    concurrency: int = 64
+    """Episodes at once; plays no role for the result."""
+    env_processes: int = 0
+    """Processes in which the environments live, so that one which holds the interpreter, crashes or is killed for its
+    memory ends its process alone, and not the command; 0 has them in the command's own. No role for the result."""
+    stall_s: float | None = STALL_S
+    """Seconds that an environment may hold Python's interpreter, so that no other episode and no Ctrl-C gets its turn;
+    then the command is ended, with the environment's name and stack. None never."""
+    device: str = "cpu"
+    """Where a model folder runs: `cpu`, `cuda`."""
+    endpoint: ChatEndpointConfig = field(default_factory=ChatEndpointConfig)
+    """How a chat endpoint is asked, where `policy` is one."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Rows of files as the held-out tasks, in place of the environment's own."""
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    """Where the reward of an episode comes from, in place of the environment."""
+
+    def __post_init__(self) -> None:
+        refuse_credentials(self)
+        if not self.env:
+            object.__setattr__(self, "env", env_of_data(self.data))
+        for name in ("num_tasks", "num_repeats", "max_turns", "turn_tokens", "concurrency"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is at least 1, got {value}")
+        SamplingConfig(temperature=self.temperature)
+        SamplerConfig(env_processes=self.env_processes)
+        if self.env_processes and self.policy in POLICIES:
+            raise ConfigError(
+                f"the policy {self.policy} looks into the environment, which env_processes has in another process:"
+                " leave env_processes out, or evaluate a model"
+            )
+        if self.stall_s is not None and not self.stall_s > 0:
+            raise ConfigError(f"stall_s is above 0, or None for no bound, got {self.stall_s}")
+        check_date(self.date)
+        if self.compaction.at is not None and (self.policy in POLICIES or is_url(self.policy)):
+            raise ConfigError(f"{self.policy} is asked for no summary: leave compaction.at out, or evaluate a model")
+        if self.history != "append" and is_url(self.policy):
+            raise ConfigError("a chat endpoint renders the history itself, by its own template: leave history out")
+        if self.family is not None and is_url(self.policy):
+            raise ConfigError("a chat endpoint has its own chat format: leave family out")
+
+    def to_json(self) -> dict[str, JSON]:
+        """What decides the result, as `config.yaml` stores it: not `concurrency`, `env_processes`, `device`, a key."""
+        names = "env env_kwargs policy num_tasks num_repeats seed temperature max_turns turn_tokens".split()
+        settings: dict[str, JSON] = {"kind": "eval", "agentgym": agentgym.__version__}
+        settings |= {name: getattr(self, name) for name in names}
+        for name, part, nothing in (("data", self.data, DataConfig()), ("reward", self.reward, RewardConfig())):
+            settings |= {} if part == nothing else {name: plain_settings(part)}
+        if is_url(self.policy):
+            endpoint: dict[str, JSON] = {"model": self.endpoint.model, "text_marks": self.endpoint.text_marks}
+            return {**settings, "policy": endpoint_url(self.policy), "endpoint": endpoint}
+        settings["tokenizer"] = self.tokenizer if self.policy in POLICIES else self.policy
+        settings |= {} if self.date is None else {"date": self.date}
+        return {**settings, "family": self.family, "history": self.history, "compaction": asdict(self.compaction)}
+
+
+def plain_settings(config: DataConfig | RewardConfig) -> dict[str, JSON]:
+    """The settings as YAML and JSON hold them."""
+    plain: dict[str, JSON] = json.loads(json.dumps(asdict(config), default=dict))
+    return plain

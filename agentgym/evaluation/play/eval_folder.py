@@ -1,0 +1,160 @@
+"""The folder of an evaluation: its settings, its episodes as they finish, and what a resumed one need not replay."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+
+from agentgym.errors import ConfigError, RunFolderError
+from agentgym.rollout.episode.episode import Episode
+from agentgym.rollout.record import tools_file as tool_menus
+from agentgym.rollout.record.episodes_file import FILE_NAME, EpisodeWriter, read_episodes
+from agentgym.rollout.record.folder_digests import DIGESTS, discard_digests, write_digests
+from agentgym.rollout.record.folder_lock import LOCK_NAME, FolderLock
+from agentgym.trajectory import Trajectory
+from agentgym.types import JSON
+
+__all__ = ["EvalFolder", "free_folder", "recorded_date"]
+
+CONFIG = "config.yaml"
+RESULT = "result.json"
+Key = tuple[str, int]
+"""Group and member."""
+
+
+class EvalFolder:
+    """Opens `path` for the evaluation with these settings; `kept` are the good episodes that it holds already.
+
+    Episodes are appended as they finish, in whichever order, so that a kill loses none; `finish` puts them in order.
+    Raises RunFolderError when the folder holds something and `resume` is false, is no evaluation's, is written by
+    another process, or cannot be written, and ConfigError, naming the settings, when it belongs to another evaluation.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, JSON], *, resume: bool) -> None:
+        self.path = path
+        self.kept: dict[Key, Trajectory] = {}
+        self.num_written = 0
+        """Episodes appended since the folder was opened."""
+        if path.exists() and not path.is_dir():
+            raise RunFolderError(f"{str(path)!r} is a file; --output takes a folder")
+        self._lock = FolderLock(path)
+        if path.is_dir() and not _is_blank(path):
+            self._reopen(settings, resume)
+        else:
+            with written(path):
+                path.mkdir(parents=True, exist_ok=True)
+                self._lock.take()
+                _write_whole(path / CONFIG, yaml.safe_dump(_plain(settings), sort_keys=False))
+        discard_digests(path)
+        self._writer = EpisodeWriter(path)
+
+    def _reopen(self, settings: Mapping[str, JSON], resume: bool) -> None:
+        if not (self.path / CONFIG).is_file():
+            raise RunFolderError(f"{str(self.path)!r} holds files, and no {CONFIG}: name a new folder with --output")
+        if not resume:
+            raise RunFolderError(
+                f"{str(self.path)!r} holds a run already: go on with it by --resume, or name a new folder with --output"
+            )
+        self._lock.take()
+        stored = _read_yaml(self.path / CONFIG)
+        wanted = _plain(settings)
+        names = [name for name in {**wanted, **stored} if stored.get(name) != wanted.get(name)]
+        if names:
+            what = ", ".join(f"{name} was {stored.get(name)!r} and is now {wanted.get(name)!r}" for name in names)
+            raise ConfigError(f"cannot resume {str(self.path)!r}: {what}; repeat its settings, or name a new --output")
+        if (self.path / FILE_NAME).is_file():
+            played = [record.trajectory for record in read_episodes(self.path)]
+            self.kept = {(one.group, one.member): one for one in played if one.status.trainable}
+
+    def write(self, trajectory: Trajectory) -> None:
+        """Appends one finished episode."""
+        self._writer.write([trajectory], phase="eval")
+        self.num_written += 1
+
+    def finish(self, trajectories: Sequence[Trajectory], result: Mapping[str, JSON]) -> None:
+        """Puts the episodes in the order of `trajectories`, which makes the file a function of the settings alone."""
+        self._writer.close()
+        aside = self.path / ".in-order"
+        with written(self.path):
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir()
+            with EpisodeWriter(aside) as ordered:
+                ordered.write(trajectories, phase="eval")
+                head = ordered.head
+            for file in aside.iterdir():
+                os.replace(file, self.path / file.name)
+            aside.rmdir()
+            _write_whole(self.path / RESULT, json.dumps(_plain(result), indent=2) + "\n")
+            write_digests(self.path, {FILE_NAME: head}, (CONFIG, RESULT))
+
+    def close(self) -> None:
+        """Closes the file and lets other processes write; a second call does nothing."""
+        self._writer.close()
+        self._lock.release()
+
+
+def missing(episodes: Sequence[Episode], kept: Mapping[Key, Trajectory]) -> list[Episode]:
+    """The episodes that have to be played."""
+    return [episode for episode in episodes if (episode.group, episode.member) not in kept]
+
+
+def recorded_date(path: Path) -> str | None:
+    """The date that the chat template of the evaluation in a folder writes; None where it writes none, or where the
+    folder holds no evaluation."""
+    date = _read_yaml(path / CONFIG).get("date") if (path / CONFIG).is_file() else None
+    return None if date is None else str(date)
+
+
+def free_folder(path: Path) -> Path:
+    """`path`, or the first of `path-2`, `path-3`, ... that does not exist."""
+    number, candidate = 1, path
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate
+
+
+@contextmanager
+def written(path: Path) -> Iterator[None]:
+    """Names the folder in what the file system refuses."""
+    try:
+        yield
+    except RunFolderError:
+        raise
+    except OSError as error:
+        raise RunFolderError(f"cannot write in the run folder {str(path)!r}: {error.strerror or error}") from error
+
+
+def _is_blank(path: Path) -> bool:
+    """Whether the folder is empty, or what an evaluation leaves that ended before its first episode."""
+    names = {entry.name for entry in path.iterdir()} - {tool_menus.FILE_NAME, LOCK_NAME, DIGESTS}
+    return not names or (names == {CONFIG, FILE_NAME} and (path / FILE_NAME).stat().st_size == 0)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """The file is there whole or not at all."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
+def _read_yaml(path: Path) -> dict[str, JSON]:
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RunFolderError(f"{str(path)!r} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise RunFolderError(f"{str(path)!r} holds no settings")
+    return value
+
+
+def _plain(settings: Mapping[str, JSON]) -> dict[str, JSON]:
+    """The same through JSON: tuples are lists, and only plain types are left."""
+    plain: dict[str, JSON] = json.loads(json.dumps(settings, default=dict))
+    return plain

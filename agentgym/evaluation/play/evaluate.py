@@ -1,0 +1,350 @@
+"""`evaluate`: held-out tasks, played by a model or a policy through the rollout that training uses."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from agentgym.chat_templates.families import renderer_for
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.chat_templates.template_date import present_date
+from agentgym.data import open_data
+from agentgym.engines.openai.config import is_url
+from agentgym.engines.protocol import Engine
+from agentgym.envs.base.multi_agent import SELF
+from agentgym.envs.base.policies import POLICIES
+from agentgym.envs.base.seeds import EVAL_SEED_START
+from agentgym.envs.base.text_env import TextEnv
+from agentgym.envs.catalog.resolve import make_env, stem_of, turn_limit
+from agentgym.errors import ConfigError, RunFolderError, UnknownName, nearest
+from agentgym.evaluation.play.config import EvalConfig
+from agentgym.evaluation.play.endpoint import EndpointUse, endpoint_loop, endpoint_use, found_model
+from agentgym.evaluation.play.eval_folder import EvalFolder, free_folder, missing, recorded_date
+from agentgym.evaluation.play.model_folder import EMBEDDED, model_folder
+from agentgym.evaluation.play.policies import PolicyLoop, played_env
+from agentgym.evaluation.scores.statistics import EvalSummary, summarize
+from agentgym.loading import place_of
+from agentgym.model.context_window import folder_window
+from agentgym.rewards import open_rewards
+from agentgym.rollout.episode.episode import Episode
+from agentgym.rollout.episode.episode_loop import EpisodeLoop
+from agentgym.rollout.episode.token_loop import RolloutLoop
+from agentgym.rollout.hosting.env_host import make_task_env
+from agentgym.rollout.hosting.event_loop import run_async
+from agentgym.rollout.hosting.watchdog import watched
+from agentgym.rollout.limits import Limits, SamplingConfig
+from agentgym.rollout.sampling.sampler import Sampler, SamplerConfig
+from agentgym.rollout.sampling.self_play import seats_of
+from agentgym.trajectory import Trajectory
+from agentgym.types import JSON, Message, Task
+
+__all__ = [
+    "Driver",
+    "EvalConfig",
+    "EvalPlan",
+    "EvalResult",
+    "config_tasks",
+    "count_prompt",
+    "eval_episodes",
+    "eval_tasks",
+    "evaluate",
+    "open_evaluation",
+    "run_evaluation",
+]
+
+_log = logging.getLogger(__name__)
+Driver = Callable[[RolloutLoop], AbstractAsyncContextManager[RolloutLoop]]
+"""Makes of a model's loop the one that plays instead, for as long as the evaluation runs."""
+HOST = re.compile(r"[\w.-]+:\d+(/|$)")
+POLICY_TURN_TOKENS = 1 << 16
+"""A policy without a model says what it wants to say."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """What came of an evaluation, and where its episodes are."""
+
+    config: EvalConfig = field(repr=False)
+    summary: EvalSummary
+    output: Path
+    trajectories: tuple[Trajectory, ...] = field(repr=False)
+    """Task by task, repeat by repeat."""
+    use: EndpointUse | None = None
+    """What it took of the chat endpoint, where one played."""
+
+    def to_json(self) -> dict[str, JSON]:
+        """The summary, the settings and the folder as one JSON object."""
+        use = {} if self.use is None else {"use": self.use.to_json()}
+        return {**self.summary.to_json(), **use, **self.config.to_json(), "output": str(self.output)}
+
+
+def evaluate(
+    config: EvalConfig | str | type[TextEnv],
+    policy: str | None = None,
+    *,
+    output: str | Path | None = None,
+    resume: bool = False,
+    on_episode: Callable[[Trajectory], None] | None = None,
+    **settings: Any,  # those of EvalConfig, which checks them
+) -> EvalResult:
+    """Plays the evaluation and writes its folder; `on_episode` sees each episode when it is finished.
+
+    Takes a configuration, or an environment (its id, path or class) and a policy, with further settings of
+    `EvalConfig`: `evaluate("TextGame-v0", "oracle", num_tasks=20)`.
+
+    Without `output` the folder is a new one under `runs/`. With `resume` only episodes that are missing or failed are
+    played. Raises ConfigError or UnknownName for what cannot be played, RunFolderError for a folder or model that is
+    missing, taken or cannot be written, TrainingHalted when over half of the episodes fail.
+    """
+    if isinstance(config, EvalConfig):
+        config = replace(config, **settings) if policy is None else replace(config, policy=policy, **settings)
+    else:
+        config = EvalConfig(env=place_of(config), policy=policy or EMBEDDED, **settings)
+    plan = open_evaluation(config, None if output is None else Path(output), resume=resume)
+    return plan.run(on_episode)
+
+
+def open_evaluation(config: EvalConfig, output: Path | None = None, *, resume: bool = False) -> EvalPlan:
+    """Checks everything that can be checked before an episode is played, opens the folder, and gives the plan."""
+    if resume and output is None:
+        raise ConfigError("resume goes on in a folder that exists: name it with output (--output DIR)")
+    if resume and output is not None and config.date is None:
+        config = replace(config, date=recorded_date(output))
+    config = _checked(config)
+    played_by = config.endpoint.model if is_url(config.policy) else config.policy
+    name = f"eval-{stem_of(config.env)}-{Path(played_by or '').name}"
+    folder = output or free_folder(Path("runs") / name.replace(":", "-"))
+    settings = config.to_json()
+    return EvalPlan(config, EvalFolder(folder, settings, resume=resume))
+
+
+class EvalPlan:
+    """An evaluation that is ready to run: the episodes that it has, and those to be played."""
+
+    def __init__(self, config: EvalConfig, folder: EvalFolder) -> None:
+        self.config = config
+        self.folder = folder
+        tasks = config_tasks(config)
+        self.episodes = eval_episodes(tasks, config.num_repeats, run_seed=config.seed)
+        self.to_play = missing(self.episodes, folder.kept)
+
+    def run(
+        self, on_episode: Callable[[Trajectory], None] | None = None, *, driver: Driver | None = None
+    ) -> EvalResult:
+        """Plays what is to be played, and writes the result; `driver` lets somebody else lead the conversations."""
+
+        def keep(trajectory: Trajectory) -> None:
+            self.folder.write(trajectory)
+            if on_episode is not None:
+                on_episode(trajectory)
+
+        with closing(self.folder), watched(self.config.stall_s):
+            played = run_async(_play(self.config, self.to_play, keep, driver)) if self.to_play else []
+            found = {**self.folder.kept, **{(one.group, one.member): one for one in played}}
+            ordered = tuple(found[episode.group, episode.member] for episode in self.episodes)
+            result = EvalResult(self.config, summarize(ordered), self.folder.path, ordered, endpoint_use(ordered))
+            self.folder.finish(ordered, result.to_json())
+        return result
+
+
+def eval_tasks(env: str, num_tasks: int, env_kwargs: Mapping[str, JSON] | None = None) -> list[Task]:
+    """The first `num_tasks` held-out tasks of an environment: always the same ones."""
+    return [Task(env, EVAL_SEED_START + index, kwargs=dict(env_kwargs or {})) for index in range(num_tasks)]
+
+
+def config_tasks(config: EvalConfig) -> list[Task]:
+    """The held-out tasks of an evaluation: rows of its data where it names some, else the environment's own."""
+    if not config.data.given:
+        return eval_tasks(config.env, config.num_tasks, config.env_kwargs)
+    tokenizer = config.tokenizer if config.policy in POLICIES or is_url(config.policy) else config.policy
+    count = count_prompt(renderer_for(model_folder(tokenizer), config.family, date=config.date))
+    data = open_data(config.data, count, config.env)
+    if not data.eval:
+        raise ConfigError(
+            "the data holds no tasks to evaluate on: name them with data.eval (--data.eval FILE), or hold some of"
+            " data.train out with data.eval_fraction"
+        )
+    data.log_report()
+    return [with_keywords(task, config.env, config.env_kwargs) for task in data.eval[: config.num_tasks]]
+
+
+def with_keywords(task: Task, env: str, env_kwargs: Mapping[str, JSON]) -> Task:
+    """The task of a row with the keywords of the environment that they are for; one of another has none."""
+    return replace(task, kwargs=dict(env_kwargs)) if env_kwargs and task.env_id == env else task
+
+
+def count_prompt(renderer: Renderer) -> Callable[[Sequence[Message]], int]:
+    """Counts the ids of a prompt as the model is shown it."""
+    return lambda messages: len(renderer.render(messages, ()))
+
+
+def eval_episodes(
+    tasks: Sequence[Task], num_repeats: int = 1, *, run_seed: int = 0, step: int = 0, phase: str = "eval"
+) -> list[Episode]:
+    """`num_repeats` episodes of each task, task by task; `step` and `phase` say when in a training run."""
+    return [
+        Episode(task, f"{step}/{index}", repeat, run_seed, step, phase)
+        for index, task in enumerate(tasks)
+        for repeat in range(num_repeats)
+    ]
+
+
+async def run_evaluation(
+    sampler: Sampler, episodes: Sequence[Episode], on_episode: Callable[[Trajectory], None] | None = None
+) -> list[Trajectory]:
+    """The trajectories of `episodes`, in their order, by whatever engine the sampler has: a training run's, too."""
+    return await sampler.run(episodes, on_episode=on_episode)
+
+
+async def _play(
+    config: EvalConfig,
+    episodes: Sequence[Episode],
+    on_episode: Callable[[Trajectory], None],
+    driver: Driver | None = None,
+) -> list[Trajectory]:
+    settings = SamplerConfig(concurrency=config.concurrency, env_processes=config.env_processes)
+    is_policy = config.policy in POLICIES
+    async with AsyncExitStack() as stack:
+        loop = await _loop(config, len(episodes))
+        stack.push_async_callback(loop.close)
+        if driver is not None:
+            if not isinstance(loop, RolloutLoop):
+                raise ConfigError(f"{config.policy} is a chat endpoint already: an agent can talk to it directly")
+            loop = await stack.enter_async_context(driver(loop))
+        rewards = await stack.enter_async_context(open_rewards(config.reward))
+        make = played_env(config.policy) if is_policy else make_task_env
+        sampler = Sampler(rewards.loop(loop), make, settings)
+        stack.callback(sampler.close)
+        if not rewards.together:
+            return await run_evaluation(sampler, episodes, on_episode)
+        scored = await rewards.score(await run_evaluation(sampler, episodes))
+        for trajectory in scored:
+            on_episode(trajectory)
+        sampler.check(scored)
+        return scored
+
+
+async def _loop(config: EvalConfig, num_episodes: int) -> EpisodeLoop:
+    """What plays the episodes."""
+    if config.policy in POLICIES:
+        return policy_loop(config)
+    if is_url(config.policy):
+        sampling = SamplingConfig(temperature=config.temperature)
+        return await endpoint_loop(config.policy, config.endpoint, _limits(config), sampling)
+    return _model_loop(config, num_episodes)
+
+
+def policy_loop(config: EvalConfig) -> PolicyLoop:
+    """The loop of a policy that needs no model."""
+    limits = Limits(max_turns=config.max_turns, turn_tokens=POLICY_TURN_TOKENS)
+    renderer = renderer_for(model_folder(config.tokenizer), config.family, date=config.date)
+    return PolicyLoop(renderer, limits, history=config.history)
+
+
+def _model_loop(config: EvalConfig, num_episodes: int) -> RolloutLoop:
+    folder = model_folder(config.policy)
+    renderer: Renderer = renderer_for(folder, config.family, date=config.date)
+    engine = model_engine(folder, config.device, min(config.concurrency, num_episodes))
+    sampling = SamplingConfig(temperature=config.temperature)
+    return RolloutLoop(
+        engine, renderer, _limits(config), sampling, history=config.history, compaction=config.compaction
+    )
+
+
+def model_engine(folder: Path, device: str, num_slots: int) -> Engine:
+    """The model of a folder in this process, with `num_slots` requests at once or as many as fit into half of the free
+    memory. Raises ConfigError for a device that is not there."""
+    from agentgym.engines.local.config import LocalEngineConfig  # here, and not above: only a model needs torch
+    from agentgym.engines.local.engine import LocalEngine  # here, and not above: only a model needs torch
+    from agentgym.engines.local.kv_cache import fitting_slots
+    from agentgym.model.model_folder import load_decoder, on_device
+    from agentgym.model.transformers_check import check_forward
+
+    model = on_device(load_decoder(folder), device)
+    check_forward(model, folder)
+    window = model.config.context_window
+    fitting = fitting_slots(model, window, num_slots)
+    if fitting < num_slots:
+        _log.warning(
+            "the key/value cache has room for %d episodes of %d tokens at once, not for %d; the others wait",
+            fitting,
+            window,
+            num_slots,
+        )
+    return LocalEngine(model, LocalEngineConfig(num_slots=fitting))
+
+
+def _require_torch() -> None:
+    try:
+        import_module("agentgym.engines.local.engine")
+    except ModuleNotFoundError as error:
+        what = f"a model needs {error.name}, which is not installed"
+        raise ConfigError(f"{what}: `agentgym doctor` shows the command") from error
+
+
+def _checked(config: EvalConfig) -> EvalConfig:
+    """The settings, with the model that an endpoint has, or with the chat format and date of a model here; raises as
+    `_checked_policy` does, and where no endpoint is."""
+    _check_seats(config)
+    if not is_url(config.policy):
+        return _checked_policy(config)
+    make_env(config.env, config.env_kwargs).close()
+    return replace(config, endpoint=found_model(config.policy, config.endpoint))
+
+
+def _check_seats(config: EvalConfig) -> None:
+    if config.env_kwargs.get("opponent") != SELF:
+        return
+    env = make_env(config.env, config.env_kwargs)
+    seats = seats_of(env)
+    env.close()
+    if seats:
+        raise ConfigError(
+            f"an evaluation plays one agent, and opponent={SELF} leaves all of {', '.join(seats)} to it: name another"
+            " opponent, such as --env-kwargs opponent=random"
+        )
+
+
+def _checked_policy(config: EvalConfig) -> EvalConfig:
+    """The settings with the chat format of the model or policy, and the date that its template writes.
+
+    Raises for an environment, keywords, policy or model that do not exist, before anything is written.
+    """
+    if config.policy in POLICIES:
+        played_env(config.policy)(Task(config.env, 0, kwargs=config.env_kwargs)).close()
+        return _recognized(config, model_folder(config.tokenizer))
+    num_turns = turn_limit(config.env, config.env_kwargs)
+    if config.policy != EMBEDDED and not Path(config.policy).expanduser().is_dir():
+        kinds = [EMBEDDED, *POLICIES]
+        near = nearest(config.policy, kinds) or "."
+        if HOST.match(config.policy):
+            near = f": did you mean 'http://{config.policy}'?"
+        raise UnknownName(
+            f"no policy and no model folder {config.policy!r}{near} "
+            f"A policy is {', '.join(kinds)}, the folder of a model, or the http:// address of a chat endpoint"
+        )
+    folder = model_folder(config.policy)
+    config = _recognized(config, folder)
+    _require_torch()
+    if not (folder / "config.json").is_file():
+        raise RunFolderError(f"no model in {str(folder)!r}: it has a tokenizer, and no config.json")
+    turn_tokens = _limits(config).turn_tokens_in(folder_window(folder), num_turns)
+    return replace(config, turn_tokens=turn_tokens)
+
+
+def _limits(config: EvalConfig) -> Limits:
+    return Limits(max_turns=config.max_turns, turn_tokens=config.turn_tokens, stall_s=config.stall_s)
+
+
+def _recognized(config: EvalConfig, folder: Path) -> EvalConfig:
+    """The settings with the chat format of a model folder, and with the date that its template writes, if it does."""
+    date = config.date or present_date()
+    renderer = renderer_for(folder, config.family, date=date)
+    date_of_run = date if renderer.tokenizer.writes_date else config.date
+    return replace(config, family=renderer.reply_format.name, date=date_of_run)

@@ -1,0 +1,185 @@
+"""A model that is ready to play, for plain Python and notebooks: `create_engine`, `run_episode`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, TypeVar
+
+from agentgym.chat_templates import renderer_for
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.engines.protocol import Engine
+from agentgym.engines.sglang.engine import SglangConfig, open_sglang
+from agentgym.engines.vllm.engine import VllmConfig, open_vllm
+from agentgym.envs.base.policies import POLICIES
+from agentgym.envs.base.text_env import TextEnv
+from agentgym.envs.catalog.resolve import turn_limit
+from agentgym.errors import ConfigError, EngineError
+from agentgym.evaluation.play.config import EvalConfig
+from agentgym.evaluation.play.evaluate import model_engine, policy_loop
+from agentgym.evaluation.play.model_folder import EMBEDDED, model_folder
+from agentgym.evaluation.play.policies import played_env
+from agentgym.loading import place_of
+from agentgym.rollout.episode.episode import Episode
+from agentgym.rollout.episode.episode_loop import EpisodeLoop
+from agentgym.rollout.episode.token_loop import RolloutLoop
+from agentgym.rollout.hosting.event_loop import run_async
+from agentgym.rollout.limits import Limits, SamplingConfig
+from agentgym.rollout.sampling.sampler import Sampler
+from agentgym.trajectory import Trajectory
+from agentgym.types import JSON, Task
+
+__all__ = ["ModelEngine", "create_engine", "run_episode"]
+
+T = TypeVar("T")
+
+
+class ModelEngine:
+    """An engine with the chat format of its model; `create_engine` makes one.
+
+    Its event loop runs on a thread of its own, so that it works in a notebook too. Close it, or use it in a `with`.
+    """
+
+    def __init__(self, open_it: Coroutine[object, object, Engine], renderer: Renderer) -> None:
+        self.renderer = renderer
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="agentgym-engine", daemon=True)
+        self._thread.start()
+        self._closed = False
+        try:
+            self.engine = self.run(open_it)
+        except BaseException:
+            self._end_loop()
+            raise
+
+    def run(self, work: Coroutine[object, object, T]) -> T:
+        """The coroutine's result, computed on the engine's event loop."""
+        if self._closed:
+            work.close()
+            raise EngineError("this engine is closed; create_engine makes another one")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def close(self) -> None:
+        """Ends the engine and whatever it launched; a second call does nothing."""
+        if not self._closed:
+            try:
+                self.run(self.engine.close())
+            finally:
+                self._end_loop()
+
+    def _end_loop(self) -> None:
+        self._closed = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> ModelEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def create_engine(
+    model: str | Path = EMBEDDED,
+    kind: Literal["local", "sglang", "vllm"] = "local",
+    *,
+    family: str | None = None,
+    device: str = "cpu",
+    servers: SglangConfig | VllmConfig | None = None,
+) -> ModelEngine:
+    """A model that is ready to play: `embedded`, or a model's folder.
+
+    `local` runs it in this process, on `device`; `sglang` and `vllm` launch servers of it, or use those that `servers`
+    names. `family` is its chat format, by a name of `agentgym tools families`, where its template does not tell.
+
+    Raises RunFolderError for a folder without a model, ConfigError for settings that cannot work, EngineError for a
+    server that does not start.
+    """
+    folder = model_folder(str(model))
+    renderer = renderer_for(folder, family)
+    return ModelEngine(_open(folder, kind, device, servers), renderer)
+
+
+async def _open(folder: Path, kind: str, device: str, servers: SglangConfig | VllmConfig | None) -> Engine:
+    if kind == "local":
+        if servers is not None:
+            raise ConfigError("servers are those of kind sglang or vllm; local runs in this process")
+        return model_engine(folder, device, num_slots=1)
+    if kind == "sglang" and isinstance(servers, SglangConfig | None):
+        return await open_sglang(servers or SglangConfig(), folder)
+    if kind == "vllm" and isinstance(servers, VllmConfig | None):
+        return await open_vllm(servers or VllmConfig(), folder)
+    raise ConfigError(f"kind is local, sglang or vllm, with servers of the same kind; got {kind!r} and {servers!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Play:
+    """One episode and how it is played."""
+
+    task: Task
+    seed: int
+    limits: Limits
+    sampling: SamplingConfig
+
+
+def run_episode(
+    env: str | type[TextEnv],
+    player: ModelEngine | str,
+    *,
+    seed: int = 0,
+    env_kwargs: dict[str, JSON] | None = None,
+    limits: Limits | None = None,
+    sampling: SamplingConfig | None = None,
+) -> Trajectory:
+    """One episode of the environment's task `seed`, as training and evaluation play it.
+
+    `env` is an environment's id, path or class; `player` an engine of `create_engine`, or `oracle`, `cheat`, `random`.
+    An environment that fails gives a trajectory that says so (`status`, `error`). Raises ConfigError or UnknownName for
+    an environment or player that does not exist.
+    """
+    task = Task(place_of(env), seed, kwargs=env_kwargs or {})
+    num_turns = turn_limit(task.env_id, task.kwargs)  # what does not exist is an error here, not a failed episode
+    limits = limits or Limits()
+    if isinstance(player, ModelEngine):
+        limits = replace(limits, turn_tokens=limits.turn_tokens_in(player.engine.context_window, num_turns))
+    play = _Play(
+        task=task,
+        seed=seed,
+        limits=limits,
+        sampling=sampling or SamplingConfig(),
+    )
+    if isinstance(player, ModelEngine):
+        return player.run(_with_engine(player, play))
+    if player not in POLICIES:
+        raise ConfigError(
+            f"a player is an engine of create_engine, or {', '.join(POLICIES)}; got {player!r}: "
+            f"create_engine({player!r}) loads a model"
+        )
+    return run_async(_with_policy(player, play))
+
+
+async def _with_engine(player: ModelEngine, play: _Play) -> Trajectory:
+    loop = RolloutLoop(player.engine, player.renderer, play.limits, play.sampling)
+    return await _play(Sampler(loop), play)
+
+
+async def _with_policy(policy: str, play: _Play) -> Trajectory:
+    loop: EpisodeLoop = policy_loop(EvalConfig(env=play.task.env_id, policy=policy, max_turns=play.limits.max_turns))
+    try:
+        return await _play(Sampler(loop, played_env(policy)), play)
+    finally:
+        await loop.close()
+
+
+async def _play(sampler: Sampler, play: _Play) -> Trajectory:
+    try:
+        return await sampler.play(Episode(play.task, "0/0", 0, play.seed))
+    finally:
+        sampler.close()

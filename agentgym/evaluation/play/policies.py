@@ -1,0 +1,90 @@
+"""Lets a policy that needs no model (oracle, cheat, random) play through the rollout, as if an engine had said it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.engines.protocol import Sampling
+from agentgym.engines.scripted import ScriptedEngine
+from agentgym.envs.base.policies import policy_for
+from agentgym.envs.base.text_env import Info, StepResult, TextEnv
+from agentgym.envs.catalog.resolve import make_env
+from agentgym.errors import EnvironmentFault
+from agentgym.rollout.episode.episode import Episode
+from agentgym.rollout.episode.history import History
+from agentgym.rollout.episode.replies import reply_ids
+from agentgym.rollout.episode.token_loop import RolloutLoop
+from agentgym.rollout.hosting.env_host import LocalEnv
+from agentgym.rollout.hosting.env_threads import attempt
+from agentgym.rollout.hosting.hosted_env import HostedEnv
+from agentgym.rollout.limits import Limits
+from agentgym.trajectory import Trajectory
+from agentgym.types import Message, Task
+
+__all__ = ["PlayedEnv", "PolicyLoop", "played_env"]
+
+
+class PlayedEnv(gymnasium.Wrapper[str, str, str, str]):
+    """An environment with the policy that plays it; the policy begins its episode wherever `reset` is called."""
+
+    def __init__(self, env: TextEnv, kind: str) -> None:
+        super().__init__(env)
+        self.inner = env
+        self.policy = policy_for(self.inner, kind)
+        self.policy_seed = 0
+        self._observation = ""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """Begins the episode of both."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._observation = observation
+        self.policy.reset(self.inner, observation, self.policy_seed)
+        return observation, info
+
+    def step(self, action: str) -> StepResult:
+        """Steps the environment, and remembers what the policy sees next."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._observation = observation
+        return observation, float(reward), terminated, truncated, info
+
+    def next_message(self) -> Message:
+        """The policy's reply to the last observation."""
+        return self.policy.act(self._observation)
+
+
+def played_env(kind: str) -> Callable[[Task], PlayedEnv]:
+    """What a Sampler makes its environments with: the task's environment, played by the policy `kind`."""
+    return lambda task: PlayedEnv(make_env(task.env_id, task.kwargs), kind)
+
+
+class PolicyLoop(RolloutLoop):
+    """A RolloutLoop whose replies come from the policy of each episode's own `PlayedEnv`.
+
+    Replies are rendered as a model would have to sample them, so that such a run reads, verifies and trains like any
+    other. A policy that raises is a fault of its environment.
+    """
+
+    def __init__(self, renderer: Renderer, limits: Limits, *, history: History = "append") -> None:
+        engine = ScriptedEngine(self._reply_of, vocab_size=renderer.vocab_size)
+        super().__init__(engine, renderer, limits, history=history)
+        self._envs: dict[str, PlayedEnv] = {}
+
+    async def play(self, env: HostedEnv, episode: Episode) -> Trajectory:
+        """Plays one episode; `env` hosts a PlayedEnv."""
+        assert isinstance(env, LocalEnv) and isinstance(env.env, PlayedEnv)
+        env.env.policy_seed = episode.seed(0)
+        self._envs[episode.session] = env.env
+        try:
+            return await super().play(env, episode)
+        finally:
+            del self._envs[episode.session]
+
+    def _reply_of(self, session: str, prompt_ids: Sequence[int], sampling: Sampling) -> Sequence[int]:
+        error, message = attempt(self._envs[session].next_message)
+        if message is None:
+            raise EnvironmentFault(f"the policy failed: {type(error).__name__}: {error}") from error
+        return reply_ids(self.renderer, message)

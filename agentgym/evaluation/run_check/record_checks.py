@@ -1,0 +1,382 @@
+"""The checks that one recorded episode passes or fails by itself, on the JSON as it stands in the file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, pairwise
+from typing import Any, TypeAlias
+
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.errors import InvalidTrajectory, RenderError
+from agentgym.rollout.hosting.answer import plain_answers
+from agentgym.rollout.record.episode_digests import credit_digest, mask_runs, row_digest
+from agentgym.rollout.record.episodes_file import EpisodeRecord, message_from_json, record_from_json
+from agentgym.rollout.record.ledger import Ledger, Place
+from agentgym.rollout.record.tools_file import Menus, menu_digest
+from agentgym.trajectory import Status
+from agentgym.types import Message, ToolResult, ToolSpec
+
+__all__ = ["CHECKS", "Basis", "Record", "by_endpoint", "first_difference"]
+
+MAX_PROMPTS = 256
+Record: TypeAlias = Mapping[str, Any]
+"""One line of `episodes.jsonl`, not yet trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What records are held against: the run's chat format, where there is one, and its sets of tools by digest."""
+
+    renderer: Renderer | None = None
+    menus: Menus = field(default_factory=dict)
+    max_staleness: int | None = None
+    """The updates that a training run's tokens may be older than its weights; None where it is not a training run."""
+    _prompts: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    _newest: list[tuple[Record, EpisodeRecord]] = field(default_factory=list)
+
+    def tools(self, record: Record, row: int) -> tuple[ToolSpec, ...]:
+        """The tools that the model was shown; none where the record names none."""
+        return self.menus.get(record["rows"][row].get("tools", ""), ())
+
+    def episode(self, record: Record) -> EpisodeRecord:
+        """The episode of a record; the newest one is kept. Raises InvalidTrajectory."""
+        if not self._newest or self._newest[0][0] is not record:
+            self._newest[:] = [(record, record_from_json(record, self.menus))]
+        return self._newest[0][1]
+
+    def prompt(self, record: Record, row: int) -> Sequence[int]:
+        """The render of a row's messages and tools; the last ones are kept, because the episodes of a group have the
+        same. Raises RenderError."""
+        assert self.renderer is not None
+        stored = record["rows"][row]
+        key = (json.dumps(stored["messages"]), str(stored.get("tools")))
+        ids = self._prompts.get(key)
+        if ids is None:
+            messages = [message_from_json(message) for message in stored["messages"]]
+            ids = self.renderer.render(messages, self.tools(record, row))
+            if len(self._prompts) >= MAX_PROMPTS:
+                self._prompts.clear()
+            self._prompts[key] = ids
+        return ids
+
+
+Check: TypeAlias = Callable[[Ledger, int, Record, Basis], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A span with where it stands: `turn` is that of the last reply up to here, -1 before the first."""
+
+    row: int
+    turn: int
+    start: int
+    source: str
+    ids: list[int]
+    raw: Record
+
+
+def _spans(record: Record) -> Iterator[_Span]:
+    turn = -1
+    for row, stored in enumerate(record["rows"]):
+        start = 0
+        for raw in stored["spans"]:
+            turn += raw["source"] == "policy"
+            yield _Span(row, turn, start, raw["source"], raw["ids"], raw)
+            start += len(raw["ids"])
+
+
+def first_difference(ids: Sequence[object], others: Sequence[object]) -> int:
+    """The first index at which two sequences differ; the shorter one's length when it begins the other."""
+    pairs = zip(ids, others, strict=False)
+    return next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(ids), len(others)))
+
+
+def by_endpoint(record: Record) -> bool:
+    """Whether the episode was played through a chat endpoint, which rendered its prompts and parsed its replies."""
+    return isinstance(record["info"].get("chat_endpoint"), Mapping)
+
+
+def _check_spans(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
+    turn = -1
+    if record["turns"] and not record["rows"] and not by_endpoint(record):
+        said = f"{len(record['turns'])} turns and no token; only a chat endpoint's episode may hold none"
+        ledger.check("spans", Place(line, problem=said))
+    for row, stored in enumerate(record["rows"]):
+        problem = None
+        sources = [span["source"] for span in stored["spans"]]
+        replies_before = turn + 1
+        turn += sources.count("policy")
+        if not sources or sources[0] != "prompt" or not stored["spans"][0]["ids"]:
+            problem = Place(line, row, problem="the row does not begin with a prompt")
+        elif "prompt" in sources[1:]:
+            problem = Place(line, row, problem="a prompt stands inside the row")
+        for index, (one, other) in enumerate(pairwise(sources)):
+            if one == other == "policy" and problem is None:
+                reply = replies_before + sources[: index + 1].count("policy")
+                problem = Place(line, row, reply, problem="a reply follows a reply with no answer in between")
+        if problem is None and row == len(record["rows"]) - 1 and turn + 1 != len(record["turns"]):
+            problem = Place(line, row, problem=f"{turn + 1} replies, but {len(record['turns'])} turns")
+        ledger.check("spans", problem)
+
+
+def _check_seals(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
+    for row, stored in enumerate(record["rows"]):
+        wanted, given = mask_runs(stored["spans"]), stored.get("mask")
+        problem = None
+        if given is None:
+            problem = Place(line, row, problem="the row stores no mask")
+        elif given != wanted:
+            token = first_difference(_bits(given), _bits(wanted))
+            said = "a bit differs from the token's provenance"
+            problem = Place(line, row, _turn_at(record, row, token), token, said)
+        ledger.check("mask", problem)
+        given = stored.get("digest")
+        problem = None
+        if given is None:
+            problem = Place(line, row, problem="the row stores no digest")
+        elif given != row_digest(stored["spans"]):
+            problem = Place(line, row, problem="an id, source, logprob or version is not the one that was written")
+        ledger.check("digest", problem)
+
+
+def _bits(runs: Sequence[Sequence[int]]) -> list[int]:
+    return [bit for bit, length in runs for _ in range(length)]
+
+
+def _turn_at(record: Record, row: int, token: int) -> int | None:
+    turns = [span.turn for span in _spans(record) if span.row == row and span.start <= token]
+    return turns[-1] if turns and turns[-1] >= 0 else None
+
+
+def _check_samples(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
+    last_version = 0
+    least, most = _version_bounds(record, basis.max_staleness)
+    for span in _spans(record):
+        logprobs, versions = span.raw.get("logprobs"), span.raw.get("policy_versions")
+        at = partial(Place, line, span.row, span.turn if span.turn >= 0 else None)
+        if span.source != "policy":
+            stray = logprobs is not None or versions is not None
+            problem = at(token=span.start, problem=f"a {span.source} span was not sampled") if stray else None
+            ledger.check("logprobs", problem)
+            continue
+        problem = None
+        if logprobs is None or len(logprobs) != len(span.ids):
+            have = "no" if logprobs is None else len(logprobs)
+            problem = at(token=span.start, problem=f"{len(span.ids)} sampled ids have {have} logprobs")
+        else:
+            bad = [i for i, value in enumerate(logprobs) if not (math.isfinite(value) and value <= 1e-6)]
+            if bad:
+                said = f"logprob {logprobs[bad[0]]} is not finite and at most 0"
+                problem = at(token=span.start + bad[0], problem=said)
+        ledger.check("logprobs", problem)
+        problem = None
+        if versions is None or len(versions) != len(span.ids):
+            have = "no" if versions is None else len(versions)
+            problem = at(token=span.start, problem=f"{len(span.ids)} sampled ids have {have} versions")
+        for index, version in enumerate(versions or ()):
+            if version < last_version and problem is None:
+                said = f"policy version {version} follows {last_version}"
+                problem = at(token=span.start + index, problem=said)
+            elif not least <= version <= most and problem is None:
+                said = f"policy version {version} in step {record['step']}, which samples with {_between(least, most)}"
+                problem = at(token=span.start + index, problem=said)
+            last_version = version
+        ledger.check("versions", problem)
+
+
+def _version_bounds(record: Record, max_staleness: int | None) -> tuple[float, float]:
+    """The least and the greatest policy version that an episode of a training run may be sampled with."""
+    if max_staleness is None:
+        return -math.inf, math.inf
+    step: int = record["step"]
+    if record["phase"] in ("train", "greedy"):  # step 1 is sampled with version 0
+        return max(0, step - 1 - max_staleness), step - 1
+    return step, step
+
+
+def _between(least: float, most: float) -> str:
+    return f"version {least:g}" if least == most else f"versions {least:g} to {most:g}"
+
+
+def _check_ids(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
+    renderer = basis.renderer
+    if renderer is None:
+        return
+    size, stops = renderer.vocab_size, set(renderer.stop_ids)
+    rows = [list(chain.from_iterable(raw["ids"] for raw in row["spans"])) for row in record["rows"]]
+    for span in _spans(record):
+        at = partial(Place, line, span.row, span.turn if span.turn >= 0 else None)
+        bad = next((i for i, token in enumerate(span.ids) if not 0 <= token < size), None)
+        said = f"id {span.ids[bad]} is outside of the vocabulary of {size}" if bad is not None else ""
+        ledger.check("vocabulary", None if bad is None else at(token=span.start + bad, problem=said))
+        if span.source != "policy":
+            continue
+        turn = record["turns"][span.turn]
+        ends = [index for index, token in enumerate(span.ids) if token in stops]
+        ended = turn["finish_reason"] == "stop"
+        problem = None
+        if ended and ends[-1:] != [len(span.ids) - 1]:
+            problem = at(token=span.start + len(span.ids) - 1, problem="the reply does not end with a stop id")
+        elif len(ends) > ended:
+            problem = at(token=span.start + ends[0], problem="a stop id stands inside the reply")
+        ledger.check("stop_token", problem)
+        if by_endpoint(record):
+            continue
+        parsed = renderer.parse(span.ids, basis.tools(record, span.row), rows[span.row][: span.start])
+        recorded = message_from_json(turn["message"])
+        said = f"the ids parse to {_short(parsed)}, recorded is {_short(recorded)}"
+        ledger.check("reply", None if parsed == recorded else at(token=span.start, problem=said))
+
+
+def _short(message: Message) -> str:
+    text = repr((message.content, *message.tool_calls))
+    return text if len(text) <= 160 else f"{text[:157]}..."
+
+
+def _check_tools(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
+    for row, stored in enumerate(record["rows"]):
+        digest = stored.get("tools")
+        if digest is None:
+            continue
+        menu = basis.menus.get(digest)
+        said = "" if menu is not None else f"tools.jsonl has no tools {digest}"
+        if menu is not None and menu_digest(menu) != digest:
+            said = f"the tools under {digest} in tools.jsonl are not those that were shown"
+        ledger.check("tools", Place(line, row, problem=said) if said else None)
+
+
+def _check_prompts(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
+    for row, stored in enumerate(record["rows"]):
+        digest = stored.get("tools")
+        if basis.renderer is None or "messages" not in stored or (digest is not None and digest not in basis.menus):
+            continue
+        ids = stored["spans"][0]["ids"]
+        try:
+            wanted = basis.prompt(record, row)
+        except RenderError as error:
+            ledger.check("prompt", Place(line, row, problem=f"the recorded messages cannot be rendered: {error}"))
+            continue
+        token = first_difference(ids, wanted)
+        said = "the prompt is not the render of the recorded messages and tools"
+        ledger.check("prompt", None if ids == wanted else Place(line, row, token=token, problem=said))
+
+
+def _check_prefix(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
+    renderer, turns = basis.renderer, record["turns"]
+    if renderer is None or by_endpoint(record):
+        return
+    ids: list[int] = []
+    for span in _spans(record):
+        if span.source == "prompt":
+            ids = []
+        if span.source == "env":
+            asked = turns[span.turn + 1].get("asked", "") if span.turn + 1 < len(turns) else ""
+            answers = [[Message("user", asked)]] if asked else _possible_answers(turns[span.turn])
+            problem = _answer_problem(renderer, ids, span.ids, answers)
+            token = None if problem is None else span.start + problem[0]
+            said = "" if problem is None else problem[1]
+            ledger.check("prefix", None if problem is None else Place(line, span.row, span.turn, token, said))
+        ids.extend(span.ids)
+
+
+def _answer_problem(
+    renderer: Renderer, ids: list[int], answer_ids: list[int], answers: Iterable[Sequence[Message]]
+) -> tuple[int, str] | None:
+    """The first id of an answer (an index into it) that the render of what was recorded does not have, and why."""
+    best = -1
+    said = ""
+    for messages in answers:
+        try:
+            wanted = renderer.extend(ids, messages)
+        except RenderError as error:
+            said = said or f"the recorded answer cannot be rendered: {error}"
+            continue
+        if wanted == answer_ids:
+            return None
+        index = first_difference(answer_ids, wanted)
+        if index > best:
+            one = f"id {answer_ids[index]}" if index < len(answer_ids) else "the end"
+            other = f"id {wanted[index]}" if index < len(wanted) else "the end"
+            best, said = index, f"{one} stands where the render of the recorded answer has {other}"
+    return max(best, 0), said
+
+
+def _possible_answers(turn: Record) -> Iterable[Sequence[Message]]:
+    """What the environment may have answered; the messages themselves are recorded where they are another thing."""
+    if turn.get("messages") is not None:
+        return [[message_from_json(one) for one in turn["messages"]]]
+    return plain_answers(turn["observation"], [ToolResult(**result) for result in turn["tool_results"]])
+
+
+def _check_turns(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
+    for turn, stored in enumerate(record["turns"]):
+        calls = [call["id"] for call in stored["message"]["tool_calls"]]
+        answered = [result["call_id"] for result in stored["tool_results"]]
+        said = f"calls {calls} were answered as {answered}"
+        sound = not answered or calls == answered
+        ledger.check("tool_answers", None if sound else Place(line, turn=turn, problem=said))
+
+
+def _check_outcome(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
+    status, reward = Status(record["status"]), record["reward"]
+    said = f"status {status} with the error {record['error']!r}"
+    ledger.check("status", None if (record["error"] is None) == status.trainable else Place(line, problem=said))
+    said = ""
+    try:
+        success = basis.episode(record).trajectory.success
+        if success != record["success"]:
+            said = f"success is {record['success']}, and the episode's metrics and info say {success}"
+    except InvalidTrajectory as error:
+        said = str(error)
+    ledger.check("trajectory", Place(line, problem=said) if said else None)
+    rewards = [turn["reward"] for turn in record["turns"]]
+    said = ""
+    if not status.trainable:
+        said = "" if reward is None else f"reward {reward} of an episode that failed ({status}); null was wanted"
+    elif reward is None or None in rewards:
+        said = f"no reward, though the episode is {status}"
+    elif not math.isclose(reward, math.fsum(rewards), rel_tol=1e-9, abs_tol=1e-12):
+        said = f"reward {reward} is not the sum of the turns' rewards, {math.fsum(rewards)}"
+    elif record["success"] is None:
+        said = f"success is null, though the episode is {status}"
+    ledger.check("reward", Place(line, problem=said) if said else None)
+
+
+def _check_advantages(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
+    rows = record["advantages"]
+    sealed = record.get("credit") == credit_digest([turn["reward"] for turn in record["turns"]], rows)
+    said = "a turn's reward or an advantage is not the one that was written"
+    ledger.check("credit", None if sealed else Place(line, problem=said))
+    if rows is None:
+        ledger.check("advantages", None)
+        return
+    problem = None
+    lengths = [0] * len(record["rows"])
+    for span in _spans(record):
+        lengths[span.row] += len(span.ids) if span.source == "policy" else 0
+    if [len(row) for row in rows] != lengths:
+        said = f"{[len(row) for row in rows]} advantages a row for {lengths} sampled ids"
+        problem = Place(line, first_difference([len(row) for row in rows], lengths), problem=said)
+    elif not all(math.isfinite(value) for row in rows for value in row):
+        problem = Place(line, problem="an advantage is not finite")
+    elif not Status(record["status"]).trainable and any(value for row in rows for value in row):
+        problem = Place(line, problem=f"an episode that failed ({record['status']}) has advantages")
+    ledger.check("advantages", problem)
+
+
+CHECKS: tuple[Check, ...] = (
+    _check_spans,
+    _check_seals,
+    _check_samples,
+    _check_ids,
+    _check_tools,
+    _check_prompts,
+    _check_prefix,
+    _check_turns,
+    _check_outcome,
+    _check_advantages,
+)

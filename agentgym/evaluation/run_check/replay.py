@@ -1,0 +1,218 @@
+"""Plays recorded episodes again, with the recorded actions, and compares what the environment answers and rewards."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from agentgym.chat_templates.formats.reply import reply_problem
+from agentgym.envs.base.action import Action
+from agentgym.envs.base.card import card_of
+from agentgym.envs.base.multi_agent import SELF
+from agentgym.envs.base.text_env import TextEnv
+from agentgym.envs.catalog.resolve import resolve_env
+from agentgym.errors import AgentGymError
+from agentgym.rollout.episode.episode import call_counts
+from agentgym.rollout.hosting.answer import Answer, read_reset, read_step
+from agentgym.rollout.record.episodes_file import EpisodeRecord
+from agentgym.rollout.record.ledger import Ledger, Place, Property
+from agentgym.trajectory import Status, StopReason, Trajectory, Turn
+from agentgym.types import JSON, Task
+
+__all__ = ["Replay"]
+
+REPLAY = Property("replay", "the environment answers and rewards the recorded actions as recorded", "episodes")
+COUNTED = ("num_turns", "num_summaries", *call_counts(()))
+"""Metrics that the rollout counts itself."""
+CUT = (StopReason.TURN_TOKENS, StopReason.TRAJECTORY_TOKENS, StopReason.CONTEXT)
+"""Why a reply may have gone to no environment."""
+
+
+class Replay:
+    """Checks the property `replay`.
+
+    `foreign_rewards` is the reason why the environment's own rewards are not the recorded ones, "" where they are;
+    `end_thinking` is how the model closes its reasoning, and `served` are the phases that agents outside played.
+    Of all episodes, `share` are played again, drawn at random from a fixed seed.
+    """
+
+    properties: tuple[Property, ...] = (REPLAY,)
+
+    def __init__(
+        self,
+        *,
+        foreign_rewards: str = "",
+        end_thinking: str = "</think>",
+        served: Collection[str] = (),
+        share: float = 1.0,
+    ) -> None:
+        self._foreign_rewards = foreign_rewards
+        self._served = served
+        self._share = share
+        self._random = random.Random(0)
+        self._end_thinking = end_thinking
+        self._makers: dict[str, _Maker] = {}
+
+    def add(self, ledger: Ledger, line: int, record: EpisodeRecord) -> None:
+        """Plays one episode again; see `Recomputation.add`."""
+        trajectory = record.trajectory
+        if self._random.random() >= self._share:
+            ledger.skip(REPLAY.name, f"a share of {self._share:g} of the episodes is played again")
+            return
+        maker = self._maker(trajectory.task)
+        reason = "an agent outside played it" if record.phase in self._served else maker.reason or _why_not(trajectory)
+        if reason:
+            ledger.skip(REPLAY.name, reason)
+            return
+        found = self._difference(maker, trajectory)
+        if found.failure:
+            ledger.skip(REPLAY.name, f"{trajectory.task.env_id} cannot be played here: {found.failure}")
+            return
+        if found.problem and self._difference(maker, trajectory) != found:
+            maker.reason = f"{trajectory.task.env_id} does not answer the same actions in the same way twice"
+            ledger.skip(REPLAY.name, maker.reason)
+            return
+        ledger.check(REPLAY.name, Place(line, turn=found.turn, problem=found.problem) if found.problem else None)
+
+    def close(self, ledger: Ledger) -> None:
+        """Says what was left out of the comparison."""
+        if self._foreign_rewards and ledger.tally(REPLAY.name).num_checked:
+            ledger.tally(REPLAY.name).skipped[self._foreign_rewards] = ledger.tally(REPLAY.name).num_checked
+
+    def _maker(self, task: Task) -> _Maker:
+        key = json.dumps([task.env_id, task.kwargs], sort_keys=True, default=dict)
+        if key not in self._makers:
+            self._makers[key] = _Maker.of(task)
+        return self._makers[key]
+
+    def _difference(self, maker: _Maker, trajectory: Trajectory) -> _Found:
+        try:
+            env = maker.make()
+        except Exception as error:  # noqa: BLE001 - the boundary around the user's environment
+            return _Found(failure=_line(error))
+        try:
+            return self._played(env, trajectory)
+        except Exception as error:  # noqa: BLE001 - the boundary around the user's environment
+            return _Found(failure=_line(error))
+        finally:
+            env.close()
+
+    def _played(self, env: TextEnv, trajectory: Trajectory) -> _Found:
+        task = trajectory.task
+        answer = read_reset(env.reset(seed=task.seed, options=dict(task.options) or None))
+        turns, answers = _answered(trajectory), [answer]
+        for number, turn in turns:
+            if answer.terminated or answer.truncated:
+                return _Found(number, "the environment ended the episode before this turn", answers=tuple(answers))
+            answer = read_step(env.step(Action.from_message(turn.message)))
+            problem = reply_problem(turn.message, self._end_thinking)
+            answer = answer if problem is None else answer.preceded_by(problem)
+            answers.append(answer)
+            if said := self._problem(answer, turn):
+                return _Found(number, said, answers=tuple(answers))
+        said = self._ending_problem(answer, trajectory) if turns else ""
+        return _Found(None, said, answers=tuple(answers) if said else ())
+
+    def _problem(self, answer: Answer, turn: Turn) -> str:
+        """What of an answer is not as recorded; "" where all is."""
+        if answer.observation != turn.observation:
+            return f"the environment answers {_short(answer.observation)}, recorded is {_short(turn.observation)}"
+        if answer.tool_results != turn.tool_results:
+            return "the tools give other results than those that are recorded"
+        wanted = turn.reward if turn.reward is not None else 0.0
+        if not self._foreign_rewards and not math.isclose(answer.reward, wanted, rel_tol=1e-9, abs_tol=1e-12):
+            return f"the environment rewards it with {answer.reward}, recorded is {turn.reward}"
+        return ""
+
+    def _ending_problem(self, answer: Answer, trajectory: Trajectory) -> str:
+        """Why the last answer is not the end that is recorded; "" where it is."""
+        if answer.terminated != (trajectory.status is Status.COMPLETED):
+            ends = "ends" if answer.terminated else "does not end"
+            return f"the environment {ends} the episode, recorded is {trajectory.status} ({trajectory.stop_reason})"
+        given, recorded = answer.metrics(), trajectory.metrics
+        names = [] if self._foreign_rewards else [one for one in given if one in recorded and one not in COUNTED]
+        for name in names:
+            if not math.isclose(recorded[name], given[name], rel_tol=1e-9, abs_tol=1e-12):
+                return f"the environment gives the metric {name}={given[name]:g}, recorded is {recorded[name]:g}"
+        return _info_problem(answer.extras(), trajectory.info)
+
+
+@dataclass(slots=True)
+class _Maker:
+    """What makes the environment of a task, or the reason why its episodes are not played again."""
+
+    make: Callable[[], TextEnv]
+    reason: str = ""
+
+    @classmethod
+    def of(cls, task: Task) -> _Maker:
+        def nothing() -> TextEnv:
+            raise AssertionError("an environment with a reason is not made")
+
+        if task.kwargs.get("opponent") == SELF:
+            return cls(nothing, "the moves of the other seats of a game are in other episodes")
+        if foreign := [name for name, value in task.kwargs.items() if _is_code(value)]:
+            return cls(
+                nothing, f"the keyword {foreign[0]} of {task.env_id} names code that may ask a model or a server"
+            )
+        try:
+            make = resolve_env(task.env_id, task.kwargs)
+            env = make()
+            has_card = card_of(task.env_id, env) is not None
+            env.close()
+        except Exception as error:  # noqa: BLE001 - the boundary around the user's environment
+            return cls(nothing, f"{task.env_id} cannot be made here: {_line(error)}")
+        lacks = f"{task.env_id} has no card, which claims that an episode depends on its seed and its actions alone"
+        return cls(make, "" if has_card else lacks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The first turn that differs, and how; or why the episode could not be played."""
+
+    turn: int | None = None
+    problem: str = ""
+    failure: str = ""
+    answers: tuple[Answer, ...] = ()
+    """What the environment gave up to there, where something differs."""
+
+
+def _why_not(trajectory: Trajectory) -> str:
+    if not trajectory.status.trainable:
+        return "the episode failed"
+    if any(result.error == "timeout" for turn in trajectory.turns for result in turn.tool_results):
+        return "a tool timed out, which depends on the machine"
+    return ""
+
+
+def _answered(trajectory: Trajectory) -> list[tuple[int, Turn]]:
+    """The turns that went to the environment, with their numbers."""
+    turns = [(number, turn) for number, turn in enumerate(trajectory.turns) if not turn.asked]
+    if trajectory.status is Status.TRUNCATED and trajectory.stop_reason in CUT and turns:
+        last = turns[-1][1]
+        if last.finish_reason == "length" and not (last.observation or last.tool_results or last.reward):
+            turns.pop()
+    return turns
+
+
+def _info_problem(given: Mapping[str, JSON], recorded: Mapping[str, JSON]) -> str:
+    plain: Mapping[str, JSON] = json.loads(json.dumps(given, default=dict))
+    other = [name for name, value in plain.items() if name in recorded and recorded[name] != value]
+    return f"the environment gives another info[{other[0]!r}] than the one that is recorded" if other else ""
+
+
+def _is_code(value: JSON) -> bool:
+    """Whether a keyword is the place of somebody's code, or an address."""
+    return isinstance(value, str) and ":" in value
+
+
+def _line(error: Exception) -> str:
+    said = str(error).strip().split("\n")[0]
+    return said if isinstance(error, AgentGymError) else f"{type(error).__name__}: {said}"
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 100 else f"{text[:97]}...")

@@ -1,0 +1,158 @@
+"""The checks of a run's files as a whole: digests from line to line, checkpoints, and what the run ended with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from agentgym.errors import RunFolderError
+from agentgym.rollout.record.chain import GENESIS, line_digest, split_line
+from agentgym.rollout.record.folder_digests import DIGESTS, file_digest, page_problem, read_digests
+from agentgym.rollout.record.ledger import Ledger, Place
+from agentgym.rollout.record.manifest import MANIFEST, what_is_torn
+from agentgym.types import JSON
+
+__all__ = ["ChainCheck", "RunChecks", "max_staleness_of"]
+
+EPISODES, METRICS, CONFIG = "episodes.jsonl", "metrics.jsonl", "config.yaml"
+NO_DIGESTS = f"there is no {DIGESTS}: the run goes on, was killed, or is of an earlier version"
+
+
+class ChainCheck:
+    """Checks the property `chain` line by line; `head` is the digest of the last line."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.head = GENESIS
+        self.lines: dict[str, int] = {}
+        """The number of the line that has a digest."""
+
+    def add(self, ledger: Ledger, line: int, raw: bytes) -> None:
+        """Checks the next line of the file. Lines of an earlier version, which had no digests, may come first."""
+        body, digest = split_line(raw)
+        if digest is None:
+            if self.lines:
+                self._check(ledger, line, "the line has no digest, and lines before it have one")
+            return
+        said = "" if digest == line_digest(self.head, body) else "the line, or the one before it, is not as written"
+        self._check(ledger, line, said)
+        self.head = digest  # so that one damage is counted once
+        self.lines[digest] = line
+
+    def _check(self, ledger: Ledger, line: int, said: str) -> None:
+        where = "" if self.file == EPISODES else f"of {self.file}: "
+        ledger.check("chain", Place(line, problem=where + said) if said else None)
+
+
+class RunChecks:
+    """Checks what one line cannot show, after all lines were read; `chains` are those of the files by name."""
+
+    def __init__(self, run: Path, ledger: Ledger, chains: Mapping[str, ChainCheck]) -> None:
+        self._run, self._ledger, self._chains = run, ledger, chains
+        self._steps: dict[str, int] = {}
+        self.digest: str | None = None
+        """That of the whole run, once `close` has found it to be as written."""
+
+    def add_step(self, raw: bytes) -> None:
+        """Takes a line of `metrics.jsonl`, by which a checkpoint's place in it is known."""
+        digest = split_line(raw)[1]
+        try:
+            step = json.loads(raw)["step"]
+        except (ValueError, KeyError, TypeError):
+            return  # it fails the property `metrics`
+        if digest is not None and isinstance(step, int):
+            self._steps[digest] = step
+
+    def close(self) -> None:
+        """Checks the properties `settings`, `checkpoints`, `end` and `report`."""
+        digests: Mapping[str, str] = {}
+        try:
+            found = read_digests(self._run)
+            digests = found or {}
+        except RunFolderError as error:
+            self._check("end", str(error))
+        self._check_end(digests)
+        self._check_settings(digests.get(CONFIG), DIGESTS)
+        for folder in sorted(self._run.glob("checkpoints/step-*")):
+            if folder.is_dir():
+                name = f"checkpoints/{folder.name}"
+                said = self._checkpoint_problem(folder, digests.get(f"{name}/{MANIFEST}"))
+                self._check("checkpoints", f"{name}: {said}" if said else "")
+        self._check_report()
+        sound = all(self._ledger.tally(name).num_failed == 0 for name in ("chain", "end", "settings", "checkpoints"))
+        self.digest = digests.get("run") if sound else None
+
+    def _check(self, name: str, said: str) -> None:
+        self._ledger.check(name, Place(None, problem=said) if said else None)
+
+    def _check_end(self, digests: Mapping[str, str]) -> None:
+        for name, digest in digests.items():
+            if name in self._chains:
+                self._check("end", self._end_problem(self._chains[name], digest))
+            elif name.endswith(".json") and "/" not in name:
+                self._check("end", _file_problem(self._run / name, digest))
+
+    def _end_problem(self, chain: ChainCheck, digest: str) -> str:
+        if chain.head == digest:
+            return ""
+        if not (self._run / chain.file).is_file():
+            return f"{chain.file} is missing"
+        if digest in chain.lines:
+            return f"{chain.file} has lines after line {chain.lines[digest]}, with which the run ended"
+        return f"{chain.file} does not end with the line that the run ended with: its end is lost or edited"
+
+    def _check_settings(self, digest: str | None, source: str) -> None:
+        if digest is not None:
+            said = _file_problem(self._run / CONFIG, digest)
+            self._check("settings", f"{said} ({source} has its digest)" if said else "")
+
+    def _checkpoint_problem(self, folder: Path, digest: str | None) -> str:
+        if torn := what_is_torn(folder):
+            return torn
+        if digest is not None and (said := _file_problem(folder / MANIFEST, digest)):
+            return said
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        step = int(folder.name.removeprefix("step-"))
+        if manifest.get("step") != step:
+            return f"it is the checkpoint of step {manifest.get('step')}"
+        record: Mapping[str, JSON] = manifest.get("record") or {}
+        if not record:
+            return ""
+        self._check_settings(str(record.get(CONFIG)), f"checkpoints/{folder.name}")
+        if str(record.get(EPISODES)) not in self._chains[EPISODES].lines:
+            return f"it was written after other episodes than those of {EPISODES}"
+        if (found := self._steps.get(str(record.get(METRICS)))) != step:
+            what = "no line" if found is None else f"the line of step {found}"
+            return f"it was written after a line of {METRICS} that is {what} there"
+        return ""
+
+    def _check_report(self) -> None:
+        path = self._run / "report.html"
+        if not path.is_file():
+            return
+        said = page_problem(path.read_bytes())
+        if said is not None:
+            self._check("report", f"report.html: {said}" if said else "")
+
+
+def max_staleness_of(run: Path) -> int | None:
+    """The setting `max_staleness` of a training run, by its config.yaml; None for other folders."""
+    path = run / CONFIG
+    try:
+        settings = yaml.safe_load(path.read_bytes()) if path.is_file() else None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        return None  # the property `settings` has it
+    if not isinstance(settings, dict) or "algo" not in settings:
+        return None
+    staleness = settings.get("max_staleness", 0)
+    return staleness if isinstance(staleness, int) else None
+
+
+def _file_problem(path: Path, digest: str) -> str:
+    """Why a file is not the one with the digest; "" where it is."""
+    if not path.is_file():
+        return f"{path.name} is missing"
+    return "" if file_digest(path) == digest else f"{path.name} is not as it was written"

@@ -1,0 +1,125 @@
+"""Whether the numbers of `metrics.jsonl` follow from the episodes of their steps."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentgym.evaluation.run_check.record_checks import Record
+from agentgym.evaluation.scores.statistics import FAILED_CALLS
+from agentgym.rollout.record.episode_digests import is_trained
+from agentgym.rollout.record.ledger import Ledger, Place
+from agentgym.trajectory import Status, StopReason
+
+__all__ = ["StepChecks"]
+
+COUNTS = (
+    *("episodes", "truncated", "replies_cut", "replies_cut_by_window", "left_out"),
+    *("tokens", "trained_tokens", "tool_calls"),
+)
+
+
+@dataclass(slots=True)
+class _Step:
+    """What the training episodes of one step add up to."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    """`COUNTS` and `FAILED_CALLS`, and the turns: all `turns`, and `kept_turns` of episodes with a reward."""
+    longest_reply: int = 0
+    rewards: list[float] = field(default_factory=list)
+    successes: list[bool] = field(default_factory=list)
+    groups: set[str] = field(default_factory=set)
+    live: set[str] = field(default_factory=set)
+    """Groups in which a token has an advantage other than 0."""
+
+    def add(self, record: Record) -> None:
+        spans = [span for row in record["rows"] for span in row["spans"]]
+        replies = [len(span["ids"]) for span in spans if span["source"] == "policy"]
+        turns, counts = record["turns"], self.counts
+        counts["episodes"] += 1
+        counts["tokens"] += sum(len(span["ids"]) for span in spans)
+        counts["turns"] += len(turns)
+        counts["replies_cut"] += sum(_is_cut(turn) and not turn.get("asked") for turn in turns)
+        ends_at_window = record["stop_reason"] == StopReason.CONTEXT and bool(turns) and _is_cut(turns[-1])
+        counts["replies_cut_by_window"] += ends_at_window
+        counts["tool_calls"] += record["metrics"].get("num_tool_calls", 0)
+        for name in FAILED_CALLS:
+            counts[name] += record["metrics"].get(name, 0)
+        self.longest_reply = max([self.longest_reply, *replies])
+        self.groups.add(record["group"])
+        if not Status(record["status"]).trainable:
+            return
+        counts["left_out"] += record["advantages"] is None
+        counts["kept_turns"] += len(turns)
+        if any(value for row in record["advantages"] or () for value in row):
+            self.live.add(record["group"])
+        self.rewards.append(record["reward"])
+        self.successes.append(bool(record["success"]))
+        counts["truncated"] += record["status"] == Status.TRUNCATED
+        counts["trained_tokens"] += sum(len(span["ids"]) for span in spans if is_trained(span))
+
+    def numbers(self) -> Mapping[str, float]:
+        """The metrics that follow, by their names in `metrics.jsonl`; means are 0 over nothing."""
+        counts, count = self.counts, max(1, len(self.rewards))
+        num_dead = len(self.groups - self.live)
+        per_turn = {"tool_calls_per_turn": counts["tool_calls"] / counts["turns"]} if counts["turns"] else {}
+        return {
+            **{name: counts[name] for name in (*COUNTS, *FAILED_CALLS)},
+            "failed": counts["episodes"] - len(self.rewards),
+            "longest_reply": self.longest_reply,
+            "success": sum(self.successes) / count,
+            "reward_mean": math.fsum(self.rewards) / count,
+            "turns_mean": counts["kept_turns"] / count,
+            "groups": len(self.groups),
+            "dead_groups": num_dead,
+            "dead_group_share": num_dead / max(1, len(self.groups)),
+            **per_turn,
+        }
+
+
+def _is_cut(turn: Mapping[str, Any]) -> bool:
+    """Whether a limit of tokens ended the reply of a stored turn."""
+    return bool(turn["finish_reason"] == "length")
+
+
+class StepChecks:
+    """Collects training episodes by step, then compares each line of `metrics.jsonl` with them."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, _Step] = {}
+        self._seen: set[int] = set()
+
+    def add(self, record: Record) -> None:
+        """Takes one line of `episodes.jsonl`."""
+        if record["phase"] == "train":
+            self._steps.setdefault(record["step"], _Step()).add(record)
+
+    def check(self, ledger: Ledger, line: int, raw: bytes) -> None:
+        """Checks the property `metrics` on a line of `metrics.jsonl`."""
+        said = self._problem(raw)
+        ledger.check("metrics", Place(line, problem=f"of metrics.jsonl: {said}") if said else None)
+
+    def close(self, ledger: Ledger) -> None:
+        """Checks that each step with episodes had its line; the newest may still be under way."""
+        for step in sorted(self._steps)[:-1]:
+            if step not in self._seen:
+                ledger.check("metrics", Place(None, problem=f"metrics.jsonl has no line for step {step}"))
+
+    def _problem(self, raw: bytes) -> str:
+        try:
+            given = json.loads(raw)
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            return f"not JSON: {error}"
+        if not isinstance(given, dict) or not isinstance(given.get("step"), int):
+            return "an object with a step was wanted"
+        self._seen.add(given["step"])
+        wanted = self._steps.get(given["step"], _Step()).numbers()
+        for name, value in wanted.items():
+            stated = given.get(name, value)
+            if not isinstance(stated, int | float) or not math.isclose(stated, value, rel_tol=1e-6, abs_tol=1e-6):
+                return f"{name} of step {given['step']} is {stated}, its episodes give {value:g}"
+        return ""

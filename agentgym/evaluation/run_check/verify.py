@@ -1,0 +1,314 @@
+"""`verify_run`: recomputes from `episodes.jsonl` what can be recomputed, and says where a record does not hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.envs.base.multi_agent import SELF
+from agentgym.errors import RunFolderError
+from agentgym.evaluation.run_check.record_checks import CHECKS, Basis, Record, by_endpoint, first_difference
+from agentgym.evaluation.run_check.run_checks import (
+    EPISODES,
+    METRICS,
+    NO_DIGESTS,
+    ChainCheck,
+    RunChecks,
+    max_staleness_of,
+)
+from agentgym.evaluation.run_check.step_checks import StepChecks
+from agentgym.rollout.record.episodes_file import EpisodeRecord
+from agentgym.rollout.record.ledger import Ledger, Place, Property
+from agentgym.rollout.record.tools_file import read_menus
+from agentgym.types import JSON
+
+__all__ = ["PROPERTIES", "Place", "Property", "Recomputation", "Verdict", "VerifyReport", "verify_run"]
+
+
+PROPERTIES = (
+    Property("readable", "every line is one whole episode", "lines"),
+    Property("spans", "a row is one prompt, then replies with an answer between each two; one reply a turn", "rows"),
+    Property(
+        "mask",
+        "the stored mask is 1 exactly where the policy emitted an id that is not excluded",
+        "rows",
+    ),
+    Property("digest", "the stored digest is that of the row's ids, sources, logprobs and versions", "rows"),
+    Property("logprobs", "each sampled id has one finite logprob of at most 0, and no other id has one", "spans"),
+    Property("versions", "each sampled id has one policy version, and it never falls within an episode", "spans"),
+    Property("vocabulary", "every id is one of the tokenizer's", "spans", needs_renderer=True),
+    Property("tools", "the tools that a row names are recorded, as they were shown", "rows"),
+    Property("prompt", "a row's prompt is the render of the messages and tools that it was made from", "rows", True),
+    Property("first_prompt", "episodes of one task begin with the same prompt ids", "episodes"),
+    Property("prefix", "each prompt is the ids before it and the render of the recorded answer", "answers", True),
+    Property("stop_token", "a reply ends with its one stop id, or was cut and has none", "replies", True),
+    Property("reply", "the ids of a reply parse to the recorded message", "replies", True),
+    Property("tool_answers", "every call id has one result, in call order", "turns"),
+    Property("status", "an episode names its error exactly when it failed", "episodes"),
+    Property("trajectory", "the line reads back as a trajectory, whose invariants hold", "episodes"),
+    Property("reward", "the reward is the sum over the turns, and null exactly when the episode failed", "episodes"),
+    Property("advantages", "one finite advantage per sampled id, none other than 0 for a failed episode", "episodes"),
+    Property("credit", "the stored digest is that of the turns' rewards and the advantages", "episodes"),
+    Property("groups", "a group has one task, and each of its members once", "groups"),
+    Property("metrics", "counts and means of metrics.jsonl follow from the episodes of their step", "steps"),
+    Property("chain", "each line has the digest of itself and of the line before", "lines"),
+    Property("settings", "config.yaml is the one that the run began with", "digests"),
+    Property("checkpoints", "each has the files of its manifest, and is of its step and of this run", "checkpoints"),
+    Property("end", "the files end with what the run ended with", "files"),
+    Property("report", "report.html is as it was written", "pages"),
+)
+
+
+UNCHECKED = {
+    "chain": "the run was recorded by an earlier version, whose lines have no digests",
+    "settings": "no checkpoint and no digests.json has the digest of config.yaml",
+    "checkpoints": "there are none",
+    "end": NO_DIGESTS,
+    "report": "there is no report.html with a digest",
+}
+"""Why nothing was checked."""
+BY_ENDPOINT = ("prompt", "prefix", "reply")
+"""Properties of our own rendering and parsing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of one property; `first` is the first place where it does not hold, None when it holds."""
+
+    about: Property
+    num_checked: int
+    num_failed: int
+    first: Place | None
+    skipped: str | None = None
+    """Why nothing was checked, if so."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """How many units were not checked, by the reason, where others were."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether no failure was seen; a skipped property is ok, and the report says that it was skipped."""
+        return self.num_failed == 0
+
+    def line(self) -> str:
+        """The verdict as one line of text."""
+        head = f"{'ok' if self.ok else 'FAILED':<6} {self.about.name:<12} "
+        if self.skipped:
+            return f"{'-':<6} {self.about.name:<12} not checked: {self.skipped}"
+        left_out = "".join(f"; {number} not checked: {reason}" for reason, number in self.left_out.items())
+        if self.first is None:
+            return f"{head} {self.num_checked} {self.about.unit}: {self.about.meaning}{left_out}"
+        return f"{head} {self.num_failed} of {self.num_checked} {self.about.unit}; first: {self.first}{left_out}"
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """The verdicts on one run, one per entry of `PROPERTIES` and then of what was recomputed, in their order."""
+
+    path: Path
+    num_episodes: int
+    num_tokens: int
+    verdicts: tuple[Verdict, ...]
+    num_without_ids: int = 0
+    """Episodes that hold no token ids, because a chat endpoint that returns none played them."""
+    digest: str | None = None
+    """The digest of the whole run; None where the run has not ended, or is not as it was written."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every checked property holds."""
+        return all(verdict.ok for verdict in self.verdicts)
+
+    def lines(self) -> list[str]:
+        """The report as text, a line for each property and one to conclude."""
+        failed = [verdict.about.name for verdict in self.verdicts if not verdict.ok]
+        outcome = f"not sound: {', '.join(failed)}" if failed else "sound"
+        end = f"{self.path}: {self.num_episodes} episodes, {self.num_tokens} tokens: {outcome}"
+        without = (
+            f"{self.num_without_ids} of {self.num_episodes} episodes hold no token ids: a chat endpoint that returns "
+            "none played them; of those, only what was said and rewarded was checked, and they cannot be trained on"
+        )
+        notes = [without] if self.num_without_ids else []
+        notes += [f"run digest {self.digest}"] if self.digest else []
+        return [*(verdict.line() for verdict in self.verdicts), *notes, end]
+
+    def to_json(self) -> dict[str, JSON]:
+        """The report as a JSON object: `ok`, counts, and `properties` by name."""
+        return {
+            "ok": self.ok,
+            "num_episodes": self.num_episodes,
+            "num_tokens": self.num_tokens,
+            "num_without_ids": self.num_without_ids,
+            "digest": self.digest,
+            "properties": {
+                verdict.about.name: {
+                    "ok": verdict.ok,
+                    "num_checked": verdict.num_checked,
+                    "num_failed": verdict.num_failed,
+                    "first": None if verdict.first is None else verdict.first.to_json(),
+                    "skipped": verdict.skipped,
+                    "left_out": dict(verdict.left_out),
+                }
+                for verdict in self.verdicts
+            },
+        }
+
+
+class Recomputation(Protocol):
+    """Computes a property of a run again, from the models, environments and estimators that made it."""
+
+    properties: tuple[Property, ...]
+
+    def add(self, ledger: Ledger, line: int, record: EpisodeRecord) -> None:
+        """Takes the next episode of the run, on a line of `episodes.jsonl`."""
+
+    def close(self, ledger: Ledger) -> None:
+        """Checks what needs all episodes."""
+
+
+def verify_run(
+    run: Path, renderer: Renderer | None = None, recomputations: Sequence[Recomputation] = ()
+) -> VerifyReport:
+    """Checks `PROPERTIES` on every line of the run's `episodes.jsonl` and `metrics.jsonl`, on its checkpoints and its
+    other files; damage is reported.
+
+    `renderer` is the one the run was made with; without it the properties that need one are skipped, and the report
+    says so. `recomputations` check further properties of the same episodes. Raises RunFolderError only when there is no
+    episode file to read, or nothing in it.
+    """
+    path = _episodes_of(run)
+    ledger = Ledger()
+    staleness = max_staleness_of(run)
+    basis = Basis(renderer, read_menus(run), staleness)
+    across, steps = _Across(), StepChecks()
+    chains = {name: ChainCheck(name) for name in (EPISODES, METRICS)}
+    whole = RunChecks(run, ledger, chains)
+    num_episodes = num_tokens = num_without_ids = 0
+    is_served = False
+    for line, record in _records(path, ledger, chains[EPISODES]):
+        num_episodes += 1
+        try:
+            num_tokens += sum(len(span["ids"]) for row in record["rows"] for span in row["spans"])
+            is_served |= by_endpoint(record)
+            num_without_ids += bool(by_endpoint(record) and record["turns"] and not record["rows"])
+            for check in CHECKS:
+                check(ledger, line, record, basis)
+            across.add(ledger, line, record)
+            steps.add(record)
+            for recomputation in recomputations:
+                recomputation.add(ledger, line, basis.episode(record))
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            # The line is JSON and yet no episode: that is what is being looked for, and not ours to crash on.
+            ledger.fail("readable", Place(line, problem=f"this is no episode: {type(error).__name__}: {error}"))
+    across.close(ledger)
+    for line, raw in _lines(run / METRICS):
+        chains[METRICS].add(ledger, line, raw)
+        whole.add_step(raw)
+        steps.check(ledger, line, raw)
+    if staleness is not None:
+        steps.close(ledger)
+    whole.close()
+    for recomputation in recomputations:
+        recomputation.close(ledger)
+    properties = (*PROPERTIES, *(entry for recomputation in recomputations for entry in recomputation.properties))
+    verdicts = tuple(_verdict(entry, ledger, renderer is None, is_served) for entry in properties)
+    return VerifyReport(run, num_episodes, num_tokens, verdicts, num_without_ids, whole.digest)
+
+
+def _episodes_of(run: Path) -> Path:
+    """The episode file of a run; raises RunFolderError where there is none, or nothing in it."""
+    path = run / EPISODES
+    if not path.is_file():
+        what = "has no episodes.jsonl" if run.is_dir() else "is no folder"
+        raise RunFolderError(f"{run} {what}; the folder of a run that has played episodes was wanted: check --output")
+    if path.stat().st_size == 0:
+        raise RunFolderError(f"{path} is empty; recorded episodes were wanted: wait for the run's first step")
+    return path
+
+
+def _verdict(entry: Property, ledger: Ledger, without_renderer: bool, is_served: bool) -> Verdict:
+    tally = ledger.tally(entry.name)
+    skipped = None
+    if entry.name in BY_ENDPOINT and is_served and tally.num_checked == 0:
+        skipped = "a chat endpoint rendered the prompts and parsed the replies itself"
+    elif entry.needs_renderer and without_renderer:
+        skipped = "it needs the model's tokenizer (--tokenizer FOLDER)"
+    elif tally.num_checked == 0:
+        skipped = "; ".join(tally.skipped) or UNCHECKED.get(entry.name, f"there are no {entry.unit} to check")
+    return Verdict(entry, tally.num_checked, tally.num_failed, tally.first, skipped, tally.skipped)
+
+
+def _records(path: Path, ledger: Ledger, chain: ChainCheck) -> Iterator[tuple[int, Record]]:
+    """Line number and object of each line that can be read."""
+    for line, raw in _lines(path):
+        chain.add(ledger, line, raw)
+        try:
+            record = json.loads(raw)
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            torn = "" if raw.endswith(b"\n") else " (the line is torn: the run was cut short, or still writes)"
+            ledger.check("readable", Place(line, problem=f"not JSON: {error}{torn}"))
+            continue
+        is_object = isinstance(record, dict)
+        ledger.check("readable", None if is_object else Place(line, problem="a JSON object was wanted"))
+        if is_object:
+            yield line, record
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file, counted from 1; none where there is no such file."""
+    if path.is_file():
+        with path.open("rb") as file:
+            yield from enumerate(file, 1)
+
+
+@dataclass(slots=True)
+class _Group:
+    line: int
+    task: str
+    members: dict[int, int] = field(default_factory=dict)
+    problem: Place | None = None
+
+
+class _Across:
+    """What only shows between episodes: groups, and prompts that ought to be equal."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str, int, str], _Group] = {}
+        self._prompts: dict[str, tuple[int, list[int]]] = {}
+        self._failed: set[int] = set()
+
+    def add(self, ledger: Ledger, line: int, record: Record) -> None:
+        task = json.dumps(record["task"], sort_keys=True)
+        key = (record["phase"], record["step"], record["group"])
+        group = self._groups.setdefault(key, _Group(line, task))
+        member = record["member"]
+        if group.problem is None and task != group.task:
+            problem = f"group {key[2]!r} of step {key[1]} has another task on line {group.line}"
+            group.problem = Place(line, problem=problem)
+        if group.problem is None and member in group.members and group.members[member] not in self._failed:
+            problem = f"member {member} of group {key[2]!r} is on line {group.members[member]} already"
+            group.problem = Place(line, problem=problem)
+        group.members[member] = line
+        if record["reward"] is None:
+            self._failed.add(line)  # a resumed evaluation plays it again
+        if record["rows"] and record["task"]["kwargs"].get("opponent") != SELF:  # there others may have moved before
+            self._compare_prompt(ledger, line, task, record["rows"][0]["spans"][0]["ids"])
+
+    def _compare_prompt(self, ledger: Ledger, line: int, task: str, ids: list[int]) -> None:
+        other_line, other = self._prompts.setdefault(task, (line, ids))
+        if other_line == line:
+            return
+        said = f"the prompt differs from that of line {other_line}, an episode of the same task"
+        place = None if ids == other else Place(line, row=0, token=first_difference(ids, other), problem=said)
+        ledger.check("first_prompt", place)
+
+    def close(self, ledger: Ledger) -> None:
+        for (_, _, name), group in self._groups.items():
+            missing = sorted(set(range(len(group.members))) - set(group.members))
+            place = group.problem
+            if place is None and missing:
+                place = Place(group.line, problem=f"group {name!r} lacks member {missing[0]}")
+            ledger.check("groups", place)

@@ -1,0 +1,200 @@
+"""What repeats of a task show: how often one of k succeeds, all k succeed, and the best reward of k.
+
+Each is the mean over all choices of k among a task's n episodes, in closed form, so none of them is biased.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agentgym.errors import ConfigError
+from agentgym.evaluation.scores.intervals import Interval, mean_interval, share_interval
+from agentgym.rollout.record.task_names import task_names
+from agentgym.trajectory import Trajectory
+from agentgym.types import JSON
+
+__all__ = ["AtK", "RepeatScores", "best_at_k", "difficulty_of", "pass_at_k", "pass_hat_k", "repeat_scores"]
+
+DIFFICULTY = "difficulty"
+LEVELS = (DIFFICULTY, "level")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AtK:
+    """The numbers of one k, each the mean over the tasks that have at least k episodes; None where there is no task."""
+
+    k: int
+    num_tasks: int
+    """Tasks with at least k episodes that have a reward."""
+    num_short: int
+    """Tasks with fewer, which count in none of these numbers."""
+    pass_at_k: float | None
+    """How often at least one of k episodes succeeds."""
+    pass_at_k_interval: Interval | None
+    """`share_interval` over tasks, as for pass^k: tasks are the independent draws, their episodes are not."""
+    pass_hat_k: float | None
+    """How often all of k episodes succeed: pass^k."""
+    pass_hat_k_interval: Interval | None
+    best_at_k: float | None
+    """The best reward among k episodes."""
+    best_at_k_interval: Interval | None
+    """The normal interval over tasks, as a reward has no bounds; None for fewer than two tasks."""
+
+    def to_json(self) -> dict[str, JSON]:
+        """A flat object; intervals are `[low, high]`."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: value.ends if isinstance(value, Interval) else value for name, value in values.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RepeatScores:
+    """The numbers of some tasks for k = 1, 2, 4, ... and the most episodes that one of them was given."""
+
+    env: str | None
+    """The environment of the tasks; None where they are of several."""
+    difficulty: str | None
+    """The difficulty of the tasks (see `difficulty_of`); None where it is not told, or they are of several."""
+    num_tasks: int
+    num_episodes: int
+    """Episodes that have a reward."""
+    num_failed: int
+    """Episodes that have none, and count nowhere else."""
+    at: tuple[AtK, ...]
+
+    def to_json(self) -> dict[str, JSON]:
+        """The scores as a JSON object, `k` a list in the order of k."""
+        return {
+            "env": self.env,
+            "difficulty": self.difficulty,
+            "num_tasks": self.num_tasks,
+            "num_episodes": self.num_episodes,
+            "num_failed": self.num_failed,
+            "k": [at.to_json() for at in self.at],
+        }
+
+
+def pass_at_k(num: int, num_won: int, k: int) -> float:
+    """`1 - C(n - c, k) / C(n, k)` (Chen et al. 2021, equation 1): the share of the choices of k among n episodes, of
+    which c succeeded, that hold a success."""
+    _check(num, k, num_won)
+    return 1.0 - math.comb(num - num_won, k) / math.comb(num, k)
+
+
+def pass_hat_k(num: int, num_won: int, k: int) -> float:
+    """`C(c, k) / C(n, k)` (Yao et al. 2024, tau-bench, as pass^k): the share of the choices of k among n episodes, of
+    which c succeeded, that hold nothing but successes."""
+    _check(num, k, num_won)
+    return math.comb(num_won, k) / math.comb(num, k)
+
+
+def best_at_k(rewards: Sequence[float], k: int) -> float:
+    """The mean of the largest reward over all choices of k episodes: the i-th smallest of n rewards is the largest of
+    `C(i - 1, k - 1)` among `C(n, k)`. With rewards 0 and 1 it is pass@k.
+
+    verl's best@k draws with replacement, which gives 0.65 for one success among 8 at k = 8; this gives 1.
+    """
+    _check(len(rewards), k)
+    weights = (math.comb(index, k - 1) / math.comb(len(rewards), k) for index in range(len(rewards)))
+    return math.fsum(weight * reward for weight, reward in zip(weights, sorted(rewards), strict=True))
+
+
+def _check(num: int, k: int, num_won: int = 0) -> None:
+    if not 1 <= k <= num:
+        raise ConfigError(f"k is between 1 and the {num} episodes of the task, got {k}")
+    if not 0 <= num_won <= num:
+        raise ConfigError(f"of {num} episodes between 0 and {num} succeed, got {num_won}")
+
+
+def repeat_scores(trajectories: Sequence[Trajectory]) -> tuple[RepeatScores, ...]:
+    """The scores of all tasks first; then those of each environment, and of each difficulty of it, where there are
+    several. Equal tasks of several seeds are one task. Nothing for no trajectories."""
+    tasks: dict[str, list[Trajectory]] = {}
+    for name, one in zip(task_names(trajectories), trajectories, strict=True):
+        tasks.setdefault(name, []).append(one)
+    by_env: dict[str, list[list[Trajectory]]] = {}
+    for episodes in tasks.values():
+        by_env.setdefault(episodes[0].task.env_id, []).append(episodes)
+    several = len(by_env) > 1
+    scores = [_scores(None, None, list(tasks.values()))] if several else []
+    for env, members in by_env.items():
+        by_difficulty: dict[str | None, list[list[Trajectory]]] = {}
+        for episodes in members:
+            by_difficulty.setdefault(_task_difficulty(episodes), []).append(episodes)
+        shared = next(iter(by_difficulty)) if len(by_difficulty) == 1 else None
+        scores.append(_scores(env, shared, members))
+        if len(by_difficulty) > 1:
+            names = sorted(by_difficulty, key=_difficulty_order)
+            scores += [_scores(env, name, by_difficulty[name]) for name in names if name is not None]
+    return tuple(scores)
+
+
+def difficulty_of(trajectory: Trajectory) -> str | None:
+    """How difficult the episode's task is, as text: `metrics["difficulty"]` or `info["difficulty"]` of the environment,
+    else `difficulty` or `level` of the task's reset options, of their `extra_info` (a row's own columns), or of the
+    environment's keywords; None where nothing says it."""
+    task = trajectory.task
+    row = task.options.get("extra_info")
+    told = [(trajectory.metrics, (DIFFICULTY,)), (trajectory.info, (DIFFICULTY,))]
+    asked = [(place, LEVELS) for place in (task.options, row, task.kwargs) if isinstance(place, Mapping)]
+    for place, names in [*told, *asked]:
+        for value in (place.get(name) for name in names):
+            if isinstance(value, str):
+                return value
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                return f"{value:g}"
+    return None
+
+
+def _task_difficulty(episodes: Sequence[Trajectory]) -> str | None:
+    """What the first of a task's episodes says that says something; a failed one may know less."""
+    played = sorted(episodes, key=lambda one: (not one.status.trainable, one.member))
+    return next((said for said in map(difficulty_of, played) if said is not None), None)
+
+
+def _difficulty_order(name: str | None) -> tuple[bool, float, str]:
+    """Numbers by size, then texts by their letters."""
+    try:
+        return False, float(name or ""), ""
+    except ValueError:
+        return True, 0.0, name or ""
+
+
+def _scores(env: str | None, difficulty: str | None, tasks: Sequence[Sequence[Trajectory]]) -> RepeatScores:
+    played = [[one for one in episodes if one.reward is not None] for episodes in tasks]
+    num_episodes = sum(map(len, played))
+    most = max(Counter(one.task.key for episodes in tasks for one in episodes).values())
+    ks = sorted({*(1 << power for power in range(most.bit_length())), most})
+    return RepeatScores(
+        env=env,
+        difficulty=difficulty,
+        num_tasks=len(tasks),
+        num_episodes=num_episodes,
+        num_failed=sum(map(len, tasks)) - num_episodes,
+        at=tuple(_at(k, played) for k in ks),
+    )
+
+
+def _at(k: int, tasks: Sequence[Sequence[Trajectory]]) -> AtK:
+    long = [episodes for episodes in tasks if len(episodes) >= k]
+    counts = [(len(episodes), sum(bool(one.success) for one in episodes)) for episodes in long]
+    once = [pass_at_k(num, num_won, k) for num, num_won in counts]
+    always = [pass_hat_k(num, num_won, k) for num, num_won in counts]
+    best = [best_at_k([one.reward or 0.0 for one in episodes], k) for episodes in long]
+    return AtK(
+        k=k,
+        num_tasks=len(long),
+        num_short=len(tasks) - len(long),
+        pass_at_k=_mean(once),
+        pass_at_k_interval=share_interval(once),
+        pass_hat_k=_mean(always),
+        pass_hat_k_interval=share_interval(always),
+        best_at_k=_mean(best),
+        best_at_k_interval=mean_interval(best, [str(index) for index in range(len(best))]),
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None

@@ -1,0 +1,76 @@
+"""The model architectures that train and sample in process, and why another configuration is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agentgym.model.architecture_keys import unknown_key
+from agentgym.types import JSON
+
+__all__ = ["ARCHITECTURES", "SUPPORTED", "refusal", "rope_of"]
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+"""`model_type` of a `config.json` -> the class in transformers."""
+SUPPORTED = "Llama, Mistral, Qwen2 and Qwen3 (dense, with plain rotary embeddings and full attention)"
+"""The supported models in words."""
+ROPE_KEYS = {"rope_type", "type", "rope_theta"}
+"""Keys of plain rotary embeddings."""
+
+
+def rope_of(config: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    """The parameters of the rotary embeddings; empty if the configuration has none beside `rope_theta`."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return rope if isinstance(rope, Mapping) else {"rope_type": str(rope)}
+
+
+def refusal(config: Mapping[str, JSON]) -> str | None:
+    """Why a model with this `config.json` cannot be trained or run in process; None if it can.
+
+    Every key that changes what the four architectures compute is read by `DecoderConfig` or refused here, and so is a
+    key that is not known.
+
+    >>> refusal({"model_type": "llama", "hidden_act": "relu"})
+    "hidden_act 'relu' is not supported, only 'silu' is"
+    """
+    family = str(config.get("model_type"))
+    if family not in ARCHITECTURES:
+        return f"model_type {family!r} is not supported, only {', '.join(ARCHITECTURES)} are"
+    classes = config.get("architectures") or [ARCHITECTURES[family]]
+    if isinstance(classes, list) and ARCHITECTURES[family] not in classes:
+        return f"architectures {classes!r} is not supported, only {ARCHITECTURES[family]!r} is"
+    return _rope_refusal(config) or _attention_refusal(family, config) or _layer_refusal(config) or unknown_key(config)
+
+
+def _rope_refusal(config: Mapping[str, JSON]) -> str | None:
+    rope = rope_of(config)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        return f"rope scaling {kind!r} is not supported, only plain rotary embeddings are"
+    factors = {"partial_rotary_factor": config.get("partial_rotary_factor"), **rope}
+    odd = sorted(key for key in factors.keys() - ROPE_KEYS if factors[key] not in (None, 1, 1.0))
+    return f"rotary embeddings with {', '.join(odd)} are not supported" if odd else None
+
+
+def _attention_refusal(family: str, config: Mapping[str, JSON]) -> str | None:
+    layer_types = config.get("layer_types") or []
+    if not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types):
+        return f"layer_types {layer_types!r:.200} is not supported, only a list of 'full_attention' is"
+    if config.get("sliding_window") and config.get("use_sliding_window", family == "mistral"):
+        return f"sliding-window attention (sliding_window {config['sliding_window']}) is not supported"
+    biases = [key for key in ("attention_bias", "mlp_bias") if config.get(key)]
+    return f"{' and '.join(biases)} is not supported" if biases else None
+
+
+def _layer_refusal(config: Mapping[str, JSON]) -> str | None:
+    if config.get("hidden_act", "silu") not in ("silu", "swish"):
+        return f"hidden_act {config['hidden_act']!r} is not supported, only 'silu' is"
+    quantized = config.get("quantization_config")
+    if quantized:
+        method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
+        return f"quantized weights ({method}) are not supported: give a model in bfloat16 or float32"
+    return None

@@ -1,0 +1,315 @@
+"""A decoder-only transformer of the Llama, Mistral, Qwen2 and Qwen3 families, one set of tensors for both uses.
+
+The projections that read the same input are stored as one tensor (q, k, v and gate, up), so that the trainer and the
+in-process engine use the same memory; `hf_checkpoint` maps them to and from the published parameter names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from agentgym.errors import ConfigError
+from agentgym.model.architectures import ARCHITECTURES, SUPPORTED, refusal, rope_of
+from agentgym.model.context_window import declared_window
+from agentgym.model.exchange import Exchange
+from agentgym.model.linear import linear
+from agentgym.model.lora_layer import GATE_UP, QKV, LayerAdapters
+from agentgym.model.packed_layout import LayoutRows, PackedLayout
+from agentgym.model.rms_norm import rms_norm
+from agentgym.types import JSON
+
+__all__ = ["Decoder", "DecoderConfig", "DecoderLayer", "apply_rope"]
+
+# Shape suffixes: N packed tokens, H query heads, K key/value heads, D head width, E model width, T positions,
+# V vocabulary.
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """The shape of a decoder, read from a model folder's `config.json`."""
+
+    family: str
+    vocab_size: int
+    width: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_width: int
+    ffn_width: int
+    context_window: int
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-6
+    tied: bool = True
+    qk_norm: bool = False
+    qkv_bias: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, JSON]) -> DecoderConfig:
+        """Reads Hugging Face's configuration keys; refuses what this decoder would compute differently."""
+        reason = refusal(config)
+        if reason is not None:
+            raise ConfigError(
+                f"this model cannot be trained or run in process: {reason}. Supported are {SUPPORTED}. Others can be"
+                " evaluated behind a server: `agentgym eval --policy http://HOST:PORT/v1`"
+            )
+        rope = rope_of(config)
+        family = str(config["model_type"])
+        return cls._from_known(family, config, rope)
+
+    @classmethod
+    def _from_known(cls, family: str, config: Mapping[str, JSON], rope: Mapping[str, JSON]) -> DecoderConfig:
+        def integer(key: str, default: int | None = None) -> int:
+            value = config.get(key)
+            value = default if value is None else value
+            if not isinstance(value, int):
+                raise ConfigError(f"config.json needs an integer {key!r}, got {value!r}")
+            return value
+
+        num_heads, width = integer("num_attention_heads"), integer("hidden_size")
+        theta = config.get("rope_theta") or rope.get("rope_theta") or 10_000.0
+        return cls(
+            family=family,
+            vocab_size=integer("vocab_size"),
+            width=width,
+            num_layers=integer("num_hidden_layers"),
+            num_heads=num_heads,
+            num_kv_heads=integer("num_key_value_heads", num_heads),
+            head_width=integer("head_dim", width // num_heads),
+            ffn_width=integer("intermediate_size"),
+            context_window=declared_window(config),
+            rope_theta=float(cast(float, theta)),
+            norm_eps=float(cast(float, config.get("rms_norm_eps", 1e-6))),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            qk_norm=family == "qwen3",
+            qkv_bias=family == "qwen2",
+        )
+
+    def to_hf(self) -> dict[str, JSON]:
+        """The `config.json` that `transformers` reads."""
+        return {
+            "architectures": [ARCHITECTURES[self.family]],
+            "model_type": self.family,
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.width,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_width,
+            "intermediate_size": self.ffn_width,
+            "max_position_embeddings": self.context_window,
+            "rope_theta": self.rope_theta,
+            "rms_norm_eps": self.norm_eps,
+            "tie_word_embeddings": self.tied,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "use_sliding_window": False,
+            "torch_dtype": "float32",
+        }
+
+
+def apply_rope(x_NHD: Tensor, cos_ND: Tensor, sin_ND: Tensor) -> Tensor:
+    """Rotary position embedding in the half-split layout of Su et al. 2021 as published checkpoints use it.
+
+    `cos_ND` and `sin_ND` hold the D/2 frequencies twice; the first half of `sin_ND` is negated.
+    """
+    half = x_NHD.shape[-1] // 2
+    return torch.addcmul(x_NHD * cos_ND[:, None], x_NHD.roll(half, -1), sin_ND[:, None])
+
+
+class DecoderLayer(nn.Module):
+    """One pre-norm block: attention with grouped key/value heads, then a gated feed-forward."""
+
+    recomputes = False
+    """Whether the backward pass computes the block's inner states again, in place of keeping them."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        c = self.config = config
+        self.q_width, self.kv_width = c.num_heads * c.head_width, c.num_kv_heads * c.head_width
+        self.input_norm = nn.Parameter(torch.ones(c.width))
+        self.qkv = nn.Parameter(torch.empty(self.q_width + 2 * self.kv_width, c.width))
+        self.qkv_bias = nn.Parameter(torch.zeros(self.qkv.shape[0])) if c.qkv_bias else None
+        self.q_norm = nn.Parameter(torch.ones(c.head_width)) if c.qk_norm else None
+        self.k_norm = nn.Parameter(torch.ones(c.head_width)) if c.qk_norm else None
+        self.out = nn.Parameter(torch.empty(c.width, self.q_width))
+        self.ffn_norm = nn.Parameter(torch.ones(c.width))
+        self.gate_up = nn.Parameter(torch.empty(2 * c.ffn_width, c.width))
+        self.down = nn.Parameter(torch.empty(c.width, c.ffn_width))
+        self.adapters: LayerAdapters | None = None
+
+    @property
+    def projections(self) -> dict[str, tuple[int, int]]:
+        """Outputs and inputs of each published projection; their weights lie in the layer's matrices."""
+        c = self.config
+        outputs = dict(zip(QKV, (self.q_width, self.kv_width, self.kv_width), strict=True)) | {"o_proj": c.width}
+        outputs |= dict.fromkeys(GATE_UP, c.ffn_width) | {"down_proj": c.width}
+        inputs = {"o_proj": self.q_width, "down_proj": c.ffn_width}
+        return {name: (number, inputs.get(name, c.width)) for name, number in outputs.items()}
+
+    def forward(self, x_NE: Tensor, rope: tuple[Tensor, Tensor], layout: PackedLayout, is_last: bool) -> Tensor:
+        """The residual stream behind this block: of all computed tokens, or only of the wanted ones in the last."""
+        if not (self.recomputes and torch.is_grad_enabled()):
+            return self._block(x_NE, rope, layout, is_last)
+        computed: Tensor = checkpoint(
+            self._block, x_NE, rope, layout, is_last, use_reentrant=False, preserve_rng_state=False
+        )
+        return computed
+
+    def _block(self, x_NE: Tensor, rope: tuple[Tensor, Tensor], layout: PackedLayout, is_last: bool) -> Tensor:
+        cuts = is_last and layout.wanted is not layout.every
+        rows, exchange = layout.wanted if cuts else layout.every, layout.exchange
+        q_RHD, k_NKD, v_NKD = self._project(x_NE, rope, rows if cuts else None, exchange)
+        attended_RHD = _attend(*exchange.to_heads(q_RHD, k_NKD, v_NKD, cuts), layout, rows)
+        return self._mix(x_NE[rows.own_U] if cuts else x_NE, exchange.to_tokens(attended_RHD, cuts), exchange)
+
+    def _project(
+        self, x_NE: Tensor, rope: tuple[Tensor, Tensor], rows: LayoutRows | None, exchange: Exchange
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Normalized, rotated queries `[N, H, D]` of all rows, or of some, and keys and values `[N, K, D]` of all."""
+        c, weight = self.config, exchange.weight
+        cos_ND, sin_ND = rope
+        q_width, kv_width = self.q_width // exchange.num_parts, self.kv_width // exchange.num_parts
+        h_NE = exchange.gathered(rms_norm(x_NE, weight(self.input_norm), c.norm_eps))
+        if rows is None:
+            flat_q, flat_kv = self._qkv(h_NE, slice(None), QKV, exchange).split([q_width, 2 * kv_width], 1)
+        else:
+            flat_q = self._qkv(h_NE[rows.index_U], slice(q_width), QKV[:1], exchange)
+            flat_kv = self._qkv(h_NE, slice(q_width, None), QKV[1:], exchange)
+        q_NHD = flat_q.unflatten(1, (-1, c.head_width))
+        k_NKD, v_NKD = flat_kv.unflatten(1, (-1, c.head_width)).chunk(2, 1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q_NHD = rms_norm(q_NHD, weight(self.q_norm), c.norm_eps)
+            k_NKD = rms_norm(k_NKD, weight(self.k_norm), c.norm_eps)
+        cos_QD, sin_QD = (cos_ND, sin_ND) if rows is None else (cos_ND[rows.index_U], sin_ND[rows.index_U])
+        return apply_rope(q_NHD, cos_QD, sin_QD), apply_rope(k_NKD, cos_ND, sin_ND), v_NKD
+
+    def _qkv(self, h_NE: Tensor, outputs: slice, projections: tuple[str, ...], exchange: Exchange) -> Tensor:
+        flat = linear(h_NE, exchange.weight(self.qkv)[outputs])
+        flat = flat if self.qkv_bias is None else flat + exchange.weight(self.qkv_bias)[outputs]
+        return self._adapted(flat, h_NE, projections)
+
+    def _adapted(self, product_NO: Tensor, x_NI: Tensor, projections: tuple[str, ...]) -> Tensor:
+        """The outputs of projections of `x_NI` with what the adapters add to them."""
+        added_NO = None if self.adapters is None else self.adapters(x_NI, *projections)
+        return product_NO if added_NO is None else product_NO + added_NO
+
+    def _mix(self, x_NE: Tensor, attended_NHD: Tensor, exchange: Exchange) -> Tensor:
+        """Adds the attention output and the feed-forward to the residual stream."""
+        c, weight, summed = self.config, exchange.weight, exchange.summed
+        flat = attended_NHD.flatten(1)
+        x_NE = x_NE + summed(self._adapted(linear(flat, weight(self.out)), flat, ("o_proj",)))
+        h_NE = exchange.gathered(rms_norm(x_NE, weight(self.ffn_norm), c.norm_eps))
+        gate, up = self._adapted(linear(h_NE, weight(self.gate_up)), h_NE, GATE_UP).chunk(2, dim=-1)
+        inner = F.silu(gate) * up
+        return x_NE + summed(self._adapted(linear(inner, weight(self.down)), inner, ("down_proj",)))
+
+
+class Decoder(nn.Module):
+    """The whole model. `hidden` is differentiable; `logits` are taken only where they are needed."""
+
+    cos_TD: Tensor
+    sin_TD: Tensor
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Parameter(torch.empty(config.vocab_size, config.width))
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
+        self.final_norm = nn.Parameter(torch.ones(config.width))
+        self.head = None if config.tied else nn.Parameter(torch.empty(config.vocab_size, config.width))
+        self.make_rope()
+
+    def make_rope(self) -> None:
+        """Computes the tables of the rotary embedding: where the model was made without memory, it has none."""
+        c = self.config
+        frequency = c.rope_theta ** -(torch.arange(0, c.head_width, 2, dtype=torch.float64) / c.head_width)
+        angle_TD = torch.outer(torch.arange(c.context_window, dtype=torch.float64), frequency)
+        sin_TD = angle_TD.sin()
+        self.register_buffer("cos_TD", torch.cat([angle_TD.cos()] * 2, -1).float(), persistent=False)
+        self.register_buffer("sin_TD", torch.cat([-sin_TD, sin_TD], -1).float(), persistent=False)
+
+    @torch.no_grad()
+    def initialize(self, seed: int) -> Decoder:
+        """Draws fresh weights: normal with deviation 0.02, residual outputs scaled by 1/sqrt(2 layers)."""
+        generator = torch.Generator().manual_seed(seed)
+        scale = (2 * self.config.num_layers) ** -0.5
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                std = 0.02 * (scale if name.endswith((".out", ".down")) else 1.0)
+                parameter.normal_(0.0, std, generator=generator)
+        return self
+
+    def like(self) -> Decoder:
+        """Another of the same shape, type and device, adapters included, whose weights are yet to be filled in."""
+        other = Decoder(self.config)
+        for mine, theirs in zip(self.layers, other.layers, strict=True):
+            assert isinstance(mine, DecoderLayer) and isinstance(theirs, DecoderLayer)
+            theirs.adapters = None if mine.adapters is None else mine.adapters.like()
+        for own, new in zip(self.parameters(), other.parameters(), strict=True):
+            new.requires_grad_(own.requires_grad)
+        return other.to(self.embed.device, self.embed.dtype)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The `[V, E]` output matrix (the embedding itself when tied)."""
+        return self.embed if self.head is None else self.head
+
+    def forward(self, ids_N: Tensor, layout: PackedLayout, read: Callable[[Tensor, Tensor], T]) -> T:
+        """What `read(hidden_ME, head_weight)` makes of the final states: where the parameters are sharded, they are
+        whole in here and nowhere else. `read` then gives tensors: one, or a tuple."""
+        return read(self.hidden(ids_N, layout), layout.exchange.whole_weight(self.head_weight))
+
+    def hidden(self, ids_N: Tensor, layout: PackedLayout) -> Tensor:
+        """Final normalized states `[M, E]` of the wanted entries of packed sequences (all N, where nothing else is
+        said; of ranks that share the pass, each has its own ones); attention is causal and stays inside each
+        sequence."""
+        every = layout.every
+        rope = self.cos_TD[every.position_U], self.sin_TD[every.position_U]
+        x_NE = layout.exchange.embedded(ids_N[layout.source_U], self.embed)
+        for index, layer in enumerate(self.layers):
+            x_NE = layer(x_NE, rope, layout, index == self.config.num_layers - 1)
+        return rms_norm(x_NE[layout.entry_M], layout.exchange.weight(self.final_norm), self.config.norm_eps)
+
+    def logits(self, hidden_NE: Tensor) -> Tensor:
+        """Logits `[N, V]`; for training take them in chunks, never for a whole batch."""
+        return F.linear(hidden_NE, self.head_weight)
+
+
+def _attend(q_RHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, layout: PackedLayout, rows: LayoutRows) -> Tensor:
+    # A few calls a sequence: no padding, and no sequence's bits depend on its neighbours. Keys and values are repeated
+    # by hand because the backward of `enable_gqa` on CPU is four times slower (torch 2.13).
+    repeats = q_RHD.shape[1] // k_NKD.shape[1]
+    if repeats > 1:
+        k_NKD, v_NKD = k_NKD.repeat_interleave(repeats, 1), v_NKD.repeat_interleave(repeats, 1)
+    keys, values = (_histories(x_NHD, layout) for x_NHD in (k_NKD, v_NKD))
+    *queries, padding = q_RHD.split([*(block.num_rows for block in rows.blocks), rows.num_padding])
+    attended = []
+    for block, q_THD in zip(rows.blocks, queries, strict=True):
+        parts = (q_THD, keys[block.segment][: block.num_keys], values[block.segment][: block.num_keys])
+        q_HTD, k_HLD, v_HLD = (part.transpose(0, 1)[None] for part in parts)
+        bias = {"is_causal": True} if block.bias_TL is None else {"attn_mask": block.bias_TL.to(q_RHD.dtype)}
+        attended.append(F.scaled_dot_product_attention(q_HTD, k_HLD, v_HLD, **bias)[0].transpose(0, 1))
+    return torch.cat([*attended, torch.zeros_like(padding)])
+
+
+def _histories(x_NHD: Tensor, layout: PackedLayout) -> list[Tensor]:
+    """What each segment's queries see: the parts of its ancestors and its own, `[L, H, D]`."""
+    parts = x_NHD.split([*(segment.length for segment in layout.segments), layout.every.num_padding])
+    return [
+        torch.cat([parts[number] for number in (*segment.ancestors, index)]) if segment.ancestors else parts[index]
+        for index, segment in enumerate(layout.segments)
+    ]

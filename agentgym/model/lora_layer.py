@@ -1,0 +1,85 @@
+"""Low-rank adapters of a decoder layer (LoRA, Hu et al. 2021): small matrices whose product is added to frozen weights.
+
+A published projection `W [O, I]` with an adapter computes `x W^T + scale (x A^T) B^T`. Projections that lie in one
+matrix of the decoder have adapters of their own, as they have in published adapters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor, nn
+
+from agentgym.model.linear import linear
+
+__all__ = ["GATE_UP", "QKV", "Adapter", "LayerAdapters", "adapters_off"]
+
+# Shape suffixes: N packed tokens, I inputs, O outputs, R rank.
+
+QKV = ("q_proj", "k_proj", "v_proj")
+"""The published projections that lie in one matrix of the decoder, in this order along its outputs."""
+GATE_UP = ("gate_proj", "up_proj")
+"""Likewise."""
+
+_are_on: ContextVar[bool] = ContextVar("adapters_are_on", default=True)
+
+
+@contextmanager
+def adapters_off() -> Iterator[None]:
+    """While it lasts, models compute without their adapters, on this thread alone."""
+    token = _are_on.set(False)
+    try:
+        yield
+    finally:
+        _are_on.reset(token)
+
+
+class Adapter(nn.Module):
+    """The two matrices of one projection; nothing is added while B is 0."""
+
+    def __init__(self, num_outputs: int, num_inputs: int, rank: int) -> None:
+        super().__init__()
+        self.A_RI = nn.Parameter(torch.zeros(rank, num_inputs))
+        self.B_OR = nn.Parameter(torch.zeros(num_outputs, rank))
+
+
+class LayerAdapters(nn.Module):
+    """The adapters of one decoder layer, by published projection.
+
+    `shapes` are the outputs and inputs of all projections of the layer, `adapted` those that have an adapter.
+    """
+
+    def __init__(
+        self, shapes: Mapping[str, tuple[int, int]], adapted: Sequence[str], *, rank: int, scale: float
+    ) -> None:
+        super().__init__()
+        self.rank, self.scale = rank, scale
+        self._shapes = dict(shapes)
+        self._adapters = nn.ModuleDict({name: Adapter(*shapes[name], rank) for name in shapes if name in adapted})
+
+    def like(self) -> LayerAdapters:
+        """Adapters of the same shapes, which add nothing yet."""
+        return LayerAdapters(self._shapes, tuple(self._adapters), rank=self.rank, scale=self.scale)
+
+    def named(self) -> Iterator[tuple[str, Adapter]]:
+        """Each adapter with the projection that it belongs to."""
+        for name, adapter in self._adapters.items():
+            assert isinstance(adapter, Adapter)
+            yield name, adapter
+
+    def forward(self, x_NI: Tensor, *projections: str) -> Tensor | None:
+        """What is added to the outputs of these projections of `x_NI`, side by side `[N, O]`; None for nothing."""
+        found = {name: adapter for name, adapter in self.named() if name in projections}
+        if not found or not _are_on.get():
+            return None
+        first_KI = torch.cat([one.A_RI for one in found.values()])
+        lows = (linear(x_NI, first_KI) * self.scale).split(self.rank, 1)
+        parts = {name: linear(low_NR, found[name].B_OR) for name, low_NR in zip(found, lows, strict=True)}
+        outputs = [parts[name] if name in parts else self._zeros(x_NI, name) for name in projections]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+
+    def _zeros(self, x_NI: Tensor, name: str) -> Tensor:
+        return x_NI.new_zeros(len(x_NI), self._shapes[name][0])

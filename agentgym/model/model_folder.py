@@ -1,0 +1,231 @@
+"""Decoders to and from model folders, under the parameter names that `transformers` publishes."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from agentgym.errors import ConfigError, EngineError, RunFolderError
+from agentgym.model.decoder import Decoder, DecoderConfig, DecoderLayer
+from agentgym.model.published_weights import LoraWeights, Weights
+
+__all__ = [
+    "decoder_config",
+    "fill_decoder",
+    "is_read",
+    "load_decoder",
+    "model_tensors",
+    "on_device",
+    "own_tensors",
+    "published_views",
+    "reading",
+    "save_decoder",
+    "write_model",
+]
+
+LOCKED = "config.json"
+"""The file of a model folder that bears the lock of whoever reads it."""
+
+
+def published_views(
+    model: Decoder, whole: Callable[[Tensor], Tensor] = lambda parameter: parameter
+) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter under its published name, as a view of the model's own memory, or of what `whole` makes of each
+    parameter in its turn."""
+    yield "model.embed_tokens.weight", whole(model.embed)
+    for index, layer in enumerate(model.layers):
+        assert isinstance(layer, DecoderLayer)
+        yield from _layer_views(f"model.layers.{index}.", layer, whole)
+    yield "model.norm.weight", whole(model.final_norm)
+    if model.head is not None:
+        yield "lm_head.weight", whole(model.head)
+
+
+def _layer_views(prefix: str, layer: DecoderLayer, whole: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
+    sizes = [layer.q_width, layer.kv_width, layer.kv_width]
+    yield prefix + "input_layernorm.weight", whole(layer.input_norm)
+    for name, part in zip("qkv", whole(layer.qkv).split(sizes), strict=True):
+        yield f"{prefix}self_attn.{name}_proj.weight", part
+    if layer.qkv_bias is not None:
+        for name, part in zip("qkv", whole(layer.qkv_bias).split(sizes), strict=True):
+            yield f"{prefix}self_attn.{name}_proj.bias", part
+    if layer.q_norm is not None and layer.k_norm is not None:
+        yield prefix + "self_attn.q_norm.weight", whole(layer.q_norm)
+        yield prefix + "self_attn.k_norm.weight", whole(layer.k_norm)
+    yield prefix + "self_attn.o_proj.weight", whole(layer.out)
+    yield prefix + "post_attention_layernorm.weight", whole(layer.ffn_norm)
+    for name, part in zip(("gate", "up"), whole(layer.gate_up).chunk(2), strict=True):
+        yield f"{prefix}mlp.{name}_proj.weight", part
+    yield prefix + "mlp.down_proj.weight", whole(layer.down)
+
+
+def own_tensors(model: Decoder, weights: Weights) -> list[tuple[Tensor, Tensor]]:
+    """Each of the model's tensors with the one that takes its place; none for no weights. Raises EngineError for
+    weights that are not all of this model's."""
+    if isinstance(weights, LoraWeights):
+        raise EngineError("the local engine takes no adapter alone: give it the merged weights")
+    wanted, given = dict(published_views(model)), dict(weights)
+    if not given:
+        return []
+    if odd := sorted(wanted.keys() ^ given.keys()):
+        raise EngineError(f"weights of another model: {len(odd)} tensors are of one alone, the first is {odd[0]!r}")
+    pairs = []
+    for name, own in wanted.items():
+        new = given[name]
+        if not isinstance(new, Tensor) or new.shape != own.shape:
+            raise EngineError(f"a tensor of shape {tuple(own.shape)} was wanted as {name!r}, got {new!r:.100}")
+        pairs.append((own, new))
+    return pairs
+
+
+def load_decoder(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32) -> Decoder:
+    """Loads a model folder (`config.json` and safetensors, sharded or not); raises RunFolderError naming what lacks."""
+    model = Decoder(decoder_config(folder)).to(dtype)
+    fill_decoder(model, folder, lambda parameter, stored: parameter.copy_(stored))
+    return model
+
+
+def decoder_config(folder: str | os.PathLike[str]) -> DecoderConfig:
+    """The shape of the model in a folder; raises RunFolderError where there is none."""
+    path = Path(folder)
+    if not (path / "config.json").is_file():
+        raise RunFolderError(f"no model in {str(path)!r}: it needs a config.json and safetensors; give a model folder")
+    with reading(path):
+        return DecoderConfig.from_hf(json.loads((path / "config.json").read_text()))
+
+
+@torch.no_grad()
+def fill_decoder(model: Decoder, folder: str | os.PathLike[str], put: Callable[[nn.Parameter, Tensor], object]) -> None:
+    """Calls `put` with each parameter and its whole value in the folder, one after the other: no more than one of them
+    is in memory at a time. Raises RunFolderError as `load_decoder` does, before the first."""
+    path = Path(folder)
+    with reading(path), _StoredTensors(path) as stored:
+        stored.check({name: view.shape for name, view in published_views(model, _without_memory)})
+        begun: list[tuple[nn.Parameter, Tensor]] = []
+
+        def begin(parameter: Tensor) -> Tensor:
+            """Memory for the next parameter, whose views then follow; the one before is complete."""
+            assert isinstance(parameter, nn.Parameter)
+            if begun:
+                put(*begun.pop())
+            begun.append((parameter, torch.empty(parameter.shape, dtype=parameter.dtype)))
+            return begun[0][1]
+
+        for name, view in published_views(model, begin):
+            view.copy_(stored.read(name))
+        put(*begun.pop())
+
+
+def _without_memory(parameter: Tensor) -> Tensor:
+    return torch.empty(parameter.shape, device="meta")
+
+
+class _StoredTensors:
+    """The tensors of a folder's safetensors files, read one by one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._stack = path, ExitStack()
+        self._files: dict[str, Any] = {}
+
+    def __enter__(self) -> _StoredTensors:
+        shards = sorted(self._path.glob("*.safetensors"))
+        if not shards:
+            raise RunFolderError(
+                f"model folder {str(self._path)!r} holds no .safetensors file; save the model in that format"
+            )
+        for shard in shards:
+            try:
+                file = self._stack.enter_context(safe_open(shard, "pt"))
+            except SafetensorError as error:
+                raise RunFolderError(f"{str(shard)!r} is torn or not a safetensors file: {error}") from error
+            self._files |= dict.fromkeys(file.keys(), file)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def check(self, wanted: Mapping[str, torch.Size]) -> None:
+        """Raises RunFolderError unless these tensors are there, and no others but a head that is the embedding."""
+        found = {name for name in self._files if name in wanted or name != "lm_head.weight"}
+        if missing := sorted(wanted.keys() - found):
+            raise RunFolderError(f"{str(self._path)!r} lacks {len(missing)} tensors, the first is {missing[0]!r}")
+        if unknown := sorted(found - wanted.keys()):
+            told = f"{len(unknown)} tensors of no known use, the first is {unknown[0]!r}"
+            raise RunFolderError(f"{str(self._path)!r} holds {told}")
+        for name, shape in wanted.items():
+            stored = tuple(self._files[name].get_slice(name).get_shape())
+            if stored != tuple(shape):
+                raise RunFolderError(
+                    f"tensor {name!r} of {str(self._path)!r} has shape {stored}, config.json says {tuple(shape)}"
+                )
+
+    def read(self, name: str) -> Tensor:
+        """The tensor of that name."""
+        tensor: Tensor = self._files[name].get_tensor(name)
+        return tensor
+
+
+def on_device(model: Decoder, device: str) -> Decoder:
+    """The model, moved; raises ConfigError for a device that is not there."""
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError) as error:  # torch's words for it
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"device {device!r} cannot be used ({reason}); a model runs on cpu everywhere") from error
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """While it lasts, no run deletes the model folder, should it be one of its checkpoints."""
+    with open(folder / LOCKED, "rb") as file:
+        with suppress(
+            OSError
+        ):  # a file system without locks: there a run cannot tell, and keeps what it may not delete
+            fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+def is_read(folder: Path) -> bool:
+    """Whether somebody, in this process or another, is `reading` it; true where the file system cannot tell."""
+    try:
+        with open(folder / LOCKED, "rb+") as file:  # for writing: a network file system locks nothing else
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def model_tensors(model: Decoder, *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """A copy of every parameter under its published name, on the CPU: what the model becomes later does not show."""
+    return {
+        name: view.detach().to("cpu", dtype or view.dtype, copy=True, memory_format=torch.contiguous_format)
+        for name, view in published_views(model)
+    }
+
+
+def write_model(config: DecoderConfig, tensors: Mapping[str, Tensor], folder: str | os.PathLike[str]) -> None:
+    """Writes `config.json`, with the dtype of the tensors, and `model.safetensors`; `transformers`' `from_pretrained`
+    reads the folder."""
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    dtype = next(iter(tensors.values())).dtype
+    settings = config.to_hf() | {"torch_dtype": str(dtype).removeprefix("torch.")}
+    (path / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    save_file(dict(tensors), path / "model.safetensors", metadata={"format": "pt"})
+
+
+def save_decoder(model: Decoder, folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> None:
+    """Writes the model as `write_model` does, in its own dtype or another one."""
+    write_model(model.config, model_tensors(model, dtype=dtype), folder)

@@ -1,0 +1,206 @@
+"""How packed sequences lie in one forward pass: what they share is computed once, and to the end only what is wanted.
+
+The rows of a group begin with the same prompt, and those of all groups with the same tools. Their tokens form a tree:
+a segment is a run of tokens with one history, and its queries see the keys of the segments before it on its path.
+Causal attention makes the states of a shared prefix the same for every sequence, so this changes rounding alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentgym.model.exchange import ALONE, Exchange
+from agentgym.model.linear import padded_size
+
+__all__ = ["MIN_SHARED", "Block", "LayoutRows", "PackedLayout", "Segment", "num_computed", "shared_length"]
+
+# Shape suffixes: N entries of the packed sequences, U computed tokens, M wanted entries, T rows of a block, L keys.
+
+MIN_SHARED = 32
+"""A shorter common prefix is computed twice: a segment costs an attention call of its own in every layer."""
+_BLOCK_ROWS = 128  # attention rows of one call: later keys of a causal block are not computed
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Computed tokens `[start, start + length)`: each sees those before it, and all of the `ancestors`, root first."""
+
+    start: int
+    length: int
+    ancestors: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Consecutive rows of one segment, which see the first `num_keys` of what its ancestors and itself hold."""
+
+    num_rows: int
+    segment: int
+    num_keys: int
+    bias_TL: Tensor | None
+    """0 and -inf; None where all rows of a segment without ancestors are plainly causal."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayoutRows:
+    """Some of the computed tokens, in order, then padding to a size of `padded_size`."""
+
+    index_U: Tensor
+    """Where they are among all computed tokens; of a pass that ranks share, among those that this rank's products
+    take."""
+    own_U: Tensor
+    """Where they are in this rank's own portion; the same in one process."""
+    position_U: Tensor
+    """Of the tokens of `index_U`, in their sequences."""
+    blocks: tuple[Block, ...]
+    """Of all tokens, whoever has them."""
+    num_padding: int
+
+
+class PackedLayout:
+    """Where the entries of packed sequences are computed: `seqlens` of them each, one sequence after the other.
+
+    With `ids_N` prefixes that sequences have in common are computed once; with `wanted_N` (bool) only those entries
+    have a final state. `entry_M` gives each wanted entry's place among `wanted` rows, `exchange` what ranks that share
+    the pass tell each other in it.
+    Example: ids (1, 2, 3) and (1, 2, 4) with a shared prefix (1, 2) compute 4 tokens: segments (1, 2), (3), (4).
+    """
+
+    def __init__(
+        self,
+        seqlens: Sequence[int],
+        device: torch.device | str = "cpu",
+        *,
+        ids_N: Tensor | None = None,
+        wanted_N: Tensor | None = None,
+        min_shared: int = MIN_SHARED,
+    ) -> None:
+        ids = None if ids_N is None else ids_N.cpu().numpy()
+        self.exchange: Exchange = ALONE
+        tree = _Tree(seqlens, ids, min_shared)
+        self.segments, place_N = tuple(tree.segments), tree.place_N
+        self.num_tokens = tree.num_tokens
+        source_U = np.zeros(self.num_tokens, np.int64)
+        source_U[place_N] = np.arange(len(place_N))
+        position_U = np.concatenate([np.zeros(0, np.int64), *(self._positions(segment) for segment in self.segments)])
+        wanted = np.ones(len(place_N), bool) if wanted_N is None else wanted_N.cpu().numpy()
+        wanted_U = np.zeros(self.num_tokens, bool)
+        wanted_U[place_N[wanted]] = True
+        self.source_U = torch.from_numpy(_padded(source_U)).to(device)
+        self._causal = _CausalBias(device)
+        self.every = self._rows(np.arange(self.num_tokens), position_U, device)
+        is_all = bool(wanted_U.all())
+        self.wanted = self.every if is_all else self._rows(np.flatnonzero(wanted_U), position_U, device)
+        self.entry_M = torch.from_numpy((np.cumsum(wanted_U) - 1)[place_N[wanted]]).to(device)
+
+    def _positions(self, segment: Segment) -> NDArray[np.int64]:
+        return self._num_before(segment) + np.arange(segment.length)
+
+    def _num_before(self, segment: Segment) -> int:
+        return sum(self.segments[ancestor].length for ancestor in segment.ancestors)
+
+    def _rows(
+        self, index_U: NDArray[np.int64], position_U: NDArray[np.int64], device: torch.device | str
+    ) -> LayoutRows:
+        blocks = []
+        for number, segment in enumerate(self.segments):
+            first, last = np.searchsorted(index_U, (segment.start, segment.start + segment.length)).tolist()
+            own = index_U[first:last] - segment.start
+            if not segment.ancestors and len(own) == segment.length <= _BLOCK_ROWS:
+                blocks.append(Block(segment.length, number, segment.length, None))
+                continue
+            for start in range(0, len(own), _BLOCK_ROWS):
+                own_T = own[start : start + _BLOCK_ROWS]
+                bias_TL = self._causal.of(own_T + self._num_before(segment))
+                blocks.append(Block(len(own_T), number, bias_TL.shape[1], bias_TL))
+        padded, position = torch.from_numpy(_padded(index_U)).to(device), torch.from_numpy(_padded(position_U[index_U]))
+        return LayoutRows(padded, padded, position.to(device), tuple(blocks), len(padded) - len(index_U))
+
+
+class _Tree:
+    """The segments of packed sequences, and where each entry is computed; without ids nothing is shared."""
+
+    def __init__(self, seqlens: Sequence[int], ids_N: NDArray[np.int64] | None, min_shared: int) -> None:
+        starts = [0, *accumulate(seqlens)]
+        self._seqlens, self._min_shared = seqlens, min_shared
+        self._rows = None if ids_N is None else [ids_N[a:b] for a, b in pairwise(starts)]
+        self._starts = starts
+        self.segments: list[Segment] = []
+        self.num_tokens = 0
+        self.place_N = np.zeros(starts[-1], np.int64)
+        self._grow(range(len(seqlens)), 0, ())
+
+    def _grow(self, rows: Iterable[int], done: int, ancestors: tuple[int, ...]) -> None:
+        """Adds the segments of rows that are alike in their first `done` entries, which the ancestors hold."""
+        alike: dict[object, list[int]] = {}
+        for row in rows:
+            if self._seqlens[row] > done:
+                alike.setdefault(self._key(row, done), []).append(row)
+        for members in alike.values():
+            length = self._common(members, done)
+            number = len(self.segments)
+            self.segments.append(Segment(self.num_tokens, length, ancestors))
+            for row in members:
+                start = self._starts[row] + done
+                self.place_N[start : start + length] = self.num_tokens + np.arange(length)
+            self.num_tokens += length
+            self._grow(members, done + length, (*ancestors, number))
+
+    def _key(self, row: int, done: int) -> object:
+        """Equal for rows whose next entries are worth sharing."""
+        if self._rows is None or self._seqlens[row] < done + self._min_shared:
+            return row
+        return self._rows[row][done : done + self._min_shared].tobytes()
+
+    def _common(self, members: Sequence[int], done: int) -> int:
+        if self._rows is None or len(members) == 1:
+            return self._seqlens[members[0]] - done
+        first = self._rows[members[0]][done:]
+        return min(shared_length(first, self._rows[row][done:]) for row in members)
+
+
+def num_computed(rows: Sequence[Tensor], min_shared: int = MIN_SHARED) -> int:
+    """How many tokens a layout of these rows' ids computes, their shared prefixes once."""
+    return _Tree([len(row) for row in rows], torch.cat(list(rows)).numpy(), min_shared).num_tokens
+
+
+def shared_length(a_T: NDArray[np.int64], b_T: NDArray[np.int64]) -> int:
+    """How many leading elements are equal."""
+    length = min(len(a_T), len(b_T))
+    differs = a_T[:length] != b_T[:length]
+    return int(differs.argmax()) if differs.any() else length
+
+
+class _CausalBias:
+    """Biases that hide later keys. Those of consecutive rows are views of one memory: a copy for each block of a long
+    sequence would grow with the square of its length."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._device = device
+        self._shared_TL = torch.zeros(0, 0)
+
+    def of(self, place_T: NDArray[np.int64]) -> Tensor:
+        """What rows at these places add to their scores, `[T, L]`: -inf on later keys."""
+        first, last, num_rows = int(place_T[0]), int(place_T[-1]), len(place_T)
+        if last - first + 1 != num_rows or num_rows > _BLOCK_ROWS:
+            hidden_TL = torch.arange(last + 1) > torch.from_numpy(place_T)[:, None]
+            return torch.zeros(hidden_TL.shape).masked_fill_(hidden_TL, -torch.inf).to(self._device)
+        num_before = self._shared_TL.shape[1] - _BLOCK_ROWS
+        if first > num_before:
+            num_before = max(first, 2 * num_before, 1024)
+            later_TT = torch.full((_BLOCK_ROWS, _BLOCK_ROWS), -torch.inf).triu(1)
+            self._shared_TL = F.pad(later_TT, (num_before, 0)).to(self._device)
+        bias_TL = self._shared_TL[:num_rows, num_before - first : num_before + num_rows]
+        return bias_TL if bias_TL.device.type == "cpu" else bias_TL.contiguous()  # a GPU's kernels want aligned rows
+
+
+def _padded(index_U: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.pad(index_U, (0, padded_size(len(index_U)) - len(index_U)))

@@ -1,0 +1,70 @@
+"""The decoder's forward pass compared with that of `transformers`, on the same weights.
+
+Shapes: `T` position, `V` vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import torch
+
+from agentgym.errors import ConfigError
+from agentgym.model.decoder import Decoder
+from agentgym.model.model_folder import published_views
+from agentgym.model.packed_layout import PackedLayout
+
+__all__ = ["check_forward"]
+
+NUM_TOKENS = 24
+MAX_DIFFERENCE = {torch.float32: 0.01, torch.float64: 0.01}
+"""Nats; rounding explains no more. Of other types the mean is bounded, by `MEAN_DIFFERENCE`."""
+MEAN_DIFFERENCE = 0.1
+
+
+def check_forward(model: Decoder, folder: str | os.PathLike[str]) -> float | None:
+    """Computes the logprobs of a few tokens with the decoder and with `transformers`, and returns the largest
+    difference in nats.
+
+    Both use the same tensors, so it takes no memory but the activations. Returns None, without a comparison, for a
+    folder that agentgym wrote: its config.json holds nothing to misread. Raises ConfigError where the two models differ
+    by more than rounding.
+    """
+    given = json.loads((Path(folder) / "config.json").read_text())
+    if given == model.config.to_hf() | {"torch_dtype": given.get("torch_dtype")}:
+        return None
+    ours_TV, theirs_TV = _logprobs(model, folder)
+    difference_TV = (ours_TV - theirs_TV).abs()
+    largest, mean = float(difference_TV.max()), float(difference_TV.mean())
+    dtype = model.embed.dtype
+    if not (largest <= MAX_DIFFERENCE[dtype] if dtype in MAX_DIFFERENCE else mean <= MEAN_DIFFERENCE):
+        raise ConfigError(
+            f"the model in {str(folder)!r} is computed differently here and in transformers: over {NUM_TOKENS} tokens"
+            f" their logprobs differ by up to {largest:.3g} nats (mean {mean:.3g}). Training and evaluation would be of"
+            " another model. Please report its config.json; a server plays it as it is"
+            " (`agentgym eval --policy http://HOST:PORT/v1`)"
+        )
+    return largest
+
+
+@torch.no_grad()
+def _logprobs(model: Decoder, folder: str | os.PathLike[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logprobs of every id after each of a few tokens, `[T, V]` float32, by both."""
+    from transformers import AutoConfig, AutoModelForCausalLM  # here, and not above: the import takes a second
+
+    device = model.embed.device
+    with torch.device("meta"):
+        config = AutoConfig.from_pretrained(folder)
+        theirs = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    tensors = dict(published_views(model))
+    if model.head is None:
+        tensors["lm_head.weight"] = model.embed
+    theirs.load_state_dict(tensors, strict=True, assign=True)
+    theirs.model.rotary_emb = type(theirs.model.rotary_emb)(config=config).to(device)  # its buffers are in no file
+    count = min(NUM_TOKENS, model.config.context_window)
+    ids_T = torch.arange(count, device=device) * 7919 % model.config.vocab_size
+    ours_TV = model.logits(model.hidden(ids_T, PackedLayout([count])))
+    theirs_TV = theirs.eval()(input_ids=ids_T[None]).logits[0]
+    return ours_TV.float().log_softmax(-1), theirs_TV.float().log_softmax(-1)

@@ -1,0 +1,194 @@
+"""One episode played through a chat endpoint: the environment, its limits and its record are those of any engine."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from agentgym.chat_templates.formats.hermes import HERMES
+from agentgym.engines.openai.endpoint import ChatEndpoint, ChatReply, ContextExceeded, EndpointFailure
+from agentgym.engines.protocol import Completion, Sampling
+from agentgym.errors import EnvironmentFault
+from agentgym.rollout.episode.episode import Draft, Ending
+from agentgym.rollout.episode.episode_loop import EpisodeLoop, under_system_prompt
+from agentgym.rollout.hosting.hosted_env import HostedEnv
+from agentgym.rollout.limits import Limits, SamplingConfig
+from agentgym.trajectory import Status, StopReason
+from agentgym.types import JSON, Message, ToolSpec
+
+__all__ = ["ChatLoop"]
+
+logger = logging.getLogger(__name__)
+
+_MARK = re.compile("|".join(map(re.escape, HERMES.marks)))
+
+
+@dataclass
+class _Talk:
+    """What is said in an episode, and what it took."""
+
+    messages: list[Message | ChatReply]
+    tools: tuple[ToolSpec, ...]
+    replies: list[ChatReply] = field(default_factory=list)
+    num_requests: int = 0
+    has_ids: bool = True
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the last prompt with its reply."""
+        usage = self.replies[-1].usage if self.replies else None
+        return usage.prompt_tokens + usage.completion_tokens if usage else 0
+
+    def metrics(self) -> dict[str, float]:
+        """Tokens and cost of the requests that were answered; requests that failed are in `num_requests` alone."""
+        counts: dict[str, float] = {
+            "num_requests": self.num_requests,
+            "num_retries": self.num_requests - len(self.replies),
+            "prompt_tokens": sum(reply.usage.prompt_tokens for reply in self.replies),
+            "cached_tokens": sum(reply.usage.cached_tokens for reply in self.replies),
+            "completion_tokens": sum(reply.usage.completion_tokens for reply in self.replies),
+        }
+        costs = [reply.cost for reply in self.replies if reply.cost is not None]
+        return {**counts, "cost": sum(costs)} if costs else counts
+
+    def info(self, model: str | None, opening: Sequence[JSON]) -> dict[str, JSON]:
+        """Seconds of each reply; and the opening messages, where no row holds them."""
+        said: dict[str, JSON] = {
+            "model": model,
+            "latency_s": [round(reply.latency_s, 4) for reply in self.replies],
+            "first_token_s": [round(r.first_token_s, 4) for r in self.replies if r.first_token_s is not None],
+        }
+        without_ids: dict[str, JSON] = {"token_ids": False, "opening": opening}
+        return {"chat_endpoint": {**said, **({"token_ids": True} if self.has_ids else without_ids)}}
+
+
+class ChatLoop(EpisodeLoop):
+    """Plays episodes with the replies of a `ChatEndpoint`.
+
+    Token budgets go by what the endpoint says it used. Where it returns ids and logprobs, they are the record, as
+    sampled: a prompt that begins with everything before it goes on with the row, any other begins a new one.
+    Otherwise the trajectory has no rows. A failure of the endpoint is an `engine_error`; a refused key, model or
+    address raises, for no other episode would fare better.
+    """
+
+    def __init__(
+        self, endpoint: ChatEndpoint, limits: Limits | None = None, sampling: SamplingConfig | None = None
+    ) -> None:
+        super().__init__(limits or Limits())
+        self.endpoint = endpoint
+        self.sampling = sampling or SamplingConfig()
+        self._warned = False
+
+    async def _end_session(self, session: str) -> None:
+        """An endpoint holds no session."""
+
+    async def close(self) -> None:
+        """Closes the endpoint's connections."""
+        await self.endpoint.close()
+
+    async def _converse(self, env: HostedEnv, draft: Draft) -> Ending:
+        """The conversation itself, to its regular end."""
+        messages, tools = await self._reset(env, draft)
+        opening: list[JSON] = [{"role": message.role, "content": message.content} for message in messages]
+        talk = _Talk(list(messages), tools)
+        try:
+            return await self._play_turns(env, draft, talk)
+        finally:
+            draft.note(talk.metrics(), talk.info(self.endpoint.model, opening))
+
+    async def _play_turns(self, env: HostedEnv, draft: Draft, talk: _Talk) -> Ending:
+        while True:
+            max_tokens, cut = self._budget(talk)
+            if max_tokens < 1:
+                return Ending(Status.TRUNCATED, cut)
+            try:
+                reply = await self._reply(draft, talk, max_tokens)
+            except ContextExceeded as error:
+                if not talk.replies:
+                    raise EnvironmentFault(
+                        f"the first prompt does not fit into the model's context window: {error}"
+                    ) from None
+                return Ending(Status.TRUNCATED, StopReason.CONTEXT)
+            message = self._record(draft, talk, reply)
+            if reply.finish_reason == "length":
+                by_window = reply.cut_by_window or 0 < reply.usage.completion_tokens < max_tokens
+                cut = StopReason.CONTEXT if by_window else cut
+                if not self._may_answer(cut):
+                    draft.end_turn(None)
+                    return Ending(Status.TRUNCATED, cut)
+            answer = await self._act(env, draft, message)
+            ending = self._ending(answer, draft)
+            if ending is not None:
+                return ending
+            if answer.history is None:
+                talk.messages += (reply, *answer.messages)
+            else:
+                talk.messages = [*under_system_prompt(env, answer.history)]
+
+    def _budget(self, talk: _Talk) -> tuple[int, StopReason]:
+        """How many tokens a reply may have, and the reason when it takes all."""
+        limits, used = self.limits, talk.num_tokens
+        windows = [window for window in (limits.context_window, self.endpoint.context_window) if window is not None]
+        left, reason = limits.turn_tokens_in(min(windows, default=None)), StopReason.TURN_TOKENS
+        if limits.trajectory_tokens is not None and limits.trajectory_tokens - used < left:
+            left, reason = limits.trajectory_tokens - used, StopReason.TRAJECTORY_TOKENS
+        if windows and min(windows) - used < left:
+            left, reason = min(windows) - used, StopReason.CONTEXT
+        return left, reason
+
+    async def _reply(self, draft: Draft, talk: _Talk, max_tokens: int) -> ChatReply:
+        """Asks for the next reply, and counts what was sent for it."""
+        episode, config = draft.episode, self.sampling
+        sampling = Sampling(
+            max_tokens=max_tokens,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            seed=episode.seed(len(draft.turns)),
+        )
+        try:
+            reply = await self.endpoint.complete(talk.messages, talk.tools, sampling, session=episode.session)
+        except EndpointFailure as failure:
+            talk.num_requests += failure.attempts
+            raise
+        talk.num_requests += reply.attempts
+        talk.replies.append(reply)
+        return reply
+
+    def _record(self, draft: Draft, talk: _Talk, reply: ChatReply) -> Message:
+        """Records the reply, with its ids where it has them, and gives the message that it is."""
+        message = self._read(reply, talk.tools)
+        if reply.ids is None or reply.prompt_ids is None or reply.logprobs is None:
+            talk.has_ids = False
+            draft.forget_ids()
+        if not talk.has_ids:
+            draft.begin_turn(message, reply.finish_reason, reply.latency_s)
+            return message
+        assert reply.ids is not None and reply.prompt_ids is not None and reply.logprobs is not None
+        num_before = len(draft.ids)
+        if num_before and len(reply.prompt_ids) > num_before and list(reply.prompt_ids[:num_before]) == draft.ids:
+            draft.add_answer(reply.prompt_ids[num_before:])
+        else:
+            draft.begin_row(reply.prompt_ids)
+        completion = Completion(reply.ids, reply.logprobs, (0,) * len(reply.ids), reply.finish_reason)
+        draft.add_reply(completion, message, reply.latency_s, trained=not self.endpoint.config.strict_tools)
+        return message
+
+    def _read(self, reply: ChatReply, tools: tuple[ToolSpec, ...]) -> Message:
+        """The reply's message; marks that the server left in its text are read as what they mean."""
+        message = reply.message
+        text = message.content
+        if message.tool_calls or not self.endpoint.config.text_marks or not _MARK.search(text):
+            return message
+        parsed = HERMES.parse(text)
+        if tools and parsed.tool_calls and not self._warned:
+            self._warned = True
+            logger.warning(
+                "%s leaves tool calls in the text; they are read there (a server with a parser, such as "
+                "--tool-call-parser hermes, gives them as calls)",
+                self.endpoint.url,
+            )
+        reasoning = "\n".join(filter(None, (message.reasoning, parsed.reasoning))) or None
+        return Message("assistant", parsed.content, reasoning, parsed.tool_calls)

@@ -1,0 +1,217 @@
+"""One episode: its key, and its record while it is being played."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from agentgym.engines.protocol import Completion
+from agentgym.rollout.hosting.answer import Answer, plain_answers
+from agentgym.rollout.seeds import derive
+from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
+from agentgym.types import JSON, MalformedCall, Message, Task, ToolSpec
+
+__all__ = ["Draft", "Ending", "Episode"]
+
+_RESULT_COUNTERS = {
+    "unknown_tool": "unknown_tools",
+    "invalid_arguments": "invalid_arguments",
+    "tool_error": "tool_errors",
+    "timeout": "tool_errors",
+}
+"""The metric that counts a kind of failed tool result; calls that cannot be read are counted from the reply itself."""
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+_COUNTERS = ("num_tool_calls", "malformed_calls", "truncated_calls", *_RESULT_COUNTERS.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """Which episode of a run this is: `Episode(Task("TextGame-v0", 7), group="0/3", member=1, run_seed=0, step=0)`."""
+
+    task: Task
+    group: str = "0"
+    member: int = 0
+    run_seed: int = 0
+    step: int = 0
+    phase: str = "train"
+    seat: str = ""
+    """The agent that is played, where the other seats of the game are episodes too (self-play)."""
+
+    @property
+    def session(self) -> str:
+        """The name of the episode's requests; no two live episodes share it."""
+        return f"{self.phase}-{self.run_seed}-{self.step}-{self.group}-{self.member}"
+
+    def seed(self, turn: int, part: int = 0) -> int:
+        """The sampling seed of a turn; `part` counts the resumptions of its reply. The phase plays no role."""
+        return derive(self.run_seed, self.step, self.group, self.member, turn, *((part,) if part else ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Status, reason and, for what cannot be trained on, the line that names the failure."""
+
+    status: Status
+    reason: StopReason
+    error: str | None = None
+    info: Mapping[str, JSON] | None = None
+
+
+class Draft:
+    """The growing record of an episode. `ids` are all ids of the current row, and only ever grow by what is new."""
+
+    __slots__ = (
+        "_answer",
+        "_info",
+        "_messages",
+        "_metrics",
+        "_noted_info",
+        "_noted_metrics",
+        "_reply",
+        "_rows",
+        "_spans",
+        "_tools",
+        "episode",
+        "ids",
+        "num_finished",
+        "num_summaries",
+        "task_info",
+        "turns",
+    )
+
+    def __init__(self, episode: Episode) -> None:
+        self.episode = episode
+        self.ids: list[int] = []
+        self.num_finished = 0
+        """Ids in finished rows."""
+        self.turns: list[Turn] = []
+        self._rows: list[Row] = []
+        self._spans: list[TokenSpan] = []
+        self.task_info: Mapping[str, JSON] = NOTHING
+        """What the environment's reset found of the task: `HostedEnv.task_info`."""
+        self.num_summaries = 0
+        """Turns that the rollout asked for, and not the environment."""
+        self._messages: tuple[Message, ...] | None = None
+        self._tools: tuple[ToolSpec, ...] | None = None
+        self._reply: tuple[Message, str, float] | None = None
+        self._answer: Answer | None = None
+        self._metrics: Mapping[str, float] = NOTHING
+        self._info: Mapping[str, JSON] = NOTHING
+        self._noted_metrics: Mapping[str, float] = NOTHING
+        self._noted_info: Mapping[str, JSON] = NOTHING
+
+    @property
+    def num_tokens(self) -> int:
+        """Ids of all rows so far."""
+        return self.num_finished + len(self.ids)
+
+    def begin_row(
+        self,
+        prompt_ids: Sequence[int],
+        messages: Sequence[Message] | None = None,
+        tools: Sequence[ToolSpec] | None = None,
+    ) -> None:
+        """Starts a row: the first one, or the one after a rewrite of the history; rendered from what is given."""
+        self._end_row()
+        self.ids = list(prompt_ids)
+        self._spans = [TokenSpan(tuple(prompt_ids), Source.PROMPT)]
+        self._messages = None if messages is None else tuple(messages)
+        self._tools = None if tools is None else tuple(tools)
+
+    def add_answer(self, ids: Sequence[int]) -> None:
+        """Appends what the template makes of the environment's answer."""
+        if ids:
+            self.ids.extend(ids)
+            self._spans.append(TokenSpan(tuple(ids), Source.ENV))
+
+    def add_reply(self, completion: Completion, message: Message, generate_s: float, *, trained: bool = True) -> None:
+        """Appends a reply, and opens its turn."""
+        ids, logprobs, versions = completion.ids, completion.logprobs, completion.policy_versions
+        span = TokenSpan(ids, Source.POLICY, logprobs, versions, excluded=not trained)
+        self.ids.extend(completion.ids)
+        self._spans.append(span)
+        self.begin_turn(message, completion.finish_reason, generate_s)
+
+    def begin_turn(self, message: Message, finish_reason: str, generate_s: float) -> None:
+        """Opens the turn of a reply whose ids are not held."""
+        self._reply = (message, finish_reason, generate_s)
+
+    def add_summary(self, completion: Completion, message: Message, asked: str, *, trained: bool) -> None:
+        """Appends a reply that the rollout asked for, as a turn that nobody answers."""
+        ids, logprobs, versions = completion.ids, completion.logprobs, completion.policy_versions
+        self.ids.extend(ids)
+        self._spans.append(TokenSpan(ids, Source.POLICY, logprobs, versions, excluded=not trained))
+        self.turns.append(Turn(message, 0.0, finish_reason=completion.finish_reason, asked=asked))
+        self.num_summaries += 1
+
+    def end_turn(self, answer: Answer | None, env_s: float = 0.0) -> None:
+        """Closes the turn with its answer; None where the reply was never answered (its reward is then 0)."""
+        assert self._reply is not None
+        self._answer = answer or self._answer
+        (message, finish_reason, generate_s), self._reply = self._reply, None
+        answer = answer or Answer("", ())
+        timings = {"generate_s": generate_s, "env_s": env_s}
+        said = (answer.observation, answer.tool_results)
+        told = None if answer.messages in ((), *plain_answers(*said)) else answer.messages
+        self.turns.append(Turn(message, answer.reward, *said, finish_reason, messages=told, timings=timings))
+
+    def keep_info(self) -> None:
+        """Takes over what the last answer's info says about the episode; raises EnvironmentFault if it is no number."""
+        if self._answer is not None:
+            self._metrics, self._info = self._answer.metrics(), self._answer.extras()
+
+    def forget_ids(self) -> None:
+        """Drops all rows: an episode holds the ids of every reply, or none."""
+        self._rows, self._spans, self.ids, self.num_finished = [], [], [], 0
+
+    def note(self, metrics: Mapping[str, float], info: Mapping[str, JSON]) -> None:
+        """Adds what whoever replied says about the episode."""
+        self._noted_metrics, self._noted_info = dict(metrics), dict(info)
+
+    def finish(self, ending: Ending) -> Trajectory:
+        """The finished record; a reply that the environment failed to answer has no reward."""
+        if self._reply is not None:
+            message, finish_reason, generate_s = self._reply
+            self.turns.append(Turn(message, None, finish_reason=finish_reason, timings={"generate_s": generate_s}))
+        self._end_row()
+        episode = self.episode
+        return Trajectory(
+            task=episode.task,
+            group=episode.group,
+            member=episode.member,
+            rows=tuple(self._rows),
+            turns=tuple(self.turns),
+            status=ending.status,
+            stop_reason=ending.reason,
+            metrics={**self._metrics, **call_counts(self.turns), **self._noted_metrics, **self._turn_counts()},
+            error=ending.error,
+            info={**self._info, **self._noted_info, **(ending.info or {}), **self.task_info},
+        )
+
+    def _turn_counts(self) -> dict[str, float]:
+        summaries = {"num_summaries": self.num_summaries} if self.num_summaries else {}
+        return {"num_turns": len(self.turns), **summaries}
+
+    def _end_row(self) -> None:
+        if self._spans:
+            self._rows.append(Row(tuple(self._spans), self._messages, self._tools))
+            self.num_finished += len(self.ids)
+            self._spans, self.ids = [], []
+
+
+def call_counts(turns: Sequence[Turn]) -> dict[str, float]:
+    """How many tool calls the environment was asked for, and what was wrong with how many."""
+    counts = dict[str, float](dict.fromkeys(_COUNTERS, 0))
+    for turn in turns:
+        if turn.asked:  # by the rollout, which runs no tools
+            continue
+        counts["num_tool_calls"] += len(turn.message.tool_calls)
+        for call in turn.message.tool_calls:
+            if isinstance(call, MalformedCall):
+                counts["truncated_calls" if call.truncated else "malformed_calls"] += 1
+        for result in turn.tool_results:
+            if result.error in _RESULT_COUNTERS:
+                counts[_RESULT_COUNTERS[result.error]] += 1
+    return counts

@@ -1,0 +1,162 @@
+"""What every episode loop has in common: its failures become statuses, its environment is asked and its end is read."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from agentgym.chat_templates.formats.reply import reply_problem
+from agentgym.envs.base.action import Action
+from agentgym.errors import AgentGymError, EngineError, EnvironmentFault, RenderError
+from agentgym.rollout.episode.episode import Draft, Ending, Episode
+from agentgym.rollout.hosting.answer import Answer
+from agentgym.rollout.hosting.deadlines import Deadlines
+from agentgym.rollout.hosting.env_host import Home
+from agentgym.rollout.hosting.fair_gate import Turnstile
+from agentgym.rollout.hosting.hosted_env import Env, EnvCallTimeout, HostedEnv
+from agentgym.rollout.hosting.tracebacks import fault_traceback
+from agentgym.rollout.limits import Limits
+from agentgym.trajectory import Status, StopReason, Trajectory
+from agentgym.types import JSON, Message, ToolSpec
+
+__all__ = [
+    "FAULT_TOOL",
+    "SURPLUS",
+    "EpisodeLoop",
+    "GameAbandoned",
+    "failed_ending",
+    "replay_info",
+    "under_system_prompt",
+]
+
+SURPLUS = "surplus episode"
+"""The message of a cancellation that ends an episode as data (status `cancelled`) instead of ending its task."""
+FAULT_TOOL = "fault_tool"
+"""The entry of an episode's info that names the tool whose fault ended it."""
+
+
+class GameAbandoned(AgentGymError):
+    """A game cannot go on, and not for want of its player: another seat of it failed, or it was over too soon."""
+
+
+class EpisodeLoop(ABC):
+    """Plays episodes, whoever replies; a subclass says how a conversation goes, and what is released after it."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.home = Home(limits)
+        self.turnstile = Turnstile()
+        self._deadlines = Deadlines(limits.deadline_s)
+        self.end_thinking = "</think>"
+        """How the model closes its reasoning."""
+
+    async def run(self, env: Env, episode: Episode) -> Trajectory:
+        """Plays one episode in `env`, which stays open; see `play`."""
+        hosted = self.home.adopt(env)
+        try:
+            return await self.play(hosted, episode)
+        finally:
+            hosted.release()
+
+    async def play(self, env: HostedEnv, episode: Episode) -> Trajectory:
+        """Plays one episode; every failure of environment or engine, and the deadline, become its status.
+
+        Raises CancelledError when its task is cancelled (unless with the message SURPLUS), and whatever our own
+        bugs raise. The engine's session is over when it returns.
+        """
+        draft = Draft(episode)
+        try:
+            async with self._deadlines.limit():
+                ending = await self._converse(env, draft)
+            draft.keep_info()
+        except (EnvCallTimeout, EnvironmentFault) as error:
+            ending = failed_ending(error, episode)
+        except TimeoutError:
+            line = f"the episode took over {self.limits.deadline_s:g} s (limits.deadline_s)"
+            ending = Ending(Status.TIMEOUT, StopReason.DEADLINE, line, replay_info(episode))
+        except RenderError as error:
+            ending = Ending(Status.ENV_ERROR, StopReason.ENV_ERROR, f"RenderError: {error}", replay_info(episode))
+        except EngineError as error:
+            ending = Ending(Status.ENGINE_ERROR, StopReason.ENGINE_ERROR, str(error) or "EngineError")
+        except GameAbandoned as error:
+            ending = Ending(Status.CANCELLED, StopReason.CANCELLED, str(error), replay_info(episode))
+        except asyncio.CancelledError as error:
+            if SURPLUS not in error.args:
+                raise
+            ending = Ending(Status.CANCELLED, StopReason.CANCELLED, "enough groups were finished without it")
+        finally:
+            await self._end_session(episode.session)
+        return draft.finish(ending)
+
+    @abstractmethod
+    async def _converse(self, env: HostedEnv, draft: Draft) -> Ending:
+        """The conversation itself, to its regular end."""
+
+    @abstractmethod
+    async def _end_session(self, session: str) -> None:
+        """Releases what the episode's replies came from; raises nothing."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Ends whatever gives the replies; a second call does nothing."""
+
+    async def _reset(self, env: HostedEnv, draft: Draft) -> tuple[list[Message], tuple[ToolSpec, ...]]:
+        """Resets the environment; the messages and the tools that the conversation begins with."""
+        await self.turnstile.passed()
+        task = draft.episode.task
+        answer = await env.reset(task.seed, dict(task.options) or None)
+        draft.task_info = env.facts.task_info
+        return under_system_prompt(env, answer.messages), env.facts.tool_specs
+
+    def _may_answer(self, cut: StopReason) -> bool:
+        return cut is StopReason.TURN_TOKENS and self.limits.cut_reply == "answer"
+
+    async def _act(self, env: HostedEnv, draft: Draft, message: Message) -> Answer:
+        """Gives the reply to the environment and closes the turn with its answer."""
+        started = time.perf_counter()
+        answer = await env.step(Action.from_message(message))
+        problem = reply_problem(message, self.end_thinking)
+        if problem is not None:
+            answer = answer.preceded_by(problem)
+        draft.end_turn(answer, time.perf_counter() - started)
+        return answer
+
+    def _ending(self, answer: Answer, draft: Draft) -> Ending | None:
+        """How the episode ends with this answer, if it does."""
+        at_limit = len(draft.turns) - draft.num_summaries >= self.limits.max_turns
+        if not (answer.terminated or answer.truncated or at_limit):
+            return None
+        if answer.terminated:
+            return Ending(Status.COMPLETED, StopReason.TERMINATED)
+        return Ending(Status.TRUNCATED, StopReason.ENV_TRUNCATED if answer.truncated else StopReason.MAX_TURNS)
+
+
+def under_system_prompt(env: HostedEnv, messages: Sequence[Message]) -> list[Message]:
+    """The messages, under the environment's system prompt unless they have one of their own."""
+    system_prompt = env.facts.system_prompt
+    if system_prompt and not (messages and messages[0].role == "system"):
+        return [Message("system", system_prompt), *messages]
+    return list(messages)
+
+
+def failed_ending(error: EnvironmentFault | EnvCallTimeout, episode: Episode) -> Ending:
+    """The ending of an episode whose environment failed, with its traceback (without our own frames on top)."""
+    info = replay_info(episode)
+    text = fault_traceback(error)
+    if text is not None:
+        info["traceback"] = text
+    if isinstance(error, EnvCallTimeout):
+        return Ending(Status.TIMEOUT, StopReason.DEADLINE, str(error), info)
+    if error.tool:
+        info[FAULT_TOOL] = error.tool
+    return Ending(Status.ENV_ERROR, StopReason.ENV_ERROR, str(error), info)
+
+
+def replay_info(episode: Episode) -> dict[str, JSON]:
+    """What a person needs to see it happen again."""
+    task = episode.task
+    if task.options:  # a command line cannot hold them
+        return {"replay": f"{task.env_id}: reset(seed={task.seed}, options=...) with the options of the task"}
+    return {"replay": f"agentgym play {task.env_id} --seed {task.seed}"}

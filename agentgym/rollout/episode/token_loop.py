@@ -1,0 +1,279 @@
+"""One episode, from reset to its record: render, sample, parse, act, extend."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.engines.protocol import Completion, Engine, FinishReason, Sampling
+from agentgym.errors import ConfigError, EngineError, EnvironmentFault, RenderError
+from agentgym.rollout.episode.episode import Draft, Ending, Episode
+from agentgym.rollout.episode.episode_loop import EpisodeLoop, under_system_prompt
+from agentgym.rollout.episode.history import ASK, CompactionConfig, History, compacted
+from agentgym.rollout.hosting.answer import Answer
+from agentgym.rollout.hosting.hosted_env import HostedEnv
+from agentgym.rollout.limits import Limits, SamplingConfig
+from agentgym.trajectory import Status, StopReason
+from agentgym.types import Message, ToolSpec
+
+__all__ = ["RolloutLoop"]
+
+logger = logging.getLogger(__name__)
+
+MAX_EMPTY_RESUMPTIONS = 100
+NOTHING = Completion((), (), (), "abort")
+
+
+@dataclass(frozen=True, slots=True)
+class _Next:
+    """What comes before the next reply: ids that the row goes on with, or the prompt of a row of its own."""
+
+    ids: list[int]
+    begins_row: bool
+
+
+class RolloutLoop(EpisodeLoop):
+    """Plays episodes and records every id that was sampled once, under the prompt that it was sampled on.
+
+    A trajectory has one row as long as its prompts go on from one another. `history` says which conversation the model
+    is shown (see `History`); an environment may tell another one (`info["history"]`), and `compaction` lets the model
+    sum up a conversation that fills its window. Each of these begins a row at a real rewrite.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        renderer: Renderer,
+        limits: Limits | None = None,
+        sampling: SamplingConfig | None = None,
+        *,
+        history: History = "append",
+        compaction: CompactionConfig | None = None,
+    ) -> None:
+        if history not in ("append", "rerender"):
+            raise ConfigError(f'history is "append" or "rerender", got {history!r}')
+        if renderer.vocab_size > engine.vocab_size:
+            raise ConfigError(
+                f"the tokenizer has {renderer.vocab_size} ids and the engine's model only {engine.vocab_size}: "
+                "use the tokenizer that belongs to the model"
+            )
+        super().__init__(limits or Limits())
+        self.engine = engine
+        self.renderer = renderer
+        self.end_thinking = renderer.thinking[1]
+        self.sampling = sampling or SamplingConfig()
+        self.history = history
+        self.compaction = compaction or CompactionConfig()
+        self.window = min(self.limits.context_window or engine.context_window, engine.context_window)
+        self.turn_tokens = self.limits.turn_tokens_in(self.window)
+
+    async def _converse(self, env: HostedEnv, draft: Draft) -> Ending:
+        """The conversation itself, to its regular end."""
+        messages, tools = await self._open(env, draft)
+        opening = tuple(messages)
+        while True:
+            finish_reason, message, cut = await self._reply(draft, tools)
+            if finish_reason == "length" and not self._may_answer(cut):
+                draft.end_turn(None)
+                return Ending(Status.TRUNCATED, cut)
+            answer = await self._act(env, draft, message)
+            ending = self._ending(answer, draft)
+            if ending is not None:
+                return ending
+            messages.append(message)
+            if self._is_long(draft, answer, messages, tools):
+                answer = await self._summed_up(draft, opening, messages, answer, tools)
+            messages = self._retold(env, messages, answer)
+            exceeded = self._extend(draft, answer, messages, tools)
+            if exceeded is not None:
+                return Ending(Status.TRUNCATED, exceeded)
+
+    async def _open(self, env: HostedEnv, draft: Draft) -> tuple[list[Message], tuple[ToolSpec, ...]]:
+        """Resets the environment and begins the first row; the messages and the tools that it was rendered from."""
+        messages, tools = await self._reset(env, draft)
+        prompt_ids = self.renderer.render(messages, tools)
+        self._check_prompt(prompt_ids)
+        draft.begin_row(prompt_ids, messages, tools)
+        return messages, tools
+
+    def _check_prompt(self, prompt_ids: Sequence[int]) -> None:
+        """Raises EnvironmentFault where the first prompt leaves no room for a reply."""
+        left, reason = self._budget(len(prompt_ids), len(prompt_ids))
+        if left < 1:
+            limit = self.window if reason is StopReason.CONTEXT else self.limits.trajectory_tokens
+            raise EnvironmentFault(
+                f"the first prompt has {len(prompt_ids)} ids, which leaves none of the {limit} ({reason}) for a reply: "
+                "shorten the system prompt, the tools or the observation, or raise the limit"
+            )
+
+    def _budget(self, row_tokens: int, all_tokens: int) -> tuple[int, StopReason]:
+        """How many ids a reply may have in a row and a trajectory so long, and the reason when it takes all."""
+        limits = self.limits
+        left, reason = self.turn_tokens, StopReason.TURN_TOKENS
+        if limits.trajectory_tokens is not None and limits.trajectory_tokens - all_tokens < left:
+            left, reason = limits.trajectory_tokens - all_tokens, StopReason.TRAJECTORY_TOKENS
+        if self.window - row_tokens < left:
+            left, reason = self.window - row_tokens, StopReason.CONTEXT
+        return left, reason
+
+    async def _reply(self, draft: Draft, tools: tuple[ToolSpec, ...]) -> tuple[FinishReason, Message, StopReason]:
+        """Samples, parses and records one reply; the last item is the budget that cut it, if it was cut."""
+        started = time.perf_counter()
+        max_tokens, cut = self._budget(len(draft.ids), draft.num_tokens)
+        grammar = self._grammar(tools)
+        completion = await self._sample(draft, max_tokens, grammar)
+        message = self.renderer.parse(completion.ids, tools, draft.ids)
+        draft.add_reply(completion, message, time.perf_counter() - started, trained=not grammar)
+        return completion.finish_reason, message, cut
+
+    def _grammar(self, tools: tuple[ToolSpec, ...]) -> str:
+        """What the next reply keeps to (`Sampling.grammar`); it is then in no loss."""
+        return ""
+
+    async def _sample(self, draft: Draft, max_tokens: int, grammar: str = "") -> Completion:
+        """One whole reply: an engine that gives it up (for a weight update) is asked to go on from its exact ids."""
+        episode, turn = draft.episode, len(draft.turns)
+        whole = await self._generate(episode, draft.ids, self._sampling(max_tokens, episode.seed(turn), grammar))
+        part = num_empty = 0
+        while whole.finish_reason == "abort":
+            if grammar:  # which begins with the reply, and not in its middle
+                whole = NOTHING
+            left = max_tokens - len(whole.ids)
+            if left == 0:
+                return Completion(whole.ids, whole.logprobs, whole.policy_versions, "length")
+            part += 1
+            sampling = self._sampling(left, episode.seed(turn, part), grammar)
+            rest = await self._generate(episode, [*draft.ids, *whole.ids], sampling)
+            num_empty = 0 if rest.ids and not grammar else num_empty + 1
+            if num_empty > MAX_EMPTY_RESUMPTIONS:
+                raise EngineError(f"the engine gave up the same reply {num_empty} times without a new id")
+            whole = joined(whole, rest)
+        if not whole.ids:
+            raise EngineError("the engine returned a reply without a single id")
+        return whole
+
+    async def _generate(self, episode: Episode, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        completion = await self.engine.generate(prompt_ids, sampling, session=episode.session)
+        await self.turnstile.passed()
+        check_completion(completion, sampling, self.engine.vocab_size)
+        if completion.finish_reason == "abort" and completion.ids and completion.ids[-1] in sampling.stop_ids:
+            return replace(completion, finish_reason="stop")  # it was given up when it had just ended
+        return completion
+
+    def _sampling(self, max_tokens: int, seed: int, grammar: str) -> Sampling:
+        config = self.sampling
+        return Sampling(
+            max_tokens=max_tokens,
+            stop_ids=self.renderer.stop_ids,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            seed=seed,
+            grammar=grammar,
+        )
+
+    def _retold(self, env: HostedEnv, messages: Sequence[Message], answer: Answer) -> list[Message]:
+        """The conversation after an answer: that and what came before, or what is told instead."""
+        if answer.history is not None:
+            return under_system_prompt(env, answer.history)
+        return [*messages, *answer.messages]
+
+    def _extend(
+        self, draft: Draft, answer: Answer, messages: Sequence[Message], tools: tuple[ToolSpec, ...]
+    ) -> StopReason | None:
+        """Appends the answer, whole; or returns the budget that would have no room for a reply after it."""
+        coming = self._next(draft, answer, messages, tools)
+        row_tokens = len(coming.ids) + (0 if coming.begins_row else len(draft.ids))
+        left, reason = self._budget(row_tokens, draft.num_tokens + len(coming.ids))
+        if left < 1:
+            return reason
+        if coming.begins_row:
+            draft.begin_row(coming.ids, messages, tools)
+        else:
+            draft.add_answer(coming.ids)
+        return None
+
+    def _next(self, draft: Draft, answer: Answer, messages: Sequence[Message], tools: tuple[ToolSpec, ...]) -> _Next:
+        """What comes before the next reply to `messages`, of which `answer` is the end."""
+        if self.history == "append" and answer.history is None:
+            return _Next(self._appended(draft, answer), begins_row=False)
+        whole = self.renderer.rerender(messages, tools)
+        try:
+            new = self.renderer.extend(draft.ids, answer.messages)
+        except RenderError:  # the template rewrites what came before: its whole text is the only right one
+            return _Next(whole, begins_row=True)
+        is_same = self.renderer.decode(whole) == self.renderer.decode([*draft.ids, *new])
+        return _Next(new, begins_row=False) if is_same else _Next(whole, begins_row=True)
+
+    def _appended(self, draft: Draft, answer: Answer) -> list[int]:
+        """The ids of an answer behind what was sampled; raises RenderError where the template has none."""
+        try:
+            return self.renderer.extend(draft.ids, answer.messages)
+        except RenderError as error:
+            how = 'with the history "rerender" the template tells the whole conversation at every turn'
+            raise RenderError(f"{error}; {how}") from error
+
+    def _is_long(self, draft: Draft, answer: Answer, messages: Sequence[Message], tools: tuple[ToolSpec, ...]) -> bool:
+        """Whether the next prompt is beyond what compaction allows; not where the environment tells a shorter one."""
+        if self.compaction.at is None or answer.history is not None:
+            return False
+        coming = self._next(draft, answer, [*messages, *answer.messages], tools)
+        row_tokens = len(coming.ids) + (0 if coming.begins_row else len(draft.ids))
+        return row_tokens > self.compaction.at * self.window
+
+    async def _summed_up(
+        self,
+        draft: Draft,
+        opening: Sequence[Message],
+        messages: Sequence[Message],
+        answer: Answer,
+        tools: tuple[ToolSpec, ...],
+    ) -> Answer:
+        """The answer, told after a summary that the model is asked for; the answer as it is where none fits."""
+        ask = Answer(ASK, (Message("user", ASK),))
+        asked = [*messages, *ask.messages]
+        if self._extend(draft, ask, asked, tools) is not None:
+            return answer
+        max_tokens, _ = self._budget(len(draft.ids), draft.num_tokens)
+        completion = await self._sample(draft, min(max_tokens, self.compaction.tokens))
+        message = self.renderer.parse(completion.ids, tools, draft.ids)
+        draft.add_summary(completion, message, ASK, trained=self.compaction.train)
+        return replace(answer, history=compacted(opening, message.content, messages[-1], answer.messages))
+
+    async def _end_session(self, session: str) -> None:
+        try:
+            async with asyncio.timeout(self.limits.close_s):
+                await self.engine.abort(session)
+        except (EngineError, TimeoutError) as error:
+            logger.warning("the engine did not release session %s: %s", session, error)
+
+    async def close(self) -> None:
+        """Closes the engine."""
+        await self.engine.close()
+
+
+def check_completion(completion: Completion, sampling: Sampling, vocab_size: int) -> None:
+    """Refuses what no engine may return, before it becomes part of a record; raises EngineError."""
+    ids = completion.ids
+    if len(ids) > sampling.max_tokens:
+        raise EngineError(f"the engine returned {len(ids)} ids where max_tokens was {sampling.max_tokens}")
+    if any(index in sampling.stop_ids for index in ids[:-1]):
+        raise EngineError("the engine went on sampling after a stop id: a reply ends with its first one")
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise EngineError(f"the engine returned the id {max(ids)}, outside of its vocabulary of {vocab_size}")
+    if not all(-1e9 < logprob <= 1e-6 for logprob in completion.logprobs):  # false for NaN as well
+        raise EngineError("the engine returned a logprob that is not finite or above 0")
+
+
+def joined(first: Completion, rest: Completion) -> Completion:
+    """A reply and its continuation as one."""
+    return Completion(
+        first.ids + rest.ids,
+        first.logprobs + rest.logprobs,
+        first.policy_versions + rest.policy_versions,
+        rest.finish_reason,
+    )

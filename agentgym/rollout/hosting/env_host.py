@@ -1,0 +1,324 @@
+"""Where the code of an environment runs: on the event loop, a thread, the environments' loop, or in another process."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Literal, TypeAlias, TypeVar, cast
+
+from agentgym.envs.base.text_env import TextEnv
+from agentgym.envs.catalog.resolve import make_env
+from agentgym.errors import ConfigError, EnvironmentFault, UnknownName
+from agentgym.rollout.hosting.answer import Answer, read_reset, read_step
+from agentgym.rollout.hosting.env_process import EnvProcesses
+from agentgym.rollout.hosting.env_threads import EnvThread, EnvThreads, Mailbox, Outcome, attempt
+from agentgym.rollout.hosting.hosted_env import Env, EnvCallTimeout, EnvFacts, HostedEnv, facts_of, label_of
+from agentgym.rollout.hosting.watchdog import calling, named_call
+from agentgym.rollout.limits import Limits
+from agentgym.types import Task
+
+__all__ = ["Home", "LocalEnv", "make_task_env"]
+
+T = TypeVar("T")
+Kind: TypeAlias = Literal["inline", "thread", "async"]
+
+
+def make_task_env(task: Task) -> Env:
+    """A new environment for a task; raises UnknownName or ConfigError when there is no such environment."""
+    return make_env(task.env_id, task.kwargs)
+
+
+def kind_of(env: Env) -> Kind:
+    """Where an environment's code belongs. An async one in a wrapper is driven through its sync `step`, on a thread."""
+    inner = env.unwrapped
+    if not isinstance(inner, TextEnv):
+        return "thread"
+    if inner.runs_inline:
+        return "inline"
+    is_async = inner is env and not getattr(type(inner).astep, "from_sync", False)
+    return "async" if is_async else "thread"
+
+
+class LocalEnv(HostedEnv):
+    """An environment of this process."""
+
+    __slots__ = ("_home", "_name", "_seed", "_thread", "env", "kind")
+
+    def __init__(self, env: Env, kind: Kind, home: Home, thread: EnvThread | None = None, name: str = "") -> None:
+        super().__init__()
+        self.env = env
+        self.kind = kind
+        self._name = name or _name_of(env)
+        self._seed = 0
+        self._home = home
+        self._thread = thread
+
+    async def reset(self, seed: int, options: dict[str, object] | None) -> Answer:
+        """Calls the environment's `reset`."""
+        env, self._seed = self.env, seed
+        label = label_of(self._name, seed, "reset")
+        if self.kind == "async":
+
+            async def reset() -> tuple[object, EnvFacts]:
+                return await cast(TextEnv, env).areset(seed=seed, options=options), facts_of(env)
+
+            values, self.facts = await self._home.run_async(reset, label)
+        else:
+            call = named_call(lambda: label, lambda: (env.reset(seed=seed, options=options), facts_of(env)))
+            values, self.facts = await self._run(call)
+        return read_reset(values)
+
+    async def step(self, action: str) -> Answer:
+        """Calls the environment's `step`."""
+        env = self.env
+
+        def label() -> str:
+            return label_of(self._name, self._seed, "step", action)
+
+        if self.kind == "async":
+            return read_step(await self._home.run_async(lambda: cast(TextEnv, env).astep(action), label()))
+        return read_step(await self._run(named_call(label, lambda: env.step(action))))
+
+    async def close(self) -> str | None:
+        """Closes the environment; one that is still in a call keeps its thread, which closes it after that call."""
+        try:
+            return await self._close()
+        except (EnvironmentFault, EnvCallTimeout) as error:
+            return str(error)
+
+    async def _close(self) -> str | None:
+        env, thread, limit_s = self.env, self._thread, self._home.limits.close_s
+
+        def label() -> str:
+            return label_of(self._name, self._seed, "close")
+
+        if self.kind == "async":
+            await self._home.run_async(cast(TextEnv, env).aclose, label(), limit_s)
+        elif thread is None:
+            opened(attempt(named_call(label, env.close)))
+        else:
+            self._thread = None
+            call = thread.submit(named_call(label, env.close), self._home.mailbox())
+            try:
+                await asyncio.wait({call.future}, timeout=limit_s)
+            except asyncio.CancelledError:
+                self._home.threads.abandon(thread)
+                raise
+            if not call.future.done():
+                self._home.threads.abandon(thread)
+                return f"the environment was still busy {limit_s:g} s after it was told to close"
+            self._home.threads.release(thread)
+            opened(call.future.result())
+        return None
+
+    def release(self) -> None:
+        """Gives the thread back and leaves the environment open, for the one who made it."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._home.threads.release(thread)
+
+    async def _run(self, function: Callable[[], T]) -> T:
+        if self._thread is None:
+            return opened(attempt(function))
+        return await self._home.run_on(self._thread, function)
+
+
+class Home:
+    """Places environments, and bounds what the hung ones among them leave behind.
+
+    With `num_processes` they live in so many. Without `runs_inline` each has a thread, whatever its class promises.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        threads: EnvThreads | None = None,
+        num_processes: int = 0,
+        *,
+        runs_inline: bool = True,
+    ) -> None:
+        self.limits = limits
+        self.threads = threads or EnvThreads()
+        self.processes = EnvProcesses(num_processes, limits) if num_processes else None
+        self._runs_inline = runs_inline
+        self._mailbox: Mailbox | None = None
+        self._kinds: dict[str, Kind] = {}
+        self._first: dict[str, asyncio.Event] = {}
+        self._running: set[object] = set()
+        self._given_up: set[object] = set()
+
+    @property
+    def num_leaked(self) -> int:
+        """Calls of environments that nobody waits for any more and that still run."""
+        self._given_up &= self._running
+        return self.threads.num_leaked + len(self._given_up) + (self.processes.num_leaked if self.processes else 0)
+
+    async def open(self, make: Callable[[Task], Env], task: Task, *, alone: bool = False) -> HostedEnv:
+        """Makes the task's environment where it will live, so that even its constructor blocks nobody; `alone` is for
+        a process of its own.
+
+        The first environment of an id is made on a thread, and others wait for it: then its kind is known. A name or
+        keywords that no environment has raise UnknownName or ConfigError: they are the caller's mistake.
+        """
+        if self.processes is not None:
+            return await self.processes.open(task, alone=alone)
+        first = self._first.get(task.env_id)
+        if first is not None:
+            await first.wait()
+        else:
+            first = self._first[task.env_id] = asyncio.Event()
+        try:
+            return await self._open(make, task)
+        except EnvironmentFault as fault:
+            if isinstance(fault.__cause__, (UnknownName, ConfigError)):
+                raise fault.__cause__ from None
+            raise
+        finally:
+            first.set()
+
+    async def _open(self, make: Callable[[Task], Env], task: Task) -> LocalEnv:
+        name = task.env_id
+
+        def label() -> str:
+            return label_of(name, task.seed, "its constructor")
+
+        if self._kinds.get(task.env_id) == "inline":
+            return LocalEnv(opened(attempt(named_call(label, lambda: make(task)))), "inline", self, name=name)
+        thread = self.threads.acquire()
+        made: list[Env] = []
+        try:
+            await self.run_on(thread, named_call(label, lambda: made.append(make(task))))
+        except EnvCallTimeout:
+            self.threads.abandon(thread)
+            raise
+        except BaseException:  # cancelled while it was made: it closes as soon as it is
+            thread.submit(lambda: _close_all(made), self.mailbox())
+            self.threads.release(thread)
+            raise
+        env = made[0]
+        kind = kind_of(env)
+        kind = self._kinds[name] = "thread" if kind == "inline" and not self._runs_inline else kind
+        if kind == "thread":
+            return LocalEnv(env, kind, self, thread, name)
+        self.threads.release(thread)
+        return LocalEnv(env, kind, self, name=name)
+
+    def adopt(self, env: Env) -> LocalEnv:
+        """Places an environment that exists already."""
+        kind = kind_of(env)
+        return LocalEnv(env, kind, self, self.threads.acquire() if kind == "thread" else None)
+
+    def close(self) -> None:
+        """Ends the threads and the processes; threads in a call end after it."""
+        self.threads.close()
+        if self.processes is not None:
+            self.processes.close()
+
+    def mailbox(self) -> Mailbox:
+        """The mailbox of the running event loop."""
+        loop = asyncio.get_running_loop()
+        if self._mailbox is None or self._mailbox.loop is not loop:
+            self._mailbox = Mailbox(loop)
+        return self._mailbox
+
+    async def run_on(self, thread: EnvThread, function: Callable[[], T]) -> T:
+        """Runs user code on its thread, for at most `env_step_s` from when it begins."""
+        mailbox, limit_s = self.mailbox(), min(self.limits.env_step_s, self.limits.deadline_s)
+        call = thread.submit(function, mailbox)
+
+        timer = mailbox.loop.call_later(limit_s, lambda: check())
+
+        def check() -> None:
+            nonlocal timer
+            left_s = limit_s if call.started_at is None else call.started_at + limit_s - time.monotonic()
+            if left_s > 0:  # it waits behind another environment of its thread, or began later than it was queued
+                timer = mailbox.loop.call_later(left_s, check)
+            elif not call.future.done():
+                call.future.set_result((_too_long(limit_s), None))
+
+        try:
+            return opened(await call.future)
+        finally:
+            timer.cancel()
+
+    async def run_async(
+        self, function: Callable[[], Coroutine[object, object, T]], label: str, limit_s: float | None = None
+    ) -> T:
+        """Runs a coroutine of the user on the environments' loop, for at most `limit_s` (`env_step_s`).
+
+        One that ignores its cancellation is left running there, and nobody waits for it.
+        """
+        limit_s = limit_s or self.limits.env_step_s
+        call = object()
+        running = asyncio.run_coroutine_threadsafe(self._guarded(function, call, label), _environment_loop())
+        try:
+            async with asyncio.timeout(limit_s):
+                outcome = await asyncio.wrap_future(running)
+        except TimeoutError:
+            self._given_up.add(call)
+            raise _too_long(limit_s) from None
+        except asyncio.CancelledError:
+            self._given_up.add(call)
+            raise
+        return opened(outcome)
+
+    async def _guarded(
+        self, function: Callable[[], Coroutine[object, object, T]], call: object, label: str
+    ) -> Outcome[T]:
+        """`attempt` for a coroutine; `call` counts as running until it ends."""
+        self._running.add(call)
+        try:
+            with calling(label):
+                return None, await function()
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - the boundary around user code
+            return error, None
+        finally:
+            self._running.discard(call)
+
+
+def _name_of(env: Env) -> str:
+    spec = env.unwrapped.spec
+    return spec.id if spec is not None else type(env.unwrapped).__name__
+
+
+def _close_all(envs: list[Env]) -> None:
+    for env in envs:
+        env.close()
+
+
+def opened(outcome: Outcome[T]) -> T:
+    """The value of an outcome; raises EnvironmentFault from the user's error (EnvCallTimeout as it is)."""
+    error, value = outcome
+    if isinstance(error, EnvCallTimeout):
+        raise error
+    if error is not None:
+        raise EnvironmentFault(_described(error), tool=getattr(error, "tool", "")) from error
+    return cast(T, value)
+
+
+def _too_long(limit_s: float) -> EnvCallTimeout:
+    return EnvCallTimeout(f"a call of the environment took over {limit_s:g} s (limits.env_step_s)")
+
+
+def _described(error: BaseException) -> str:
+    """One line: the error's type and the first line of its message."""
+    if isinstance(error, SystemExit):
+        return f"the environment called sys.exit({error.code!r})"
+    message = str(error).strip().split("\n")[0]
+    if isinstance(error, EnvironmentFault):
+        return message
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+@functools.cache
+def _environment_loop() -> asyncio.AbstractEventLoop:
+    """The event loop, on a daemon thread, where every async environment of the process runs.
+
+    Not the rollout's own loop: a coroutine that ignores its cancellation would keep that one from ending.
+    """
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="agentgym-async-envs", daemon=True).start()
+    return loop

@@ -1,0 +1,69 @@
+"""What the run and a process of environments say to each other: pickled messages over a pair of sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import socket
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from agentgym.errors import ConfigError, EnvironmentFault, UnknownName
+from agentgym.rollout.hosting.hosted_env import DistantTraceback, EnvCallTimeout
+
+__all__ = ["Failure", "Link"]
+
+HEAD = 8
+"""Bytes that hold a message's length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error of a call, without its object: that may be of a class that only one of the processes has."""
+
+    kind: Literal["fault", "timeout", "config", "name"]
+    message: str
+    tool: str = ""
+    traceback: str | None = None
+
+    def error(self) -> Exception:
+        """The error to be raised where the call was made."""
+        if self.kind == "config":
+            return ConfigError(self.message)
+        if self.kind == "name":
+            return UnknownName(f"{self.message} (in a process of environments: env_processes)")
+        is_fault = self.kind == "fault"
+        error = EnvironmentFault(self.message, tool=self.tool) if is_fault else EnvCallTimeout(self.message)
+        error.__cause__ = None if self.traceback is None else DistantTraceback(self.traceback)
+        return error
+
+
+class Link:
+    """One end of the connection; `Link.open` makes one in the running event loop."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, end: socket.socket) -> Link:
+        """The end as a link, which closes it."""
+        return cls(*await asyncio.open_unix_connection(sock=end))
+
+    def send(self, *message: object) -> None:
+        """Sends a message; never waits. One to an end that is gone is lost."""
+        data = pickle.dumps(message)
+        self._writer.write(len(data).to_bytes(HEAD) + data)
+
+    async def receive(self) -> tuple[Any, ...] | None:
+        """The next message; None where there will be none."""
+        try:
+            size = int.from_bytes(await self._reader.readexactly(HEAD))
+            message: tuple[Any, ...] = pickle.loads(await self._reader.readexactly(size))
+        except (asyncio.IncompleteReadError, OSError, pickle.UnpicklingError):
+            return None
+        return message
+
+    def close(self) -> None:
+        """Closes this end."""
+        self._writer.close()

@@ -1,0 +1,91 @@
+"""An environment as the rollout sees it, wherever its code runs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import gymnasium
+
+from agentgym.envs.base.action import Action
+from agentgym.envs.base.text_env import TextEnv
+from agentgym.errors import AgentGymError
+from agentgym.rollout.hosting.answer import Answer
+from agentgym.types import JSON, MalformedCall, ToolSpec
+
+__all__ = ["DistantTraceback", "Env", "EnvCallTimeout", "EnvFacts", "HostedEnv", "called_tools", "facts_of", "label_of"]
+
+Env: TypeAlias = "gymnasium.Env[str, str]"
+
+
+class EnvCallTimeout(AgentGymError, TimeoutError):
+    """A call of an environment that ran longer than it may."""
+
+
+class DistantTraceback(AgentGymError):
+    """The cause of an error that was raised in another process: its message is the traceback there."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvFacts:
+    """What the rollout reads of an environment after its reset."""
+
+    system_prompt: str = ""
+    tool_specs: tuple[ToolSpec, ...] = ()
+    wants_tools: bool = False
+    """Whether the episode has tools and cannot be won without."""
+    task_info: Mapping[str, JSON] = field(default_factory=dict)
+    """What the record keeps of the task: its digest, and whether no task on the side of its seed was found."""
+
+
+def facts_of(env: Env) -> EnvFacts:
+    """Returns the facts of an environment that was just reset."""
+    inner = env.unwrapped
+    if not isinstance(inner, TextEnv):
+        return EnvFacts()
+    specs = inner.tool_specs
+    info: dict[str, JSON] = {"task_digest": inner.task_digest} if inner.task_digest else {}
+    if info and inner.split_failed:
+        info["split_failed"] = True
+    return EnvFacts(inner.system_prompt, specs, bool(specs) and not inner.tools_optional, info)
+
+
+class HostedEnv(ABC):
+    """An environment at its place; its calls await instead of blocking.
+
+    `reset` and `step` raise EnvironmentFault (its cause is what the environment raised) or EnvCallTimeout.
+    """
+
+    __slots__ = ("facts",)
+
+    def __init__(self) -> None:
+        self.facts = EnvFacts()
+        """What the last reset left."""
+
+    @abstractmethod
+    async def reset(self, seed: int, options: dict[str, object] | None) -> Answer:
+        """Calls the environment's `reset`."""
+
+    @abstractmethod
+    async def step(self, action: str) -> Answer:
+        """Calls the environment's `step`."""
+
+    @abstractmethod
+    async def close(self) -> str | None:
+        """Closes the environment where it lives, within `close_s`; returns what went wrong, if anything."""
+
+
+def label_of(name: str, seed: int, call: str, action: str | None = None) -> str:
+    """Returns the name of a call for the watchdog, such as `Lock-v0 (seed 3), tool turn, step('...')`."""
+    if action is None:
+        return f"{name} (seed {seed}), {call}"
+    tools = ", ".join(called_tools(action))
+    return f"{name} (seed {seed}), {f'tool {tools:.60}, ' if tools else ''}{call}({action!r:.120})"
+
+
+def called_tools(action: str) -> list[str]:
+    """Returns the names of the tools that an action calls, in their order."""
+    calls = action.tool_calls if isinstance(action, Action) else ()
+    return [call.name for call in calls if not isinstance(call, MalformedCall)]

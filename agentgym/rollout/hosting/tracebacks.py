@@ -1,0 +1,49 @@
+"""The traceback of an environment's failure, without the frames that lead to the environment's own code."""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+
+from agentgym.errors import EnvironmentFault
+from agentgym.rollout.hosting.hosted_env import DistantTraceback
+
+__all__ = ["fault_traceback", "user_traceback"]
+
+
+def fault_traceback(error: BaseException) -> str | None:
+    """The traceback of what the environment raised behind an error, if it raised anything."""
+    cause = error.__cause__
+    while isinstance(cause, EnvironmentFault) and cause.__cause__ is not None:
+        cause = cause.__cause__
+    return None if cause is None else user_traceback(cause)
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback of what the environment raised, from the environment's own frame on."""
+    if isinstance(error, DistantTraceback):
+        return str(error)
+    frames = error.__traceback__
+    while frames is not None and frames.tb_next and _is_scaffolding(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+
+
+def _is_scaffolding(path: str) -> bool:
+    """Whether a frame of this file only leads to the environment's own code."""
+    inner = path.replace("\\", "/").rpartition("/agentgym/")[2]
+    ours = (
+        "rollout/",
+        "rewards/",
+        "evaluation/",
+        "trainers/",
+        "data/",
+        "cli/",
+        "envs/base/text_env.py",
+        "envs/catalog/resolve.py",
+        "tools/calling/",
+        "loading.py",
+        "settings.py",
+        "registry.py",
+    )
+    return inner.startswith(ours) or path.startswith("<frozen importlib") or path == importlib.__file__

@@ -1,0 +1,297 @@
+"""`episodes.jsonl`: one line an episode, complete enough to train on again and equal for equal seeds. Each line has a
+digest over itself and the line before (`chain.py`).
+
+The tools that its models were shown stand in `tools.jsonl` beside it, each set once; rows name them by digest.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentgym.errors import RunFolderError
+from agentgym.rollout.record import tools_file as tool_menus
+from agentgym.rollout.record.chain import ChainedFile, LineFile, folder_errors
+from agentgym.rollout.record.episode_digests import credit_digest, mask_runs, row_digest
+from agentgym.rollout.record.tools_file import Menus, menu_digest, menu_lines, read_menus
+from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
+from agentgym.types import JSON, AnyCall, MalformedCall, Message, Task, ToolCall, ToolResult
+
+__all__ = [
+    "FILE_NAME",
+    "EpisodeRecord",
+    "EpisodeWriter",
+    "message_from_json",
+    "read_episodes",
+    "record_from_json",
+    "trajectory_from_json",
+    "trajectory_to_json",
+]
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME = "episodes.jsonl"
+Advantages = Sequence[Sequence[float]]
+"""For each row, one number per POLICY id."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRecord:
+    """One line of the file: the episode, and what the step made of it."""
+
+    trajectory: Trajectory
+    phase: str
+    step: int
+    advantages: tuple[tuple[float, ...], ...] | None = None
+    """For each row, one number per POLICY id; None where nothing was trained."""
+
+
+def trajectory_to_json(
+    trajectory: Trajectory, *, phase: str = "train", step: int = 0, advantages: Advantages | None = None
+) -> dict[str, JSON]:
+    """The JSON object of an episode; wall-clock timings are left out, so equal seeds give equal objects."""
+    task = trajectory.task
+    return {
+        "phase": phase,
+        "step": step,
+        "group": trajectory.group,
+        "member": trajectory.member,
+        "task": {"env_id": task.env_id, "seed": task.seed, "options": task.options, "kwargs": task.kwargs},
+        "status": trajectory.status,
+        "stop_reason": trajectory.stop_reason,
+        "reward": trajectory.reward,
+        "success": trajectory.success,
+        "metrics": trajectory.metrics,
+        "error": trajectory.error,
+        "info": trajectory.info,
+        "rows": [_row_to_json(row) for row in trajectory.rows],
+        "turns": [_turn_to_json(turn) for turn in trajectory.turns],
+        "advantages": advantages,
+        "credit": credit_digest([turn.reward for turn in trajectory.turns], advantages),
+    }
+
+
+def trajectory_from_json(line: Mapping[str, Any], menus: Menus | None = None) -> Trajectory:
+    """The trajectory of a line; raises KeyError, TypeError or InvalidTrajectory when it is none.
+
+    `menus` are the sets of tools that rows name; the tools of a set that is not among them are not known.
+    """
+    return Trajectory(
+        task=Task(**line["task"]),
+        group=line["group"],
+        member=line["member"],
+        rows=tuple(_row_from_json(row, menus or {}) for row in line["rows"]),
+        turns=tuple(_turn_from_json(turn) for turn in line["turns"]),
+        status=Status(line["status"]),
+        stop_reason=StopReason(line["stop_reason"]),
+        metrics=line["metrics"],
+        error=line["error"],
+        info=line["info"],
+    )
+
+
+class EpisodeWriter:
+    """Appends episodes to `folder/episodes.jsonl`, whole lines or nothing, and the tools they name to `tools.jsonl`.
+
+    What a kill left half-written is removed when the file is opened again.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.path = Path(folder) / FILE_NAME
+        self._lines = ChainedFile(self.path)
+        self._tools: LineFile | None = None
+        self._menus = set(read_menus(self.path.parent))
+
+    @property
+    def head(self) -> str:
+        """The digest of the last line, which is over all lines before it."""
+        return self._lines.head
+
+    def write(
+        self,
+        trajectories: Iterable[Trajectory],
+        *,
+        phase: str = "train",
+        step: int = 0,
+        advantages: Sequence[Advantages | None] | None = None,
+    ) -> None:
+        """Appends a step's episodes in one write; `advantages` has one entry per trajectory.
+
+        Raises RunFolderError when the disk does not take it; the lines before it stay as they are.
+        """
+        trajectories = list(trajectories)
+        self._write_tools(trajectories)
+        per_trajectory = advantages if advantages is not None else [None] * len(trajectories)
+        lines = [
+            json.dumps(
+                trajectory_to_json(trajectory, phase=phase, step=step, advantages=values),
+                allow_nan=False,
+                separators=(",", ":"),
+                default=dict,
+            )
+            for trajectory, values in zip(trajectories, per_trajectory, strict=True)
+        ]
+        if lines:
+            self._lines.append(lines)
+
+    def _write_tools(self, trajectories: Iterable[Trajectory]) -> None:
+        """Appends the sets of tools that the file lacks."""
+        shown = {id(row.tools): row.tools for one in trajectories for row in one.rows if row.tools is not None}
+        lacking = {menu_digest(tools): tools for tools in shown.values()}
+        lacking = {digest: tools for digest, tools in lacking.items() if digest not in self._menus}
+        if lacking:
+            self._tools = self._tools or LineFile(self.path.with_name(tool_menus.FILE_NAME))
+            self._tools.write(menu_lines(lacking))
+            self._menus |= set(lacking)
+
+    def rewind(self, step: int) -> None:
+        """Drops what a run that is resumed at `step` writes again: later steps, and the evaluation after the last one.
+
+        With a step below 0 all lines are dropped.
+        """
+        with folder_errors(self.path):
+            kept = 0
+            with open(self.path, "rb") as file:
+                for line in file:
+                    episode = json.loads(line)
+                    if episode["step"] > step or episode["phase"] == "eval_after":
+                        break
+                    kept += len(line)
+            self._lines.cut(kept)
+
+    def close(self) -> None:
+        """Closes the files; a second call does nothing."""
+        self._lines.close()
+        if self._tools is not None:
+            self._tools.close()
+
+    def __enter__(self) -> EpisodeWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_episodes(path: str | Path) -> Iterator[EpisodeRecord]:
+    """The episodes of a run folder (or of the file itself), in the order they were written.
+
+    A last line that a kill left torn is dropped with a warning; any other line that is no episode, or a missing
+    file, raises RunFolderError.
+    """
+    path = Path(path)
+    path = path / FILE_NAME if path.is_dir() else path
+    if not path.is_file():
+        raise RunFolderError(f"{str(path)!r} does not exist: a run folder that has played an episode holds it")
+    menus = read_menus(path.parent)
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                logger.warning("%s: line %d is torn (the run was killed while writing); it is dropped", path, number)
+                return
+            try:
+                yield record_from_json(json.loads(line), menus)
+            except (ValueError, KeyError, TypeError) as error:
+                raise RunFolderError(f"{str(path)!r}, line {number} is not an episode: {error!r}") from error
+
+
+def record_from_json(line: Mapping[str, Any], menus: Menus | None = None) -> EpisodeRecord:
+    """The episode of a line; see `trajectory_from_json`."""
+    advantages = line["advantages"]
+    rows = None if advantages is None else tuple(tuple(row) for row in advantages)
+    return EpisodeRecord(trajectory_from_json(line, menus), line["phase"], line["step"], rows)
+
+
+def _row_to_json(row: Row) -> dict[str, JSON]:
+    spans = [_span_to_json(span) for span in row.spans]
+    stored: dict[str, JSON] = {"spans": spans, "mask": mask_runs(spans), "digest": row_digest(spans)}
+    if row.tools is not None:
+        stored["tools"] = menu_digest(row.tools)
+    if row.messages is not None:
+        stored["messages"] = [_message_to_json(message) for message in row.messages]
+    return stored
+
+
+def _row_from_json(row: Mapping[str, Any], menus: Menus) -> Row:
+    messages = row.get("messages")
+    told = None if messages is None else tuple(map(message_from_json, messages))
+    return Row(tuple(_span_from_json(span) for span in row["spans"]), told, menus.get(row.get("tools", "")))
+
+
+def _span_to_json(span: TokenSpan) -> dict[str, JSON]:
+    if span.source is not Source.POLICY:
+        return {"source": span.source, "ids": span.ids}
+    # repr of a float is the shortest text that reads back as the same number, on every platform
+    return {
+        "source": span.source,
+        "ids": span.ids,
+        "logprobs": span.logprobs,
+        "policy_versions": span.policy_versions,
+        **({"excluded": True} if span.excluded else {}),
+    }
+
+
+def _span_from_json(span: Mapping[str, Any]) -> TokenSpan:
+    if span["source"] != Source.POLICY:
+        return TokenSpan(tuple(span["ids"]), Source(span["source"]))
+    sampled = (tuple(span["logprobs"]), tuple(span["policy_versions"]))
+    return TokenSpan(tuple(span["ids"]), Source.POLICY, *sampled, excluded=span.get("excluded", False))
+
+
+def _turn_to_json(turn: Turn) -> dict[str, JSON]:
+    return {
+        "message": _message_to_json(turn.message),
+        "reward": turn.reward,
+        "observation": turn.observation,
+        "tool_results": [
+            {"call_id": result.call_id, "name": result.name, "content": result.content, "error": result.error}
+            for result in turn.tool_results
+        ],
+        "finish_reason": turn.finish_reason,
+        **({"asked": turn.asked} if turn.asked else {}),
+        **({} if turn.messages is None else {"messages": [_message_to_json(one) for one in turn.messages]}),
+    }
+
+
+def _turn_from_json(turn: Mapping[str, Any]) -> Turn:
+    return Turn(
+        message_from_json(turn["message"]),
+        turn["reward"],
+        turn["observation"],
+        tuple(ToolResult(**result) for result in turn["tool_results"]),
+        turn["finish_reason"],
+        turn.get("asked", ""),
+        None if turn.get("messages") is None else tuple(map(message_from_json, turn["messages"])),
+    )
+
+
+def _message_to_json(message: Message) -> dict[str, JSON]:
+    answered = {"tool_call_id": message.tool_call_id, "name": message.name}
+    return {
+        "role": message.role,
+        "content": message.content,
+        "reasoning": message.reasoning,
+        "tool_calls": [_call_to_json(call) for call in message.tool_calls],
+        **{name: value for name, value in answered.items() if value is not None},
+    }
+
+
+def message_from_json(message: Mapping[str, Any]) -> Message:
+    """The message of a stored object; raises KeyError, TypeError or ConfigError when it is none."""
+    calls = tuple(_call_from_json(call) for call in message["tool_calls"])
+    answered = {name: message[name] for name in ("tool_call_id", "name") if name in message}
+    return Message(message["role"], message["content"], message["reasoning"], calls, **answered)
+
+
+def _call_to_json(call: AnyCall) -> dict[str, JSON]:
+    if isinstance(call, MalformedCall):
+        cut: dict[str, JSON] = {"truncated": True} if call.truncated else {}
+        return {"id": call.id, "raw": call.raw, "error": call.error, **cut}
+    return {"id": call.id, "name": call.name, "arguments": call.arguments}
+
+
+def _call_from_json(call: Mapping[str, Any]) -> AnyCall:
+    return MalformedCall(**call) if "raw" in call else ToolCall(**call)

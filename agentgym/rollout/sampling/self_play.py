@@ -1,0 +1,243 @@
+"""Self-play: the seats of one game are episodes of their own, which meet at a table around one environment."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeAlias
+
+from agentgym.envs.base.multi_agent import SELF, MultiAgentEnv
+from agentgym.errors import ConfigError, EngineError, EnvironmentFault
+from agentgym.rollout.episode.episode import Draft, Ending, Episode
+from agentgym.rollout.episode.episode_loop import EpisodeLoop, GameAbandoned, failed_ending, replay_info
+from agentgym.rollout.hosting.answer import Answer, read_reset, read_step
+from agentgym.rollout.hosting.env_host import LocalEnv, make_task_env, opened
+from agentgym.rollout.hosting.env_threads import attempt
+from agentgym.rollout.hosting.hosted_env import Env, EnvCallTimeout, HostedEnv, facts_of
+from agentgym.rollout.sampling.sampler import Sampler, SamplerConfig
+from agentgym.trajectory import Status, StopReason, Trajectory
+from agentgym.types import Task
+
+__all__ = ["SelfPlaySampler", "group_of", "seats_of"]
+
+logger = logging.getLogger(__name__)
+
+TableName: TypeAlias = tuple[str, int, int, str]
+
+
+def seats_of(env: object) -> tuple[str, ...]:
+    """The seats that a rollout plays in an environment, all of them; () where it plays one agent, as everywhere."""
+    return env.agents if isinstance(env, MultiAgentEnv) and env.opponent == SELF else ()
+
+
+def group_of(game: str, agent: str) -> str:
+    """The name of the group of one seat: its trajectories are held against those of the same seat in the same task.
+
+    >>> group_of("3/0", "X")
+    '3/0:X'
+    """
+    return f"{game}:{agent}"
+
+
+class Table:
+    """One game: who sits at it waits until it is their turn, and leaves when their episode is over."""
+
+    def __init__(self, name: TableName, env_id: str, hosted: LocalEnv, env: MultiAgentEnv) -> None:
+        self.name = name
+        self.env_id = env_id
+        self.hosted = hosted
+        self.game = env
+        self.num_seated = len(env.agents)
+        self._begun = self._truncated = False
+        self._error: GameAbandoned | EngineError | None = None
+        self._waiting: dict[str, asyncio.Future[None]] = {}
+
+    async def begin(self, agent: str, seed: int, options: dict[str, object] | None) -> tuple[object, ...]:
+        """Deals where nobody did yet; what the agent sees at its first turn."""
+        if not self._begun:
+            self._begun = True
+            opened(attempt(lambda: self.game.reset(seed=seed, options=options)))
+            self._wake()
+        await self._turn_of(agent)
+        if self._is_over:
+            raise GameAbandoned(f"the game was over before the first turn of {agent}")
+        observation, _, _, _, info = opened(attempt(lambda: self.game.told(agent, "")))
+        return observation, {"messages": info["messages"]}
+
+    async def move(self, agent: str, action: str) -> tuple[object, ...]:
+        """Plays a reply; what the agent sees when it is its turn again, or the game is over."""
+        *_, truncated, _ = opened(attempt(lambda: self.game.step(action)))
+        said, results = self.game.answered
+        self._truncated = self._truncated or truncated
+        self._wake()
+        await self._turn_of(agent)
+        observation, reward, over, _, info = opened(attempt(lambda: self.game.told(agent, said, results)))
+        return observation, reward, over, self._truncated and not over, info
+
+    def leave(self, agent: str, trajectory: Trajectory, *, is_rival: bool = False) -> None:
+        """An episode at the table has ended. Where the game has not, the others win by forfeit or, where it failed,
+        have no game any more."""
+        self.num_seated -= 1
+        if self._is_over or self._error is not None:
+            return
+        if trajectory.status is Status.TRUNCATED:
+            error, _ = attempt(lambda: self.game.forfeit(agent))
+            if error is not None:
+                self._error = GameAbandoned(f"the game raised when {agent} forfeited it: {error}")
+        else:
+            told = f"{agent} ended as {trajectory.status}: {trajectory.error}"
+            self._error = EngineError(f"the rival {told}") if is_rival else GameAbandoned(f"the game ended when {told}")
+        self._wake()
+
+    @property
+    def _is_over(self) -> bool:
+        return self.game.over or self._truncated
+
+    def _may_go(self, agent: str) -> bool:
+        return self._error is not None or self._is_over or self.game.agent_selection == agent
+
+    async def _turn_of(self, agent: str) -> None:
+        """Waits for the agent's turn or the game's end; raises where there is no game any more."""
+        while not self._may_go(agent):
+            waiting = self._waiting[agent] = asyncio.get_running_loop().create_future()
+            await waiting
+        if self._error is not None:
+            raise self._error
+
+    def _wake(self) -> None:
+        for agent in [one for one in self._waiting if self._may_go(one)]:
+            waiting = self._waiting.pop(agent)
+            if not waiting.done():
+                waiting.set_result(None)
+
+
+class Seat(HostedEnv):
+    """An environment as one of its agents has it: `reset` and `step` return when it is that agent's turn."""
+
+    __slots__ = ("_agent", "_table")
+
+    def __init__(self, table: Table, agent: str) -> None:
+        super().__init__()
+        self._table = table
+        self._agent = agent
+
+    async def reset(self, seed: int, options: dict[str, object] | None) -> Answer:
+        """What the agent sees at its first turn."""
+        values = await self._table.begin(self._agent, seed, options)
+        self.facts = facts_of(self._table.game)
+        return read_reset(values)
+
+    async def step(self, action: str) -> Answer:
+        """The agent's move, and what it sees at its next turn."""
+        return read_step(await self._table.move(self._agent, action))
+
+    async def close(self) -> None:
+        """Does nothing: the table closes the environment."""
+
+
+class SelfPlaySampler(Sampler):
+    """A `Sampler` whose episodes name the seat that they play (`Episode.seat`); those of one game meet at a table.
+
+    The episodes of a game stand behind one another, and at least as many run at once as a game has seats. With a
+    `rival`, each game has one such episode, and the rival plays the other seats: nothing of it is recorded or trained.
+    """
+
+    def __init__(
+        self,
+        loop: EpisodeLoop,
+        make: Callable[[Task], Env] = make_task_env,
+        config: SamplerConfig | None = None,
+        rival: EpisodeLoop | None = None,
+    ) -> None:
+        super().__init__(loop, make, config)
+        if self.config.env_processes:
+            raise ConfigError(
+                "the seats of a game share its environment, which is in this process: leave env_processes out"
+            )
+        self.rival = rival
+        self._tables: dict[TableName, asyncio.Future[Table]] = {}
+        self._tasks: dict[Table, list[asyncio.Task[None]]] = {}
+
+    def check_seats(self, seats: tuple[str, ...]) -> None:
+        """Raises ConfigError where a game could wait for a seat that nobody is left to play."""
+        if self.rival is None and self.config.concurrency < len(seats):
+            raise ConfigError(
+                f"a game of {len(seats)} seats takes sampler.concurrency of at least {len(seats)}, got"
+                f" {self.config.concurrency}"
+            )
+
+    async def play(self, episode: Episode) -> Trajectory:
+        """One seat of a game, from sitting down to leaving; the last to leave closes the environment."""
+        try:
+            table = await self._seated(episode)
+        except (EnvironmentFault, EnvCallTimeout) as error:
+            return Draft(episode).finish(failed_ending(error, episode))
+        except GameAbandoned as error:
+            ending = Ending(Status.CANCELLED, StopReason.CANCELLED, str(error), replay_info(episode))
+            return Draft(episode).finish(ending)
+        try:
+            return await self._play_at(table, episode, self.loop)
+        finally:
+            await self._end(table)
+
+    async def _seated(self, episode: Episode) -> Table:
+        """The table of the episode's game, which the first to come sets up."""
+        game = episode.group.removesuffix(group_of("", episode.seat))
+        name = (game, episode.member, episode.step, episode.phase)
+        known = self._tables.get(name)
+        if known is None:
+            known = self._tables[name] = asyncio.get_running_loop().create_future()
+            known.add_done_callback(lambda done: done.exception())  # each who waits for it has it, and maybe nobody
+            try:
+                known.set_result(await self._set_up(name, episode))
+            except BaseException as error:
+                known.set_exception(GameAbandoned(f"there is no game: {str(error) or 'it was given up'}"))
+                raise
+        return await asyncio.shield(known)
+
+    async def _set_up(self, name: TableName, episode: Episode) -> Table:
+        hosted = await self.home.open(self._make, episode.task)
+        assert isinstance(hosted, LocalEnv)
+        game = hosted.env.unwrapped
+        if not isinstance(game, MultiAgentEnv) or episode.seat not in seats_of(game):
+            raise ConfigError(f"{episode.task.env_id} has no seat {episode.seat!r} that a rollout plays")
+        if hosted.kind != "inline":
+            raise ConfigError(
+                f"{type(game).__name__} has runs_inline = False, and the seats of a game in self-play move on the event"
+                " loop: its moves have to be short pure computation"
+            )
+        table = Table(name, episode.task.env_id, hosted, game)
+        if self.rival is not None:
+            others = [one for one in game.agents if one != episode.seat]
+            self._tasks[table] = [asyncio.ensure_future(self._play_rival(table, episode, one)) for one in others]
+        return table
+
+    async def _play_at(self, table: Table, episode: Episode, loop: EpisodeLoop) -> Trajectory:
+        trajectory = cancelled = Draft(episode).finish(Ending(Status.CANCELLED, StopReason.CANCELLED, "given up"))
+        try:
+            trajectory = await loop.play(Seat(table, episode.seat), episode)
+        finally:
+            table.leave(episode.seat, trajectory, is_rival=loop is self.rival and trajectory is not cancelled)
+        return trajectory
+
+    async def _play_rival(self, table: Table, episode: Episode, seat: str) -> None:
+        game = episode.group.removesuffix(group_of("", episode.seat))
+        own = replace(episode, seat=seat, group=group_of(game, seat), phase="rival")
+        assert self.rival is not None
+        await self._play_at(table, own, self.rival)
+
+    async def _end(self, table: Table) -> None:
+        """Waits for the rivals, and closes the environment when all have left."""
+        rivals = self._tasks.pop(table, [])
+        if rivals:
+            await asyncio.gather(*rivals)
+        if table.num_seated:
+            return
+        del self._tables[table.name]
+        if table.game.tool_specs:
+            self._tool_envs.add(table.env_id)
+        problem = await table.hosted.close()
+        if problem is not None:
+            logger.warning("environment %s did not close: %s", type(table.game).__name__, problem)

@@ -1,0 +1,396 @@
+"""Episodes whose conversation an outside agent drives, while every reply is sampled and recorded here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from agentgym.errors import ConfigError, RenderError
+from agentgym.rollout.episode.episode import Draft, Ending, Episode
+from agentgym.rollout.episode.episode_loop import replay_info
+from agentgym.rollout.episode.token_loop import RolloutLoop
+from agentgym.rollout.hosting.answer import Answer
+from agentgym.rollout.hosting.hosted_env import HostedEnv
+from agentgym.rollout.serving.agent_session import (
+    AgentGone,
+    EpisodeEnded,
+    Opening,
+    RequestRefused,
+    Seat,
+    StepAnswer,
+    StepRequest,
+)
+from agentgym.rollout.serving.chat_completion import ChatReply, ChatRequest
+from agentgym.rollout.serving.shown import shown_messages
+from agentgym.trajectory import Status, StopReason, Trajectory
+from agentgym.types import Message, ToolResult, ToolSpec
+
+__all__ = ["CONTEXT_EXCEEDED", "ServedLoop"]
+
+logger = logging.getLogger(__name__)
+
+CONTEXT_EXCEEDED = "context_length_exceeded"
+"""OpenAI's code for messages that leave no room for a reply."""
+MAX_KEPT = 4096
+"""Finished episodes whose last answers can still be asked for."""
+
+
+@dataclass(slots=True)
+class _Talk:
+    """A conversation at hand: what the row of the draft was rendered from."""
+
+    seat: Seat
+    env: HostedEnv
+    draft: Draft
+    messages: list[Message]
+    tools: tuple[ToolSpec, ...]
+    shown: list[Message]
+    """The messages as the agent has seen or sent them."""
+    names: frozenset[str]
+    """The tools that the agent can call."""
+    reply: Message | None = None
+    """The last message, where it is a reply that nothing has answered yet."""
+    is_full: bool = False
+    """Whether the agent's last request did not fit into the window."""
+
+
+class ServedLoop(RolloutLoop):
+    """A RolloutLoop whose conversations are driven from outside, by agents that speak chat completions.
+
+    An episode waits until an agent claims it. The agent then asks for replies and has them played (`Seat.chat`,
+    `Seat.step`). What it sends is compared with the conversation so far, message by message; text around an
+    assistant's message and reasoning that was left out make no difference. Where the conversation goes on, its ids do:
+    those that were sampled, and behind them the new messages. Where the agent tells it otherwise (it dropped, changed
+    or added something, or has other tools) a new row begins with the render of what it sent. Either way a sampled id
+    is trained once, in the row it was sampled in. So an agent that only passes on what it gets leaves exactly the
+    record that a RolloutLoop leaves.
+
+    An agent may ask several times before it steps: such a reply is a turn whose reward is 0. A request that repeats the
+    last one is a retry, and gets the reply that is recorded. An agent that asks for nothing for `idle_s` seconds is
+    gone, and its episode ends with the status `timeout`.
+    """
+
+    def __init__(self, loop: RolloutLoop, *, idle_s: float = 120.0) -> None:
+        """Plays with the engine, renderer and limits of `loop`."""
+        if not idle_s > 0:
+            raise ConfigError(f"idle_s must be greater than 0, got {idle_s}")
+        if loop.compaction.at is not None:
+            raise ConfigError(
+                "an agent outside keeps its own conversation, and shortens it itself: leave compaction.at out, or play "
+                "the episodes here (without --serve)"
+            )
+        super().__init__(loop.engine, loop.renderer, loop.limits, loop.sampling, history=loop.history)
+        self.idle_s = idle_s
+        self.is_over = False
+        self._seats: dict[str, Seat] = {}
+        self._live: dict[str, Seat] = {}
+        """The places of episodes that are played, by session."""
+        self._waiting: deque[Seat] = deque()
+        self._claims: deque[asyncio.Future[Seat | None]] = deque()
+        self._finished: deque[Seat] = deque()
+        self._told: set[str] = set()
+
+    @property
+    def num_waiting(self) -> int:
+        """Episodes that wait for an agent."""
+        return len(self._waiting)
+
+    @property
+    def num_playing(self) -> int:
+        """Episodes that an agent plays."""
+        return sum(not seat.is_over for seat in self._seats.values()) - len(self._waiting)
+
+    async def play(self, env: HostedEnv, episode: Episode) -> Trajectory:
+        """Plays one episode, as `RolloutLoop.play` does, as soon as an agent has claimed it."""
+        seat = Seat(_name(episode))
+        self._seats[seat.name] = self._live[episode.session] = seat
+        self._offer(seat)
+        trajectory = None
+        try:
+            await seat.claimed.wait()
+            trajectory = await super().play(env, episode)
+            return trajectory
+        finally:
+            if seat in self._waiting:
+                self._waiting.remove(seat)
+            seat.close(trajectory)
+            if self._live.get(episode.session) is seat:
+                del self._live[episode.session]
+            self._forget_oldest(seat)
+
+    # For whoever brings the agents
+
+    async def claim(self, wait_s: float) -> Opening | None:
+        """The next episode for one more agent; None when there is none within `wait_s`.
+
+        Raises EpisodeEnded when the run is over and there will be none.
+        """
+        try:
+            async with asyncio.timeout(wait_s):
+                while True:
+                    seat = await self._next_seat()
+                    seat.claimed.set()
+                    try:
+                        return await seat.opening()
+                    except EpisodeEnded:
+                        continue  # its environment could not be reset
+                    except asyncio.CancelledError:
+                        self._offer(seat)
+                        raise
+        except TimeoutError:
+            return None
+
+    def seat(self, name: str) -> Seat | None:
+        """The place of the episode's agent; None where there is no such episode, or was long ago."""
+        return self._seats.get(name)
+
+    def end(self) -> None:
+        """Tells whoever waits for an episode that there will be none."""
+        self.is_over = True
+        while self._claims:
+            claim = self._claims.popleft()
+            if not claim.done():
+                claim.set_result(None)
+
+    async def _next_seat(self) -> Seat:
+        while self._waiting:
+            seat = self._waiting.popleft()
+            if not seat.is_over:
+                return seat
+        if self.is_over:
+            raise EpisodeEnded("the run is over: there are no more episodes", "run_over")
+        claim: asyncio.Future[Seat | None] = asyncio.get_running_loop().create_future()
+        self._claims.append(claim)
+        try:
+            given = await claim
+        except asyncio.CancelledError:
+            if claim.done() and not claim.cancelled() and (seat_back := claim.result()) is not None:
+                self._offer(seat_back)
+            raise
+        if given is None:
+            raise EpisodeEnded("the run is over: there are no more episodes", "run_over")
+        return given
+
+    def _offer(self, seat: Seat) -> None:
+        while self._claims and not seat.is_over:
+            claim = self._claims.popleft()
+            if not claim.done():
+                claim.set_result(seat)
+                return
+        if not seat.is_over:
+            self._waiting.append(seat)
+
+    def _forget_oldest(self, seat: Seat) -> None:
+        self._finished.append(seat)
+        if len(self._finished) > MAX_KEPT:
+            oldest = self._finished.popleft()
+            if self._seats.get(oldest.name) is oldest:
+                del self._seats[oldest.name]
+
+    # The conversation
+
+    async def _converse(self, env: HostedEnv, draft: Draft) -> Ending:
+        """The conversation, to the end that the environment, a budget or the agent's silence gives it."""
+        seat = self._live[draft.episode.session]
+        messages, tools = await self._open(env, draft)
+        names = frozenset(tool.name for tool in tools)
+        talk = _Talk(seat, env, draft, messages, tools, shown_messages(messages, names), names)
+        seat.open(talk.shown, tools)
+        while True:
+            try:
+                request = await seat.next_request(self.idle_s)
+                if isinstance(request, ChatRequest):
+                    ending = await self._chat(talk, request)
+                else:
+                    ending = await self._step(talk, request)
+                talk.is_full = False
+            except RequestRefused as refusal:
+                talk.is_full = refusal.code == CONTEXT_EXCEEDED
+                seat.answer(refusal)
+                continue
+            except AgentGone as gone:
+                if talk.is_full and (draft.turns or talk.reply):  # it gave up at a full window, as a loop does
+                    if talk.reply is not None:
+                        draft.end_turn(None)
+                    return Ending(Status.TRUNCATED, StopReason.CONTEXT)
+                return Ending(Status.TIMEOUT, StopReason.DEADLINE, str(gone), replay_info(draft.episode))
+            if ending is not None:
+                return ending
+
+    async def _chat(self, talk: _Talk, request: ChatRequest) -> Ending | None:
+        """Samples, records and answers one reply."""
+        self._warn_of_fields(request)
+        draft = talk.draft
+        ending = self._follow(talk, request)
+        if ending is not None:
+            return ending
+        started, num_prompt = time.perf_counter(), len(draft.ids)
+        max_tokens, cut = self._budget(num_prompt, draft.num_tokens)
+        is_own_bound = request.max_tokens is not None and request.max_tokens < max_tokens
+        if request.max_tokens is not None and is_own_bound:
+            max_tokens = request.max_tokens
+        completion = await self._sample(draft, max_tokens)
+        message = self.renderer.parse(completion.ids, talk.tools, draft.ids)
+        draft.add_reply(completion, message, time.perf_counter() - started)
+        talk.messages.append(message)
+        talk.names = frozenset(tool.name for tool in talk.tools) if request.calls_tools else frozenset()
+        talk.shown += shown_messages([message], talk.names)
+        talk.reply = message
+        turn, finish = len(draft.turns), completion.finish_reason
+        name = f"chatcmpl-{draft.episode.session.replace('/', '.')}-{turn}"
+        talk.seat.answer(
+            ChatReply(name, turn, talk.shown[-1], finish, num_prompt, len(completion.ids), created=int(time.time()))
+        )
+        if finish == "length" and not is_own_bound and not self._may_answer(cut):
+            draft.end_turn(None)
+            return Ending(Status.TRUNCATED, cut)
+        return None
+
+    async def _step(self, talk: _Talk, request: StepRequest) -> Ending | None:
+        """Gives the last reply to the environment, and its answer to the agent."""
+        if talk.reply is None:
+            raise RequestRefused("there is no reply to step with: ask for a chat completion first", "no_reply")
+        if request.message is not None and not is_same(request.message, talk.shown[-1]):
+            raise RequestRefused(
+                "the message is not the last reply: an episode is played with the replies that were sampled here; "
+                "leave `message` out, or send the last completion's message as it came",
+                "not_the_reply",
+            )
+        draft, turn = talk.draft, len(talk.draft.turns)
+        answer = await self._act(talk.env, draft, talk.reply)
+        shown = shown_messages([talk.reply, *answer.messages], talk.names)[1:]
+        talk.reply = None
+        ending = self._ending(answer, draft)
+        if ending is None:
+            talk.messages = self._retold(talk.env, talk.messages, answer)
+            is_retold = answer.history is not None
+            talk.shown = shown_messages(talk.messages, talk.names) if is_retold else [*talk.shown, *shown]
+            ending = self._lengthen(talk, answer)
+        is_completed = ending is not None and ending.status is Status.COMPLETED
+        is_cut = ending is not None and not is_completed
+        history = None if answer.history is None else tuple(talk.shown)
+        talk.seat.answer(StepAnswer(tuple(shown), answer.reward, is_completed, is_cut, turn, history))
+        return ending
+
+    def _lengthen(self, talk: _Talk, answer: Answer) -> Ending | None:
+        exceeded = self._extend(talk.draft, answer, talk.messages, talk.tools)
+        return None if exceeded is None else Ending(Status.TRUNCATED, exceeded)
+
+    def _follow(self, talk: _Talk, request: ChatRequest) -> Ending | None:
+        """Brings the row to the conversation that the agent sent; or the end that a budget gives to the episode."""
+        new = new_messages(request.messages, talk.shown) if is_same_menu(request.tools, talk.tools) else None
+        if talk.reply is None:
+            return None if new == () else self._rewrite(talk, request, self._render(request))
+        answer = self._agents_answer(talk, new or ())
+        prompt_ids = self._render(request) if answer is None else []
+        self._check_room(len(prompt_ids))
+        talk.draft.end_turn(answer or Answer("", ()))
+        talk.reply = None
+        ending = self._ending(answer or Answer("", ()), talk.draft)
+        if ending is not None:
+            return ending
+        if answer is None:
+            return self._rewrite(talk, request, prompt_ids)
+        talk.messages += answer.messages
+        talk.shown += answer.messages
+        return self._lengthen(talk, answer)
+
+    def _agents_answer(self, talk: _Talk, new: Sequence[Message]) -> Answer | None:
+        """What the agent itself answered to a reply, if a record can tell it: a result for each call, and one text."""
+        assert talk.reply is not None
+        results = [message for message in new if message.role == "tool"]
+        said = [message for message in new if message.role == "user"]
+        calls = talk.reply.tool_calls
+        is_told = [*results, *said] == list(new) and len(said) <= 1 and (said or results)
+        if not is_told or (results and [one.tool_call_id for one in results] != [call.id for call in calls]):
+            return None
+        try:
+            ids = self.renderer.extend(talk.draft.ids, new)
+        except RenderError:
+            return None
+        self._check_room(len(talk.draft.ids) + len(ids))
+        names = [getattr(call, "name", "") for call in calls]
+        pairs = zip(results, names, strict=False)
+        told = tuple(ToolResult(one.tool_call_id or "", name, one.content) for one, name in pairs)
+        return Answer("\n".join(message.content for message in said or results), tuple(new), tool_results=told)
+
+    def _render(self, request: ChatRequest) -> list[int]:
+        """The ids of what the agent sent; raises RequestRefused where the chat format has no place for it."""
+        if request.messages[-1].role == "assistant":
+            raise RequestRefused("the last message is the assistant's: a reply is not begun by the agent", "no_prefill")
+        try:
+            return self.renderer.render(request.messages, request.tools)
+        except RenderError as error:
+            raise RequestRefused(f"these messages cannot be rendered: {error}", "not_renderable") from error
+
+    def _rewrite(self, talk: _Talk, request: ChatRequest, prompt_ids: list[int]) -> Ending | None:
+        """Begins a row with what the agent sent."""
+        draft = talk.draft
+        self._check_room(len(prompt_ids))
+        left, reason = self._budget(len(prompt_ids), draft.num_tokens + len(prompt_ids))
+        if left < 1 and draft.turns:
+            return Ending(Status.TRUNCATED, reason)
+        if left < 1:
+            said = f"the messages have {len(prompt_ids)} tokens, which leaves none for a reply ({reason})"
+            raise RequestRefused(said, CONTEXT_EXCEEDED, "messages")
+        draft.begin_row(prompt_ids, request.messages, request.tools)
+        talk.messages, talk.tools, talk.shown = list(request.messages), request.tools, list(request.messages)
+        return None
+
+    def _check_room(self, num_tokens: int) -> None:
+        """Raises RequestRefused, in OpenAI's words, where a row so long leaves no token of the window for a reply."""
+        if num_tokens >= self.window:
+            raise RequestRefused(
+                f"This model's maximum context length is {self.window} tokens. However, your messages resulted in "
+                f"{num_tokens} tokens, which leaves none for the reply. Please reduce the length of the messages.",
+                CONTEXT_EXCEEDED,
+                "messages",
+            )
+
+    def _warn_of_fields(self, request: ChatRequest) -> None:
+        """Warns once of each field that an agent sends and that plays no role."""
+        for name in set(request.ignored) - self._told:
+            self._told.add(name)
+            logger.warning("an agent sends the field %r, which is unknown here and ignored", name)
+        for name in set(request.decided) - self._told:
+            self._told.add(name)
+            logger.warning(
+                "an agent sets %s, which plays no role: replies are sampled as the run says (temperature %g), or they "
+                "could not be trained on",
+                name,
+                self.sampling.temperature,
+            )
+
+
+def new_messages(said: Sequence[Message], known: Sequence[Message]) -> tuple[Message, ...] | None:
+    """What `said` has after `known`, or None where it does not begin with it."""
+    begins = len(said) >= len(known) and all(map(is_same, said, known))
+    return tuple(said[len(known) :]) if begins else None
+
+
+def is_same(said: Message, known: Message) -> bool:
+    """Whether a message that came back is the one that was given out."""
+    if said.role == known.role == "assistant":
+        reasoning = said.reasoning if said.reasoning is not None else known.reasoning
+        said = replace(said, content=said.content.strip(), reasoning=reasoning)
+        known = replace(known, content=known.content.strip())
+    return said == known
+
+
+def is_same_menu(said: Sequence[ToolSpec], known: Sequence[ToolSpec]) -> bool:
+    """Whether the tools that came back are those that were given out, in their order."""
+    one, other = (
+        [json.dumps(tool.to_openai(), sort_keys=True, default=dict) for tool in menu] for menu in (said, known)
+    )
+    return one == other
+
+
+def _name(episode: Episode) -> str:
+    """The episode's name in addresses. It ends in a secret: whoever knows the name plays the episode."""
+    return f"{episode.session.replace('/', '.')}-{secrets.token_urlsafe(16)}"

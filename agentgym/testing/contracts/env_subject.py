@@ -1,0 +1,167 @@
+"""What the checks of an environment share: the subject, the complaints, and recorded play."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from agentgym.envs.base.action import Action
+from agentgym.envs.base.card import EnvCard, card_of
+from agentgym.envs.base.policies import Policy, RandomPolicy
+from agentgym.envs.base.text_env import StepResult, TextEnv
+from agentgym.types import JSON
+
+__all__ = ["Check", "Complaint", "Episode", "Subject", "difference", "line", "plain", "play", "texts", "transcript"]
+
+MAX_STEPS = 60
+UNLIMITED_STEPS = 100
+"""Steps after which an episode without a turn limit is left."""
+POLICY_SEED = 1_000_003
+"""Added to a policy's seed: the episode's own would give it the very numbers that the task was drawn from."""
+LONGEST_EPISODE = 2000
+"""An environment that has not ended after so many replies without sense has no turn limit."""
+Complaint: TypeAlias = tuple[Literal["error", "warning", "not claimed"], str]
+"""What a check saw; "not claimed" says what the environment does not promise, so that nothing was held to it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """An environment under examination; called, it makes one: `Subject(Lock, env_id="Lock-v0")().reset(seed=0)`."""
+
+    maker: Callable[..., TextEnv]
+    kwargs: Mapping[str, JSON] = dataclasses.field(default_factory=dict)
+    env_id: str = ""
+    """The id or place a user gave; "" where a class was given."""
+
+    def __call__(self) -> TextEnv:
+        return self.maker(**self.kwargs)
+
+    def at(self, **kwargs: JSON) -> Subject:
+        """The same environment with other keywords."""
+        return dataclasses.replace(self, kwargs={**self.kwargs, **kwargs})
+
+    def card(self) -> EnvCard | None:
+        """The card, or None."""
+        env = self()
+        try:
+            return card_of(self.env_id, env)
+        finally:
+            env.close()
+
+    def difficulties(self, card: EnvCard) -> Iterator[Subject]:
+        """The environment as it is, then in every difficulty of its card."""
+        yield self
+        if card.difficulty is not None:
+            for value in card.difficulty.values:
+                yield self.at(**{card.difficulty.keyword: value})
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self.kwargs.items())
+
+
+Check: TypeAlias = Callable[[Subject], Iterator[Complaint]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Episode:
+    """What an episode came to."""
+
+    reward: float
+    """The sum of its rewards."""
+    success: float | None
+    """The verdict that the environment told at its end; None where it told none."""
+    ended: bool
+
+    @property
+    def score(self) -> float:
+        """The verdict, or where there is none the reward."""
+        return self.reward if self.success is None else self.success
+
+
+def play(env: TextEnv, policy: Policy, seed: int, watch: Callable[[str, StepResult], None] | None = None) -> Episode:
+    """One episode; `watch` is shown the reply and what came of it, and first "" and the reset."""
+    observation, info = env.reset(seed=seed)
+    if watch is not None:
+        watch("", (observation, 0.0, False, False, info))
+    policy.reset(env, observation, seed + POLICY_SEED)
+    reward, ended, steps = 0.0, False, 0
+    while not ended and steps < (env.max_turns or UNLIMITED_STEPS):
+        action = Action.from_message(policy.act(observation))
+        result = env.step(action)
+        observation, paid, terminated, truncated, info = result
+        reward, ended, steps = reward + paid, terminated or truncated, steps + 1
+        if watch is not None:
+            watch(str(action), result)
+    success = info.get("metrics", {}).get("success")
+    return Episode(reward, None if success is None else float(success), ended)
+
+
+def transcript(
+    env: TextEnv,
+    seed: int,
+    policy_seed: int | None = None,
+    *,
+    steps: int = MAX_STEPS,
+    begun: Callable[[], object] | None = None,
+) -> list[str]:
+    """A random episode as lines of text; the policy draws from `policy_seed` (default `seed`).
+
+    `begun` is called between the reset and the first step.
+    """
+    observation, info = env.reset(seed=seed)
+    lines = [line(observation, info)]
+    policy = RandomPolicy()
+    policy.reset(env, observation, seed if policy_seed is None else policy_seed)
+    if begun is not None:
+        begun()
+    for _ in range(steps):
+        result = env.step(Action.from_message(policy.act(observation)))
+        observation, terminated, truncated = result[0], result[2], result[3]
+        lines.append(line(*result))
+        if terminated or truncated:
+            break
+    return lines
+
+
+def line(*parts: object) -> str:
+    """Parts of a step as one line, whatever they hold."""
+    return json.dumps(parts, default=lambda value: plain(value, strict=False), sort_keys=True)
+
+
+def plain(value: object, strict: bool = True) -> object:
+    """What the run folder writes for a value that JSON does not know: dataclasses only."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
+    if strict:
+        raise TypeError(f"a {type(value).__name__} is not JSON; use str, int, float, bool, list, dict or a dataclass")
+    return type(value).__name__
+
+
+def difference(first: Sequence[str], other: Sequence[str]) -> str:
+    """Where two transcripts part."""
+    for number, (left, right) in enumerate(zip(first, other, strict=False)):
+        if left != right:
+            at = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), 0)
+            begin = max(0, at - 20)
+            return f"step {number}: ...{left[begin : at + 40]} / ...{right[begin : at + 40]}"
+    return f"{len(first) - 1} steps / {len(other) - 1} steps"
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Every text and number inside a value, keys included, as text."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for part in dataclasses.fields(value):
+            yield from texts(getattr(value, part.name))
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield str(key)
+            yield from texts(part)
+    elif isinstance(value, str | int | float):
+        yield str(value)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for part in value:
+            yield from texts(part)

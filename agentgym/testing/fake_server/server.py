@@ -1,0 +1,312 @@
+"""A fake SGLang server: the native contract of SGLang 0.5.23 with scripted replies, timing and faults, without a GPU.
+
+`with FakeSglang(FakeConfig(reply=script)) as server:` serves in this process; `agentgym fake-server` in its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from agentgym.engines.scripted import LogNormalDelay, Reply
+from agentgym.errors import AgentGymError, ConfigError, EngineError
+from agentgym.http_guard import HttpGuard, choose_token
+from agentgym.testing.fake_server.chat import FakeChat
+from agentgym.testing.fake_server.control import FakeControl
+from agentgym.testing.fake_server.faults import FaultKind, Faults
+from agentgym.testing.fake_server.generate import Dropped, Generator, Killed, Refused, read_request
+from agentgym.testing.fake_server.http import Answer, Call, Endpoint, FakeHost, Stream
+from agentgym.testing.fake_server.model import FakeModel
+from agentgym.testing.fake_server.sampler import FakeSampler
+from agentgym.testing.fake_server.script import random_reply
+from agentgym.testing.fake_server.weights import FakeWeights
+from agentgym.types import JSON
+
+__all__ = ["FakeConfig", "FakeServer", "FakeSglang", "FakeStats"]
+
+_log = logging.getLogger(__name__)
+PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeConfig:
+    """What a fake server serves, says, and how long it takes."""
+
+    model: Path | str | None = None
+    """Model folder that it pretends to serve: vocabulary, window, tokenizer, checksums. None is the embedded model."""
+    reply: Reply | None = None
+    """`(session, prompt_ids, sampling) -> reply`; None says random ids. A session is what stands before the last `#`
+    of a request id. A reply without an end token gets one."""
+    latency_median_s: float = 0.0
+    """Seconds before the first id of a reply, drawn log-normally."""
+    latency_sigma: float = 1.0
+    """Spread of the latency's logarithm; 1 makes one reply in a hundred ten times as slow as the median."""
+    token_s: float = 0.0
+    """Seconds per id."""
+    seed: int = 0
+    """Of random replies and latencies."""
+    faults: Faults = dataclasses.field(default_factory=Faults)
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 is any that is free."""
+    token: str | None = None
+    """What a client sends as its API key; None demands nothing on loopback, and a random token elsewhere."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names in the Host header that are served, besides IP addresses and this machine's own name."""
+
+    def __post_init__(self) -> None:
+        for name in ("latency_median_s", "latency_sigma", "token_s"):
+            if not getattr(self, name) >= 0.0:
+                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if not 0 <= self.port < 65536:
+            raise ConfigError(f"a port is in [0, 65535], got {self.port}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FakeStats:
+    """What a fake server has seen and done, as `GET /fake/stats` tells it."""
+
+    requests: int
+    """Generations asked for, whatever became of them."""
+    answered: int
+    """Answers given whole; those ended by an abort count."""
+    tokens: int
+    """Ids in those answers."""
+    prompt_tokens: int
+    aborted: int
+    """Answers ended by an abort."""
+    refused: int
+    """Requests that were wrong in themselves (status 400)."""
+    left: int
+    """Requests whose client closed the connection."""
+    in_flight: int
+    most_in_flight: int
+    sessions: Mapping[str, int]
+    """Requests by session."""
+    duplicates: int
+    """Requests under a request id that was used before."""
+    prompts: int
+    """Different prompts."""
+    faults: Mapping[FaultKind, int]
+    """Faults played, by kind."""
+    faulted: tuple[tuple[str, FaultKind], ...]
+    """Request id and kind of the last 10,000 faults."""
+    version: str
+    """Weight version of the next id."""
+    updates: int
+    """Weight updates that succeeded, each bucket counted."""
+    tensors: int
+    """Tensors received."""
+    payload_digests: tuple[str, ...]
+    """SHA-256 of each received payload, hex."""
+    adapters: tuple[str, ...]
+    """LoRA adapters loaded."""
+
+
+class FakeServer:
+    """The endpoints of a fake server, on the running event loop. `on_death` is called where a killed process ends."""
+
+    def __init__(self, config: FakeConfig, on_death: Callable[[], None] | None = None) -> None:
+        self.model = FakeModel(config.model)
+        self.sampler = FakeSampler()
+        self.weights = FakeWeights(self.model.folder, tied=self.model.tied)
+        delay = LogNormalDelay(config.latency_median_s, config.latency_sigma, config.seed)
+        self.generator = Generator(
+            self.model,
+            self.sampler,
+            config.reply or random_reply(self.model, config.seed),
+            delay_s=delay,
+            token_s=config.token_s,
+            faults=config.faults,
+        )
+        self.control = FakeControl(self.model, self.sampler, self.weights)
+        self._chat = FakeChat(self.model, self.generator)
+        self._on_death = on_death
+        own: dict[str, Endpoint] = {
+            "/generate": self._generate,
+            "/v1/chat/completions": self._chat.complete,
+            "/fake/stats": self._stats,
+            "/fake/faults": self._faults,
+            "/fake/kill": self._kill,
+        }
+        endpoints = {path: self._guarded(endpoint) for path, endpoint in (self.control.endpoints | own).items()}
+        self.guard = HttpGuard(
+            config.host, token=config.token or choose_token(config.host), allowed_hosts=config.allowed_hosts
+        )
+        self.host = FakeHost(endpoints, config.host, config.port, guard=self.guard)
+
+    def stats(self) -> FakeStats:
+        """What it has seen and done so far."""
+        seen, control = self.generator.counters, self.control
+        return FakeStats(
+            requests=seen.requests,
+            answered=seen.answered,
+            tokens=seen.tokens,
+            prompt_tokens=seen.prompt_tokens,
+            aborted=seen.aborted,
+            refused=seen.refused,
+            left=seen.left,
+            in_flight=self.sampler.num_in_flight,
+            most_in_flight=seen.most_in_flight,
+            sessions=dict(seen.sessions),
+            duplicates=sum(count - 1 for count in seen.rids.values()),
+            prompts=len(seen.prompts),
+            faults=dict(seen.faults),
+            faulted=tuple(seen.faulted),
+            version=self.sampler.version,
+            updates=control.num_updates,
+            tensors=self.weights.num_tensors,
+            payload_digests=tuple(self.weights.digests),
+            adapters=tuple(self.weights.adapters),
+        )
+
+    def _guarded(self, endpoint: Endpoint) -> Endpoint:
+        """The endpoint with what it raises made an answer."""
+
+        async def answer(call: Call) -> Answer | Stream:
+            try:
+                return await endpoint(call)
+            except Refused as error:
+                self.generator.counters.refused += error.status == 400
+                return Answer(error.body, error.status, error.headers)
+            except Dropped as error:
+                return Answer(error.answer, dropped=True)
+            except Killed as error:
+                await self.die(str(error))
+                return Answer(None, 500)
+            except asyncio.CancelledError:
+                self.generator.counters.left += 1
+                raise
+
+        return answer
+
+    async def die(self, reason: str) -> None:
+        """Ends as a killed process does: no connection is answered any more."""
+        _log.warning("the fake server dies: %s", reason)
+        await self.host.kill()
+        if self._on_death is not None:
+            self._on_death()
+
+    async def _generate(self, call: Call) -> Answer | Stream:
+        request = read_request(call.body, self.model)
+        adapter = call.body.get("lora_path")
+        if adapter is not None and adapter not in self.weights.adapters:
+            raise Refused.bad(f"The following requested LoRA adapters are not loaded: {{{adapter!r}}}")
+        run = await self.generator.start(request)
+        if call.body.get("stream"):
+            return Stream(self._events(self.generator.pieces(run)))
+        return Answer(await self.generator.whole(run))
+
+    async def _events(self, pieces: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[str | None]:
+        try:
+            async for piece in pieces:
+                yield json.dumps(piece, separators=(",", ":"))
+        except Dropped:
+            yield None
+        except Killed as error:
+            await self.die(str(error))
+            yield None
+        else:
+            yield "[DONE]"
+
+    async def _stats(self, _: Call) -> Answer:
+        return Answer(dataclasses.asdict(self.stats()))
+
+    async def _faults(self, call: Call) -> Answer:
+        if call.body:
+            try:
+                self.generator.faults = Faults.from_json(call.body)
+            except AgentGymError as error:
+                raise Refused.bad(str(error)) from error
+        told: dict[str, JSON] = self.generator.faults.to_json()
+        return Answer(told)
+
+    async def _kill(self, _: Call) -> Answer:
+        raise Killed("/fake/kill was called")
+
+
+class FakeSglang:
+    """A fake server on a thread of this process, with an event loop of its own."""
+
+    def __init__(self, config: FakeConfig | None = None) -> None:
+        self.config = config or FakeConfig()
+        self.url = ""
+        """Where it listens, once started."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="fake-sglang", daemon=True)
+        self._server: FakeServer | None = None
+        self._closed = False
+
+    def start(self) -> Self:
+        """Begins to serve; raises ConfigError where the port is taken."""
+        self._thread.start()
+        try:
+            self.url = self._run(self._begin())
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    @property
+    def stats(self) -> FakeStats:
+        """What it has seen and done so far."""
+        server = self._running()
+
+        async def read() -> FakeStats:
+            return server.stats()
+
+        stats: FakeStats = self._run(read())
+        return stats
+
+    def set_faults(self, faults: Faults) -> None:
+        """What goes wrong from the next request on; a schedule counts from there."""
+        server = self._running()
+
+        async def put() -> None:
+            server.generator.faults = faults
+
+        self._run(put())
+
+    def kill(self) -> None:
+        """Closes every connection at once and listens no more, as after kill -9. `stats` can still be read."""
+        self._run(self._running().host.kill())
+
+    def close(self) -> None:
+        """Ends the server and its thread; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._server is not None:
+            self._run(self._server.host.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE_S)
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    async def _begin(self) -> str:
+        self._server = FakeServer(self.config)
+        return await self._server.host.start()
+
+    def _running(self) -> FakeServer:
+        if self._server is None or self._closed:
+            raise EngineError("the fake server is not running: use it in a `with` block, or call start()")
+        return self._server
+
+    def _run(self, work: Awaitable[Any]) -> Any:
+        async def run() -> Any:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE_S)

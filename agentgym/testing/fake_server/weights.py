@@ -1,0 +1,165 @@
+"""The weights of a fake server: bytes that are kept, checksums as the real server computes them, updates counted."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentgym.errors import ConfigError
+from agentgym.testing.fake_server.tensors import RawTensor, read_pickled, read_safetensors
+
+__all__ = ["FakeWeights", "UpdateRefused"]
+
+FUSED = {
+    "q_proj": ("qkv_proj", 0),
+    "k_proj": ("qkv_proj", 1),
+    "v_proj": ("qkv_proj", 2),
+    "gate_proj": ("gate_up_proj", 0),
+    "up_proj": ("gate_up_proj", 1),
+}
+"""A published parameter's part, the server's parameter that it becomes part of, and its place in there."""
+OUTSIDE_UPDATE = "must run between begin_weight_update() and end_weight_update()"
+
+
+class UpdateRefused(Exception):
+    """An update that the real server would answer with `success: false`."""
+
+
+class FakeWeights:
+    """Parameters by the names of the server. Keeps every byte, so it takes as much memory as the model.
+
+    Tensors that are sent take the dtype of the parameter. As on the real server, a name that the model does not have
+    is passed over without a word, and so is the output head of a model that ties it to its embeddings.
+    """
+
+    def __init__(self, folder: Path, *, tied: bool = False) -> None:
+        self.folder = folder
+        self.tied = tied
+        self.is_open = False
+        """Whether an update has begun."""
+        self.adapters: dict[str, str] = {}
+        """LoRA adapters: name to where they came from."""
+        self.digests: list[str] = []
+        """SHA-256 of each payload that was taken, hex, in order."""
+        self.num_tensors = 0
+        """Tensors that were taken, over all updates."""
+        self._files = sorted(folder.glob("*.safetensors"))
+        self._parts: dict[str, dict[int, RawTensor]] | None = None
+        self._hashes: dict[str, str] = {}
+
+    def begin(self) -> None:
+        """Opens an update; raises UpdateRefused where one is open."""
+        if self.is_open:
+            raise UpdateRefused("a weight-update session is already open; call end_weight_update() first")
+        self.is_open = True
+
+    def end(self) -> None:
+        """Closes the update; raises UpdateRefused where none is open."""
+        if not self.is_open:
+            raise UpdateRefused("no weight-update session is open; call begin_weight_update() first")
+        self.is_open = False
+
+    def take(self, serialized: Sequence[str], load_format: str | None) -> None:
+        """Loads the tensors of `/update_weights_from_tensor`; raises UpdateRefused for what cannot be loaded."""
+        if not self.is_open:
+            raise UpdateRefused(f"update_weights_from_tensor {OUTSIDE_UPDATE}")
+        if load_format not in (None, "direct"):
+            raise UpdateRefused(f"the fake server reads no load_format {load_format!r}: leave it out")
+        if not serialized:
+            raise UpdateRefused("serialized_named_tensors is empty")
+        self.load(self.named_tensors(serialized[0]))
+
+    def named_tensors(self, serialized: str) -> list[tuple[str, RawTensor]]:
+        """The tensors of one payload, base64 of a pickled list of (name, tensor); raises UpdateRefused."""
+        try:
+            payload = base64.b64decode(serialized, validate=True)
+            pairs = [(str(name), tensor) for name, tensor in _pairs(read_pickled(payload))]
+        except (binascii.Error, ConfigError, TypeError, ValueError) as error:
+            raise UpdateRefused(f"the tensors cannot be read: {error}") from error
+        self.digests.append(hashlib.sha256(payload).hexdigest())
+        return pairs
+
+    def load(self, tensors: Iterable[tuple[str, RawTensor]]) -> None:
+        """Puts tensors, named as in a model folder, in their places; raises UpdateRefused for a wrong shape."""
+        parts = self._loaded()
+        for name, tensor in tensors:
+            target, place = self._place(name)
+            known = parts.get(target, {}).get(place)
+            if known is None and self._files:
+                continue
+            if known is not None and known.shape != tensor.shape:
+                raise UpdateRefused(f"{name} has the shape {known.shape}, got {tensor.shape}")
+            parts.setdefault(target, {})[place] = tensor if known is None else tensor.to(known.dtype)
+            self._hashes.pop(target, None)
+            self.num_tensors += 1
+
+    def load_folder(self, folder: Path) -> None:
+        """Loads a model folder's safetensors; raises UpdateRefused where there are none."""
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise UpdateRefused(f"Failed to update weights: no safetensors in {str(folder)!r}")
+        for file in files:
+            self.load(read_safetensors(file))
+
+    def checksums(self, skip: Sequence[str] = ()) -> dict[str, str]:
+        """Parameter to the first 16 hex digits of the SHA-256 over its bytes, as a real server on CPU has them."""
+        parts = self._loaded()
+        for name, pieces in parts.items():
+            if name not in self._hashes:
+                hasher = hashlib.sha256()
+                for place in sorted(pieces):
+                    hasher.update(pieces[place].data)
+                self._hashes[name] = hasher.hexdigest()[:16]
+        return {name: self._hashes[name] for name in parts if not any(part in name for part in skip)}
+
+    def values(self, name: str, count: int) -> list[list[float]] | list[float] | None:
+        """The first `count` rows (or values) of a parameter by its published name; None for one that is not there."""
+        target, place = self._place(name)
+        tensor = self._loaded().get(target, {}).get(place)
+        if tensor is None:
+            return None
+        width = tensor.shape[-1] if len(tensor.shape) > 1 else 0
+        flat = [float(value) for value in tensor.floats()[: count * max(width, 1)]]
+        return [flat[start : start + width] for start in range(0, len(flat), width)] if width else flat
+
+    def _loaded(self) -> dict[str, dict[int, RawTensor]]:
+        if self._parts is None:
+            self._parts = {}
+            for file in self._files:
+                for name, tensor in read_safetensors(file):
+                    target, place = self._place(name)
+                    if not (self.tied and target == "lm_head.weight"):
+                        self._parts.setdefault(target, {})[place] = tensor
+        return self._parts
+
+    @staticmethod
+    def _place(name: str) -> tuple[str, int]:
+        """The server's parameter for a published one, and the place in it."""
+        words = name.split(".")
+        for index, word in enumerate(words):
+            if word in FUSED:
+                words[index], place = FUSED[word]
+                return ".".join(words), place
+        return name, 0
+
+
+def overall(checksums: Mapping[str, str]) -> tuple[str, str]:
+    """`per_gpu_checksum` and `per_engine_checksum` of a server with one rank."""
+    hasher = hashlib.sha256()
+    for name in sorted(checksums):
+        hasher.update(name.encode())
+        hasher.update(checksums[name].encode())
+    per_gpu = hasher.hexdigest()
+    return per_gpu, hashlib.sha256(per_gpu.encode()).hexdigest()
+
+
+def _pairs(value: Any) -> list[tuple[Any, RawTensor]]:
+    pairs = list(value.items()) if isinstance(value, Mapping) else list(value)
+    for _, tensor in pairs:
+        if not isinstance(tensor, RawTensor):
+            raise ValueError(f"a tensor was wanted, got a {type(tensor).__name__}")
+    return pairs

@@ -1,0 +1,139 @@
+"""Episodes that take time and cost none: what is left is the code that schedules them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+
+from agentgym.engines.protocol import Completion, Sampling, WeightSync
+from agentgym.envs.base.text_env import Info, StepResult, TextEnv
+from agentgym.model.published_weights import Weights
+from agentgym.rollout.episode.episode import Draft, Ending, Episode
+from agentgym.rollout.episode.episode_loop import EpisodeLoop
+from agentgym.rollout.hosting.hosted_env import HostedEnv
+from agentgym.rollout.limits import Limits
+from agentgym.rollout.sampling.sampler import Sampler, SamplerConfig
+from agentgym.trajectory import Status, StopReason
+from agentgym.types import Message, Task
+
+__all__ = ["ENV_ID", "LogNormalSeconds", "SimulatedEngine", "SimulatedEnv", "SimulatedLoop", "simulated_sampler"]
+
+WINDOW = 1 << 20
+ENV_ID = "Simulated-v0"
+
+
+class LogNormalSeconds:
+    """Seconds of a reply by its seed: `LogNormalSeconds(median_s=1.0, sigma=1.0)`."""
+
+    def __init__(self, median_s: float, sigma: float) -> None:
+        self.median_s = median_s
+        self.sigma = sigma
+
+    def __call__(self, seed: int) -> float:
+        return self.median_s * random.Random(seed).lognormvariate(0.0, self.sigma)
+
+
+async def simulated_sampler(
+    seconds: Callable[[int], float],
+    *,
+    make: Callable[[Task], SimulatedEnv],
+    concurrency: int,
+    deadline_s: float = 1e9,
+) -> tuple[Sampler, SimulatedEngine]:
+    """A sampler of simulated episodes and its engine; it has played one, as the first environment of a name is made on
+    a thread, for which a virtual clock does not wait."""
+    engine = SimulatedEngine(seconds)
+    loop = SimulatedLoop(engine, Limits(max_turns=16, deadline_s=deadline_s))
+    sampler = Sampler(loop, make, SamplerConfig(concurrency=concurrency))
+    await sampler.play(Episode(Task(ENV_ID, 0), "warm-up", phase="warm-up"))
+    return sampler, engine
+
+
+class SimulatedEngine:
+    """An Engine whose replies are two ids, the first sampled when it is asked and the second when it answers."""
+
+    vocab_size = 8
+    context_window = WINDOW
+
+    def __init__(self, seconds: Callable[[int], float]) -> None:
+        self._seconds = seconds
+        self._running = asyncio.Event()
+        self._running.set()
+        self.version = 0
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
+        """Takes the seconds of the sampling's seed, and those of a pause."""
+        first = self.version
+        await asyncio.sleep(self._seconds(sampling.seed))
+        await self._running.wait()
+        return Completion((5, 2), (-0.5, -0.5), (first, self.version), "stop")
+
+    async def update_weights(self, weights: Weights, version: int) -> WeightSync:
+        """Ids from now on bear the version."""
+        self.version = version
+        return WeightSync(version=version)
+
+    async def pause(self) -> None:
+        """Lets no reply end."""
+        self._running.clear()
+
+    async def resume(self) -> None:
+        """Lets them end."""
+        self._running.set()
+
+    async def abort(self, session: str) -> None:
+        """Holds nothing for a session."""
+
+    async def close(self) -> None:
+        """Has nothing to release."""
+
+
+class SimulatedEnv(TextEnv):
+    """Succeeds after `num_turns` turns."""
+
+    runs_inline = True
+
+    def __init__(self, num_turns: int = 1, render_mode: str | None = None) -> None:
+        super().__init__(render_mode)
+        self._num_turns = num_turns
+
+    def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[str, Info]:
+        """Says something."""
+        self._left = self._num_turns
+        return "begin", {}
+
+    def step(self, action: str) -> StepResult:
+        """Counts down."""
+        self._left -= 1
+        return "go on", float(self._left == 0), self._left == 0, False, {}
+
+
+class SimulatedLoop(EpisodeLoop):
+    """Plays episodes with the bookkeeping of real ones and without rendering or parsing anything."""
+
+    def __init__(self, engine: SimulatedEngine, limits: Limits) -> None:
+        super().__init__(limits)
+        self.engine = engine
+
+    async def _converse(self, env: HostedEnv, draft: Draft) -> Ending:
+        await self._reset(env, draft)
+        draft.begin_row((1, 3))
+        message = Message("assistant", "on")
+        for turn in range(self.limits.max_turns):
+            sampling = Sampling(max_tokens=2, seed=draft.episode.seed(turn))
+            completion = await self.engine.generate(draft.ids, sampling, session=draft.episode.session)
+            await self.turnstile.passed()
+            draft.add_reply(completion, message, 0.0)
+            ending = self._ending(await self._act(env, draft, message), draft)
+            if ending is not None:
+                return ending
+            draft.add_answer((4,))
+        return Ending(Status.TRUNCATED, StopReason.MAX_TURNS)
+
+    async def _end_session(self, session: str) -> None:
+        await self.engine.abort(session)
+
+    async def close(self) -> None:
+        """Closes the engine."""
+        await self.engine.close()

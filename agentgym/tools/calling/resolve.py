@@ -1,0 +1,41 @@
+"""Finds a tool by what a user writes: a registered name, `package.module:function`, or `path/to/file.py:function`."""
+
+from __future__ import annotations
+
+from agentgym.errors import UnknownName
+from agentgym.loading import Wanted, is_place, load_named
+from agentgym.tools.calling.definition import MARK, TOOLS, Tool, ToolFunction, as_tool
+
+__all__ = ["find_tool", "resolve_tool"]
+
+WANTED = Wanted(
+    noun="tool",
+    example="function",
+    hint="`agentgym new tool NAME` writes a tool to start from.",
+    fits=lambda value: callable(value) or isinstance(value, Tool),
+)
+
+
+def resolve_tool(name: str) -> Tool:
+    """The tool of that name or place.
+
+    Raises UnknownName where there is none, ToolSchemaError for what no schema follows from, and UserCodeFault where
+    the module raises as it is loaded.
+    """
+    if not is_place(name):
+        return TOOLS[name]
+    found: ToolFunction = load_named(name, WANTED)  # type: ignore[assignment]  # as_tool says what is wrong
+    return as_tool(found)
+
+
+def find_tool(name: str) -> Tool | None:
+    """The tool of that name or place, or None where there is none or something else, such as an environment."""
+    if name in TOOLS:
+        return TOOLS[name]
+    if ":" not in name:
+        return None
+    try:
+        found = load_named(name, WANTED)
+    except UnknownName:
+        return None
+    return as_tool(found) if isinstance(found, Tool) or isinstance(getattr(found, MARK, None), Tool) else None  # type: ignore[arg-type]

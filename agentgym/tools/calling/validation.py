@@ -1,0 +1,175 @@
+"""Checks a call's arguments against a JSON Schema (Draft 2020-12), with messages that a model can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jsonschema
+from jsonschema.exceptions import ValidationError, relevance
+
+from agentgym.errors import ToolSchemaError, nearest
+from agentgym.tools.calling.fast_check import fast_check
+
+__all__ = ["ArgumentCheck"]
+
+MAX_MESSAGES = 3
+MAX_MESSAGE_CHARS = 300
+
+
+class ArgumentCheck:
+    """The compiled check of one schema: `check(arguments)` gives None, or what is wrong as one sentence or more.
+
+    >>> check = ArgumentCheck({"type": "object", "properties": {"way": {"enum": ["north", "south"]}}})
+    >>> check({"way": "up"})
+    "argument 'way': 'up' is not one of ['north', 'south']"
+    """
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        _refuse_bad_schema(schema)
+        self._validator = jsonschema.Draft202012Validator(dict(schema))
+        self._surely_valid: Callable[[Any], bool] | None = fast_check(schema)
+
+    def __call__(self, arguments: Mapping[str, Any]) -> str | None:
+        try:
+            if self._surely_valid is not None and self._surely_valid(arguments):
+                return None
+            errors = sorted(self._validator.iter_errors(arguments), key=lambda error: [str(p) for p in error.path])
+            if not errors:
+                return None
+            return "; ".join(dict.fromkeys(self._sentence(error) for error in errors[:MAX_MESSAGES]))
+        except RecursionError:
+            return "the arguments are nested too deeply"
+
+    def _sentence(self, error: ValidationError) -> str:
+        error = _most_telling(error)
+        where = _place(error)
+        writers: dict[str, Callable[[ValidationError], str]] = {
+            "required": _missing,
+            "additionalProperties": _unknown,
+            "type": _wrong_type,
+            "anyOf": _no_option,
+            "oneOf": _no_option,
+        }
+        text = writers.get(str(error.validator), _plain)(error)
+        return _cut(f"{where}: {text}" if where else text)
+
+
+def _missing(error: ValidationError) -> str:
+    wanted: Any = error.validator_value
+    given: Any = error.instance
+    names = [repr(name) for name in wanted if name not in given]
+    return f"missing {_noun(error)}{'s' if len(names) > 1 else ''} {', '.join(names)}"
+
+
+def _unknown(error: ValidationError) -> str:
+    if error.validator_value is not False or not isinstance(error.schema, Mapping):
+        return _plain(error)
+    given: Any = error.instance
+    known = list(error.schema.get("properties", ()))
+    names = [str(name)[:80] for name in given if name not in known]
+    noun = _noun(error)
+    listed = f"; known: {', '.join(known)}" if known else f"; this takes no {noun}s"
+    hint = nearest(names[0], known) or listed if names else listed
+    return f"unknown {noun} {', '.join(repr(name) for name in names[:5])}{hint}"
+
+
+def _noun(error: ValidationError) -> str:
+    return "field" if error.path else "argument"
+
+
+def _most_telling(error: ValidationError) -> ValidationError:
+    """Of an `anyOf` that failed, the option that came nearest, when it failed deeper than at the top."""
+    while error.context:
+        deeper = [child for child in error.context if len(child.path) > 0]
+        if not deeper:
+            return error
+        error = max(deeper, key=relevance)
+    return error
+
+
+def _place(error: ValidationError) -> str:
+    path = list(error.absolute_path)
+    if not path:
+        return ""
+    text = str(path[0])
+    for part in path[1:]:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return f"argument {text!r}"
+
+
+def _plain(error: ValidationError) -> str:
+    return _shortened(error)
+
+
+def _wrong_type(error: ValidationError) -> str:
+    wanted = error.validator_value
+    text = _shortened(error)
+    if isinstance(error.instance, str) and wanted in ("integer", "number", "boolean", "array", "object"):
+        return f"{text} (write it without quotes)"
+    return text
+
+
+def _no_option(error: ValidationError) -> str:
+    options: Any = error.validator_value
+    wanted = []
+    for option in options:
+        if isinstance(option, Mapping):
+            wanted.append(str(option["enum"]) if "enum" in option else str(option.get("type", "another form")))
+    return f"{_shown(error.instance)} is not {' or '.join(wanted) or 'any of the accepted forms'}"
+
+
+def _shortened(error: ValidationError) -> str:
+    whole = repr(error.instance)
+    return str(error.message).replace(whole, _shown(error.instance), 1) if len(whole) > 80 else str(error.message)
+
+
+def _shown(instance: object) -> str:
+    text = repr(instance)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 3] + "..."
+
+
+def _refuse_bad_schema(schema: Mapping[str, Any]) -> None:
+    if schema.get("type") != "object":
+        raise ToolSchemaError(
+            f"a tool's parameters are a JSON Schema of type 'object', got type {schema.get('type')!r}; "
+            'write {"type": "object", "properties": {...}}'
+        )
+    try:
+        jsonschema.Draft202012Validator.check_schema(dict(schema))
+    except jsonschema.SchemaError as error:
+        raise ToolSchemaError(f"not a JSON Schema of Draft 2020-12 at {error.json_path}: {error.message}") from None
+    for reference in _references(schema):
+        if not _resolves(schema, reference):
+            raise ToolSchemaError(f"$ref {reference!r} does not lead anywhere inside the schema; use '#/$defs/...'")
+
+
+def _references(node: object) -> Iterator[str]:
+    """Every `$ref` anywhere in a schema."""
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            if key == "$ref" and isinstance(value, str):
+                yield value
+            elif key not in ("enum", "const", "default", "examples"):
+                yield from _references(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _references(value)
+
+
+def _resolves(schema: Mapping[str, Any], reference: str) -> bool:
+    if not reference.startswith("#"):
+        return False
+    if reference[1:2] not in ("", "/"):
+        return True  # an $anchor; the validator finds it
+    node: object = schema
+    for part in reference[2:].split("/") if len(reference) > 2 else []:
+        part = part.replace("~1", "/").replace("~0", "~")
+        if not isinstance(node, Mapping) or part not in node:
+            return False
+        node = node[part]
+    return True

@@ -1,0 +1,144 @@
+"""Threads that user code runs on: one that keeps an owner's calls together, and a loop for callers without one."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import queue
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
+from typing import Any, TypeAlias, TypeVar
+
+from agentgym.tools.calling.background_loop import BackgroundLoop
+
+__all__ = ["AROUND_CALLS", "Worker", "run_sync"]
+
+T = TypeVar("T")
+Around: TypeAlias = Callable[[], AbstractContextManager[None]]
+Job = tuple[Callable[[], Any], "concurrent.futures.Future[Any]", Around]
+AROUND_CALLS: ContextVar[Around] = ContextVar("AROUND_CALLS", default=nullcontext)
+"""Makes what a call runs within on a worker's thread; read where the call is submitted."""
+
+
+class Worker:
+    """One daemon thread, started at the first call, that runs calls one after the other: always the same thread.
+
+    A call that never returns cannot be stopped; `abandon` leaves its thread behind and the next call starts another.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: queue.SimpleQueue[Job | None] | None = None
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self.num_abandoned = 0
+
+    def submit(self, fn: Callable[[], T]) -> concurrent.futures.Future[T]:
+        """Runs `fn` after the calls before it."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        with self._lock:
+            if self._jobs is None:
+                self._jobs = queue.SimpleQueue()
+                self._thread = threading.Thread(target=_serve, args=(self._jobs,), name=self._name, daemon=True)
+                self._thread.start()
+            self._jobs.put((fn, future, AROUND_CALLS.get()))
+        return future
+
+    async def run(self, fn: Callable[[], T]) -> T:
+        """`submit`, awaited; when the wait is cancelled while `fn` runs, its thread is abandoned."""
+        future = self.submit(fn)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if future.running() or not future.cancelled():
+                self.abandon()
+            raise
+
+    def run_sync(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """`run_sync`; on this worker's own thread its calls go on meanwhile, so the coroutine may wait for them."""
+        jobs = self._jobs
+        if threading.current_thread() is not self._thread or jobs is None:
+            return run_sync(coroutine)
+        awaited = _background.submit(coroutine)
+        awaited.add_done_callback(lambda _: jobs.put((_nothing, concurrent.futures.Future(), nullcontext)))
+        while not awaited.done():
+            job = jobs.get()
+            if job is None:  # abandoned: the thread ends after the call that waits here
+                jobs.put(None)
+                break
+            _run(*job)
+        return awaited.result()
+
+    async def run_within(self, fn: Callable[[], object], timeout_s: float) -> None:
+        """`run`, waited for `timeout_s` at most; a thread that has not come to its end by then is abandoned."""
+        future = asyncio.wrap_future(self.submit(fn))
+        done, _ = await asyncio.wait({future}, timeout=timeout_s)
+        if done:
+            future.result()
+        else:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Leaves the thread with what it is doing; it ends as soon as that does."""
+        with self._lock:
+            if self._jobs is not None:
+                self.num_abandoned += 1
+                self._jobs.put(None)
+                self._jobs = None
+
+    def stop(self) -> None:
+        """Ends the thread after the calls already submitted; a later call starts a new one."""
+        with self._lock:
+            if self._jobs is not None:
+                self._jobs.put(None)
+                self._jobs = None
+
+    def __reduce__(self) -> tuple[object, ...]:  # a copy starts a thread of its own
+        return (Worker, (self._name,))
+
+
+def _serve(jobs: queue.SimpleQueue[Job | None]) -> None:
+    while (job := jobs.get()) is not None:
+        _run(*job)
+        del job
+
+
+def _run(fn: Callable[[], Any], future: concurrent.futures.Future[Any], around: Around) -> None:
+    if future.set_running_or_notify_cancel():
+        with around():
+            _resolve(fn, future)
+
+
+def _nothing() -> None:
+    """A call that wakes a worker."""
+
+
+def _resolve(fn: Callable[[], Any], future: concurrent.futures.Future[Any]) -> None:
+    try:
+        result = fn()
+    except BaseException as error:  # noqa: BLE001  # handed to the waiter, as a thread pool does
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+_background = BackgroundLoop("agentgym-loop")
+
+
+def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The coroutine's result, for a caller that is not async, whether or not a loop runs on its thread.
+
+    It runs on one background loop, always the same, so that what is tied to a loop stays valid between calls.
+    """
+    if _background.is_current:  # called by a coroutine of that loop: it cannot wait for itself
+        box: concurrent.futures.Future[T] = concurrent.futures.Future()
+        threading.Thread(target=lambda: _resolve(lambda: asyncio.run(coroutine), box), daemon=True).start()
+        return box.result()
+    future = _background.submit(coroutine)
+    try:
+        return future.result()
+    except KeyboardInterrupt:
+        future.cancel()
+        raise

@@ -1,0 +1,109 @@
+"""Every algorithm by kind and name, with what it takes and where it comes from: read off the functions themselves."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from agentgym.settings import settings_of
+from agentgym.trainers.algorithms.advantages import ADVANTAGES
+from agentgym.trainers.algorithms.aggregation import AGGREGATIONS
+from agentgym.trainers.algorithms.corrections import CORRECTION_INPUTS, CORRECTIONS
+from agentgym.trainers.algorithms.kl import KL_PENALTIES
+from agentgym.trainers.algorithms.losses import LOSSES
+from agentgym.trainers.algorithms.presets import PRESETS
+
+__all__ = ["TABLES", "Algorithm", "Table", "algorithms_markdown", "all_algorithms"]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One kind of algorithm: `Table("advantage", "ADVANTAGES", ADVANTAGES, "--algo NAME")`."""
+
+    kind: str
+    variable: str
+    """Its name in `agentgym.trainers`."""
+    entries: Mapping[str, Callable[..., object]]
+    option: str
+    """What takes its names on the command line of `train`."""
+
+
+TABLES = (
+    Table(
+        "advantage",
+        "ADVANTAGES",
+        ADVANTAGES,
+        "--algo NAME or --advantage.name NAME, with --advantage.settings SETTING=VALUE",
+    ),
+    Table("loss", "LOSSES", LOSSES, "--learner.loss NAME, with --learner.loss-settings SETTING=VALUE"),
+    Table("kl", "KL_PENALTIES", KL_PENALTIES, "--learner.kl.penalty NAME, with --learner.kl.coefficient"),
+    Table("aggregation", "AGGREGATIONS", AGGREGATIONS, "--aggregation NAME"),
+    Table("correction", "CORRECTIONS", CORRECTIONS, "--learner.correction NAME, with --learner.correction-settings"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """One function of a table, as its docstring and signature tell it."""
+
+    kind: str
+    name: str
+    summary: str
+    """The first paragraph of its docstring, on one line."""
+    details: str
+    """The other paragraphs: source, equation, differences."""
+    inputs: tuple[str, ...]
+    """The tensors that it takes."""
+    settings: Mapping[str, object]
+    """By name, with the defaults."""
+
+
+def all_algorithms() -> list[Algorithm]:
+    """Every preset and every entry of every table, those that a user added included."""
+    presets = [
+        Algorithm(kind="preset", name=name, summary=one.summary, details="", inputs=(), settings=one.told())
+        for name, one in PRESETS.items()
+    ]
+    return presets + [_read(table, name, function) for table in TABLES for name, function in table.entries.items()]
+
+
+def algorithms_markdown() -> str:
+    """The page `docs/algorithms.md`."""
+    lines = [
+        "# Algorithms",
+        "",
+        "Pure functions by name, read off their signatures and docstrings by `agentgym algorithms list --markdown`.",
+        "`agentgym.trainers` has the tables; `ADVANTAGES.register(name)` and its like add a function of yours, and",
+        "every option takes one by its place too, `path/to/file.py:name` ([how](write_your_own.md)).",
+    ]
+    found = all_algorithms()
+    lines += ["", "## Presets", "", "`train` takes them as `--algo NAME`; what is set beside it wins.", ""]
+    for preset in (one for one in found if one.kind == "preset"):
+        lines.append(f"- **{preset.name}**: {preset.summary} {_settings(preset)}")
+    for table in TABLES:
+        lines += ["", f"## `{table.variable}`", "", f"`train` takes it as `{table.option}`."]
+        for one in (one for one in found if one.kind == table.kind):
+            lines += ["", f"### {one.name}", "", one.summary, ""]
+            lines += [*([one.details, ""] if one.details else []), f"Takes: {', '.join(one.inputs)}. {_settings(one)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _settings(one: Algorithm) -> str:
+    given = [f"`{name}={default!r}`" for name, default in one.settings.items()]
+    return f"Settings: {', '.join(given)}." if given else "No settings."
+
+
+def _read(table: Table, name: str, function: Callable[..., object]) -> Algorithm:
+    settings = settings_of(function, CORRECTION_INPUTS)
+    parameters = inspect.signature(function).parameters.values()
+    inputs = [one for one in parameters if one.name not in settings]
+    summary, _, details = (inspect.getdoc(function) or "").partition("\n\n")
+    return Algorithm(
+        kind=table.kind,
+        name=name,
+        summary=" ".join(summary.split()),
+        details=details,
+        inputs=tuple(one.name for one in inputs),
+        settings=settings,
+    )

@@ -1,0 +1,247 @@
+"""What every policy loss takes and gives, the table of all of them, and the numbers that tell how far a policy moved.
+
+The contract of an entry of `LOSSES`: `name(logp, old_logp, advantages, mask, *, sequences=None, <settings>)`.
+
+`logp`, `old_logp`: the sampled tokens' logprobs (natural logarithm) under the trained policy and under the one that the
+ratio is taken against. `advantages`: one number per token. `mask`: bool, True where a token is trained. All have one
+shape, packed `[N]` or padded `[B, T]`. `sequences`: int64, the number of every token's trajectory, for losses with a
+ratio per sequence; `[B, T]` has its rows as a default. The result is a loss per token, which an aggregation weighs and
+sums. `logp` alone carries gradient; outside of `mask` loss and gradient are exactly 0 whatever the numbers there are,
+NaN included. Settings are keywords with the published defaults, and raise ConfigError where they cannot work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from agentgym.errors import ConfigError, InvalidTrajectory
+from agentgym.registry import Registry
+from agentgym.settings import Contract, calling, with_settings
+from agentgym.trainers.algorithms.kl import MAX_LOG_RATIO, k3
+
+__all__ = [
+    "LOSSES",
+    "LossStats",
+    "PolicyLoss",
+    "PolicyLossFn",
+    "Tokens",
+    "check_shapes",
+    "is_elementwise",
+    "is_silent_at_zero",
+    "loss_stats",
+    "loss_with",
+    "require",
+    "traits",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class LossStats:
+    """Sums over trained tokens, so that micro-batches and ranks add up: `total = first + second`.
+
+    The fields are scalar tensors on the loss's device (reading a property waits for it); the properties are means,
+    0 when there was no token.
+    """
+
+    num_tokens: Tensor
+    clipped: Tensor
+    dual_clipped: Tensor
+    ratio_sum: Tensor
+    ratio_max: Tensor
+    kl_sum: Tensor
+
+    def __add__(self, other: LossStats) -> LossStats:
+        return LossStats(
+            num_tokens=self.num_tokens + other.num_tokens,
+            clipped=self.clipped + other.clipped,
+            dual_clipped=self.dual_clipped + other.dual_clipped,
+            ratio_sum=self.ratio_sum + other.ratio_sum,
+            ratio_max=torch.maximum(self.ratio_max, other.ratio_max),
+            kl_sum=self.kl_sum + other.kl_sum,
+        )
+
+    @property
+    def nothing(self) -> LossStats:
+        """The statistics of no token, on the same device."""
+        return LossStats(**{one.name: torch.zeros_like(getattr(self, one.name)) for one in fields(self)})
+
+    @property
+    def clip_fraction(self) -> float:
+        """Share of trained tokens whose gradient or weight a bound has cut."""
+        return self._mean(self.clipped)
+
+    @property
+    def dual_clip_fraction(self) -> float:
+        """Share of trained tokens without gradient because of the dual clip."""
+        return self._mean(self.dual_clipped)
+
+    @property
+    def ratio_mean(self) -> float:
+        """Mean importance ratio of a token; 1 to rounding on the first minibatch that this policy sampled."""
+        return self._mean(self.ratio_sum)
+
+    @property
+    def approx_kl(self) -> float:
+        """KL(old policy || policy) in nats a token, by the `k3` estimate; never negative."""
+        return self._mean(self.kl_sum)
+
+    def _mean(self, total: Tensor) -> float:
+        return float(total / self.num_tokens.clamp(min=1))
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyLoss:
+    """A loss per token, to be weighted and summed, with its statistics (which carry no gradient)."""
+
+    loss: Tensor
+    """Of the shape and type of `logp`; 0 outside of the mask."""
+    stats: LossStats
+
+
+PolicyLossFn: TypeAlias = Callable[..., PolicyLoss]
+"""`(logp, old_logp, advantages, mask, *, sequences=None, <settings>) -> PolicyLoss`, see the module."""
+
+LOSSES: Registry[PolicyLossFn] = Registry(
+    "policy loss",
+    "`agentgym algorithms list` shows all, `agentgym new algorithm NAME --kind loss` writes one to start from.",
+    check=Contract("policy loss", ("logp", "old_logp", "advantages", "mask"), keywords=("sequences",)).check,
+)
+"""Every policy loss by name; `LOSSES.register(name)` adds one, and `path/to/file.py:name` is one of a file."""
+
+F = TypeVar("F", bound=PolicyLossFn)
+
+
+def traits(*, elementwise: bool = False, silent_at_zero: bool = False) -> Callable[[F], F]:
+    """Says of a loss what may be relied on; without a word, nothing is, which is always right and costs more.
+
+    `elementwise`: a token's loss depends on that token alone, so a step may be cut into micro-batches as it is; any
+    other loss is computed over the whole step first. `silent_at_zero`: a trajectory whose advantages are all 0 has no
+    gradient and changes no other's, so it may be left out of the step.
+    """
+
+    def mark(loss: F) -> F:
+        vars(loss).update(elementwise=elementwise, silent_at_zero=silent_at_zero)
+        return loss
+
+    return mark
+
+
+def is_elementwise(loss: PolicyLossFn) -> bool:
+    """Whether a token's loss depends on that token alone (see `traits`)."""
+    return bool(getattr(loss, "elementwise", False))
+
+
+def is_silent_at_zero(loss: PolicyLossFn) -> bool:
+    """Whether a trajectory whose advantages are all 0 plays no role (see `traits`)."""
+    return bool(getattr(loss, "silent_at_zero", False))
+
+
+def loss_with(name: str, settings: Mapping[str, object]) -> PolicyLossFn:
+    """The loss with its settings, tried on a few tokens; whatever it is, its inputs and what it gives are checked.
+
+    Raises UnknownName for a loss that does not exist, ConfigError for one that gives something else than its tokens'
+    losses, or for a setting that it does not have, of another type than the setting's, or out of its bounds.
+    """
+    function = LOSSES[name]
+    bound = with_settings(name, function, settings, ("sequences",))
+
+    def checked(
+        logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor, *, sequences: Tensor | None = None
+    ) -> PolicyLoss:
+        check_shapes(mask, logp=logp, old_logp=old_logp, advantages=advantages)
+        with calling(f"the policy loss {name!r}", function):
+            found = bound(logp, old_logp, advantages, mask, sequences=sequences)
+        _check_result(name, found, logp)
+        return found
+
+    with torch.enable_grad():
+        logp, gain = torch.full((4,), -1.0, requires_grad=True), torch.tensor([1.0, -1.0, 0.5, -0.5])
+        sequences = torch.tensor([0, 0, 1, 1])
+        found = checked(logp, logp.detach(), gain, torch.ones(4, dtype=torch.bool), sequences=sequences)
+    if not found.loss.requires_grad:
+        raise ConfigError(f"policy loss {name!r} gives a loss without gradient: it must follow from logp, undetached")
+    return checked
+
+
+def _check_result(name: str, found: object, logp: Tensor) -> None:
+    """Raises ConfigError for what is no PolicyLoss with one number for each token."""
+    if not isinstance(found, PolicyLoss):
+        raise ConfigError(
+            f"policy loss {name!r} gives a {type(found).__name__}, and PolicyLoss(loss, loss_stats(tokens)) was wanted"
+        )
+    if found.loss.shape != logp.shape:
+        raise ConfigError(
+            f"policy loss {name!r} gives a loss of shape {tuple(found.loss.shape)}, and one number for each token, "
+            f"{tuple(logp.shape)}, was wanted: an aggregation sums them"
+        )
+
+
+def require(holds: bool, setting: str, value: object, wanted: str) -> None:
+    """Raises ConfigError unless `holds`: `<setting> is <value>; it must <wanted>`."""
+    if not holds:
+        raise ConfigError(f"{setting} is {value}; it must {wanted}")
+
+
+def check_shapes(mask: Tensor, **tensors: Tensor) -> None:
+    """Raises InvalidTrajectory for tensors that are not of the mask's shape, or a mask that is not bool."""
+    shapes = [tuple(one.shape) for one in (*tensors.values(), mask)]
+    if len(set(shapes)) > 1 or mask.dtype != torch.bool:
+        raise InvalidTrajectory(
+            f"{', '.join(tensors)} and mask have one shape, and the mask is bool (`mask.bool()` of 0 and 1); got "
+            f"{', '.join(map(str, shapes))} and {mask.dtype}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """The inputs of a loss, with 0 for everything outside of the mask, so that nothing there reaches a result."""
+
+    logp: Tensor
+    """With gradient, as are the three below that follow from it."""
+    difference: Tensor
+    """`logp - old_logp`, of any size."""
+    log_ratio: Tensor
+    """The same, clamped to `MAX_LOG_RATIO` either way."""
+    ratio: Tensor
+    """`exp(log_ratio)`; 1 outside of the mask."""
+    old_logp: Tensor
+    gain: Tensor
+    """The advantages."""
+    mask: Tensor
+
+    @classmethod
+    def of(cls, logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor) -> Tokens:
+        """Raises InvalidTrajectory for tensors that are not of one shape, or a mask that is not bool."""
+        check_shapes(mask, logp=logp, old_logp=old_logp, advantages=advantages)
+        old, gain = old_logp.detach(), advantages.detach()
+        difference = torch.where(mask, (logp - old).to(logp.dtype), 0.0)
+        log_ratio = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        return cls(
+            logp=torch.where(mask, logp, 0.0),
+            difference=difference,
+            log_ratio=log_ratio,
+            ratio=log_ratio.exp(),
+            old_logp=torch.where(mask, old.to(logp.dtype), 0.0),
+            gain=torch.where(mask, gain.to(logp.dtype), 0.0),
+            mask=mask,
+        )
+
+
+@torch.no_grad()
+def loss_stats(tokens: Tokens, clipped: Tensor | None = None, dual_clipped: Tensor | None = None) -> LossStats:
+    """The statistics of a loss; `clipped` and `dual_clipped` are bool per token, None for none."""
+    mask, nothing = tokens.mask, torch.zeros_like(tokens.mask)
+    kept = torch.where(mask, tokens.ratio, 0.0)
+    return LossStats(
+        num_tokens=mask.sum(),
+        clipped=(nothing if clipped is None else clipped & mask).sum(),
+        dual_clipped=(nothing if dual_clipped is None else dual_clipped & mask).sum(),
+        ratio_sum=kept.sum(),
+        ratio_max=kept.max() if kept.numel() else kept.sum(),
+        kl_sum=k3(torch.zeros_like(tokens.log_ratio), tokens.log_ratio).sum(),
+    )

@@ -1,0 +1,105 @@
+"""What an `--algo` stands for: an advantage estimator, alone or with the loss, aggregation and sampling of a paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from agentgym.errors import UnknownName, nearest
+from agentgym.loading import is_place
+from agentgym.trainers.algorithms.advantages import ADVANTAGES
+
+__all__ = ["PRESETS", "Preset", "preset_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """Settings that an algo gives where a run names none of its own."""
+
+    summary: str
+    """What it is and where it comes from."""
+    advantage: str
+    advantage_settings: Mapping[str, object] = field(default_factory=dict)
+    loss: str = "ppo_clip"
+    loss_settings: Mapping[str, object] = field(default_factory=dict)
+    aggregation: str = "token-mean"
+    filter: Literal["off", "reward", "success"] = "off"
+    """Which groups are replaced by further ones, see `PracticeConfig`."""
+
+    def told(self) -> dict[str, object]:
+        """The settings by the names that they have on the command line; those that differ from the defaults."""
+        settings: dict[str, object] = {"advantage.name": self.advantage}
+        settings |= {f"advantage.settings {name}": value for name, value in self.advantage_settings.items()}
+        if self.loss != "ppo_clip":
+            settings["learner.loss"] = self.loss
+        settings |= {f"learner.loss-settings {name}": value for name, value in self.loss_settings.items()}
+        if self.aggregation != "token-mean":
+            settings["aggregation"] = self.aggregation
+        if self.filter != "off":
+            settings["practice.filter"] = self.filter
+        return settings
+
+
+PRESETS: Mapping[str, Preset] = {
+    "ppo": Preset(
+        summary="PPO with a critic (Schulman et al. 2017): generalized advantage estimation and the clipped loss. With"
+        " gamma 1 an episode that its limit ends costs nothing, for the critic says that it would still be won.",
+        advantage="gae",
+        advantage_settings={"gamma": 0.997},
+    ),
+    "turn_ppo": Preset(
+        summary="PPO whose steps are turns (Li et al. 2025, Turn-PPO): the critic's values between the replies.",
+        advantage="turn_gae",
+    ),
+    "reinforce++": Preset(
+        summary="REINFORCE++ (Hu et al. 2025): rewards to go, whitened over the batch, with the clipped loss.",
+        advantage="reinforce_plus_plus",
+    ),
+    "dapo": Preset(
+        summary="DAPO (Yu et al. 2025): GRPO with a higher bound above, token by token, without dead groups.",
+        advantage="grpo",
+        loss_settings={"clip_high": 0.28},
+        filter="reward",
+    ),
+    "dr_grpo": Preset(
+        summary="Dr. GRPO (Liu et al. 2025): no division by the group's deviation and none by a reply's length; the"
+        " losses of an episode are summed and divided by a constant, norm_tokens.",
+        advantage="dr_grpo",
+        aggregation="seq-mean-token-sum-norm",
+    ),
+    "gspo": Preset(
+        summary="GSPO (Zheng et al. 2025): GRPO's advantages, ratios of whole trajectories, each counted once.",
+        advantage="grpo",
+        loss="gspo",
+        aggregation="seq-mean-token-mean",
+    ),
+    "cispo": Preset(
+        summary="CISPO (MiniMax 2025): GRPO's advantages; the importance weight is clipped, no gradient is cut off.",
+        advantage="grpo",
+        loss="cispo",
+    ),
+    "gmpo": Preset(
+        summary="GMPO (Zhao et al. 2025): GRPO's advantages, the geometric mean of a trajectory's ratios.",
+        advantage="grpo",
+        loss="geo_mean",
+        aggregation="seq-mean-token-mean",
+    ),
+    "sapo": Preset(
+        summary="SAPO (Qwen Team 2025): GRPO's advantages, a soft gate in the place of the clip.",
+        advantage="grpo",
+        loss="sapo",
+        aggregation="seq-mean-token-mean",
+    ),
+}
+"""By name; the name or place of any advantage estimator is an algo too, with everything else as it is by default."""
+
+
+def preset_of(algo: str) -> Preset:
+    """What an algo stands for; raises UnknownName for one that does not exist. A place is looked up when it is used."""
+    if algo in PRESETS:
+        return PRESETS[algo]
+    if algo in ADVANTAGES or is_place(algo):
+        return Preset(summary=f"The advantage estimator {algo}, with the clipped loss.", advantage=algo)
+    known = sorted({*PRESETS, *ADVANTAGES})
+    raise UnknownName(f"unknown algo {algo!r}{nearest(algo, known) or '.'} `agentgym algorithms list` shows all")

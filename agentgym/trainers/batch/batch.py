@@ -1,0 +1,363 @@
+"""Trajectories as packed, padding-free tensors; the only place in the project with a shift by one.
+
+Every tensor is aligned to its TARGET token: entry n holds the token before the target (the model's input), the target,
+and whatever belongs to the target. A row of T tokens gives T - 1 entries.
+
+Shapes: `N` packed tokens, `B` row, `T` token of one row before the shift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentgym.errors import ConfigError, InvalidTrajectory
+from agentgym.model.packed_layout import MIN_SHARED, shared_length
+from agentgym.trainers.algorithms.aggregation import RowCounts, StepTotals, turn_weights
+from agentgym.trainers.batch.credits import Advantages, GroupCredit, flat_credit
+from agentgym.trajectory import Group, Row, Trajectory
+
+__all__ = ["TrainingBatch", "build_batch", "plain_batch"]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingBatch:
+    """Rows laid end to end, `N = sum(seqlens)`; the step's loss is `sum(weight_N * loss_N)` over all of its parts.
+
+    Example: one row with prompt (1, 2), reply (3, 4), environment (5), reply (6), advantage 0.5, `token-mean`:
+
+        ids_N        1    2    3    4    5
+        target_N     2    3    4    5    6
+        position_N   0    1    2    3    4        seqlens (5,)
+        mask_N       F    T    T    F    T
+        advantage_N  0   .5   .5    0   .5
+        weight_N     0  1/3  1/3    0  1/3
+    """
+
+    ids_N: Tensor
+    """int64; the input token, the one before the target."""
+    target_N: Tensor
+    """int64; the token whose probability counts."""
+    position_N: Tensor
+    """int64; the input token's place in its row, from 0."""
+    mask_N: Tensor
+    """bool; True where the target is trained. The tensors below are 0 (the versions -1) elsewhere."""
+    sampled_logp_N: Tensor
+    """float32; the target's logprob when it was sampled, by the engine's account."""
+    old_logp_N: Tensor
+    """float32; what the loss takes its ratio against: the same, unless an off-policy correction sets it."""
+    correction_N: Tensor
+    """float32; what an off-policy correction multiplies the policy loss by: 1 without one."""
+    advantage_N: Tensor
+    """float32."""
+    return_N: Tensor
+    """float32; what a critic should say here; 0 without one."""
+    old_value_N: Tensor
+    """float32; what the critic said before the step; 0 without one."""
+    weight_N: Tensor
+    """float32; the target's share in the step's loss, see `aggregation`."""
+    policy_version_N: Tensor
+    """int64; the weights that sampled the target."""
+    reply_version_N: Tensor
+    """int64; the weights that the target's reply began with: older ones where it went on over a weight update."""
+    row_N: Tensor
+    """int64; the row's number among all rows of the step's groups, counted before any was left out."""
+    trajectory_N: Tensor
+    """int64; the trajectory's number among all trajectories of the step's groups, likewise."""
+    seqlens: tuple[int, ...]
+    """Entries per row, `[B]`, each at least 1."""
+    totals: StepTotals
+    """The denominators of the whole step; the same in every part of it."""
+
+    def __post_init__(self) -> None:
+        for name, tensor in self._tensors().items():
+            if tensor.shape != (sum(self.seqlens),):
+                raise InvalidTrajectory(f"{name} has shape {tuple(tensor.shape)}, seqlens say ({sum(self.seqlens)},)")
+            if tensor.dtype != _DTYPES[name]:
+                raise InvalidTrajectory(f"{name} is {tensor.dtype}, wanted {_DTYPES[name]}")
+        if any(length < 1 for length in self.seqlens):
+            raise InvalidTrajectory("a row of a batch holds at least one target")
+        for fault, message in self._faults():
+            if bool(fault):
+                raise InvalidTrajectory(message)
+
+    def _faults(self) -> Iterable[tuple[Tensor, str]]:
+        """What must not be, each as a scalar bool tensor with its message."""
+        lengths_B = torch.tensor(self.seqlens, dtype=torch.int64, device=self.ids_N.device)
+        start_N = torch.repeat_interleave(lengths_B.cumsum(0) - lengths_B, lengths_B)
+        place_N = torch.arange(len(start_N), device=start_N.device)
+        inside_N = self.position_N > 0
+        yield (self.position_N != place_N - start_N).any(), "positions count from 0 within each row"
+        for name in ("row_N", "trajectory_N"):
+            index_N: Tensor = getattr(self, name)
+            yield ((index_N != index_N.roll(1)) & inside_N).any(), f"{name} is the same number along each row"
+        for name, kind in _DTYPES.items():
+            if kind is not torch.float32:
+                continue
+            values_N: Tensor = getattr(self, name)
+            yield (~values_N.isfinite()).any(), f"{name} holds a number that is not finite"
+            yield (values_N[~self.mask_N] != 0).any(), f"{name} is 0 wherever the target is not trained"
+        yield ((self.old_logp_N > 1e-6) | (self.sampled_logp_N > 1e-6)).any(), "logprobs are at most 0"
+        yield (self.correction_N < 0).any(), "corrections are at least 0"
+        yield (self.weight_N[self.mask_N] <= 0).any(), "weights are above 0 wherever the target is trained"
+        yield ((self.policy_version_N >= 0) != self.mask_N).any(), "a policy version stands exactly at trained targets"
+        yield ((self.reply_version_N >= 0) != self.mask_N).any(), "a reply version stands exactly at trained targets"
+        yield (self.reply_version_N > self.policy_version_N).any(), "no token is older than its reply"
+        joined_N = self.ids_N[1:] != self.target_N[:-1]
+        yield (joined_N & inside_N[1:]).any(), "within a row, each input is the target before it"
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in _DTYPES}
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of this part."""
+        return len(self.seqlens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Entries of this part, trained or not."""
+        return sum(self.seqlens)
+
+    @property
+    def num_trained_tokens(self) -> int:
+        """Trained targets of this part; `totals.num_trained_tokens` counts the whole step."""
+        return int(self.mask_N.sum())
+
+    @property
+    def cu_seqlens(self) -> Tensor:
+        """int32 `[B + 1]`, row boundaries as variable-length attention takes them: 0, ..., N."""
+        return torch.tensor([0, *accumulate(self.seqlens)], dtype=torch.int32, device=self.ids_N.device)
+
+    def to(self, device: torch.device | str) -> TrainingBatch:
+        """The same batch on another device."""
+        moved = {name: tensor.to(device) for name, tensor in self._tensors().items()}
+        return TrainingBatch(**moved, seqlens=self.seqlens, totals=self.totals)
+
+    def select(self, rows: Sequence[int]) -> TrainingBatch:
+        """The part made of the given rows, numbered by their place in this batch, in the given order."""
+        starts = [0, *accumulate(self.seqlens)]
+        place_N = torch.cat([torch.arange(starts[row], starts[row + 1]) for row in rows] or [torch.arange(0)])
+        place_N = place_N.to(self.ids_N.device)
+        parts = {name: tensor[place_N] for name, tensor in self._tensors().items()}
+        return TrainingBatch(**parts, seqlens=tuple(self.seqlens[row] for row in rows), totals=self.totals)
+
+    def one_target(self) -> TrainingBatch:
+        """The first trained target alone, as a row of one entry: the smallest part that computes what any part does."""
+        place = int(self.mask_N.int().argmax())
+        only = {name: tensor[place : place + 1] for name, tensor in self._tensors().items()}
+        only["position_N"] = torch.zeros_like(only["position_N"])
+        return TrainingBatch(**only, seqlens=(1,), totals=self.totals)
+
+    def minibatches(self, number: int) -> list[TrainingBatch]:
+        """Parts of about equally many trajectories, in order, for an optimizer step each; none is empty.
+
+        Weights are multiplied by the number of parts, so that a part's loss is as large as the whole's.
+        """
+        trajectory_B = self.trajectory_N[self.cu_seqlens[:-1].long()].tolist() if self.seqlens else []
+        numbers = {one: index for index, one in enumerate(dict.fromkeys(trajectory_B))}
+        number = max(1, min(number, len(numbers)))
+        if number == 1:
+            return [self]
+        parts: list[list[int]] = [[] for _ in range(number)]
+        for row, one in enumerate(trajectory_B):
+            parts[numbers[one] * number // len(numbers)].append(row)
+        chosen = [self.select(rows) for rows in parts]
+        return [replace(part, weight_N=part.weight_N * number) for part in chosen]
+
+    def portions(self, max_tokens: int) -> list[list[int]]:
+        """The rows of each micro-batch, by their place in this batch; see `split`."""
+        if max_tokens < 1:
+            raise ConfigError(f"max_tokens is {max_tokens}; a micro-batch holds at least one token")
+        parts: list[list[int]] = []
+        room, before = 0, np.zeros(0, np.int64)
+        for row, ids_N in enumerate(self.ids_N.cpu().split(self.seqlens)):
+            ids = ids_N.numpy()
+            shared = shared_length(before, ids)
+            cost = len(ids) - (shared if shared >= MIN_SHARED else 0)
+            if cost > room or not parts:
+                parts.append([])
+                room, cost = max_tokens, len(ids)
+            parts[-1].append(row)
+            room, before = room - cost, ids
+        return parts
+
+    def split(self, max_tokens: int) -> list[TrainingBatch]:
+        """Micro-batches of at most `max_tokens` entries each; a row is never cut, and a longer row goes alone.
+
+        Rows stay in order, so that a group's are together, and what a row begins with in common with the one before
+        it (`MIN_SHARED` entries or more) counts once: it is computed once. An empty batch gives no part. Raises
+        ConfigError when `max_tokens` is below 1.
+        """
+        return [self.select(part) for part in self.portions(max_tokens)]
+
+
+_DTYPES = {
+    "ids_N": torch.int64,
+    "target_N": torch.int64,
+    "position_N": torch.int64,
+    "mask_N": torch.bool,
+    "sampled_logp_N": torch.float32,
+    "old_logp_N": torch.float32,
+    "correction_N": torch.float32,
+    "advantage_N": torch.float32,
+    "return_N": torch.float32,
+    "old_value_N": torch.float32,
+    "weight_N": torch.float32,
+    "policy_version_N": torch.int64,
+    "reply_version_N": torch.int64,
+    "row_N": torch.int64,
+    "trajectory_N": torch.int64,
+}
+
+
+@dataclass(frozen=True)
+class _TrainedRow:
+    """A row that enters the loss, with what its trajectory gives it."""
+
+    row: Row
+    row_index: int
+    trajectory_index: int
+    advantages: NDArray[np.float32]
+    """Of each id that was sampled; likewise the two below."""
+    returns: NDArray[np.float32]
+    values: NDArray[np.float32]
+
+    @property
+    def turn_tokens(self) -> tuple[int, ...]:
+        """The tokens of each turn that is trained: a turn is one span."""
+        return tuple(len(span.ids) for span in self.row.spans if span.is_trained and span.ids)
+
+
+def build_batch(
+    groups: Sequence[Group],
+    advantages: Sequence[GroupCredit],
+    *,
+    aggregation: str,
+    norm_tokens: int | None = None,
+    drop_zero: bool = False,
+    totals: StepTotals | None = None,
+) -> TrainingBatch:
+    """The batch of one optimizer step: every row with a trained token, of every trained trajectory, in order.
+
+    `advantages` holds one entry per group; `norm_tokens` is the constant of an aggregation that has one. `drop_zero`
+    leaves out the rows of trajectories whose advantages are all 0: they have no gradient as long as the loss says so
+    (see `losses.traits`) and has no KL or entropy term. The denominators stay those of all trained tokens, or `totals`
+    when the groups are one rank's share of a step; to keep dead groups out of the denominators too, leave them out of
+    `groups`. With nothing left the batch is empty (`num_rows == 0`).
+
+    Raises InvalidTrajectory when groups and advantages do not line up or a failed trajectory is marked as trained,
+    UnknownName for an unknown aggregation.
+    """
+    rows = _trained_rows(groups, advantages)
+    counts = RowCounts(
+        tuple(trained.trajectory_index for trained in rows), tuple(trained.turn_tokens for trained in rows)
+    )
+    weights_B = turn_weights(aggregation, counts, totals, norm_tokens=norm_tokens)
+    loud = {trained.trajectory_index for trained in rows if trained.advantages.any()}
+    kept = [pair for pair in zip(rows, weights_B, strict=True) if pair[0].trajectory_index in loud or not drop_zero]
+    columns = [_columns(trained, weights) for trained, weights in kept]
+    tensors = {
+        name: torch.cat([torch.zeros(0, dtype=dtype), *(column[name].to(dtype) for column in columns)])
+        for name, dtype in _DTYPES.items()
+    }
+    seqlens = tuple(len(trained.row) - 1 for trained, _ in kept)
+    return TrainingBatch(**tensors, seqlens=seqlens, totals=counts.totals if totals is None else totals)
+
+
+def plain_batch(trajectories: Sequence[Trajectory]) -> TrainingBatch:
+    """All trained tokens of the trajectories in order, whatever they earned: every advantage is 1."""
+    groups = [Group(one.group, one.task, (one,)) for one in trajectories]
+    return build_batch(groups, [flat_credit(group, [1.0]) for group in groups], aggregation="token-mean")
+
+
+def _trained_rows(groups: Sequence[Group], advantages: Sequence[GroupCredit]) -> list[_TrainedRow]:
+    if len(groups) != len(advantages):
+        raise InvalidTrajectory(f"{len(groups)} groups need as many advantages, got {len(advantages)}")
+    trained: list[_TrainedRow] = []
+    row_index = trajectory_index = 0
+    for group, credit in zip(groups, advantages, strict=True):
+        for place, (trajectory, member) in enumerate(zip(group.trajectories, _members(group, credit), strict=True)):
+            for number, row in enumerate(trajectory.rows):
+                if member is not None and row.num_trained_tokens:
+                    returns, values = (_numbers(one, place, number, member) for one in (credit.returns, credit.values))
+                    trained.append(_TrainedRow(row, row_index, trajectory_index, member[number], returns, values))
+                row_index += 1
+            trajectory_index += 1
+    return trained
+
+
+def _numbers(
+    further: tuple[Advantages | None, ...] | None, place: int, row: int, like: Advantages
+) -> NDArray[np.float32]:
+    """What stands at the ids of a row besides the advantages; zeros where there is nothing."""
+    member = None if further is None else further[place]
+    return np.zeros_like(like[row]) if member is None else member[row]
+
+
+def _members(group: Group, credit: GroupCredit) -> tuple[Advantages | None, ...]:
+    """The advantages of each member, None for one that is not trained."""
+    if len(credit.members) != len(group.trajectories):
+        raise InvalidTrajectory(
+            f"group {group.id!r} has {len(group.trajectories)} members but {len(credit.members)} advantages"
+        )
+    for trajectory, member in zip(group.trajectories, credit.members, strict=True):
+        if member is not None:
+            _check_trainable(trajectory, member)
+    return credit.members
+
+
+def _check_trainable(trajectory: Trajectory, member: Advantages) -> None:
+    if not trajectory.status.trainable:
+        raise InvalidTrajectory(
+            f"member {trajectory.member} of group {trajectory.group!r} ended as {trajectory.status} and has no reward, "
+            "but it has advantages; compute them with credit_groups"
+        )
+    sampled, given = [int(row.sampled.sum()) for row in trajectory.rows], [len(row) for row in member]
+    if sampled != given:
+        raise InvalidTrajectory(
+            f"member {trajectory.member} of group {trajectory.group!r} sampled {sampled} ids in its rows, and has "
+            f"{given} advantages"
+        )
+
+
+def _columns(trained: _TrainedRow, weights: Sequence[float]) -> dict[str, Tensor]:
+    """One row's entries; here, and only here, inputs and targets are shifted against each other."""
+    row = trained.row
+    ids_T, mask_T = torch.tensor(row.ids), torch.tensor(row.mask)
+    mask_N = mask_T[1:]
+    sampled_T = torch.tensor(row.sampled)
+
+    def placed(numbers: NDArray[np.float32]) -> Tensor:
+        """Numbers of the sampled ids, at their targets."""
+        number_T = torch.zeros(len(row))
+        number_T[sampled_T] = torch.tensor(numbers)
+        return torch.where(mask_N, number_T[1:], 0.0)
+
+    weight_T = torch.zeros(len(row))
+    weight_T[mask_T] = torch.tensor(weights).repeat_interleave(torch.tensor(trained.turn_tokens))
+    length = len(mask_N)
+    logp_N = torch.where(mask_N, torch.tensor(row.logprobs)[1:], 0.0)
+    return {
+        "ids_N": ids_T[:-1],
+        "target_N": ids_T[1:],
+        "position_N": torch.arange(length),
+        "mask_N": mask_N,
+        "sampled_logp_N": logp_N,
+        "old_logp_N": logp_N,
+        "correction_N": mask_N.float(),
+        "advantage_N": placed(trained.advantages),
+        "return_N": placed(trained.returns),
+        "old_value_N": placed(trained.values),
+        "weight_N": weight_T[1:],
+        "policy_version_N": torch.where(mask_N, torch.tensor(row.policy_versions)[1:], -1),
+        "reply_version_N": torch.where(mask_N, torch.tensor(row.reply_versions)[1:], -1),
+        "row_N": torch.full((length,), trained.row_index),
+        "trajectory_N": torch.full((length,), trained.trajectory_index),
+    }

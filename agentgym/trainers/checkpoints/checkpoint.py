@@ -1,0 +1,170 @@
+"""One checkpoint of a run: what a step left, as a folder that is whole or is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from agentgym.errors import RunFolderError
+from agentgym.model.decoder import Decoder, DecoderConfig
+from agentgym.model.model_folder import model_tensors, write_model
+from agentgym.rollout.record.manifest import what_is_torn, write_manifest
+from agentgym.trainers.checkpoints.sharded_state import copied_to_cpu, load_state, save_state
+from agentgym.types import JSON
+
+__all__ = [
+    "Checkpoint",
+    "Snapshot",
+    "checkpoint_folders",
+    "copy_tokenizer",
+    "guarded",
+    "newest_whole",
+    "replace_file",
+    "step_of",
+]
+
+logger = logging.getLogger(__name__)
+
+LEARNER, STATE = "learner", "state.json"
+TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "generation_config.json", "*.jinja")
+
+
+class Checkpoint:
+    """A checkpoint whose files are those of its manifest; raises RunFolderError naming the first that is not.
+
+    The folder is a model folder, which `transformers` and agentgym load, with the trainer's state beside the model.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.is_dir():
+            raise RunFolderError(f"there is no checkpoint {str(path)!r}")
+        if torn := what_is_torn(path):
+            raise RunFolderError(f"{str(path)!r} is no whole checkpoint: {torn}")
+        state = json.loads((path / STATE).read_text())
+        self.step = int(state["step"])
+        self.tasks: Mapping[str, JSON] = state["tasks"]
+        """The state of the run's task source."""
+        self.random: Mapping[str, JSON] = state["random"]
+        """Where the process's own random numbers stood when the step ended."""
+
+    def learner_state(self) -> Mapping[str, Any]:
+        """The state that `Learner.load_state_dict` takes."""
+        return load_state(self.path / LEARNER)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Snapshot:
+    """All that a checkpoint of a step holds, copied: what the run does next does not show in it."""
+
+    step: int
+    config: DecoderConfig
+    model: Mapping[str, Tensor]
+    """By published name."""
+    learner: Mapping[str, Any]
+    tokenizer: Path
+    """The folder whose tokenizer goes along."""
+    tasks: Mapping[str, JSON]
+    random: Mapping[str, JSON]
+    record: Mapping[str, JSON] = field(default_factory=dict)
+    """The digests of the run's record up to the step, by file (`RunFolder.heads`)."""
+
+    @classmethod
+    def of(
+        cls, step: int, model: Decoder, learner: Mapping[str, Any], *, tokenizer: Path, **states: Mapping[str, JSON]
+    ) -> Snapshot:
+        """Copies the tensors of the model and of the learner's state; `states` are `tasks`, `random` and `record`."""
+        tensors, config = model_tensors(model), model.config
+        return cls(
+            step=step, config=config, model=tensors, learner=copied_to_cpu(learner), tokenizer=tokenizer, **states
+        )
+
+    def write(self, folder: Path) -> None:
+        """Writes the files, and last the manifest."""
+        write_model(self.config, self.model, folder)
+        copy_tokenizer(self.tokenizer, folder)
+        save_state(self.learner, folder / LEARNER)
+        state = {"step": self.step, "policy_version": self.step, "tasks": self.tasks, "random": self.random}
+        (folder / STATE).write_text(json.dumps(state, default=dict) + "\n")
+        write_manifest(folder, {"step": self.step, "record": self.record})
+
+
+def checkpoint_folders(run: Path) -> list[Path]:
+    """The folders of a run's checkpoints, the newest last; whether they are whole is not looked at."""
+    return sorted((path for path in (run / "checkpoints").glob("step-*") if path.name[5:].isdigit()), key=step_of)
+
+
+def step_of(folder: Path) -> int:
+    """The step of a checkpoint by its folder's name, `step-000020`."""
+    return int(folder.name[5:])
+
+
+def newest_whole(run: Path) -> Checkpoint | None:
+    """The newest checkpoint that is whole, with a warning that names what is torn in newer ones; None where there is
+    no checkpoint at all.
+
+    Raises RunFolderError where there are some, and none of them is whole.
+    """
+    folders = checkpoint_folders(run)
+    refused: list[str] = []
+    for folder in reversed(folders):
+        try:
+            found = Checkpoint(folder)
+        except RunFolderError as error:
+            refused.append(str(error))
+            continue
+        if refused:
+            logger.warning("%s. The one before is taken, step %d", ". ".join(refused), found.step)
+        return found
+    if refused:
+        raise RunFolderError(
+            f"{'. '.join(refused)}. No checkpoint of the run is whole: get one back from a copy, or delete"
+            f" {str(run / 'checkpoints')!r}, and the run begins again"
+        )
+    return None
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copies the files of a model folder's tokenizer, chat template and generation settings."""
+    for pattern in TOKENIZER_FILES:
+        for file in source.glob(pattern):
+            shutil.copyfile(file, folder / file.name)
+
+
+@contextmanager
+def guarded(folder: Path) -> Iterator[None]:
+    """Turns a failure to write (a full disk, a missing right) into a RunFolderError that names the folder."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
+        if isinstance(error, RunFolderError):
+            raise
+        reason = error if isinstance(error, OSError) else f"{_room(folder)}{error}"
+        raise RunFolderError(
+            f"cannot write to {str(folder)!r}: {reason}. What was written before is whole; make room and go on"
+            " with --resume"
+        ) from error
+
+
+def _room(folder: Path) -> str:
+    """What torch does not say of a write that failed; "" where the disk cannot be asked."""
+    try:
+        return f"{shutil.disk_usage(folder).free / 2**20:,.1f} MiB are free there, and torch says: "
+    except OSError:
+        return ""
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Writes a small file whole or not at all."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text)
+    os.replace(part, path)

@@ -1,0 +1,149 @@
+"""A checkpoint's model as a plain model folder, or its adapter alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from agentgym.embedded import embedded_folder
+from agentgym.errors import ConfigError, RunFolderError
+from agentgym.model.model_folder import load_decoder, reading, save_decoder
+from agentgym.rollout.record.manifest import MANIFEST
+from agentgym.trainers.checkpoints.adapter_folder import write_adapter
+from agentgym.trainers.checkpoints.checkpoint import (
+    Checkpoint,
+    checkpoint_folders,
+    copy_tokenizer,
+    newest_whole,
+    step_of,
+)
+from agentgym.trainers.checkpoints.run_folder import read_settings
+from agentgym.trainers.checkpoints.writer import BEST
+
+__all__ = ["DType", "Exported", "export_adapter", "export_model", "find_checkpoint"]
+
+DType = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What was written where."""
+
+    folder: Path
+    checkpoint: Path
+    step: int
+    dtype: DType
+
+
+def find_checkpoint(source: Path, *, step: int | None = None, best: bool = False) -> Checkpoint:
+    """The checkpoint that a folder is, or of a run's folder the newest whole one, the best, or that of a step.
+
+    Raises RunFolderError for a folder that is neither, ConfigError for a choice that there is not.
+    """
+    if not source.is_dir():
+        raise RunFolderError(f"there is no folder {str(source)!r}: give a run's folder or one of its checkpoints")
+    if source.name == "checkpoints" and (source.parent / "config.yaml").is_file():
+        source = source.parent
+    if step_folder := _as_checkpoint(source):
+        if step is not None or best:
+            raise ConfigError(f"{str(source)!r} is a checkpoint already: name the run's folder to choose another one")
+        return Checkpoint(step_folder)
+    folders = checkpoint_folders(source)
+    if not folders:
+        raise RunFolderError(f"{str(source)!r} {_what_it_is(source)}: give a run's folder or one of its checkpoints")
+    if step is not None and best:
+        raise ConfigError("step and best name two checkpoints: give one of them")
+    if step is not None:
+        found = [folder for folder in folders if step_of(folder) == step]
+        if not found:
+            told = ", ".join(str(step_of(folder)) for folder in folders)
+            raise ConfigError(f"the run in {str(source)!r} has no checkpoint of step {step}; there are those of {told}")
+        return Checkpoint(found[0])
+    if best:
+        try:
+            return Checkpoint(source / "checkpoints" / (source / "checkpoints" / BEST).read_text().strip())
+        except FileNotFoundError:
+            raise ConfigError(
+                f"the run in {str(source)!r} names no best checkpoint (checkpoint.keep_best): leave best out, or name"
+                " a step"
+            ) from None
+    newest = newest_whole(source)
+    assert newest is not None
+    return newest
+
+
+def export_model(checkpoint: Checkpoint, folder: Path, *, dtype: DType = "float32") -> Exported:
+    """Writes the model and its tokenizer, without the trainer's state, as `transformers`, SGLang and vLLM load them.
+
+    Raises RunFolderError where the folder holds something or cannot be written; it appears when it is whole.
+    """
+    with _written(checkpoint, folder) as part:
+        save_decoder(load_decoder(checkpoint.path), part, dtype=getattr(torch, dtype))
+        copy_tokenizer(checkpoint.path, part)
+    return Exported(folder=folder.resolve(), checkpoint=checkpoint.path, step=checkpoint.step, dtype=dtype)
+
+
+def export_adapter(checkpoint: Checkpoint, folder: Path, *, dtype: DType = "float32") -> Exported:
+    """Writes the adapter of a run that trained one (`learner.lora`), as `peft` loads it onto the run's first model.
+
+    Raises ConfigError where all weights were trained, and otherwise as `export_model`.
+    """
+    state = checkpoint.learner_state().get("lora")
+    if state is None:
+        raise ConfigError(
+            f"{str(checkpoint.path)!r} has no adapter: the run trained all weights. Leave adapter out, or train with"
+            " learner.lora.rank"
+        )
+    with _written(checkpoint, folder) as part:
+        write_adapter(state, part, _first_model(checkpoint), getattr(torch, dtype))
+    return Exported(folder=folder.resolve(), checkpoint=checkpoint.path, step=checkpoint.step, dtype=dtype)
+
+
+def _first_model(checkpoint: Checkpoint) -> str | None:
+    """The folder of the weights that the checkpoint's run began with; None for a checkpoint away from its run."""
+    run = checkpoint.path.resolve().parent.parent
+    if not (run / "config.yaml").is_file():
+        return None
+    model = str(read_settings(run).get("model", "embedded"))
+    return str(embedded_folder() if model == "embedded" else Path(model).resolve())
+
+
+@contextmanager
+def _written(checkpoint: Checkpoint, folder: Path) -> Iterator[Path]:
+    """A folder to write in, which takes the wanted one's place at the end; the checkpoint stays meanwhile."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunFolderError(f"{str(folder)!r} is taken already: name a new folder, or remove it")
+    folder = folder.resolve()
+    part = folder.with_name(f".{folder.name}.part")
+    try:
+        with reading(checkpoint.path):
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            yield part
+            os.replace(part, folder)
+    except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
+        shutil.rmtree(part, ignore_errors=True)
+        if isinstance(error, RunFolderError):
+            raise
+        raise RunFolderError(f"cannot write the model to {str(folder)!r}: {error}") from error
+
+
+def _as_checkpoint(source: Path) -> Path | None:
+    """The folder itself where its name or what is in it says that it is a checkpoint, be it torn."""
+    is_one = source.resolve().parent.name == "checkpoints" or (source / MANIFEST).is_file()
+    return source if is_one else None
+
+
+def _what_it_is(source: Path) -> str:
+    if (source / "config.json").is_file():
+        return "is a model folder already"
+    if (source / "config.yaml").is_file():
+        return "is a run without a checkpoint"
+    return "holds no run"

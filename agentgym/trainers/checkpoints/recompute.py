@@ -1,0 +1,205 @@
+"""Computes a recorded run's advantages and logprobs again, from its rewards, its settings and its checkpoints."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from agentgym.embedded import embedded_folder
+from agentgym.errors import AgentGymError
+from agentgym.rollout.record.episodes_file import EpisodeRecord
+from agentgym.rollout.record.ledger import Ledger, Place, Property
+from agentgym.trainers.algorithms.estimators import needs_input
+from agentgym.trainers.batch.batch import plain_batch
+from agentgym.trainers.batch.credits import Advantages, CreditInputs, GroupCredit, credit_groups
+from agentgym.trainers.checkpoints.checkpoint import checkpoint_folders, step_of
+from agentgym.trainers.checkpoints.run_folder import read_settings
+from agentgym.trainers.config import TrainConfig, config_from_mapping
+from agentgym.trainers.learner.learner import Learner
+from agentgym.trainers.parts.engine import load_model
+from agentgym.trainers.settings.learner import LearnerConfig
+from agentgym.trajectory import Group, Trajectory
+
+__all__ = ["RecomputedAdvantages", "RecomputedLogprobs", "config_of"]
+
+ADVANTAGES = Property("estimator", "the advantages are those that the run's estimator makes of its rewards", "episodes")
+LOGPROBS = Property("model", "the logprobs are those of the weights of the recorded version", "episodes")
+RELATIVE, ABSOLUTE = 1e-4, 1e-5
+"""How much float32 and another order of sums may move an advantage."""
+EXACT_BOUND = 0.01
+"""Nats that a logprob may be off where the engine and the learner both compute in float32, as at a run's start."""
+MEAN_BOUND = 0.05
+"""Nats that logprobs may be off on average elsewhere."""
+
+
+def config_of(run: Path) -> TrainConfig:
+    """The configuration of a training run, as its config.yaml has it."""
+    return config_from_mapping(TrainConfig, read_settings(run))
+
+
+class RecomputedAdvantages:
+    """Checks the property `estimator`, step by step.
+
+    The episodes that a step learned from are those that have advantages; an episode without any is in no baseline.
+    """
+
+    properties: tuple[Property, ...] = (ADVANTAGES,)
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._config = config
+        self._reason = _why_not_credited(config)
+        self._step: int | None = None
+        self._groups: dict[str, list[tuple[int, EpisodeRecord]]] = {}
+        self._greedy: dict[str, float] = {}
+
+    def add(self, ledger: Ledger, line: int, record: EpisodeRecord) -> None:
+        """Takes the next episode; the steps before are then complete."""
+        if record.step != self._step:
+            self._finish(ledger)
+            self._step = record.step
+        if record.phase == "greedy" and record.trajectory.reward is not None:
+            self._greedy[record.trajectory.group] = record.trajectory.reward
+        elif record.phase == "train" and record.advantages is not None:
+            if self._reason:
+                ledger.skip(ADVANTAGES.name, self._reason)
+            else:
+                self._groups.setdefault(record.trajectory.group, []).append((line, record))
+
+    def close(self, ledger: Ledger) -> None:
+        """Checks the last step."""
+        self._finish(ledger)
+
+    def _finish(self, ledger: Ledger) -> None:
+        found, self._groups = self._groups, {}
+        greedy, self._greedy = self._greedy, {}
+        if not found:
+            return
+        groups = [
+            Group(name, members[0][1].trajectory.task, tuple(record.trajectory for _, record in members))
+            for name, members in found.items()
+        ]
+        try:
+            credits = self._credited(groups, greedy)
+        except AgentGymError as error:
+            ledger.check(ADVANTAGES.name, Place(None, problem=f"step {self._step} cannot be credited again: {error}"))
+            return
+        for members, credit in zip(found.values(), credits, strict=True):
+            for (line, record), wanted in zip(members, credit.members, strict=True):
+                said = _advantage_problem(record.advantages or (), wanted or ())
+                ledger.check(ADVANTAGES.name, Place(line, problem=said) if said else None)
+
+    def _credited(self, groups: Sequence[Group], greedy: Mapping[str, float]) -> list[GroupCredit]:
+        config = self._config
+        inputs = CreditInputs(greedy=greedy)
+        return credit_groups(groups, config.estimator, config.advantage.settings, allow_single=True, inputs=inputs)
+
+
+class RecomputedLogprobs:
+    """Checks the property `model` on up to `most` episodes of each version of which the run has the weights: those that
+    it began with, and those of its checkpoints."""
+
+    properties: tuple[Property, ...] = (LOGPROBS,)
+
+    def __init__(self, run: Path, config: TrainConfig, most: int = 8) -> None:
+        self._config, self._most = config, most
+        first = embedded_folder() if config.model == "embedded" else Path(config.model)
+        self._folders = {0: first, **{step_of(folder): folder for folder in checkpoint_folders(run)}}
+        self._kept: dict[int, list[tuple[int, Trajectory]]] = {}
+        self._seen: dict[int, int] = {}
+        self._random = random.Random(0)
+
+    def add(self, ledger: Ledger, line: int, record: EpisodeRecord) -> None:
+        """Takes an episode; each of a version has the same chance to be kept."""
+        trajectory = record.trajectory
+        if not trajectory.status.trainable or not trajectory.num_trained_tokens or record.phase == "greedy":
+            return
+        versions = {one for row in trajectory.rows for span in row.spans for one in span.policy_versions or ()}
+        if len(versions) > 1:
+            ledger.skip(LOGPROBS.name, "sampled by several versions of the weights")
+            return
+        (version,) = versions
+        if version not in self._folders:
+            ledger.skip(LOGPROBS.name, "no checkpoint has the weights")
+            return
+        kept = self._kept.setdefault(version, [])
+        self._seen[version] = self._seen.get(version, 0) + 1
+        if len(kept) < self._most:
+            kept.append((line, trajectory))
+            return
+        place = self._random.randrange(self._seen[version])
+        if place < self._most:
+            kept[place] = (line, trajectory)
+
+    def close(self, ledger: Ledger) -> None:
+        """Computes the logprobs of the episodes that were kept."""
+        for version, kept in sorted(self._kept.items()):
+            try:
+                problems = self._problems(self._folders[version], [one for _, one in kept])
+            except (AgentGymError, OSError) as error:
+                ledger.skip(LOGPROBS.name, f"the weights of version {version} cannot be loaded: {error}")
+                continue
+            for (line, _), said in zip(kept, problems, strict=True):
+                ledger.check(LOGPROBS.name, Place(line, problem=f"{said} ({self._folders[version]})") if said else None)
+            if left := self._seen[version] - len(kept):
+                reason = f"a sample of {self._most} of each version is taken"
+                skipped = ledger.tally(LOGPROBS.name).skipped
+                skipped[reason] = skipped.get(reason, 0) + left
+
+    def _problems(self, folder: Path, trajectories: Sequence[Trajectory]) -> list[str]:
+        """For each episode, how its logprobs are not those of the model in the folder; "" where they are."""
+        config = self._config
+        plain = LearnerConfig(dtype=config.learner.dtype, micro_batch_tokens=config.learner.micro_batch_tokens)
+        learner = Learner(
+            load_model(folder, plain), plain, config.optimizer, total_steps=1, temperature=config.sampling.temperature
+        )
+        try:
+            batch = plain_batch(trajectories)
+            found = learner.logprobs(batch)
+        finally:
+            learner.close()
+        off = (found - batch.sampled_logp_N[batch.mask_N]).abs()
+        episode = batch.trajectory_N[batch.mask_N]
+        return [self._problem(off[episode == number]) for number in range(len(trajectories))]
+
+    def _problem(self, off: torch.Tensor) -> str:
+        config = self._config
+        is_exact = config.engine == "local" and config.executor == "local" and config.learner.dtype == "float32"
+        most = config.parity.max_mismatch or EXACT_BOUND
+        if is_exact or config.parity.max_mismatch is not None:
+            if bool((off <= most).all()):
+                return ""
+            return f"a logprob is {float(off.max()):.4f} nats off those of the weights, more than {most:g}"
+        mean = float(off.mean())
+        return (
+            ""
+            if mean <= MEAN_BOUND
+            else f"logprobs are {mean:.4f} nats off those of the weights, more than {MEAN_BOUND:g}"
+        )
+
+
+def _why_not_credited(config: TrainConfig) -> str:
+    """What the estimator takes that is not recorded; "" where all of it is."""
+    learner = config.learner
+    if learner.critic.exists:
+        return f"the estimator {config.estimator} takes the critic's values, which are not recorded"
+    if needs_input(config.estimator, "proxy_BT"):
+        return f"the estimator {config.estimator} takes gradients of the policy, which are not recorded"
+    if learner.kl.coefficient > 0 and learner.kl.place == "reward":
+        return "the KL penalty is taken off the rewards, and is not recorded"
+    return ""
+
+
+def _advantage_problem(recorded: Sequence[Sequence[float]], wanted: Advantages | tuple[()]) -> str:
+    """How advantages are not those that were computed again; "" where they are."""
+    if [len(row) for row in recorded] != [len(row) for row in wanted]:
+        return "the estimator gives advantages for other ids"
+    for number, (row, other) in enumerate(zip(recorded, wanted, strict=True)):
+        off = ~np.isclose(np.asarray(row), other, rtol=RELATIVE, atol=ABSOLUTE)
+        if off.any():
+            place = int(off.argmax())
+            return f"the advantage of sampled id {place} of row {number} is {row[place]:g}, and {other[place]:g} again"
+    return ""

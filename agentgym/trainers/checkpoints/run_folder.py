@@ -1,0 +1,200 @@
+"""The folder of a training run: its configuration, its metrics, its checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agentgym.envs.catalog.resolve import stem_of
+from agentgym.errors import ConfigError, RunFolderError
+from agentgym.model.decoder import Decoder
+from agentgym.model.model_folder import save_decoder
+from agentgym.rollout.record.chain import CHAIN, ChainedFile
+from agentgym.rollout.record.folder_digests import discard_digests, file_digest, write_digests
+from agentgym.rollout.record.folder_lock import FolderLock
+from agentgym.trainers.checkpoints.checkpoint import Checkpoint, copy_tokenizer, guarded
+from agentgym.trainers.checkpoints.writer import Checkpoints
+from agentgym.trainers.config import TrainConfig, config_from_mapping, with_current_names
+from agentgym.trainers.monitoring.metrics import StepMetrics
+from agentgym.trainers.settings.checkpoint import CheckpointConfig
+from agentgym.types import JSON
+
+__all__ = ["RunFolder", "free_run_folder", "read_settings", "recorded_date", "save_model"]
+
+FREE = (
+    *("sglang.", "vllm.", "executor", "ray.", "learner.fsdp.", "collapse.", "checkpoint."),
+    *("trackers", "tracking.", "speed.", "profile.", "limits.stall_s", "sampler.env_processes", "require_token"),
+)
+"""Beginnings of settings that may differ when a run is resumed: where its parts are, what ends it, what is kept, who
+watches, who may ask its server."""
+
+
+class RunFolder:
+    """Writes a run's files; whatever was written before an error or a kill stays readable.
+
+    `lock` is taken from `create` and `reopen` on: what writes while another process does raises RunFolderError.
+    """
+
+    def __init__(self, path: Path, checkpoint: CheckpointConfig) -> None:
+        self.path = path
+        self.metrics_path = path / "metrics.jsonl"
+        self.checkpoints = Checkpoints(path, checkpoint)
+        self.lock = FolderLock(path)
+        self.heads: dict[str, JSON] = {}
+        """The digests of config.yaml and of the record up to the newest step, by file."""
+
+    @classmethod
+    def create(cls, path: Path, config: TrainConfig) -> RunFolder:
+        """A new run; refuses a folder that holds one already."""
+        if (path / "config.yaml").exists():
+            raise RunFolderError(f"{str(path)!r} already holds a run; go on with --resume, or give another --output")
+        folder = cls(path, config.checkpoint)
+        settings = yaml.safe_dump(json.loads(json.dumps(asdict(config))), sort_keys=False)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            folder.lock.take()
+            (path / "config.yaml").write_text(settings)
+        except OSError as error:
+            raise RunFolderError(f"cannot write a run to {str(path)!r}: {error}; give another --output") from error
+        return folder
+
+    @classmethod
+    def reopen(cls, path: Path, config: TrainConfig) -> tuple[RunFolder, Checkpoint | None]:
+        """A run to go on with and its newest checkpoint; refuses a configuration that differs in more than length."""
+        stored, given = _flat(_completed(read_settings(path))), _flat(json.loads(json.dumps(asdict(config))))
+        free = {"steps", "max_minutes", "eval_episodes"}
+        names = [*given, *(name for name in stored if name not in given)]
+        if stored.get("date") is None:  # no moment was recorded: it was that of each process
+            free.add("date")
+        changed = [name for name in names if name not in free and stored.get(name) != given.get(name)]
+        changed = [name for name in changed if not name.startswith(FREE)]
+        if changed:
+            told = "; ".join(f"{name}: {stored.get(name)!r} there, {given.get(name)!r} here" for name in changed)
+            raise RunFolderError(f"the run in {str(path)!r} has other settings ({told}); resume with the same ones")
+        folder = cls(path, config.checkpoint)
+        folder.lock.take()
+        newest = folder.checkpoints.resume()
+        folder._forget_after(newest.step if newest else 0)
+        return folder, newest
+
+    def abandon(self) -> None:
+        """Gives up a run that did not begin: the same folder may be given again. Logs of servers stay."""
+        self.lock.release()
+        if not self.metrics_path.exists():
+            (self.path / "config.yaml").unlink(missing_ok=True)
+            with suppress(OSError):  # there are logs in it
+                self.path.rmdir()
+
+    def close(self) -> None:
+        """Waits until the checkpoints are written; lets other processes write here."""
+        try:
+            self.checkpoints.close()
+        finally:
+            self.lock.release()
+
+    @property
+    def begun(self) -> bool:
+        """Whether the folder holds a run."""
+        return (self.path / "config.yaml").exists()
+
+    def steps(self) -> list[dict[str, JSON]]:
+        """What is recorded of each step."""
+        lines = self.metrics_path.read_text().splitlines() if self.metrics_path.exists() else []
+        steps: list[dict[str, JSON]] = [json.loads(line) for line in lines]
+        return [{name: value for name, value in step.items() if name != CHAIN} for step in steps]
+
+    def write_metrics(self, metrics: StepMetrics, episodes: str) -> None:
+        """Appends one step's line; `episodes` is the digest of the last line of the step's episodes."""
+        with guarded(self.path), ChainedFile(self.metrics_path) as file:
+            file.append([json.dumps(metrics.to_json(), separators=(",", ":"))])
+            self.heads = self._heads(episodes, file.head)
+
+    def finish_record(self, episodes: str) -> None:
+        """Writes `digests.json` when the run ends; `episodes` is the digest of the last line of `episodes.jsonl`."""
+        with guarded(self.path):
+            heads = {"episodes.jsonl": episodes}
+            if self.metrics_path.exists():
+                with ChainedFile(self.metrics_path) as file:
+                    heads["metrics.jsonl"] = file.head
+            write_digests(self.path, heads, ("config.yaml",))
+
+    def _heads(self, episodes: str, metrics: str) -> dict[str, JSON]:
+        config = file_digest(self.path / "config.yaml")
+        return {"config.yaml": config, "episodes.jsonl": episodes, "metrics.jsonl": metrics}
+
+    def _forget_after(self, step: int) -> None:
+        """Drops the metrics of steps that the newest checkpoint does not hold; they will be played again."""
+        if not self.metrics_path.exists():
+            return
+        with guarded(self.path), ChainedFile(self.metrics_path) as file:
+            kept = 0
+            for number, line in enumerate(self.metrics_path.read_bytes().splitlines(keepends=True), 1):
+                if _step_of_line(line, number, self.metrics_path) > step:
+                    discard_digests(self.path)
+                    file.cut(kept)
+                    break
+                kept += len(line)
+
+
+def _step_of_line(line: bytes, number: int, path: Path) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise RunFolderError(
+            f"{str(path)!r}, line {number} is not a step ({error}): get the file back from a copy, or delete that line"
+        ) from error
+
+
+def save_model(model: Decoder, folder: Path, tokenizer: Path) -> Path:
+    """Writes the model, with the tokenizer of the folder `tokenizer`, as `transformers` and agentgym load it."""
+    save_decoder(model, folder)
+    copy_tokenizer(tokenizer, folder)
+    return folder
+
+
+def free_run_folder(config: TrainConfig) -> Path:
+    """A new folder under `runs/`, named after the environment, the algo and the seed."""
+    name = f"{stem_of(config.env)}-{config.algo.rpartition(':')[2]}-seed{config.seed}"
+    return next(path for n in range(1, 10_000) if not (path := Path("runs", f"{name}-{n}")).exists())
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The configuration of the run in a folder; raises RunFolderError where there is none."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise RunFolderError(f"{str(folder)!r} holds no run: it has no config.yaml")
+    settings = yaml.safe_load(path.read_text())
+    if not isinstance(settings, dict) or "algo" not in settings:
+        raise RunFolderError(f"{str(folder)!r} holds no training run: its config.yaml is that of another command")
+    return with_current_names(settings)
+
+
+def recorded_date(folder: Path) -> str | None:
+    """The date that the chat template of a run writes, or None where it writes none."""
+    date = read_settings(folder).get("date")
+    return None if date is None else str(date)
+
+
+def _completed(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run, with the defaults of those that there were not when it began; as they are, where they
+    hold what there is no more."""
+    try:
+        config = config_from_mapping(TrainConfig, settings)
+    except ConfigError:
+        return settings
+    completed: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    return completed
+
+
+def _flat(settings: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """`{"optimizer": {"name": "adamw"}}` as `{"optimizer.name": "adamw"}`."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= _flat(value, f"{where}{key}.") if isinstance(value, dict) else {where + key: value}
+    return flat

@@ -1,0 +1,190 @@
+"""The checkpoints of a run: written whole, on a thread, and deleted again when newer ones take their place."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from math import isfinite
+from pathlib import Path
+from typing import cast
+
+from agentgym.errors import RunFolderError, nearest
+from agentgym.model.model_folder import is_read
+from agentgym.rollout.record.manifest import sync
+from agentgym.trainers.checkpoints.checkpoint import (
+    Checkpoint,
+    Snapshot,
+    checkpoint_folders,
+    guarded,
+    newest_whole,
+    replace_file,
+    step_of,
+)
+from agentgym.trainers.settings.checkpoint import CheckpointConfig
+from agentgym.types import JSON
+
+__all__ = ["Checkpoints", "best_step"]
+
+logger = logging.getLogger(__name__)
+
+BEST = "best"
+WINDOW = 10
+"""Steps of which at least the mean is taken to tell the best checkpoint."""
+RECORDS = ("metrics.jsonl", "episodes.jsonl", "tools.jsonl")
+
+
+class Checkpoints:
+    """Writes the checkpoints of a run, one at a time, and deletes those that need not stay.
+
+    A checkpoint is written beside its final name, `checkpoints/step-NNNNNN`, and renamed when all of it is on the disk:
+    what bears the name was whole. An error of the thread is raised by the next call as RunFolderError.
+    """
+
+    def __init__(self, run: Path, config: CheckpointConfig) -> None:
+        self.run, self.config = run, config
+        self.folder = run / "checkpoints"
+        self._thread: ThreadPoolExecutor | None = None
+        self._writing: Future[None] | None = None
+        self._newest: Path | None = None
+        self._told = False
+
+    def resume(self) -> Checkpoint | None:
+        """The newest whole checkpoint; what a kill left half-written is deleted, and torn ones are put aside, so that
+        their steps may be written again. None where there is none to go on from.
+
+        Raises RunFolderError where there are checkpoints, and none of them is whole.
+        """
+        found = newest_whole(self.run)
+        with guarded(self.run):
+            for left in self.folder.glob(".step-*"):
+                shutil.rmtree(left, ignore_errors=True)
+            if found is not None:
+                for torn in checkpoint_folders(self.run):
+                    if step_of(torn) > found.step:
+                        _put_aside(torn)
+                self._newest = found.path
+        return found
+
+    def save(self, snapshot: Snapshot, metrics: Sequence[Mapping[str, JSON]]) -> Path:
+        """Begins to write what the snapshot holds, after waiting for the one before.
+
+        `metrics` are the lines of `metrics.jsonl` up to the step, by which the best checkpoint is told.
+        """
+        final = self.path_of(snapshot.step)
+        self.wait()
+        best = self._best([*map(step_of, checkpoint_folders(self.run)), snapshot.step], metrics)
+        self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+        self._writing = self._thread.submit(self._write, snapshot, best)
+        if not self.config.background:
+            self.wait()
+        self._newest = final
+        return final
+
+    def path_of(self, step: int) -> Path:
+        """Where the checkpoint of a step stands."""
+        return self.folder / f"step-{step:06d}"
+
+    def holds(self, step: int) -> bool:
+        """Whether the newest checkpoint, be it still in writing, is that of the step."""
+        return self._newest == self.path_of(step)
+
+    def check(self) -> None:
+        """Raises the error of a checkpoint that could not be written; waits for nothing."""
+        if self._writing is not None and self._writing.done():
+            self.wait()
+
+    async def ready(self) -> None:
+        """Waits, while other things go on, until nothing is being written."""
+        if self._writing is not None:
+            await asyncio.to_thread(wait, [self._writing])
+        self.check()
+
+    def wait(self) -> None:
+        """Waits until nothing is being written; raises what went wrong in it, once."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            try:
+                writing.result()
+            except BaseException:
+                self._newest = None
+                raise
+
+    def close(self) -> None:
+        """Waits until nothing is being written, and ends the thread; an error that nobody was told is logged."""
+        try:
+            self.wait()
+        except RunFolderError as error:
+            logger.error("the last checkpoint was not written: %s", error)
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+
+    def _write(self, snapshot: Snapshot, best: int | None) -> None:
+        final = self.path_of(snapshot.step)
+        part = final.with_name(f".{final.name}.part")
+        with guarded(self.run):
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            snapshot.write(part)
+            for name in RECORDS:
+                sync(self.run / name)  # a checkpoint whose steps are not on record could not be gone on from
+            os.replace(part, final)
+            sync(self.folder)
+            if best is not None:
+                replace_file(self.folder / BEST, f"{self.path_of(best).name}\n")
+            self._delete_old(best)
+
+    def _best(self, steps: Sequence[int], metrics: Sequence[Mapping[str, JSON]]) -> int | None:
+        name = self.config.keep_best
+        if name is None:
+            return None
+        best = best_step(steps, metrics, name, max(WINDOW, self.config.every))
+        if best is None and metrics and not self._told:
+            self._told = True
+            logger.warning(
+                "no step has a number %r to tell the best checkpoint by%s (checkpoint.keep_best; metrics.jsonl has"
+                " their names)",
+                *(name, nearest(name, metrics[-1]).removesuffix(".")),
+            )
+        return best
+
+    def _delete_old(self, best: int | None) -> None:
+        if not self.config.keep:
+            return
+        for folder in checkpoint_folders(self.run)[: -self.config.keep]:
+            if step_of(folder) == best or is_read(folder):
+                continue
+            gone = folder.with_name(f".{folder.name}.gone")
+            os.replace(folder, gone)  # so that nobody ever finds half of it under its name
+            shutil.rmtree(gone)
+
+
+def best_step(steps: Sequence[int], metrics: Sequence[Mapping[str, JSON]], name: str, window: int) -> int | None:
+    """The step of which the mean of the metric `name` over the `window` steps up to it is greatest, the later one of
+    equals; None where the metric is in none of them.
+
+    Example: success of 0, 1, 1, 0 in steps 1 to 4 and a window of 2 make 3 the best of steps 2, 3 and 4.
+    """
+    found: dict[int, float] = {}
+    for step in steps:
+        lines = [line for line in metrics if step - window < cast(int, line["step"]) <= step]
+        values = [value for line in lines if isinstance(value := line.get(name), int | float) and isfinite(value)]
+        if values:
+            found[step] = sum(values) / len(values)
+    return max(found, key=lambda step: (found[step], step), default=None)
+
+
+def _put_aside(torn: Path) -> None:
+    """Renames a torn checkpoint, for whoever wants to look at it."""
+    aside = torn.with_name(f"torn-{torn.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    os.replace(torn, aside)
+    with suppress(FileNotFoundError):
+        best = torn.with_name(BEST)
+        if best.read_text().strip() == torn.name:
+            best.unlink()

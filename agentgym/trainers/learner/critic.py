@@ -1,0 +1,199 @@
+"""A critic: what reward is still to come, said before every sampled token.
+
+A value stands at its TARGET token, as everything in a `TrainingBatch` does: it is read off the state that has seen all
+ids before the target and not the target itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agentgym.errors import ConfigError
+from agentgym.model.decoder import Decoder
+from agentgym.model.exchange import ALONE, Exchange
+from agentgym.trainers.algorithms.losses.value import value_clip
+from agentgym.trainers.batch.batch import TrainingBatch
+from agentgym.trainers.learner.finite import NotFinite
+from agentgym.trainers.learner.optimizer import PolicyOptimizer
+from agentgym.trainers.parallel.gradient_threads import MicroResult
+from agentgym.trainers.parallel.sharded_tensor import like, whole
+from agentgym.trainers.parallel.world import World
+from agentgym.trainers.settings.critic import RATE, CriticConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig
+
+__all__ = ["Critic", "CriticStats", "ValueHead"]
+
+
+# Shape suffixes: N packed tokens, M trained targets, E model width, R rows.
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticStats:
+    """What one update of a critic did, over the trained tokens of the step; in units of reward."""
+
+    value_loss: float
+    """Before the update, half the mean squared error, clipped as configured."""
+    value_clip_fraction: float
+    value_grad_norm: float
+    value_mean: float
+    return_mean: float
+    explained_variance: float
+    """`1 - var(returns - values) / var(returns)` of the values that advantages were computed with: 1 is a perfect
+    critic, 0 one that says a constant; 0 where all returns are equal."""
+
+
+class ValueHead(nn.Module):
+    """One number from a last state; 0 until it has learned something."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight_E = nn.Parameter(torch.zeros(width))
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, hidden_OE: Tensor, exchange: Exchange = ALONE) -> Tensor:
+        """float32 `[M]`, of all entries of a pass whose final states are here, or on the ranks that share it."""
+        weight_E, bias = exchange.weight(self.weight_E), exchange.weight(self.bias)
+        return exchange.joined(hidden_OE.float() @ weight_E.float() + bias.float())
+
+
+class Critic:
+    """Values of trained targets, and their fitting; a trunk of its own is a copy of `policy` as it is now."""
+
+    def __init__(
+        self,
+        policy: Decoder,
+        config: CriticConfig,
+        optimizer: OptimizerConfig,
+        *,
+        total_steps: int,
+        micro_batch_tokens: int,
+        world: World,
+    ) -> None:
+        self.config = config
+        self.head = ValueHead(policy.config.width).to(policy.embed.device)
+        world.spread(self.head)
+        self.trunk = policy if config.trunk == "shared" else world.copy(policy)
+        self.optimizer: PolicyOptimizer | None = None
+        if config.trunk == "own":
+            rate = config.learning_rate or RATE * optimizer.learning_rate
+            settings = replace(optimizer, learning_rate=rate)
+            self.optimizer = PolicyOptimizer(self.trunk, settings, total_steps, self.head.parameters())
+        self._micro_batch_tokens = micro_batch_tokens
+        self._world = world
+
+    @torch.no_grad()
+    def read(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
+        """The values of the batch's trained targets, `[M]`, and those after the last id of each row, `[R]`."""
+        share = self._world.share(batch, self._micro_batch_tokens)
+        found = self._world.map(self._read, share.parts)[: share.num_own]
+        values_M = self._world.whole([one_M for one_M, _ in found], share.targets)
+        return values_M, self._world.whole([end_R for _, end_R in found], share.rows)
+
+    def update(self, batch: TrainingBatch) -> float:
+        """One optimizer step toward the batch's returns, of a trunk of its own; gives the gradient's norm.
+
+        Raises NotFinite, with the weights untouched, when it is not finite.
+        """
+        assert self.optimizer is not None
+        share = self._world.share(batch, self._micro_batch_tokens)
+        parts = [(part, share.is_idle(number)) for number, part in enumerate(share.parts)]
+        losses = reduce(add, self._world.accumulate(parts, self._compute, self.optimizer.parameters, share.sizes))
+        loss = float(reduce(add, self._world.gathered(losses)))
+        norm = self._world.run(self.optimizer.step) if math.isfinite(loss) else math.nan
+        if not math.isfinite(norm):
+            for parameter in self.optimizer.parameters:
+                parameter.grad = None
+            raise NotFinite(
+                f"the critic's loss ({loss}) or gradient norm ({norm}) is not finite; its weights are as before. Lower"
+                " critic.learning_rate, or look at the rewards of this step"
+            )
+        return norm
+
+    def loss(self, hidden_OE: Tensor, part: TrainingBatch, exchange: Exchange = ALONE) -> Tensor:
+        """The value loss of the trained targets, weighted as the policy's loss is; a scalar."""
+        mask_N = part.mask_N
+        values_M = self.head(hidden_OE, exchange)
+        old_M, return_M = part.old_value_N[mask_N], part.return_N[mask_N]
+        found = value_clip(
+            values_M, old_M, return_M, torch.ones_like(values_M, dtype=torch.bool), clip=self.config.clip
+        )
+        return (part.weight_N[mask_N] * found.loss).sum()
+
+    def stats(self, batch: TrainingBatch, values_M: Tensor, grad_norm: float) -> CriticStats:
+        """`values_M` are the critic's after the update."""
+        mask_N = batch.mask_N.cpu()
+        old_M, return_M = batch.old_value_N.cpu()[mask_N], batch.return_N.cpu()[mask_N]
+        found = value_clip(
+            values_M.cpu(), old_M, return_M, torch.ones_like(old_M, dtype=torch.bool), clip=self.config.clip
+        )
+        spread = float(return_M.double().var(correction=0)) if len(return_M) else 0.0
+        error = float((return_M - old_M).double().var(correction=0)) if len(return_M) else 0.0
+        num_tokens = max(1, len(return_M))
+        return CriticStats(
+            value_loss=0.5 * float((return_M - old_M).square().sum()) / num_tokens,
+            value_clip_fraction=float(found.clipped) / num_tokens,
+            value_grad_norm=grad_norm,
+            value_mean=float(old_M.sum()) / num_tokens,
+            return_mean=float(return_M.sum()) / num_tokens,
+            explained_variance=1 - error / spread if spread else 0.0,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` restores bitwise, in whole tensors; a shared trunk is the policy's and is saved with
+        it."""
+        state: dict[str, Any] = {"head": _whole_state(self.head)}
+        if self.optimizer is not None:
+            state |= {"trunk": _whole_state(self.trunk), "optimizer": self.optimizer.state_dict()}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over the saved state of a critic of the same configuration."""
+        _load_whole(self.head, state["head"])
+        if self.optimizer is not None:
+            _load_whole(self.trunk, state["trunk"])
+            self.optimizer.load_state_dict(state["optimizer"])
+
+    def _read(self, part: TrainingBatch) -> tuple[Tensor, Tensor]:
+        """Every row once more with its last id, whose state the value after the row is read off."""
+        ids, wanted = [], []
+        rows = (one.split(part.seqlens) for one in (part.ids_N, part.target_N, part.mask_N))
+        for ids_T, target_T, mask_T in zip(*rows, strict=True):
+            ids.append(torch.cat([ids_T, target_T[-1:]]))
+            wanted.append(torch.cat([mask_T, torch.ones_like(mask_T[-1:])]))
+        ids_N, wanted_N = torch.cat(ids), torch.cat(wanted)
+        seqlens = [length + 1 for length in part.seqlens]
+        layout = self._world.layout(seqlens, ids_N, wanted_N)
+        value_W: Tensor = self.trunk(ids_N, layout, lambda hidden_OE, _: self.head(hidden_OE, layout.exchange))
+        is_end_N = torch.cat([torch.arange(length + 1, device=ids_N.device) == length for length in part.seqlens])
+        is_end_W = is_end_N[wanted_N]
+        return value_W[~is_end_W], value_W[is_end_W]
+
+    def _compute(self, given: tuple[TrainingBatch, bool]) -> MicroResult[Tensor]:
+        part, is_idle = given
+        layout = self._world.layout(part.seqlens, part.ids_N, part.mask_N)
+        loss: Tensor = self.trunk(part.ids_N, layout, lambda hidden_OE, _: self.loss(hidden_OE, part, layout.exchange))
+        loss = 0 * loss if is_idle else loss
+        return MicroResult(loss, loss.detach())
+
+
+def _whole_state(module: nn.Module) -> dict[str, Tensor]:
+    """Of what is trained: what is frozen is the model's that the run began with."""
+    return {name: whole(one) for name, one in module.named_parameters() if one.requires_grad}
+
+
+@torch.no_grad()
+def _load_whole(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
+    if trained.keys() != state.keys():
+        odd = sorted(trained.keys() ^ state.keys())
+        raise ConfigError(f"the state is of another critic: {len(odd)} tensors are of one alone, such as {odd[0]!r}")
+    for name, one in trained.items():
+        one.copy_(like(state[name], one))

@@ -1,0 +1,391 @@
+"""The update of a step: forward, loss, backward, optimizer, as often as the step's episodes are gone over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import islice
+from operator import add
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentgym.model.decoder import Decoder, DecoderLayer
+from agentgym.model.exchange import Exchange
+from agentgym.model.model_folder import published_views
+from agentgym.model.packed_layout import PackedLayout
+from agentgym.trainers.algorithms.kl import penalty_of
+from agentgym.trainers.algorithms.losses import LOSSES, LossStats, PolicyLoss, is_elementwise
+from agentgym.trainers.batch.batch import TrainingBatch
+from agentgym.trainers.batch.off_policy import corrected_batch
+from agentgym.trainers.learner.critic import Critic, CriticStats
+from agentgym.trainers.learner.finite import NotFinite
+from agentgym.trainers.learner.lora import Adapters, Unadapted
+from agentgym.trainers.learner.mismatch import MismatchFound, MismatchSums
+from agentgym.trainers.learner.optimizer import PolicyOptimizer
+from agentgym.trainers.learner.step_stats import Report, StepStats
+from agentgym.trainers.learner.target_scores import TargetScores
+from agentgym.trainers.learner.token_logprobs import gradient_proxy, scorer
+from agentgym.trainers.learner.world_of import world_of
+from agentgym.trainers.parallel.gradient_threads import MicroResult
+from agentgym.trainers.parallel.sharded_tensor import whole
+from agentgym.trainers.parallel.world import Sharded, Share
+from agentgym.trainers.settings.learner import LearnerConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig
+
+__all__ = ["Learner", "LearnerConfig", "StepStats"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """The losses of some tokens of a step and their slope: near where they were computed, they are a straight line."""
+
+    loss_M: Tensor
+    slope_M: Tensor
+    """The derivative of the step's loss by the token's logprob, per unit of the token's weight."""
+    stats: LossStats
+
+    def at(self, logp_M: Tensor) -> PolicyLoss:
+        """The losses again, with the gradient that they have in the step."""
+        return PolicyLoss(self.loss_M + self.slope_M * (logp_M - logp_M.detach()), self.stats)
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """A micro-batch, and what a loss over the whole step found for it."""
+
+    batch: TrainingBatch
+    found: _Found | None = None
+    is_idle: bool = False
+    """Whether it only keeps step with other ranks."""
+
+
+class Learner:
+    """Owns the optimizer of a live model; the engine that shares the model's tensors sees every update at once.
+
+    A model that is sharded is learned by all of its ranks: each has a Learner, and all of them call the same methods
+    with the same batches, in the same order. `reference` is the model of the KL term; without one the model as it is
+    now is copied. `total_steps` counts batches.
+
+    Where adapters are trained (`config.lora`), the reference is the base, which stays as it is: the adapters are put on
+    it, and the model is kept at what both come to. Without one they are put on the model itself, or, where that is
+    sharded, were so before; `weights` tells what it comes to.
+    """
+
+    def __init__(
+        self,
+        model: Decoder | Sharded,
+        config: LearnerConfig,
+        optimizer: OptimizerConfig,
+        *,
+        total_steps: int,
+        temperature: float = 1.0,
+        reference: Decoder | Sharded | None = None,
+    ) -> None:
+        self.model = model if isinstance(model, Decoder) else model.decoder
+        self.world = world_of(model, config)
+        self.config = config
+        self.adapters: Adapters | None = None
+        if config.lora.rank:
+            base = reference.decoder if isinstance(reference, Sharded) else reference
+            self.adapters = Adapters.of(self.model, base, config.lora)
+            self.model = self.adapters.model
+        self.temperature = temperature
+        self.kl = config.kl.controller()
+        for layer in self.model.layers:
+            assert isinstance(layer, DecoderLayer)
+            layer.recomputes = config.activation_checkpointing
+        self.reference: Decoder | Unadapted | None = None
+        if config.kl.coefficient:
+            self.reference = self._reference(reference) if self.adapters is None else self.adapters.reference
+        num_steps = total_steps * config.steps_per_batch
+        self.critic: Critic | None = None
+        if config.critic.exists:
+            self.critic = Critic(
+                self.model,
+                config.critic,
+                optimizer,
+                total_steps=num_steps,
+                micro_batch_tokens=config.micro_batch_tokens,
+                world=self.world,
+            )
+        self._shared = self.critic if config.critic.trunk == "shared" else None
+        further = () if self._shared is None else self._shared.head.parameters()
+        self.optimizer = PolicyOptimizer(self.model, config.lora.rated(optimizer), num_steps, further)
+        self._fresh_from = 0
+        self._kl_of_rewards = 0.0
+        self._loss = config.policy_loss
+        self._score = scorer(config.head_kernel)
+        self._kl_penalty = penalty_of(config.kl.penalty)
+        self._elementwise = is_elementwise(LOSSES[config.loss_name])
+
+    def _reference(self, given: Decoder | Sharded | None) -> Decoder:
+        """The model of the KL term, in the world of the policy."""
+        if given is None:
+            return self.world.copy(self.model).requires_grad_(False)
+        if isinstance(given, Sharded):
+            return given.decoder.requires_grad_(False)
+        self.world.spread(given)
+        return given.requires_grad_(False)
+
+    def update(self, batch: TrainingBatch, *, version: int = 0, max_mismatch: float = math.inf) -> StepStats:
+        """Goes over the batch: `epochs` x `minibatches` optimizer steps of the policy.
+
+        Raises NotFinite, with the weights as before the optimizer step, when that is not finite, and MismatchFound
+        when the engine's logprobs in replies that began with policy `version` are further than `max_mismatch` nats from
+        ours before the first one. (What a reply goes on with over an update may be sampled over an old cache, see
+        `ServingSettings.pause`.)
+        """
+        self._fresh_from = version
+        batch = self._corrected(batch, version)
+        steps: list[StepStats] = []
+        for _ in range(self.config.epochs):
+            for part in batch.minibatches(self.config.minibatches):
+                steps.append(self._step(part, math.inf if steps else max_mismatch))
+        stats = StepStats.mean(steps)
+        if self.config.kl.place == "reward":
+            stats = replace(stats, kl=self._kl_of_rewards)
+        self.kl = self.kl.update(stats.kl, len(batch.trajectory_N.unique()))
+        return stats
+
+    def update_critic(self, batch: TrainingBatch) -> CriticStats | None:
+        """Fits the critic to the returns of the batch, as often as the policy is updated; None without a critic. One
+        that shares the policy's trunk has learned in `update` already."""
+        if self.critic is None:
+            return None
+        norms = [0.0]
+        if self._shared is None:
+            for _ in range(self.config.epochs):
+                norms += [self.critic.update(part) for part in batch.minibatches(self.config.minibatches)]
+        return self.critic.stats(batch, self.critic.read(batch)[0], max(norms))
+
+    def penalties(self, batch: TrainingBatch) -> Tensor:
+        """What the KL penalty takes off the reward of each trained target, `[M]` in units of reward, for `kl.place`
+        reward; the `update` that follows moves the coefficient toward its target."""
+        assert self.reference is not None
+        reference_M = self._logprobs(self.reference, batch)
+        nats_M = self._kl_penalty(batch.old_logp_N.cpu()[batch.mask_N.cpu()], reference_M.cpu())
+        weighted_M = self.kl.coefficient * nats_M
+        self._kl_of_rewards = float(nats_M.mean()) if len(nats_M) else 0.0
+        return weighted_M
+
+    @torch.no_grad()
+    def gradient_proxies(self, batch: TrainingBatch) -> Tensor:
+        """`1 - 2 p + sum p^2` of the batch's trained targets, `[M]`: the squared norm of the logits' gradient."""
+
+        def one(part: TrainingBatch) -> Tensor:
+            layout = self._layout(part)
+
+            def read(hidden_OE: Tensor, head_VE: Tensor) -> Tensor:
+                target_O = layout.exchange.own(part.target_N[part.mask_N])
+                return layout.exchange.joined(gradient_proxy(hidden_OE, head_VE, target_O, self.temperature))
+
+            found_M: Tensor = self.model(part.ids_N, layout, read)
+            return found_M
+
+        return self._every_target(one, self._share(batch))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` restores bitwise, in whole tensors, which the next step may change; the model itself
+        is not in it. Of several ranks all ask for it, and rank 0 gets it; the others get nothing."""
+        state: dict[str, Any] = {"optimizer": self.optimizer.state_dict(), "kl_coefficient": self.kl.coefficient}
+        state |= {} if self.critic is None else {"critic": self.critic.state_dict()}
+        state |= {} if self.adapters is None else {"lora": self.adapters.state_dict()}
+        return state if self.world.rank == 0 else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over the saved state of a learner of the same configuration, on any number of ranks; all ranks are
+        given the whole of it."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.config.kl.coefficient:
+            self.kl = replace(self.config.kl, coefficient=state["kl_coefficient"]).controller()
+        if self.critic is not None:
+            self.critic.load_state_dict(state["critic"])
+        if self.adapters is not None:
+            self.adapters.load_state_dict(state["lora"])
+            self.world.run(self.adapters.publish)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The parameters that learning changes under their published names, whole, one after the other: all of them, or
+        those that have an adapter, with it merged in. Of several ranks all go through it to the end, and rank 0 gets
+        the tensors; the others get nothing."""
+        named = published_views(self.model, whole) if self.adapters is None else self.adapters.merged()
+        for name, tensor in named:
+            if self.world.rank == 0:
+                yield name, tensor
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps so far, those of a critic with its own among them."""
+        further = None if self.critic is None else self.critic.optimizer
+        return self.optimizer.num_steps + (0 if further is None else further.num_steps)
+
+    def _step(self, batch: TrainingBatch, max_mismatch: float) -> StepStats:
+        """One optimizer step."""
+        share = self._share(batch)
+        learning_rate = self.optimizer.learning_rate
+        parts = self._parts(batch, share)
+        reports = self.world.accumulate(parts, self._compute, self.optimizer.parameters, share.sizes)
+        total = self._total(reports, share.sizes)
+        loss = float(total.loss)
+        mismatch = total.mismatch.result
+        if mismatch.max > max_mismatch:
+            self._forget_gradients()
+            raise MismatchFound(mismatch, max_mismatch)
+        norm = self.world.run(self.optimizer.step) if math.isfinite(loss) else math.nan
+        if not (math.isfinite(norm) and math.isfinite(loss)):
+            self._forget_gradients()
+            raise NotFinite(
+                f"the loss ({loss}) or gradient norm ({norm}) is not finite; the weights are as before the"
+                " optimizer step. Lower the learning rate, or look at the episodes of this step"
+            )
+        if self.adapters is not None:
+            self.world.run(self.adapters.publish)
+        return total.result(batch.num_trained_tokens, norm, learning_rate, self.kl.coefficient)
+
+    def _total(self, reports: Sequence[Report], sizes: Sequence[int]) -> Report:
+        """The sums over all micro-batches of all ranks, the same on each."""
+        rest = iter(reports)
+        portions: list[Report] = [reduce(add, islice(rest, size)) for size in sizes or (len(reports),)]
+        if self.world.size == 1 and len(portions) == 1:
+            return portions[0]
+        found = [one for portion in portions for one in self.world.gathered(portion.scalars_K)]
+        return reduce(add, map(Report.of_scalars, found))
+
+    def _forget_gradients(self) -> None:
+        for parameter in self.optimizer.parameters:
+            parameter.grad = None
+
+    def _corrected(self, batch: TrainingBatch, version: int) -> TrainingBatch:
+        """The batch with what the off-policy correction makes of it; itself without one."""
+        name = self.config.correction
+        if name is None:
+            return batch
+        old_M = self._logprobs(self.model, batch).cpu()
+        return corrected_batch(batch, old_M, version, name, self.config.correction_settings)
+
+    @torch.no_grad()
+    def logprobs(self, batch: TrainingBatch, temperature: float | None = None) -> Tensor:
+        """Logprobs of the batch's trained targets under the current weights, `[number of trained targets]`; at the
+        temperature of training, or at another one."""
+        return self._logprobs(self.model, batch, temperature)
+
+    def _logprobs(self, model: Decoder | Unadapted, batch: TrainingBatch, temperature: float | None = None) -> Tensor:
+        return self._every_target(lambda part: self._logp(model, part, temperature), self._share(batch))
+
+    def _share(self, batch: TrainingBatch) -> Share:
+        return self.world.share(batch, self.config.micro_batch_tokens)
+
+    def _scores(
+        self, hidden_OE: Tensor, head_VE: Tensor, part: TrainingBatch, exchange: Exchange, temperature: float
+    ) -> TargetScores:
+        """What the policy says of all trained targets of a part, wherever their final states are."""
+        found = self._score(hidden_OE, head_VE, exchange.own(part.target_N[part.mask_N]), temperature)
+        return TargetScores(exchange.joined(found.logp_N), exchange.joined(found.entropy_N))
+
+    def _layout(self, part: TrainingBatch) -> PackedLayout:
+        return self.world.layout(part.seqlens, part.ids_N, part.mask_N)
+
+    def _every_target(self, work: Callable[[TrainingBatch], Tensor], share: Share) -> Tensor:
+        """What `work` gives for the trained targets of micro-batches, for those of the batch, `[M]`."""
+        return self.world.whole(self.world.map(work, share.parts)[: share.num_own], share.targets)
+
+    def close(self) -> None:
+        """Ends the learner's threads."""
+        self.world.close()
+
+    @torch.no_grad()
+    def _logp(self, model: Decoder | Unadapted, part: TrainingBatch, temperature: float | None = None) -> Tensor:
+        layout, wanted = self._layout(part), temperature or self.temperature
+        scores: TargetScores = model(
+            part.ids_N, layout, lambda hidden, head: self._scores(hidden, head, part, layout.exchange, wanted)
+        )
+        return scores.logp_N
+
+    def _parts(self, batch: TrainingBatch, share: Share) -> list[_Part]:
+        """The micro-batches of the batch's share. A loss over the whole step is computed here, from one pass without
+        gradient.
+
+        Its derivative by each logprob is exact, and a micro-batch that carries these back has its share of the step's
+        gradient, however the step is cut.
+        """
+        if self._elementwise or not share.parts:
+            return [_Part(part, is_idle=share.is_idle(number)) for number, part in enumerate(share.parts)]
+        logp_M = self._every_target(lambda part: self._logp(self.model, part), share).requires_grad_()
+        names = ("old_logp_N", "advantage_N", "trajectory_N", "weight_N", "correction_N")
+        old_M, advantage_M, trajectory_M, weight_M, correction_M = (
+            getattr(batch, name)[batch.mask_N].to(self.world.device) for name in names
+        )
+        all_M = torch.ones_like(logp_M, dtype=torch.bool)
+        policy = self._loss(logp_M, old_M, advantage_M, all_M, sequences=trajectory_M)
+        corrected_M = correction_M * policy.loss
+        (slope_M,) = torch.autograd.grad((weight_M * corrected_M).sum(), logp_M)
+        own, idle = share.parts[: share.num_own], share.parts[share.num_own :]
+        here, sizes = share.targets.here, [part.num_trained_tokens for part in own]
+        losses, slopes = corrected_M.detach()[here].split(sizes), (slope_M / weight_M)[here].split(sizes)
+        stats = [policy.stats if self.world.portion == 0 else policy.stats.nothing, *[policy.stats.nothing] * len(own)]
+        found = (_Found(*one) for one in zip(losses, slopes, stats, strict=False))
+        return [
+            *(_Part(part, one) for part, one in zip(own, found, strict=True)),
+            *(_Part(part, is_idle=True) for part in idle),
+        ]
+
+    def _policy_loss(self, micro: _Part, logp_M: Tensor) -> PolicyLoss:
+        """The loss of each trained target, corrected."""
+        if micro.found is not None:
+            return micro.found.at(logp_M)
+        part, mask_N = micro.batch, micro.batch.mask_N
+        all_M = torch.ones_like(logp_M, dtype=torch.bool)
+        policy = self._loss(logp_M, part.old_logp_N[mask_N], part.advantage_N[mask_N], all_M)
+        if self.config.correction is None:
+            return policy
+        return PolicyLoss(part.correction_N[mask_N] * policy.loss, policy.stats)
+
+    def _forward(self, part: TrainingBatch) -> tuple[TargetScores, Tensor]:
+        """What the policy says of the trained targets, and the value loss of a critic on its trunk, else 0."""
+        layout = self._layout(part)
+
+        def read(hidden_OE: Tensor, head_VE: Tensor) -> tuple[TargetScores, Tensor]:
+            scores = self._scores(hidden_OE, head_VE, part, layout.exchange, self.temperature)
+            return scores, torch.zeros(()) if self._shared is None else self._shared.loss(hidden_OE, part)
+
+        found: tuple[TargetScores, Tensor] = self.model(part.ids_N, layout, read)
+        return found
+
+    def _compute(self, micro: _Part) -> MicroResult[Report]:
+        """The loss of a micro-batch: its share of the step's loss, so shares add up."""
+        part, config = micro.batch, self.config
+        mask_N = part.mask_N
+        reference_M = None
+        if self.reference is not None and config.kl.place == "loss":
+            reference_M = self._logp(self.reference, part)
+        (logp_M, entropy_M), value_loss = self._forward(part)
+        if micro.is_idle:
+            return MicroResult(0 * logp_M.sum(), Report.nothing(logp_M.device))
+        policy = self._policy_loss(micro, logp_M)
+        loss_M = policy.loss
+        kl_M = torch.zeros_like(logp_M)
+        if reference_M is not None:
+            kl_M = self._kl_penalty(logp_M, reference_M)
+            loss_M = loss_M + self.kl.coefficient * kl_M
+        if config.entropy_coefficient:
+            loss_M = loss_M - config.entropy_coefficient * entropy_M
+        loss = (part.weight_N[mask_N] * loss_M).sum()
+        if self._shared is not None:
+            loss = loss + self._shared.config.coefficient * value_loss
+        correction_M = part.correction_N[mask_N]
+        report = Report(
+            loss=loss.detach(),
+            entropy=entropy_M.detach().sum(),
+            kl=kl_M.detach().sum(),
+            mismatch=MismatchSums.of(
+                logp_M.detach(), part.sampled_logp_N[mask_N], part.reply_version_N[mask_N] >= self._fresh_from
+            ),
+            stats=policy.stats,
+            correction=correction_M.sum(),
+            num_rejected=(correction_M == 0).sum(),
+        )
+        return MicroResult(loss, report)

@@ -1,0 +1,40 @@
+"""Logprobs and entropies by Liger's fused linear cross-entropy, in the place of `score_targets`.
+
+On a Hopper GPU whose environment has `nvidia-cutlass-dsl` it is one kernel that never writes the logits to memory;
+elsewhere Liger computes chunks in PyTorch.
+"""
+
+from __future__ import annotations
+
+import torch
+from liger_kernel.ops import LigerFusedLinearScaledCrossEntropyFunction
+from torch import Tensor
+
+from agentgym.errors import ConfigError
+from agentgym.trainers.learner.target_scores import TargetScores
+
+__all__ = ["score_targets_by_liger"]
+
+HOPPER = (9, 0)
+
+
+def score_targets_by_liger(
+    hidden_NE: Tensor, head_VE: Tensor, target_N: Tensor, temperature: float = 1.0
+) -> TargetScores:
+    """See `score_targets`; raises ConfigError for a type that the kernel of this GPU does not take."""
+    if not len(target_N):  # which Liger refuses
+        nothing_N = hidden_NE.sum(-1).float()
+        return TargetScores(nothing_N, nothing_N.clone())
+    if hidden_NE.dtype != torch.bfloat16 and _is_on_hopper(hidden_NE):
+        raise ConfigError(
+            f"Liger's kernel for Hopper GPUs takes bfloat16, and the model is {hidden_NE.dtype}: give learner.dtype"
+            " bfloat16 (on a cluster learner.fsdp.param_dtype), or leave learner.head_kernel out"
+        )
+    nll_N, entropy_N = LigerFusedLinearScaledCrossEntropyFunction.apply(
+        hidden_NE, head_VE, target_N, temperature or 1.0, return_entropy=True
+    )
+    return TargetScores(-nll_N, entropy_N.float())
+
+
+def _is_on_hopper(tensor: Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.get_device_capability(tensor.device) == HOPPER

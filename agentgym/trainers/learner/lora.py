@@ -1,0 +1,178 @@
+"""Training adapters in place of the weights (LoRA, Hu et al. 2021): how they begin, and what they come to.
+
+The base stays as it is, to the bit, and is the reference of a KL term where the adapters are left out. Engines,
+checkpoints and exports have the weights with the adapters merged in. Names, the first values and the scale are those
+of the peft package, so that an adapter can go on there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from agentgym.errors import ConfigError
+from agentgym.model.decoder import Decoder, DecoderLayer
+from agentgym.model.lora_layer import QKV, Adapter, LayerAdapters, adapters_off
+from agentgym.model.model_folder import published_views
+from agentgym.model.packed_layout import PackedLayout
+from agentgym.rollout.seeds import derive
+from agentgym.trainers.parallel.sharded_tensor import is_sharded, like, whole
+from agentgym.trainers.settings.lora import LoraConfig
+
+__all__ = ["Adapters", "Unadapted", "adapt"]
+
+
+MATRICES = ("qkv", "out", "gate_up", "down")
+"""The parameters of a layer that hold them."""
+
+T = TypeVar("T")
+
+
+def adapt(model: Decoder, config: LoraConfig) -> Decoder:
+    """Freezes the model and gives it adapters that add nothing yet; where it is to be sharded, before it is."""
+    model.requires_grad_(False)
+    for layer in _layers(model):
+        scale = config.alpha / config.rank
+        layer.adapters = LayerAdapters(layer.projections, config.target_modules, rank=config.rank, scale=scale)
+        layer.adapters.to(model.embed.device, model.embed.dtype)
+    for name, adapter in _named(model):
+        first_RI = torch.empty(adapter.A_RI.shape)
+        nn.init.kaiming_uniform_(first_RI, math.sqrt(5), generator=_generator(config.seed or 0, name))
+        with torch.no_grad():
+            adapter.A_RI.copy_(first_RI)
+    return model
+
+
+class Adapters:
+    """The adapters of a decoder and the weights under them.
+
+    Of a sharded model each rank has an object of its own, and all ask them for the same, in the same order.
+    """
+
+    def __init__(self, model: Decoder, config: LoraConfig, published: Decoder | None = None) -> None:
+        self.model, self.config = model, config
+        self.published = published
+        """A model that is kept at what the weights and their adapters come to; None for none."""
+        self._by_name = dict(_named(model))
+
+    @classmethod
+    def of(cls, model: Decoder, base: Decoder | None, config: LoraConfig) -> Adapters:
+        """Adapters on the weights of `base`, for which the model is kept at what both come to; without a base, on the
+        model itself. Raises ConfigError for a sharded model that had no adapters before it was sharded."""
+        if is_sharded(model.embed):
+            if base is not None or next(_named(model), None) is None:
+                raise ConfigError("a model gets its adapters before it is sharded: ranks.shard(adapt(model, config))")
+            return cls(model, config)
+        if base is None:
+            return cls(adapt(model, config), config)
+        adapters = cls(adapt(base, config), config, model)
+        adapters._share()
+        return adapters
+
+    @property
+    def reference(self) -> Unadapted:
+        """The model without its adapters: no weights of its own."""
+        return Unadapted(self.model)
+
+    @torch.no_grad()
+    def merged(self) -> Iterator[tuple[str, Tensor]]:
+        """Each weight that has an adapter, by its published name, with the adapter merged in; whole, one after the
+        other."""
+        for name, weight_OI in published_views(self.model, whole):
+            adapter = self._by_name.get(name.removesuffix(".weight"))
+            if adapter is not None:
+                low_RI, high_OR = whole(adapter.A_RI), whole(adapter.B_OR)
+                yield name, torch.addmm(weight_OI, high_OR, low_RI, alpha=self.config.alpha / self.config.rank)
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Brings the published model up to date."""
+        if self.published is not None:
+            views = dict(published_views(self.published))
+            for name, merged_OI in self.merged():
+                views[name].copy_(merged_OI)
+
+    @torch.no_grad()
+    def merge(self) -> Decoder:
+        """Makes the adapters a part of the weights, and takes them off: a model as any other."""
+        views = dict(published_views(self.model))
+        for name, merged_OI in self.merged():
+            views[name].copy_(merged_OI)
+        for layer in _layers(self.model):
+            layer.adapters = None
+        return self.model.requires_grad_(True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` restores bitwise, in whole tensors, by peft's names, and the settings."""
+        return {"settings": asdict(self.config), "tensors": {name: whole(one) for name, one in self._tensors()}}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over the saved state of adapters of the same configuration; `publish` tells of it."""
+        tensors: dict[str, Tensor] = dict(state["tensors"])
+        own = dict(self._tensors())
+        if tensors.keys() != own.keys() or any(tensors[name].shape != own[name].shape for name in own):
+            raise ConfigError(
+                f"the state is of other adapters: it has {len(tensors)} tensors with the settings"
+                f" {state['settings']}, and wanted are {len(own)} with {asdict(self.config)}"
+            )
+        for name, one in own.items():
+            one.copy_(like(tensors[name], one))
+
+    def _tensors(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, adapter in self._by_name.items():
+            yield f"base_model.model.{name}.lora_A.weight", adapter.A_RI
+            yield f"base_model.model.{name}.lora_B.weight", adapter.B_OR
+
+    def _share(self) -> None:
+        """Gives up the base's memory of what has no adapters: the published model has the same."""
+        assert self.published is not None
+        theirs = dict(self.published.named_parameters())
+        for path, parameter in list(self.model.named_parameters()):
+            owner, _, name = path.rpartition(".")
+            if name in MATRICES or path not in theirs:
+                continue
+            if not torch.equal(parameter, theirs[path]):
+                raise ConfigError(
+                    f"{path!r} is another one in the model and in the base under its adapters: the base is the model"
+                    " that the adapters were trained on, unchanged"
+                )
+            same = nn.Parameter(theirs[path].detach(), requires_grad=False)
+            setattr(self.model.get_submodule(owner), name, same)
+
+
+class Unadapted:
+    """A decoder without its adapters, on the same weights: what a KL term is taken against."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+
+    def __call__(self, ids_N: Tensor, layout: PackedLayout, read: Callable[[Tensor, Tensor], T]) -> T:
+        """See `Decoder.forward`."""
+        with adapters_off():
+            found: T = self._decoder(ids_N, layout, read)
+            return found
+
+
+def _layers(model: Decoder) -> Iterator[DecoderLayer]:
+    for layer in model.layers:
+        assert isinstance(layer, DecoderLayer)
+        yield layer
+
+
+def _named(model: Decoder) -> Iterator[tuple[str, Adapter]]:
+    """Each adapter by the published name of its module, such as `model.layers.0.self_attn.q_proj`."""
+    for index, layer in enumerate(_layers(model)):
+        if layer.adapters is not None:
+            for name, adapter in layer.adapters.named():
+                block = "self_attn" if name in QKV or name == "o_proj" else "mlp"
+                yield f"model.layers.{index}.{block}.{name}", adapter
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    return torch.Generator().manual_seed(derive(seed, "lora", name))

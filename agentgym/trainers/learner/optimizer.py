@@ -1,0 +1,129 @@
+"""The optimizer, its warm-up, and gradient clipping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agentgym.trainers.learner.master_weights import MasterWeights
+from agentgym.trainers.parallel.sharded_tensor import like, whole
+from agentgym.trainers.settings.optimizer import OptimizerConfig
+
+__all__ = ["PolicyOptimizer"]
+
+
+class PolicyOptimizer:
+    """AdamW (or Muon) over a model's parameters, with the configured schedule; `num_steps` is where it stands.
+
+    `further` are parameters outside of the model that learn with it, such as a head's. Of bfloat16 parameters it keeps
+    float32 masters, see `MasterWeights`.
+    """
+
+    def __init__(
+        self, model: nn.Module, config: OptimizerConfig, total_steps: int, further: Iterable[nn.Parameter] = ()
+    ) -> None:
+        self.config = config
+        self.total_steps = max(1, total_steps)
+        self.num_steps = 0
+        more = list(further)
+        self.parameters = [*(parameter for parameter in model.parameters() if parameter.requires_grad), *more]
+        self._masters = MasterWeights(self.parameters)
+        self._stepped = [self._masters.of(parameter) for parameter in self.parameters]
+        self._parts = _make_parts(model, config, more, self._masters)
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the next step."""
+        warm = min(1.0, (self.num_steps + 1) / max(1, self.config.warmup_steps))
+        left = 1.0 - self.num_steps / self.total_steps
+        return self.config.learning_rate * warm * (min(1.0, 2 * left) if self.config.decay == "linear" else 1.0)
+
+    def step(self) -> float:
+        """Clips the accumulated gradients, applies and clears them; gives their norm before clipping.
+
+        A norm that is not finite changes nothing and is returned, for the caller to halt on.
+        """
+        self._masters.take_gradients()
+        norm = float(whole(nn.utils.clip_grad_norm_(self._stepped, self.config.max_grad_norm)))
+        if norm == norm and norm != float("inf"):
+            for part in self._parts:
+                for group in part.param_groups:
+                    group["lr"] = self.learning_rate
+                part.step()
+            self._masters.round()
+            self.num_steps += 1
+        for part in self._parts:
+            part.zero_grad(set_to_none=True)
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` restores bitwise; whole tensors, however the parameters are sharded."""
+        state = {"num_steps": self.num_steps, "parts": [_whole_state(part) for part in self._parts]}
+        return state | ({"masters": self._masters.state()} if len(self._masters) else {})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over a saved state of an optimizer of the same model and configuration."""
+        self.num_steps = state["num_steps"]
+        self._masters.load(state.get("masters", ()))
+        for part, saved in zip(self._parts, state["parts"], strict=True):
+            part.load_state_dict(_state_like(part, saved))
+
+
+def _whole_state(part: torch.optim.Optimizer) -> dict[str, Any]:
+    saved, parameters = part.state_dict(), _parameters(part)
+    return {
+        **saved,
+        "state": {
+            index: {name: whole(one, of=parameters[index]) for name, one in state.items()}
+            for index, state in saved["state"].items()
+        },
+    }
+
+
+def _state_like(part: torch.optim.Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved state, cut as the optimizer's parameters are; numbers that are one for a whole parameter stay so."""
+    parameters = _parameters(part)
+
+    def cut(one: Tensor, parameter: Tensor) -> Tensor:
+        return like(one, parameter) if one.shape == parameter.shape else one
+
+    return {
+        **saved,
+        "state": {
+            index: {name: cut(one, parameters[index]) for name, one in state.items()}
+            for index, state in saved["state"].items()
+        },
+    }
+
+
+def _parameters(part: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in part.param_groups for parameter in group["params"]]
+
+
+def _make_parts(
+    model: nn.Module, config: OptimizerConfig, further: Sequence[nn.Parameter], masters: MasterWeights
+) -> list[torch.optim.Optimizer]:
+    named = [(name, masters.of(parameter)) for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+    def adamw(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(
+            [*parameters, *map(masters.of, further)],
+            lr=config.learning_rate,
+            betas=(config.beta1, config.beta2),
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+
+    if config.name == "adamw":
+        return [adamw(parameter for _, parameter in named)]
+    # Muon is for the matrices between hidden states; embeddings, head and norms go to AdamW, as its authors say.
+    matrices = [parameter for name, parameter in named if parameter.ndim == 2 and name not in ("embed", "head")]
+    chosen = {id(parameter) for parameter in matrices}
+    muon = torch.optim.Muon(
+        matrices, lr=config.learning_rate, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
+    )
+    rest = [parameter for _, parameter in named if id(parameter) not in chosen]
+    return [muon, adamw(rest)] if rest or further else [muon]

@@ -1,0 +1,142 @@
+"""What one update of the policy did, and the sums that it is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from agentgym.trainers.algorithms.losses import LossStats
+from agentgym.trainers.learner.mismatch import MismatchSums
+
+__all__ = ["Report", "StepStats"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepStats:
+    """What one update did; means are over the trained tokens of the batch, in nats, and over its optimizer steps."""
+
+    loss: float
+    grad_norm: float
+    """Global 2-norm before clipping."""
+    learning_rate: float
+    """Of the last optimizer step."""
+    entropy: float
+    kl: float
+    """Against the reference model; 0 without one."""
+    kl_coefficient: float
+    """The weight that it had."""
+    clip_fraction: float
+    ratio_max: float
+    mismatch_mean: float
+    """Mean |logprob of the trainer - logprob of the engine| over tokens of the newest weights: rounding alone. Of the
+    first optimizer step, before which the weights are those that sampled."""
+    mismatch_max: float
+    mismatch_kl: float
+    """Estimate of KL(engine || trainer) over the same tokens."""
+    stale_tokens: int
+    """Trained tokens of replies that began with older weights."""
+    correction_mean: float
+    """What the losses were multiplied by on average; 1 without an off-policy correction."""
+    corrected_away: float
+    """Share of trained tokens whose loss was multiplied by 0."""
+
+    @classmethod
+    def mean(cls, steps: Sequence[StepStats]) -> StepStats:
+        """Of several optimizer steps on one batch; a single one is given back as it is."""
+        first, last = steps[0], steps[-1]
+
+        def average(name: str) -> float:
+            return math.fsum(getattr(one, name) for one in steps) / len(steps)
+
+        if len(steps) == 1:
+            return first
+        names = ("loss", "grad_norm", "entropy", "kl", "clip_fraction", "correction_mean", "corrected_away")
+        return cls(
+            **{name: average(name) for name in names},
+            learning_rate=last.learning_rate,
+            kl_coefficient=first.kl_coefficient,
+            ratio_max=max(one.ratio_max for one in steps),
+            mismatch_mean=first.mismatch_mean,
+            mismatch_max=first.mismatch_max,
+            mismatch_kl=first.mismatch_kl,
+            stale_tokens=first.stale_tokens,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """Sums of one micro-batch, scalars; those of two add up."""
+
+    loss: Tensor
+    entropy: Tensor
+    kl: Tensor
+    mismatch: MismatchSums
+    stats: LossStats
+    correction: Tensor
+    num_rejected: Tensor
+
+    def __add__(self, other: Report) -> Report:
+        return Report(
+            loss=self.loss + other.loss,
+            entropy=self.entropy + other.entropy,
+            kl=self.kl + other.kl,
+            mismatch=self.mismatch + other.mismatch,
+            stats=self.stats + other.stats,
+            correction=self.correction + other.correction,
+            num_rejected=self.num_rejected + other.num_rejected,
+        )
+
+    @property
+    def scalars_K(self) -> Tensor:
+        """All sums in the order of their fields, float64, as processes exchange them."""
+        found = [*self._plain, *vars(self.mismatch).values(), *vars(self.stats).values()]
+        return torch.stack([one.detach().double() for one in found])
+
+    @property
+    def _plain(self) -> list[Tensor]:
+        return [self.loss, self.entropy, self.kl, self.correction, self.num_rejected]
+
+    @classmethod
+    def of_scalars(cls, scalars_K: Tensor) -> Report:
+        """What `scalars_K` was taken of."""
+        loss, entropy, kl, correction, num_rejected, *further = scalars_K.unbind()
+        middle = len(fields(MismatchSums))
+        return cls(
+            loss=loss,
+            entropy=entropy,
+            kl=kl,
+            mismatch=MismatchSums(*further[:middle]),
+            stats=LossStats(*further[middle:]),
+            correction=correction,
+            num_rejected=num_rejected,
+        )
+
+    @classmethod
+    def nothing(cls, device: torch.device) -> Report:
+        """The sums of no token."""
+        number = len(fields(cls)) - 2 + len(fields(MismatchSums)) + len(fields(LossStats))
+        return cls.of_scalars(torch.zeros(number, dtype=torch.float64, device=device))
+
+    def result(self, num_trained: int, grad_norm: float, learning_rate: float, kl_coefficient: float) -> StepStats:
+        """The statistics of an optimizer step on `num_trained` tokens."""
+        mismatch, num_tokens = self.mismatch.result, max(1, num_trained)
+        return StepStats(
+            loss=float(self.loss),
+            grad_norm=grad_norm,
+            learning_rate=learning_rate,
+            entropy=float(self.entropy) / num_tokens,
+            kl=float(self.kl) / num_tokens,
+            kl_coefficient=kl_coefficient,
+            clip_fraction=self.stats.clip_fraction,
+            ratio_max=float(self.stats.ratio_max),
+            mismatch_mean=mismatch.mean,
+            mismatch_max=mismatch.max,
+            mismatch_kl=mismatch.kl,
+            stale_tokens=num_trained - mismatch.num_tokens,
+            correction_mean=float(self.correction) / num_tokens,
+            corrected_away=float(self.num_rejected) / num_tokens,
+        )

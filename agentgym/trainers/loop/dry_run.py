@@ -1,0 +1,153 @@
+"""What a run would do and need, before anything starts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+from agentgym.chat_templates import renderer_for
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.embedded import embedded_folder
+from agentgym.engines.local.kv_cache import fitting_slots
+from agentgym.envs.catalog.resolve import make_env
+from agentgym.errors import ConfigError
+from agentgym.model.decoder import Decoder
+from agentgym.model.model_folder import load_decoder
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.learner.lora import adapt
+from agentgym.trainers.loop.run_tasks import open_tasks
+from agentgym.trainers.loop.token_budget import with_token_budget
+from agentgym.trainers.tasks import EnvChoice, env_choices
+from agentgym.trainers.tasks.mix import apportion
+from agentgym.types import JSON, Message, Task
+
+__all__ = ["PlanLine", "describe_plan"]
+
+PlanLine = tuple[str, int, str]
+"""Name, number, and what it is."""
+BYTES = 4
+PROCESS_MB = 750
+"""What Python, torch, its compiled kernels and the other libraries hold, as measured."""
+
+
+def describe_plan(config: TrainConfig) -> list[PlanLine]:
+    """Counts of a run and a rough bound of its memory; makes one environment and loads the model to look at them."""
+    config = with_token_budget(config)
+    folder = embedded_folder() if config.model == "embedded" else Path(config.model)
+    renderer, model = renderer_for(folder, config.family, date=config.date), load_decoder(folder)
+    choices = env_choices(config.practice, config.env, cast(Mapping[str, JSON], config.env_kwargs))
+    held_out = config.eval_episodes
+    if config.data.given:
+        source = open_tasks(config, renderer)
+        tasks, held_out = source.train_tasks(1, range(config.tasks)), len(source.eval_tasks(held_out))
+    else:
+        tasks = [Task(one.env, config.seed, kwargs=kwargs) for one in choices for kwargs in one.variants]
+    shape, prompt = model.config, max(_prompt_tokens(task, renderer) for task in tasks)
+    window = min(config.limits.context_window or shape.context_window, shape.context_window)
+    if prompt + 1 > window:
+        raise ConfigError(f"the first prompt has {prompt} tokens, the window only {window}: nothing could be sampled")
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    num_slots = config.local.num_slots or fitting_slots(model, window)
+    cache = 2 * num_slots * window * shape.num_layers * shape.num_kv_heads * shape.head_width
+    threads = config.learner.threads or 2
+    layer_floats = 12 * shape.width + 4 * shape.ffn_width + 4 * shape.num_heads * shape.head_width
+    activations = threads * max(config.learner.micro_batch_tokens, window) * shape.num_layers * layer_floats
+    learner, ahead = config.learner, config.max_staleness > 0
+    trained, what = _trained(model, config)
+    critics = 2 if learner.critic.trunk == "own" else 1  # gradients and AdamW's two means, for each
+    weights = parameters * (critics + (1 if learner.kl.coefficient else 0))
+    weights = 2 * parameters + critics * trained if learner.lora.rank else weights  # the base, and with adapters merged
+    weights += (3 * critics + threads) * trained + (parameters if ahead and config.engine == "local" else 0)
+    memory = PROCESS_MB + (weights + cache + activations) * BYTES // 1_000_000
+    episodes = config.episodes_per_step
+    return [
+        *_servers(config),
+        *_actors(config),
+        ("tasks per step", config.tasks, "prompts; each is one group"),
+        *([("most groups ahead", config.tasks * (config.max_staleness + 1), "played while steps learn")] * ahead),
+        ("episodes per step", episodes, f"{config.tasks} tasks x group size {config.group_size}"),
+        *_practice(config, choices),
+        ("optimizer steps", config.steps * learner.steps_per_batch, f"{learner.steps_per_batch} after each batch"),
+        ("episodes in all", episodes * config.steps, f"and {2 * held_out} held-out ones"),
+        ("first prompt tokens", prompt, f"of a window of {window}"),
+        ("most tokens per reply", min(config.limits.turn_tokens or window, window), "limits.turn_tokens"),
+        ("most tokens per step", episodes * window, "if every episode filled the window"),
+        ("micro-batch tokens", config.learner.micro_batch_tokens, "of one forward and backward pass"),
+        ("model parameters", parameters, f"{shape.family}, {shape.num_layers} layers of width {shape.width}"),
+        ("trained parameters", trained, what),
+        ("memory MB", memory, "a rough bound: weights, optimizer, cache, activations, libraries"),
+    ]
+
+
+def _trained(model: Decoder, config: TrainConfig) -> tuple[int, str]:
+    """How many parameters of the policy learn, and which; puts adapters on the model where they are trained."""
+    lora = config.learner.lora
+    if not lora.rank:
+        return sum(one.numel() for one in model.parameters()), "all of the model's"
+    trained = sum(one.numel() for one in adapt(model, lora).parameters() if one.requires_grad)
+    rate = lora.rated(config.optimizer).learning_rate
+    return trained, f"adapters of rank {lora.rank} on {', '.join(lora.target_modules)}, at a learning rate of {rate:g}"
+
+
+def _prompt_tokens(task: Task, renderer: Renderer) -> int:
+    """Tokens of a task's first prompt."""
+    env = make_env(task.env_id, task.kwargs)
+    _, info = env.reset(seed=task.seed, options=dict(task.options) or None)
+    system = (Message("system", env.system_prompt),) if env.system_prompt else ()
+    prompt = renderer.render([*system, *info["messages"]], env.tool_specs)
+    env.close()
+    return len(prompt)
+
+
+def _practice(config: TrainConfig, choices: Sequence[EnvChoice]) -> list[PlanLine]:
+    """What a step's tasks are, where there is more to say than their number."""
+    practice, tasks = config.practice, config.tasks
+    lines: list[PlanLine] = []
+    if practice.mix:
+        shares = apportion([choice.weight for choice in choices], tasks)
+        told = ", ".join(f"{share} of {one.name}" for share, one in zip(shares, choices, strict=True))
+        lines.append(("environments", len(choices), f"in the first step {told}"))
+    for choice in choices:
+        curriculum, kwargs = choice.curriculum, json.dumps(dict(choice.kwargs))
+        if curriculum.method != "off":
+            values = ", ".join(map(str, curriculum.values))
+            what = f"{curriculum.by} = {values}, by {curriculum.method}; held-out tasks have the keywords {kwargs}"
+            lines.append((f"levels of {choice.name}", len(curriculum.values), what))
+    if practice.replay.share:
+        bounds = f"{practice.replay.min_success:g} to {practice.replay.max_success:g}"
+        what = f"at most, of a step: earlier ones whose groups had a success of {bounds}"
+        lines.append(("replayed tasks", int(tasks * practice.replay.share + 1e-9), what))
+    if practice.filter != "off":
+        most = config.episodes_per_step * (1 + practice.max_refills)
+        what = f"groups of equal {practice.filter} are replaced in up to {practice.max_refills} rounds"
+        lines.append(("most episodes per step", most, what))
+    return lines
+
+
+def _actors(config: TrainConfig) -> list[PlanLine]:
+    """What a run on a cluster is made of; the cluster is not asked."""
+    cluster = config.cluster
+    if config.executor == "local":
+        return []
+    cpus = sum(bundle.get("CPU", 0) for bundle in cluster.bundles)
+    gpus = sum(bundle.get("GPU", 0) for bundle in cluster.bundles)
+    return [
+        ("learner ranks", cluster.learners, "processes that share the learner"),
+        ("engine actors", cluster.engines, "replicas: each samples in its process, or has a server"),
+        ("worker actors", cluster.workers, "processes that play episodes"),
+        ("bundles", len(cluster.bundles), f"{cpus:g} CPU and {gpus:g} GPU in all, placed by {cluster.placement}"),
+    ]
+
+
+def _servers(config: TrainConfig) -> list[PlanLine]:
+    """Which servers sample; none are launched or asked for it."""
+    if config.engine == "local":
+        return []
+    given = config.sglang if config.engine == "sglang" else config.vllm
+    if given.urls:
+        return [(f"{config.engine} servers", len(given.urls), f"that run: {', '.join(given.urls)}")]
+    number = given.replicas if config.executor == "local" else config.ray.engines
+    return [(f"{config.engine} servers", number, f"launched with {given.python or sys.executable}")]

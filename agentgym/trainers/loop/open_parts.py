@@ -1,0 +1,57 @@
+"""The parts of a run: the engine that samples, the stage that plays, the learner that learns; here or on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from importlib import import_module
+
+from agentgym.engines.local.engine import LocalEngine
+from agentgym.engines.protocol import Engine
+from agentgym.errors import ConfigError
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.learner.learner import Learner
+from agentgym.trainers.parts.engine import load_model, open_engine
+from agentgym.trainers.parts.parts import Origin, RunParts
+from agentgym.trainers.parts.stage import LocalStage
+
+__all__ = ["open_parts"]
+
+NO_RAY = "executor ray needs Ray ({error}): pip install 'agentgym-llm[ray]'"
+
+
+async def open_parts(
+    config: TrainConfig,
+    origin: Origin,
+    stack: AsyncExitStack,
+    tell: Callable[[str], None],
+    metered: Callable[[Engine], Engine] = lambda engine: engine,
+) -> RunParts:
+    """Makes the parts; the stack closes them, the last one first. `tell` is given lines that a user should see, and
+    `metered` gives the engine that episodes in this process are played with."""
+    if config.executor == "ray":
+        try:
+            cluster = import_module("agentgym.trainers.cluster.run")
+        except ImportError as error:
+            raise ConfigError(NO_RAY.format(error=error)) from error
+        parts: RunParts = await cluster.open_cluster(config, origin, stack, tell)
+        return parts
+    if config.engine != "local":
+        tell(f"start {config.engine}")
+    engine = await open_engine(
+        config, origin.model, origin.model_folder, version=origin.version, log_folder=origin.logs
+    )
+    stack.push_async_callback(engine.close)
+    if isinstance(engine, LocalEngine) and engine.compiles:
+        tell("compile")
+        await engine.prepare()
+    learner = Learner(
+        origin.model,
+        config.learner,
+        config.optimizer,
+        total_steps=config.steps,
+        temperature=config.sampling.temperature,
+        reference=load_model(origin.model_folder, config.learner) if config.learner.needs_first_weights else None,
+    )
+    stack.callback(learner.close)
+    return RunParts(engine, LocalStage(config, metered(engine), origin.renderer), learner)

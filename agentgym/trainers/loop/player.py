@@ -1,0 +1,171 @@
+"""Plays for a training run: the groups of a step, the episodes of a probe, and evaluations."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+
+from agentgym.http_guard import choose_token
+from agentgym.rewards import Rewards
+from agentgym.rollout.episode.episode import Episode
+from agentgym.rollout.episode.episode_loop import EpisodeLoop
+from agentgym.rollout.episode.token_loop import RolloutLoop
+from agentgym.rollout.sampling.group_stream import GroupStream, Order
+from agentgym.rollout.sampling.sampler import Sampler
+from agentgym.rollout.sampling.self_play import SelfPlaySampler
+from agentgym.rollout.sampling.staleness import staleness
+from agentgym.rollout.sampling.step_lengths import StepLengths
+from agentgym.rollout.serving.http_server import EpisodeServer, ServeConfig
+from agentgym.rollout.serving.served_loop import ServedLoop
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.loop.self_play import SeatedEpisodes, played_alone, rival_loop, seat_metrics, trained_seats
+from agentgym.trainers.parts.stage import Stage
+from agentgym.trainers.tasks.ahead import AheadTasks
+from agentgym.trainers.tasks.filtering import StepGroups, fill_step
+from agentgym.trainers.tasks.source import TaskSource
+from agentgym.trajectory import Group, Trajectory
+
+__all__ = ["Player"]
+
+logger = logging.getLogger(__name__)
+
+
+class Player:
+    """What plays the episodes of one run; `open` makes its parts."""
+
+    def __init__(self, config: TrainConfig, stage: Stage, source: TaskSource, rewards: Rewards) -> None:
+        self.config = config
+        self.source = source
+        self._stage = stage
+        self._rewards = rewards
+        self._told_lack = False
+        self._stream: GroupStream | None = None
+        self._lengths = StepLengths(config.tasks, config.max_staleness)
+        self._seats = trained_seats(config)
+
+    async def open(self, stack: AsyncExitStack, on_served: Callable[[str, str | None], None]) -> None:
+        """Makes the samplers; the stack closes them. `on_served` is called with the URL at which agents play, where
+        they do, and the token that they need, or None."""
+        config, stage = self.config, self._stage
+        loop = stage.loop("train")
+        self._sampler = stage.sampler(self._rewards.loop(loop))
+        stack.callback(self._sampler.close)
+        self._probe_sampler = stage.sampler(stage.loop("probe"), self._sampler.home)
+        self._probe_sampler.checks_calls = False  # its replies are cut on purpose
+        self._players = self._sampler
+        if self._seats:
+            self._players = self._open_self_play(loop, stack)
+        if config.serve is not None:
+            assert isinstance(loop, RolloutLoop)
+            served = ServedLoop(loop)
+            token = choose_token("127.0.0.1", is_required=config.require_token)
+            serve_config = ServeConfig(port=config.serve, token=token)
+            server = await stack.enter_async_context(EpisodeServer(served, serve_config))
+            on_served(server.url, token)
+            self._players = Sampler(self._rewards.loop(served), config=config.sampler, home=self._sampler.home)
+        if isinstance(self.source, AheadTasks):
+            self._stream = GroupStream(
+                self._players,
+                self.source.orders(),
+                group_size=config.group_size,
+                groups_per_step=config.tasks,
+                max_staleness=config.max_staleness,
+                run_seed=config.seed,
+            )
+            stack.push_async_callback(self._stream.close)
+
+    def _open_self_play(self, loop: EpisodeLoop, stack: AsyncExitStack) -> Sampler:
+        """What plays the games of self-play."""
+        rival = rival_loop(self.config)
+        if rival is not None:
+            stack.push_async_callback(rival.close)
+        sampler = SelfPlaySampler(self._rewards.loop(loop), config=self.config.sampler, rival=rival)
+        stack.callback(sampler.close)
+        return sampler
+
+    def published(self, version: int) -> None:
+        """Hears that the engine has this version of the weights."""
+        if self._stream is not None:
+            self._stream.advance(version)
+
+    def metrics(self, groups: Sequence[Group], version: int) -> Mapping[str, float]:
+        """How far ahead of the learner the groups of a step were sampled, which learns with policy `version`, and who
+        waited for whom; nothing where all waits for all. In self-play, how each seat fared."""
+        if self._stream is None:
+            return seat_metrics(groups, self._seats)
+        waits = {name: round(value, 4) for name, value in asdict(self._stream.report()).items()}
+        return {**staleness(groups, version), **waits, **self._lengths.add(version + 1, groups)}
+
+    async def groups(self, step: int) -> StepGroups:
+        """The groups of a step, and which of them it learns from."""
+        config, practice = self.config, self.config.practice
+
+        async def play(num_groups: int, before: Sequence[Group]) -> list[Group]:
+            if self._stream is not None:
+                played = await self._stream.take(num_groups, before)
+            else:
+                played = await self._play(self._orders(step, range(len(before), len(before) + num_groups)), before)
+            if not self._rewards.together:
+                return played
+            played = await self._rewards.score_groups(played)
+            self._players.check([one for group in played for one in group.trajectories])
+            return played
+
+        played = await fill_step(
+            play, config.tasks, practice.filter or "off", practice.max_refills, config.truncated_episodes
+        )
+        if len(played.kept) < config.tasks and not self._told_lack:
+            self._told_lack = True
+            logger.warning(
+                "step %d: %d of %d groups have a signal after %d rounds of further ones, and it goes on with these"
+                " (said once; see filtered_groups in metrics.jsonl): give easier or harder tasks, or more max_refills",
+                *(step, len(played.kept), config.tasks, practice.max_refills),
+            )
+        return played
+
+    async def greedy(self, groups: Sequence[Group], step: int) -> list[Trajectory]:
+        """One episode at temperature 0 of each group's task."""
+        seed = self.config.seed
+        episodes = [Episode(one.task, one.id, 0, seed, step, "greedy") for one in groups]
+        sampler = self._stage.sampler(self._rewards.loop(self._stage.loop("greedy")), self._sampler.home)
+        return await self._scored(await sampler.run(episodes))
+
+    async def probe(self, name: str, version: int) -> list[Trajectory]:
+        """Short episodes of the next step's tasks, which are recorded nowhere."""
+        config = self.config
+        tasks = played_alone([order.task for order in self._orders(version + 1)])[: config.parity.episodes]
+        episodes = [Episode(task, f"{n}", 0, config.seed, version, f"parity-{name}") for n, task in enumerate(tasks)]
+        return await self._probe_sampler.run(episodes)
+
+    async def evaluate(self, phase: str, on_episode: Callable[[Trajectory], None]) -> list[Trajectory]:
+        """The held-out tasks, played with the sampling of training: of one environment, the same episodes, to the id,
+        as `agentgym eval` plays with this seed. What is played ahead of training ends."""
+        if self._stream is not None:
+            await self._stream.close()
+        tasks = played_alone(self.source.eval_tasks(self.config.eval_episodes))
+        episodes = [Episode(task, f"0/{n}", 0, self.config.seed, phase=phase) for n, task in enumerate(tasks)]
+        return await self._scored(await self._sampler.run(episodes, on_episode=on_episode))
+
+    async def _scored(self, played: list[Trajectory]) -> list[Trajectory]:
+        """With the rewards of a function that scores episodes together; the others have theirs already."""
+        return await self._rewards.score(played) if self._rewards.together else played
+
+    async def _play(self, orders: Sequence[Order], before: Sequence[Group]) -> list[Group]:
+        """A group for each order; `before` are groups of the same step."""
+        size, seed = self.config.group_size, self.config.seed
+        if self._seats:
+            seated = SeatedEpisodes(orders, self._seats, rotates=self.config.rival is not None)
+            return seated.groups(await self._players.run(seated.episodes(size, seed)))
+        episodes = [Episode(one.task, one.key, member, seed, one.step) for one in orders for member in range(size)]
+        earlier = [one for group in before for one in group.trajectories]
+        played = await self._players.run(episodes, earlier=earlier)
+        members = [tuple(played[start : start + size]) for start in range(0, len(played), size)]
+        return [Group(order.key, order.task, own) for order, own in zip(orders, members, strict=True)]
+
+    def _orders(self, step: int, places: range | None = None) -> Sequence[Order]:
+        """The tasks of a step, or of some of its places, and what their groups are called."""
+        places = range(self.config.tasks) if places is None else places
+        tasks = self.source.train_tasks(step, places)
+        return [Order(task, f"{step}/{place}", step) for place, task in zip(places, tasks, strict=True)]

@@ -1,0 +1,57 @@
+"""The tasks of a run: those of its environments, or the rows of its data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import cast
+
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.data import open_data
+from agentgym.envs.catalog.resolve import resolve_env
+from agentgym.errors import ConfigError
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.loop.self_play import trained_seats
+from agentgym.trainers.tasks import AheadTasks, TaskSource, env_choices, fixed_source, make_source
+from agentgym.types import JSON, Message, Task
+
+__all__ = ["open_tasks"]
+
+
+def open_tasks(config: TrainConfig, renderer: Renderer) -> TaskSource:
+    """Where the tasks of a run come from; raises for environments that do not exist and files that cannot be read."""
+    trained_seats(config)
+    source = _source(config, renderer)
+    return AheadTasks(source, config.tasks) if config.max_staleness else source
+
+
+def _source(config: TrainConfig, renderer: Renderer) -> TaskSource:
+    env_kwargs = cast(Mapping[str, JSON], config.env_kwargs)
+    if config.data.given:
+        return _of_data(config, renderer, env_kwargs)
+    for choice in env_choices(config.practice, config.env, env_kwargs):
+        resolve_env(choice.env, choice.kwargs)
+    return make_source(config.practice, config.env, env_kwargs, run_seed=config.seed, tasks_per_step=config.tasks)
+
+
+def _of_data(config: TrainConfig, renderer: Renderer, env_kwargs: Mapping[str, JSON]) -> TaskSource:
+    def count(messages: Sequence[Message]) -> int:
+        return len(renderer.render(messages, ()))
+
+    data = open_data(config.data, count, config.env)
+    if not data.train:
+        raise ConfigError("the data holds no tasks to train on: name them with data.train (--data.train FILE)")
+    if config.eval_episodes and not data.eval:
+        raise ConfigError(
+            "the data holds no tasks to evaluate on: name them with data.eval (--data.eval FILE), hold some out with"
+            " data.eval_fraction (--data.eval-fraction 0.1), or set eval_episodes to 0"
+        )
+    data.log_report()
+    for env in data.env_ids:
+        resolve_env(env, env_kwargs if env == config.env else {})
+
+    def own(task: Task) -> Task:
+        return replace(task, kwargs=dict(env_kwargs)) if env_kwargs and task.env_id == config.env else task
+
+    train, held_out = (tuple(map(own, tasks)) for tasks in (data.train, data.eval))
+    return fixed_source(config.practice, train, held_out, run_seed=config.seed, shuffle=config.data.shuffle)

@@ -1,0 +1,139 @@
+"""A run in self-play: which settings it takes, the groups of its seats, and what is reported of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from agentgym.chat_templates import renderer_for
+from agentgym.engines.local.engine import LocalEngine
+from agentgym.envs.base.multi_agent import SELF
+from agentgym.envs.base.policies import POLICIES
+from agentgym.envs.catalog.resolve import make_env
+from agentgym.errors import ConfigError, RunFolderError
+from agentgym.rollout.episode.episode import Episode
+from agentgym.rollout.episode.token_loop import RolloutLoop
+from agentgym.rollout.sampling.group_stream import Order
+from agentgym.rollout.sampling.self_play import group_of, seats_of
+from agentgym.trainers.algorithms.estimators import needs_input
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.monitoring.metrics import mean
+from agentgym.trainers.parts.engine import load_model
+from agentgym.trainers.parts.stage import loop_for
+from agentgym.trajectory import Group, Trajectory
+from agentgym.types import JSON, Task
+
+__all__ = ["SeatedEpisodes", "alone", "played_alone", "rival_loop", "seat_metrics", "trained_seats"]
+
+EVALUATED_AGAINST = "random"
+"""The opponent of evaluations, and of the short episodes that check the engine."""
+
+
+def trained_seats(config: TrainConfig) -> tuple[str, ...]:
+    """The seats that the run's episodes play; () where it is no self-play. Raises ConfigError for settings that do not
+    go with it."""
+    if config.env_kwargs.get("opponent") != SELF:
+        if config.rival is not None:
+            raise ConfigError("a rival plays the other seats of a game in self-play: add --env-kwargs opponent=self")
+        return ()
+    env = make_env(config.env, cast(Mapping[str, JSON], config.env_kwargs))
+    seats = seats_of(env)
+    env.close()
+    if config.rival is not None and not seats:
+        raise ConfigError(
+            f"a rival plays the other seats of a game in self-play, and {config.env} is none: leave it out"
+        )
+    practice = config.practice
+    unfit = {
+        "practice.mix": bool(practice.mix),
+        "practice.filter": practice.filter != "off",
+        "practice.replay": bool(practice.replay.share),
+        "practice.curriculum": practice.curriculum.method != "off",
+        "data": config.data.given,
+        "max_staleness": bool(config.max_staleness),
+        "serve": config.serve is not None,
+        "sampler.env_processes": bool(config.sampler.env_processes),
+        "executor ray": config.executor == "ray",
+        f"the advantage {config.estimator}": needs_input(config.estimator, "greedy_B"),
+    }
+    found = [name for name, given in unfit.items() if given] if seats else []
+    if found:
+        raise ConfigError(f"self-play (opponent={SELF}) does not go with {found[0]}: leave it out")
+    if seats and config.rival is None and config.sampler.concurrency < len(seats):
+        raise ConfigError(
+            f"a game of {len(seats)} seats takes sampler.concurrency of at least {len(seats)}, got"
+            f" {config.sampler.concurrency}"
+        )
+    return seats
+
+
+def rival_loop(config: TrainConfig) -> RolloutLoop | None:
+    """What plays the other seats with frozen weights; None where the trained policy plays them all."""
+    if config.rival is None:
+        return None
+    folder = Path(config.rival)
+    if config.rival in POLICIES:
+        raise ConfigError(
+            f"a rival is a model folder, and {config.rival} a policy, which plays inside the environment:"
+            f" --env-kwargs opponent={config.rival}"
+        )
+    if not (folder / "config.json").is_file():
+        raise RunFolderError(f"there is no model in {config.rival!r} to be the rival: name a checkpoint's folder")
+    engine = LocalEngine(load_model(folder, config.learner).requires_grad_(False), config.local)
+    return loop_for("train", config, engine, renderer_for(folder, date=config.date))
+
+
+def alone(kwargs: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    """The keywords with an opponent that needs no model; as they are where it is no self-play."""
+    return {**kwargs, "opponent": EVALUATED_AGAINST} if kwargs.get("opponent") == SELF else kwargs
+
+
+def played_alone(tasks: Sequence[Task]) -> list[Task]:
+    """The tasks with such an opponent."""
+    return [replace(task, kwargs=alone(task.kwargs)) for task in tasks]
+
+
+class SeatedEpisodes:
+    """The episodes of games in self-play, and their groups: the same seat in the games of the same task.
+
+    With `rotates`, one seat of each game is trained, another one from task to task and from step to step; else all are.
+    """
+
+    def __init__(self, orders: Sequence[Order], seats: tuple[str, ...], *, rotates: bool) -> None:
+        turns = [(order, (place + order.step - 1) % len(seats)) for place, order in enumerate(orders)]
+        self._games = [(order, (seats[turn],) if rotates else seats) for order, turn in turns]
+        self._groups = [(order, seat) for order, own in self._games for seat in own]
+
+    def episodes(self, group_size: int, run_seed: int) -> list[Episode]:
+        """Game by game: the seats of one stand behind one another."""
+        return [
+            Episode(one.task, group_of(one.key, seat), member, run_seed, one.step, seat=seat)
+            for one, own in self._games
+            for member in range(group_size)
+            for seat in own
+        ]
+
+    def groups(self, played: Sequence[Trajectory]) -> list[Group]:
+        """The groups of what `episodes` became."""
+        found: dict[str, list[Trajectory]] = {}
+        for one in played:
+            found.setdefault(one.group, []).append(one)
+        names = [(group_of(order.key, seat), order.task) for order, seat in self._groups]
+        return [Group(name, task, tuple(found[name])) for name, task in names]
+
+
+def seat_metrics(groups: Sequence[Group], seats: Sequence[str]) -> dict[str, float]:
+    """`win/SEAT`, `draw/SEAT` (where the game says so) and `reward_mean/SEAT` over the episodes that have a reward."""
+    found: dict[str, float] = {}
+    for seat in seats:
+        own = [one for group in groups if group.id.endswith(group_of("", seat)) for one in group.trajectories]
+        kept = [one for one in own if one.status.trainable]
+        if not kept:
+            continue
+        found[f"win/{seat}"] = round(mean([float(bool(one.success)) for one in kept]), 4)
+        if any("draw" in one.metrics for one in kept):
+            found[f"draw/{seat}"] = round(mean([one.metrics.get("draw", 0.0) for one in kept]), 4)
+        found[f"reward_mean/{seat}"] = round(mean([one.reward or 0.0 for one in kept]), 4)
+    return found

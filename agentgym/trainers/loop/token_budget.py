@@ -1,0 +1,47 @@
+"""The token budgets that a run leaves to its model and its environments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import cast
+
+from agentgym.embedded import embedded_folder
+from agentgym.envs.catalog.resolve import turn_limit
+from agentgym.model.context_window import folder_window
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.tasks import env_choices
+from agentgym.types import JSON
+
+__all__ = ["with_token_budget"]
+
+
+def with_token_budget(config: TrainConfig) -> TrainConfig:
+    """Returns the resolved configuration with `limits.turn_tokens` as a number, and `norm_tokens` where the
+    aggregation divides by it.
+
+    Of a mix, the environment that allows the longest replies decides. Raises RunFolderError for a folder without a
+    model, and what `make_env` raises for an environment that does not exist.
+    """
+    config = config.resolved
+    limits = config.limits
+    needs_norm = config.aggregation == "seq-mean-token-sum-norm" and config.norm_tokens is None
+    if limits.turn_tokens is not None and not needs_norm:
+        return config
+    window = _window(config)
+    env_kwargs = cast(Mapping[str, JSON], config.env_kwargs)
+    turns = [
+        turn_limit(choice.env, kwargs)
+        for choice in env_choices(config.practice, config.env, env_kwargs)
+        for kwargs in choice.variants
+    ]
+    turn_tokens = max(limits.turn_tokens_in(window, num_turns) for num_turns in turns)
+    config = replace(config, limits=replace(limits, turn_tokens=turn_tokens))
+    most_turns = min(limits.max_turns, max(limits.max_turns if one is None else one for one in turns))
+    bounds = (most_turns * turn_tokens, window, limits.context_window, limits.trajectory_tokens)
+    return replace(config, norm_tokens=min(size for size in bounds if size is not None)) if needs_norm else config
+
+
+def _window(config: TrainConfig) -> int:
+    window = folder_window(embedded_folder() if config.model == "embedded" else config.model)
+    return min(window, config.local.window or window) if config.engine == "local" else window

@@ -1,0 +1,102 @@
+"""What watches a run from its side: the clock of its steps, the traces of some, and its trackers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from torch import Tensor
+
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.engines.protocol import Engine
+from agentgym.model.decoder import Decoder
+from agentgym.trainers.batch.batch import TrainingBatch
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.monitoring.metrics import EvalScore, RolloutSummary, StepMetrics
+from agentgym.trainers.speed.clock import Activity, StepClock
+from agentgym.trainers.speed.metered import MeteredEngine
+from agentgym.trainers.speed.peak import peak_flops
+from agentgym.trainers.speed.profile import traced
+from agentgym.trainers.speed.step_speed import StepSpeed
+from agentgym.trainers.speed.work import UpdateWork, update_work
+from agentgym.trainers.trackers import TrackedRun, Tracking
+from agentgym.trajectory import Group
+
+__all__ = ["Instruments"]
+
+
+class Instruments:
+    """Measures the steps of a run and tells its trackers; without any of it the run plays and learns the same.
+
+    Raises ConfigError and UnknownName for trackers that cannot be had.
+    """
+
+    def __init__(self, config: TrainConfig, renderer: Renderer) -> None:
+        self.config = config
+        self.renderer = renderer
+        self.clock = StepClock()
+        self.clock.plays_beside = config.max_staleness > 0
+        self.clock.hears_engine = config.executor == "local"
+        self.tracking = Tracking(config.trackers, config.tracking)
+        self._work: UpdateWork | None = None
+        self._peak: float | None = None
+
+    def metered(self, engine: Engine) -> Engine:
+        """The engine, with its requests on the clock."""
+        return MeteredEngine(engine, self.clock)
+
+    def doing(self, activity: Activity) -> AbstractContextManager[None]:
+        """Around what the clock is to know of."""
+        return self.clock.doing(activity)
+
+    @contextmanager
+    def watching(self, folder: Path, model: Decoder, step: int) -> Iterator[None]:
+        """Around the run in a folder, which begins after `step`."""
+        self.folder, self.shape = folder, model.config
+        self._peak = self._peak_flops(model.embed)
+        settings = json.loads(json.dumps(asdict(self.config), default=dict))
+        name, project = folder.resolve().name, self.config.tracking.project
+        run = TrackedRun(name=name, project=project, folder=folder, config=settings, step=step)
+        with self.tracking.following(run):
+            yield
+
+    def _peak_flops(self, weight: Tensor) -> float | None:
+        """Operations a second that the learner could reach at most: this process's, or those of all ranks."""
+        config, cluster = self.config, self.config.ray
+        if given := config.speed.peak_tflops:
+            return given * 1e12
+        if config.executor == "local" or (cluster.learners == 1 and not cluster.gpus_per_learner):
+            return peak_flops(weight.device, weight.dtype, config.learner.num_threads)
+        # A rank of several computes on one core; GPUs of other processes are not known here.
+        return None if cluster.gpus_per_learner else peak_flops(weight.device, weight.dtype, cluster.learners)
+
+    def begin(self) -> None:
+        """Training begins: the first step lasts from here."""
+        self.clock.lap()
+
+    def step(self, step: int) -> AbstractContextManager[None]:
+        """Around a whole step, which may be one to trace."""
+        return traced(self.config.profile, step, self.folder)
+
+    def learned(self, batch: TrainingBatch) -> None:
+        """The policy was updated on the batch."""
+        self._work = update_work(batch, self.config.learner, self.shape)
+
+    def lap(self, rollout: RolloutSummary) -> StepSpeed:
+        """The speed of the step that ends here."""
+        work, self._work = self._work, None
+        return StepSpeed.of(self.clock.lap(), rollout.trained_tokens, work, self._peak)
+
+    def tell(self, metrics: StepMetrics, groups: Sequence[Group]) -> None:
+        """Passes on a step's numbers and, where they are due, some of its episodes."""
+        self.tracking.step(metrics.step, metrics.to_json())
+        played = [one for group in groups for one in group.trajectories]
+        self.tracking.episodes(metrics.step, played, self.renderer)
+
+    def tell_score(self, score: EvalScore) -> EvalScore:
+        """Passes on what an evaluation gave; gives it back."""
+        self.tracking.step(score.step, {"eval_success": score.success, "eval_reward_mean": score.reward_mean})
+        return score

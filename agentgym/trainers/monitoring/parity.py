@@ -1,0 +1,159 @@
+"""The parity gate: does the engine sample from the weights that are trained? Asked at start and again and again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from agentgym.engines.protocol import Engine, WeightSync
+from agentgym.engines.servers.replicated import ReplicatedEngine
+from agentgym.errors import EngineError, TrainingHalted
+from agentgym.trainers.batch.batch import TrainingBatch, plain_batch
+from agentgym.trainers.learner.mismatch import Mismatch, MismatchFound, MismatchSums
+from agentgym.trainers.learner.policy_learner import PolicyLearner
+from agentgym.trainers.settings.parity import ParityConfig
+from agentgym.trajectory import Trajectory
+
+__all__ = ["ParityGate", "fresh_batch"]
+
+_log = logging.getLogger(__name__)
+_START_MEAN = 0.02
+"""Nats; more than rounding explains, even in bfloat16."""
+_START_MAX = 0.01
+"""Nats; more than rounding explains where both sides compute in float32."""
+_LEAST_BOUND = 1e-3
+_MARGIN = 10.0
+_BFLOAT16_MEAN = 0.05
+_CUT_MEAN = 1.0
+"""Nats; a cut distribution raises a logprob by -log of what was kept, which on average is hardly so much."""
+
+
+class ParityGate:
+    """Compares logprobs, and finds out what is wrong when they differ.
+
+    `play(name)` plays a probe's episodes; `publish()` sends the weights to the engine again.
+    """
+
+    def __init__(
+        self,
+        config: ParityConfig,
+        engine: Engine,
+        learner: PolicyLearner,
+        play: Callable[[str], Awaitable[Sequence[Trajectory]]],
+        publish: Callable[[], Awaitable[WeightSync]],
+    ) -> None:
+        self.config = config
+        self.bound = config.max_mismatch or _LEAST_BOUND
+        """Nats; the largest mismatch of a token that training goes on with."""
+        self._engine = engine
+        self._learner = learner
+        self._play = play
+        self._publish = publish
+
+    async def start(self, version: int) -> Mismatch:
+        """The first probe, which sets the bound; raises TrainingHalted that names the likely cause."""
+        mismatch = await self.probe("start", version)
+        if self.config.max_mismatch is None:
+            types = {self._engine.dtype} if isinstance(self._engine, ReplicatedEngine) else set()
+            exact = types | {self._learner.config.dtype} == {"float32"}
+            if mismatch.mean > _START_MEAN or (exact and mismatch.max > _START_MAX):
+                await self.refuse(MismatchFound(mismatch, _START_MAX), version)
+            self.bound = max(_LEAST_BOUND, _MARGIN * mismatch.max)
+        elif mismatch.max > self.bound:
+            await self.refuse(MismatchFound(mismatch, self.bound), version)
+        return mismatch
+
+    async def check(self, step: int, version: int) -> None:
+        """A probe where one is due; raises TrainingHalted that names the likely cause."""
+        if step % self.config.every == 0:
+            mismatch = await self.probe(f"probe-{step}", version)
+            if mismatch.max > self.bound:
+                await self.refuse(MismatchFound(mismatch, self.bound), version)
+
+    def check_versions(self, trajectories: Sequence[Trajectory], version: int, *, staleness: int = 0) -> None:
+        """Raises TrainingHalted when a token bears weights that the engine should not have had any more, or yet."""
+        for trajectory in trajectories:
+            for row in trajectory.rows:
+                versions = [one for span in row.spans for one in span.policy_versions or ()]
+                for found in (min(versions, default=version), max(versions, default=version)):
+                    if not version - staleness <= found <= version:
+                        bound = f", and may be {staleness} updates older" if staleness else ""
+                        raise TrainingHalted(
+                            f"stale weights: a reply that was sampled at policy version {version} bears version"
+                            f" {found}{bound}: the update of the engine's weights was skipped, or somebody else made"
+                            " one"
+                        )
+
+    async def probe(self, name: str, version: int) -> Mismatch:
+        """The mismatch of fresh replies."""
+        trajectories = await self._play(name)
+        self.check_versions(trajectories, version)
+        return self._mismatch(fresh_batch(trajectories))
+
+    async def refuse(self, found: MismatchFound, version: int, batch: TrainingBatch | None = None) -> None:
+        """Raises TrainingHalted with the likely cause of a mismatch, found by experiments; `batch` is where it was
+        found."""
+        try:
+            cause = await self._cause(found, version, batch)
+        except (EngineError, TrainingHalted) as error:
+            cause = f"unknown, for the engine failed when asked again: {error}"
+        raise TrainingHalted(f"{found}. Likely cause: {cause}") from found
+
+    async def _cause(self, found: MismatchFound, version: int, batch: TrainingBatch | None) -> str:
+        if batch is None:
+            batch = fresh_batch(await self._play("cause"))
+        for temperature in (1.0, 0.6, 0.7, 0.8):
+            if temperature != self._learner.temperature and self._mismatch(batch, temperature).max <= self.bound:
+                return (
+                    f"temperature: the engine's logprobs are those of temperature {temperature:g}, and training"
+                    f" computes them at {self._learner.temperature:g}"
+                )
+        if self._only_above(batch):
+            return (
+                "top-p or top-k: the engine's logprobs are never below the trainer's, as when they are those of a"
+                " distribution that was cut and renormalized"
+            )
+        if isinstance(self._engine, ReplicatedEngine):
+            await self._engine.flush()
+            if (await self.probe("flushed", version)).max <= self.bound:
+                return "stale KV cache: with an emptied prefix cache they agree; it was not flushed after an update"
+            await self._publish()
+            if (await self.probe("published", version)).max <= self.bound:
+                return "stale weights: after sending them again they agree; a part of the last update was lost"
+        if found.mismatch.mean < _BFLOAT16_MEAN:
+            return (
+                "dtype: the difference is the size of rounding; give trainer and engine the same dtype, or raise"
+                " parity.max_mismatch"
+            )
+        return "template or model: the engine reads other ids than were recorded, or serves another model"
+
+    def _mismatch(self, batch: TrainingBatch, temperature: float | None = None) -> Mismatch:
+        gap = self._logp(batch, temperature), _old(batch)
+        return MismatchSums.of(*gap, torch.ones_like(gap[0], dtype=torch.bool)).result
+
+    def _only_above(self, batch: TrainingBatch) -> bool:
+        gap_M = _old(batch) - self._logp(batch, None)
+        least, mean, most = float(gap_M.min()), float(gap_M.mean()), float(gap_M.max())
+        return least > -1e-4 and most > self.bound and mean < _CUT_MEAN
+
+    def _logp(self, batch: TrainingBatch, temperature: float | None) -> Tensor:
+        return self._learner.logprobs(batch, temperature).cpu()
+
+
+def fresh_batch(trajectories: Sequence[Trajectory]) -> TrainingBatch:
+    """All sampled tokens of the trajectories as a batch, whatever their rewards.
+
+    Raises EngineError when no episode gave a token: then nothing can be compared.
+    """
+    played = [one for one in trajectories if one.status.trainable and one.num_trained_tokens]
+    if not played:
+        said = "; ".join(sorted({str(one.error) for one in trajectories})[:3])
+        raise EngineError(f"no episode of a probe could be played: {said}")
+    return plain_batch(played)
+
+
+def _old(batch: TrainingBatch) -> Tensor:
+    return batch.sampled_logp_N[batch.mask_N]

@@ -1,0 +1,48 @@
+"""The ranks of a learner as a grid, and the groups in which they speak."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from agentgym.trainers.settings.mesh import MeshConfig
+
+__all__ = ["RankMesh"]
+
+
+class RankMesh:
+    """Rank `(data * sequences + sequence) * tensors + tensor` of the default group is at (data, sequence, tensor)."""
+
+    weights: DeviceMesh
+    """The ranks as FSDP2 takes them, shards x tensor: a weight's shards lie on the ranks of data and sequence alike."""
+    data: dist.ProcessGroup | None
+    """The ranks that have the same place in their blocks."""
+    block: dist.ProcessGroup
+    """The ranks that share this rank's forward passes."""
+    sequence: dist.ProcessGroup
+    """Those of them that have the same part of the weights. Neither exists where no passes are shared."""
+
+    def __init__(self, config: MeshConfig, device: str) -> None:
+        self.config = config
+        self.num_data = config.data(dist.get_world_size())
+        self.data_rank, self.block_rank = divmod(dist.get_rank(), config.block)
+        self.data = dist.group.WORLD
+        if config.block == 1:
+            self.weights = _mesh(device, shards=self.num_data)
+            return
+        blocks = _mesh(device, data=self.num_data, block=config.block)
+        self.data, self.block = blocks["data"].get_group(), blocks["block"].get_group()
+        places = _mesh(device, data=self.num_data, sequence=config.sequence, tensor=config.tensor)
+        self.sequence = places["sequence"].get_group()
+        self.weights = _mesh(device, shards=self.num_data * config.sequence, tensor=config.tensor)
+        self.weights._flatten()  # norms are then summed over all ranks at once, and torch does not warn of two sums
+
+    @property
+    def shards(self) -> DeviceMesh:
+        """The ranks that have the same part of each weight between them."""
+        return self.weights["shards"]
+
+
+def _mesh(device: str, **sizes: int) -> DeviceMesh:
+    """The ranks of the default group as a grid, by the names of its dimensions."""
+    return init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))

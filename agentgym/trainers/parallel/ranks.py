@@ -1,0 +1,215 @@
+"""A learner of several processes: FSDP2 shards the weights, and each rank learns from its share of every batch.
+
+What starts the processes is not here. Each of them opens the process group, shards, and has a Learner of its own:
+
+    dist.init_process_group("gloo")
+    ranks = Ranks(config.learner.fsdp, mesh=config.learner.mesh)
+    learner = Learner(ranks.load(folder), config.learner, config.optimizer, total_steps=steps)
+    stats = learner.update(batch)  # the same batch on all ranks, the same numbers from all of them
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+from agentgym.errors import ConfigError, InvalidTrajectory
+from agentgym.model.decoder import Decoder, DecoderConfig
+from agentgym.model.model_folder import decoder_config, fill_decoder
+from agentgym.model.packed_layout import PackedLayout
+from agentgym.trainers.batch.batch import TrainingBatch
+from agentgym.trainers.parallel.balance import balanced, row_costs
+from agentgym.trainers.parallel.gradient_threads import MicroResult
+from agentgym.trainers.parallel.mesh import RankMesh
+from agentgym.trainers.parallel.sharded_tensor import like
+from agentgym.trainers.parallel.split_layout import SplitLayout
+from agentgym.trainers.parallel.tensor_split import mark_rows, second_cut, split_weights
+from agentgym.trainers.parallel.world import Place, Sharded, Share
+from agentgym.trainers.settings.fsdp import FsdpConfig
+from agentgym.trainers.settings.mesh import MeshConfig
+
+__all__ = ["Ranks"]
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+class Ranks:
+    """The processes of the default group as the world of a learner (see `World`).
+
+    `device` is `cpu` (gloo) or `cuda` (nccl, a GPU a process, set with `torch.cuda.set_device` before). Raises
+    ConfigError where no group is open, or where the settings ask for what the device does not have.
+    """
+
+    def __init__(
+        self, config: FsdpConfig | None = None, device: str = "cpu", *, mesh: MeshConfig | None = None
+    ) -> None:
+        config = config or FsdpConfig()
+        if not dist.is_initialized():
+            raise ConfigError(
+                "ranks without a process group: call torch.distributed.init_process_group in each process first, or"
+                " give the learner a model that is not sharded"
+            )
+        if config.cpu_offload and device == "cpu":
+            raise ConfigError("fsdp.cpu_offload keeps in CPU memory what a GPU computes with: leave it out on a CPU")
+        self.config = config
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.device = torch.device(device) if device == "cpu" else torch.device(device, torch.cuda.current_device())
+        self._mesh = RankMesh(mesh or MeshConfig(), device)
+        self.portion = self._mesh.data_rank
+        self._modules: list[FSDPModule] = []
+        self._shape: DecoderConfig | None = None
+
+    def shard(self, model: Decoder) -> Sharded:
+        """Spreads the model's weights; only its `forward` has them whole from now on. Raises ConfigError for one that
+        cannot be split as the mesh says."""
+        self._mesh.config.check(model.config, self.size)
+        self._shape = model.config
+        self.spread(model)
+        return Sharded(model, self)
+
+    def load(self, folder: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> Sharded:
+        """The model of a folder, of which each rank takes its part of one parameter after the other: a model that no
+        rank could hold whole. Raises as `load_decoder` and `shard` do."""
+        model = self._empty(decoder_config(folder), dtype)
+        fill_decoder(model, folder, lambda parameter, stored: parameter.copy_(like(stored, parameter)))
+        return Sharded(model, self)
+
+    def _empty(self, config: DecoderConfig, dtype: torch.dtype) -> Decoder:
+        """A sharded model whose weights are still to come."""
+        with torch.device("meta"):
+            model = Decoder(config).to(dtype)
+        self.shard(model)
+        model.to_empty(device="cpu" if self.config.cpu_offload else self.device)
+        mark_rows(model, self._mesh.config.tensor)
+        with self.device:
+            model.make_rope()
+        return model
+
+    def spread(self, module: nn.Module) -> None:
+        """Shards each layer of a decoder, and what is in none of them: what is gathered at a time."""
+        num_parts = self._mesh.config.tensor
+        if num_parts > 1:
+            split_weights(module, self._mesh.weights["tensor"])
+        parts = module.layers if isinstance(module, Decoder) else ()
+        for part in (*parts, module):
+            self._fully_shard(part)
+        mark_rows(module, num_parts)
+
+    def _fully_shard(self, module: nn.Module) -> None:
+        config = self.config
+        types = (None if config.param_dtype is None else getattr(torch, config.param_dtype), config.reduce_dtype)
+        sharded = fully_shard(
+            module,
+            mesh=self._mesh.shards,
+            shard_placement_fn=second_cut,
+            reshard_after_forward=config.reshard_after_forward,
+            mp_policy=MixedPrecisionPolicy(param_dtype=types[0], reduce_dtype=getattr(torch, types[1])),
+            offload_policy=CPUOffloadPolicy() if config.cpu_offload else OffloadPolicy(),
+        )
+        # Shares add up to the step's gradient: a sum over ranks and not a mean.
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)
+        self._modules.append(sharded)
+
+    def share(self, batch: TrainingBatch, max_tokens: int) -> Share:
+        """Consecutive rows, about as costly as those of every other rank; where those are cut into more micro-batches,
+        idle ones follow."""
+        assert self._shape is not None
+        if not batch.num_rows:
+            return Share((), 0, Place(0, 0, 0), Place(0, 0, 0))
+        rows = balanced(row_costs(batch, self._shape), self._mesh.num_data)[self.portion]
+        own = batch.select(rows).to(self.device).split(max_tokens)
+        # An idle part has a trained target, for every parameter to be in its graph: gradients are summed in groups.
+        idle = [batch.one_target().to(self.device)] * (self._longest(len(own), batch) - len(own))
+        first_N = torch.arange(batch.num_tokens) < sum(batch.seqlens[: rows.start])
+        start = int((batch.mask_N.cpu() & first_N).sum())
+        targets = Place(start, start + sum(part.num_trained_tokens for part in own), batch.num_trained_tokens)
+        return Share((*own, *idle), len(own), targets, Place(rows.start, rows.stop, batch.num_rows))
+
+    def _longest(self, number: int, batch: TrainingBatch) -> int:
+        """The largest number of micro-batches on any rank; raises InvalidTrajectory where batches differ."""
+        mark = crc32(batch.ids_N.cpu().numpy().tobytes())
+        found = torch.tensor([number, mark, -mark], device=self.device)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        longest, highest, lowest = found.tolist()
+        if highest != -lowest:
+            raise InvalidTrajectory(
+                "the ranks were given different batches: give all of them the same one, and each takes its own share"
+            )
+        return int(longest)
+
+    def layout(self, seqlens: Sequence[int], ids_N: Tensor, wanted_N: Tensor) -> PackedLayout:
+        """The layout of all tokens, or this rank's portion of them."""
+        if self._mesh.config.block == 1:
+            return PackedLayout(seqlens, ids_N.device, ids_N=ids_N, wanted_N=wanted_N)
+        return SplitLayout(self._mesh, seqlens, ids_N, wanted_N)
+
+    def accumulate(
+        self,
+        parts: Sequence[T],
+        compute: Callable[[T], MicroResult[S]],
+        parameters: Sequence[Tensor],
+        sizes: Sequence[int] = (),
+    ) -> list[S]:
+        """One micro-batch after the other, in this thread; the ranks exchange gradients behind the last, or each."""
+        each = self.config.gradients == "sharded"
+        reports = []
+        for left, part in zip(reversed(range(len(parts))), parts, strict=True):
+            for module in self._modules:
+                module.set_requires_gradient_sync(each or left == 0, recurse=False)
+                module.set_reshard_after_backward(left == 0 or self.config.reshard_after_forward, recurse=False)
+            result = compute(part)
+            result.loss.backward()
+            reports.append(result.report)
+        self._reshard()
+        return reports
+
+    def map(self, work: Callable[[T], S], parts: Sequence[T]) -> list[S]:
+        """One part after the other, in this thread."""
+        found = [work(part) for part in parts]
+        self._reshard()
+        return found
+
+    def whole(self, values: Sequence[Tensor], place: Place) -> Tensor:
+        """Every share's numbers are added to zeros, which changes no bit of them."""
+        all_M = torch.zeros(place.total, device=self.device)
+        if place.start < place.stop:
+            all_M[place.here] = torch.cat(list(values)).detach()
+        dist.all_reduce(all_M, group=self._mesh.data)
+        return all_M
+
+    def gathered(self, scalars_K: Tensor) -> list[Tensor]:
+        """The numbers of every share."""
+        found = [torch.empty_like(scalars_K) for _ in range(self._mesh.num_data)]
+        dist.all_gather(found, scalars_K, group=self._mesh.data)
+        return found
+
+    def run(self, work: Callable[[], S]) -> S:
+        """In this thread."""
+        return work()
+
+    @torch.no_grad()
+    def copy(self, model: Decoder) -> Decoder:
+        """A model of the same shards; nothing is sent."""
+        other = model.like()
+        self.shard(other)
+        for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):
+            mine.copy_(theirs)
+        return other
+
+    def close(self) -> None:
+        """Lets go of the models. The process group is left to whoever opened it."""
+        self._modules.clear()
+
+    def _reshard(self) -> None:
+        """Gives up whatever weights are whole, as they are about to change."""
+        for module in self._modules:
+            module.reshard()

@@ -1,0 +1,69 @@
+"""A forward pass that several ranks share: which of its tokens each rank has.
+
+Which rank has which is free, since only attention looks at their order; so each has as many wanted tokens as the
+others, for the vocabulary head costs most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from agentgym.model.linear import padded_size
+from agentgym.model.packed_layout import LayoutRows, PackedLayout
+from agentgym.trainers.parallel.block_exchange import BlockExchange, Slots
+from agentgym.trainers.parallel.mesh import RankMesh
+
+__all__ = ["SplitLayout"]
+
+# Shape suffixes: U computed tokens, W wanted ones, S slots of all ranks of the pass, N slots that the products of this
+# rank take, P its own slots, Q those of its wanted tokens, M wanted entries.
+
+
+class SplitLayout(PackedLayout):
+    """A packed layout whose tokens lie on the ranks of a block; each of them makes one, of the same entries.
+
+    Every rank has as many slots, the first of them for its wanted tokens; what is left over is padding, which computes
+    the first token again and is read by nothing.
+    Example: tokens 0 to 4, of which 1, 3 and 4 are wanted, on two ranks: slots (1, 3, 0) and (4, padding, 2).
+    """
+
+    def __init__(self, mesh: RankMesh, seqlens: Sequence[int], ids_N: Tensor, wanted_N: Tensor) -> None:
+        device, block = ids_N.device, mesh.config.block
+        super().__init__(seqlens, device, ids_N=ids_N, wanted_N=wanted_N)
+        wanted_W, rest = self._parted()
+        most, further = max(1, -(-len(wanted_W) // block)), max(1, -(-len(rest) // block))
+        size = padded_size(most + (further if len(rest) else 0))
+        place_U = torch.empty(self.num_tokens, dtype=torch.int64, device=device)
+        place_U[wanted_W] = _places(len(wanted_W), most, size).to(device)
+        place_U[rest] = _places(len(rest), further, size).to(device) + most
+        token_S = torch.zeros(block * size, dtype=torch.int64, device=device)
+        token_S[place_U] = torch.arange(self.num_tokens, device=device)
+        token_N = token_S.view(mesh.config.sequence, -1)[mesh.block_rank // mesh.config.tensor]
+        own_P, position_N = torch.arange(size, device=device), self.every.position_U[token_N]
+        own_Q = torch.where(own_P < most, own_P, 0)[: padded_size(most)]
+        index_N = (torch.arange(mesh.config.tensor, device=device)[:, None] * size + own_Q).flatten()
+        queries = LayoutRows(index_N, own_Q, position_N[index_N], self.wanted.blocks, 0)
+        is_every = self.wanted is self.every
+        self.source_U = self.source_U[token_N]
+        self.every = LayoutRows(torch.arange(len(token_N), device=device), own_P, position_N, self.every.blocks, 0)
+        self.wanted = self.every if is_every else queries
+        place_W = _places(len(wanted_W), most, len(own_Q)).to(device)
+        owner_M = self.entry_M // most
+        self.entry_M = self.entry_M[owner_M == mesh.block_rank] % most
+        self.exchange = BlockExchange(mesh, Slots(place_U, block * size), Slots(place_W, block * len(own_Q)), owner_M)
+
+    def _parted(self) -> tuple[Tensor, Tensor]:
+        """The computed tokens that are wanted, and the others."""
+        wanted_W = self.wanted.index_U[: sum(one.num_rows for one in self.wanted.blocks)]
+        is_rest_U = torch.ones(self.num_tokens, dtype=torch.bool, device=wanted_W.device)
+        is_rest_U[wanted_W] = False
+        return wanted_W, is_rest_U.nonzero()[:, 0]
+
+
+def _places(number: int, most: int, size: int) -> Tensor:
+    """The slots of tokens of which each rank, with `size` slots, has `most`."""
+    index = torch.arange(number)
+    return index // most * size + index % most

@@ -1,0 +1,69 @@
+"""The weights of a module in parts for tensor parallel ranks: DTensors that `fully_shard` cuts further.
+
+Queries, keys and values are one matrix, and so are gate and up: a rank's part must hold its heads of each. So their
+rows are kept in another order (`sharded_tensor.keep_rows`), and whole tensors are in the published one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+
+from agentgym.model.decoder import Decoder, DecoderLayer
+from agentgym.trainers.parallel.sharded_tensor import is_sharded, keep_rows
+
+__all__ = ["mark_rows", "second_cut", "split_weights"]
+
+SPLITS = {"qkv": 0, "qkv_bias": 0, "gate_up": 0, "out": 1, "down": 1, "embed": 1, "head": 1}
+"""The dimension in which each parameter is split; all others are the same on every rank."""
+
+
+@torch.no_grad()
+def split_weights(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Puts a DTensor in the place of each parameter, of which the rank keeps its part; all ranks have the whole one."""
+    for part in module.modules():
+        orders = row_orders(part, mesh.size())
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            order = orders.get(name)
+            kept = parameter if order is None else parameter[order.to(parameter.device)]
+            dimension = SPLITS.get(name) if isinstance(part, Decoder | DecoderLayer) else None
+            placement: Placement = Replicate() if dimension is None else Shard(dimension)
+            sharded = distribute_tensor(kept.detach(), mesh, [placement], src_data_rank=None)
+            setattr(part, name, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
+
+
+def mark_rows(module: nn.Module, num_parts: int) -> None:
+    """Notes at the parameters in which order their rows are kept; done again where other tensors take their place."""
+    if num_parts == 1:
+        return
+    for part in module.modules():
+        for name, order in row_orders(part, num_parts).items():
+            keep_rows(getattr(part, name), order)
+
+
+def second_cut(parameter: nn.Parameter) -> Shard | None:
+    """The dimension in which `fully_shard` cuts a parameter further; None is its own choice, the first. It is another
+    one than that of the ranks' parts, wherever there is another: what is cut twice alike is costly to put together."""
+    is_cut = is_sharded(parameter) and parameter.ndim > 1 and parameter.placements[0].is_shard(0)
+    return Shard(1) if is_cut else None
+
+
+def row_orders(module: nn.Module, num_parts: int) -> dict[str, Tensor]:
+    """The rows of each parameter whose parts are made of several matrices, as they are kept."""
+    if not isinstance(module, DecoderLayer):
+        return {}
+    heads = _order([module.q_width, module.kv_width, module.kv_width], num_parts)
+    units = _order([module.config.ffn_width] * 2, num_parts)
+    return {"qkv": heads, "gate_up": units} | ({} if module.qkv_bias is None else {"qkv_bias": heads})
+
+
+def _order(sizes: Sequence[int], num_parts: int) -> Tensor:
+    """Rows of matrices of these sizes, one below the other: the first part of each, then the second of each..."""
+    index = torch.arange(sum(sizes))
+    chunks = [index[start:stop].chunk(num_parts) for start, stop in pairwise([0, *accumulate(sizes)])]
+    return torch.cat([chunk for part in zip(*chunks, strict=True) for chunk in part])

@@ -1,0 +1,174 @@
+"""Where a step is computed: what a learner asks of the process it is in, or of all the processes it is spread over.
+
+Every rank has the whole batch and takes its share of the rows. Losses are sums under weights of the whole step, so
+gradients and reports of all shares add up to the step's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from agentgym.model.decoder import Decoder, DecoderConfig
+from agentgym.model.packed_layout import PackedLayout
+from agentgym.trainers.batch.batch import TrainingBatch
+from agentgym.trainers.parallel.balance import balanced, row_costs
+from agentgym.trainers.parallel.gradient_threads import GradientWorkers, MicroResult
+
+__all__ = ["OneProcess", "Place", "Sharded", "Share", "World"]
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank's numbers stand among those of all: `[start, stop)` of `total`."""
+
+    start: int
+    stop: int
+    total: int
+
+    @property
+    def here(self) -> slice:
+        """The part of all that is this rank's."""
+        return slice(self.start, self.stop)
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """A rank's part of a batch, in micro-batches; as many on every rank, since a forward pass is one of all ranks."""
+
+    parts: tuple[TrainingBatch, ...]
+    """The rank's own, then those that only keep it in step with the others, and whose results count nowhere."""
+    num_own: int
+    targets: Place
+    """Of the rank's trained targets."""
+    rows: Place
+    sizes: tuple[int, ...] = ()
+    """Parts whose gradients are summed apart from the others', where there is more than one such portion."""
+
+    def is_idle(self, number: int) -> bool:
+        """Whether part `number` only keeps step."""
+        return number >= self.num_own
+
+
+class World(Protocol):
+    """The processes of a learner. Whatever takes micro-batches is called by all of them, with as many."""
+
+    rank: int
+    size: int
+    portion: int
+    """Which of the shares of a batch is this rank's. Ranks that share their forward passes have the same one."""
+    device: torch.device
+    """Where this rank computes."""
+
+    def share(self, batch: TrainingBatch, max_tokens: int) -> Share:
+        """This rank's part of the batch, in micro-batches of at most `max_tokens` (see `TrainingBatch.split`)."""
+        ...
+
+    def layout(self, seqlens: Sequence[int], ids_N: Tensor, wanted_N: Tensor) -> PackedLayout:
+        """How rows lie in a forward pass, each shared prefix once, with final states of the wanted entries."""
+        ...
+
+    def accumulate(
+        self,
+        parts: Sequence[T],
+        compute: Callable[[T], MicroResult[S]],
+        parameters: Sequence[Tensor],
+        sizes: Sequence[int] = (),
+    ) -> list[S]:
+        """Adds the gradient of all ranks' losses to `parameters`; gives the reports of this rank's parts. `sizes` are
+        those of the share."""
+        ...
+
+    def map(self, work: Callable[[T], S], parts: Sequence[T]) -> list[S]:
+        """`work`, which takes no gradient, on every part."""
+        ...
+
+    def whole(self, values: Sequence[Tensor], place: Place) -> Tensor:
+        """The numbers of all shares `[place.total]`, on every rank; `values` are this rank's, in order."""
+        ...
+
+    def gathered(self, scalars_K: Tensor) -> list[Tensor]:
+        """The same numbers of each share, in their order."""
+        ...
+
+    def run(self, work: Callable[[], S]) -> S:
+        """`work`, with the threads of the step."""
+        ...
+
+    def copy(self, model: Decoder) -> Decoder:
+        """Another model with the same weights, spread over the ranks as this one is."""
+        ...
+
+    def spread(self, module: nn.Module) -> None:
+        """Shards a module over the ranks; a decoder layer by layer."""
+        ...
+
+    def close(self) -> None:
+        """Ends its threads."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Sharded:
+    """A model whose weights lie on all ranks, a part on each; `Ranks.shard` makes it."""
+
+    decoder: Decoder
+    ranks: World
+
+
+class OneProcess(GradientWorkers):
+    """A world of one rank, without a process group: micro-batches side by side on threads.
+
+    With `portions`, a batch of the model `shape` is cut and summed as by so many ranks.
+    """
+
+    rank = 0
+    size = 1
+    portion = 0
+
+    def __init__(
+        self, device: torch.device, num_threads: int, *, portions: int = 1, shape: DecoderConfig | None = None
+    ) -> None:
+        super().__init__(num_threads)
+        self.device = device
+        self._portions = portions
+        self._shape = shape
+
+    def share(self, batch: TrainingBatch, max_tokens: int) -> Share:
+        """The whole batch."""
+        portions = [batch]
+        if self._portions > 1 and self._shape is not None and batch.num_rows:
+            ranges = balanced(row_costs(batch, self._shape), self._portions)
+            portions = [batch.select(rows) for rows in ranges if len(rows)]
+        cut = [portion.to(self.device).split(max_tokens) for portion in portions]
+        parts = tuple(part for portion in cut for part in portion)
+        sizes = tuple(map(len, cut)) if len(cut) > 1 else ()
+        num_targets, num_rows = batch.num_trained_tokens, batch.num_rows
+        return Share(parts, len(parts), Place(0, num_targets, num_targets), Place(0, num_rows, num_rows), sizes)
+
+    def layout(self, seqlens: Sequence[int], ids_N: Tensor, wanted_N: Tensor) -> PackedLayout:
+        """The layout of all tokens."""
+        return PackedLayout(seqlens, ids_N.device, ids_N=ids_N, wanted_N=wanted_N)
+
+    def whole(self, values: Sequence[Tensor], place: Place) -> Tensor:
+        """All values in one."""
+        return torch.cat(list(values)) if values else torch.zeros(place.total)
+
+    def gathered(self, scalars_K: Tensor) -> list[Tensor]:
+        """The only ones."""
+        return [scalars_K]
+
+    def copy(self, model: Decoder) -> Decoder:
+        """A deep copy; what is frozen is the same memory."""
+        return copy.deepcopy(model, {id(one): one for one in model.parameters() if not one.requires_grad})
+
+    def spread(self, module: nn.Module) -> None:
+        """Nothing: there is one rank."""

@@ -1,0 +1,55 @@
+"""The engine that a training run samples with, and how new weights reach it."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from agentgym.engines.local.engine import LocalEngine
+from agentgym.engines.protocol import Engine
+from agentgym.engines.servers.replicated import ReplicatedEngine
+from agentgym.engines.sglang.engine import open_sglang
+from agentgym.engines.vllm.engine import open_vllm
+from agentgym.model.decoder import Decoder
+from agentgym.model.model_folder import load_decoder, on_device, published_views
+from agentgym.model.published_weights import Weights
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.settings.learner import LearnerConfig
+
+__all__ = ["load_model", "open_engine", "open_servers", "weights_for"]
+
+
+def load_model(folder: Path, learner: LearnerConfig) -> Decoder:
+    """The model of a folder, where and in the type that a run learns with; raises ConfigError for a device that is not
+    there."""
+    return on_device(load_decoder(folder, dtype=getattr(torch, learner.dtype)), learner.device)
+
+
+async def open_engine(
+    config: TrainConfig, model: Decoder, model_folder: Path, *, version: int, log_folder: Path
+) -> Engine:
+    """The engine of a run. In process it samples from the model itself, or from a copy where it goes on while the
+    model is trained. Servers load `model_folder` and keep their logs in `log_folder`; their weights are those of
+    the folder until the first update."""
+    if config.engine == "local":
+        sampled = copy.deepcopy(model).requires_grad_(False) if config.max_staleness else model
+        return LocalEngine(sampled, config.local, version=version)
+    return await open_servers(config, model_folder, version=version, log_folder=log_folder)
+
+
+async def open_servers(config: TrainConfig, model_folder: Path, *, version: int, log_folder: Path) -> ReplicatedEngine:
+    """The engine of a run that samples on servers."""
+    if config.engine == "sglang":
+        sglang = replace(config.sglang, log_folder=config.sglang.log_folder or str(log_folder))
+        return await open_sglang(sglang, model_folder, version=version)
+    vllm = replace(config.vllm, log_folder=config.vllm.log_folder or str(log_folder))
+    return await open_vllm(vllm, model_folder, version=version)
+
+
+def weights_for(engine: Engine, model: Decoder) -> Weights:
+    """What `update_weights` of this engine takes: nothing where it samples from the model itself."""
+    is_shared = isinstance(engine, LocalEngine) and engine.model is model
+    return {} if is_shared else dict(published_views(model))

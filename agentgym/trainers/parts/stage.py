@@ -1,0 +1,70 @@
+"""Where a run's episodes are played: what makes the samplers of training, of the probe and of greedy episodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, Protocol, TypeAlias
+
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.engines.protocol import Engine
+from agentgym.rollout.episode.episode_loop import EpisodeLoop
+from agentgym.rollout.episode.token_loop import RolloutLoop
+from agentgym.rollout.hosting.env_host import Home
+from agentgym.rollout.limits import Limits
+from agentgym.rollout.sampling.sampler import Sampler
+from agentgym.trainers.config import TrainConfig
+
+__all__ = ["LocalStage", "Part", "Stage", "loop_for"]
+
+PROBE_TOKENS = 256
+"""The most ids of a reply in a probe of the parity gate."""
+Part: TypeAlias = Literal["train", "probe", "greedy"]
+"""What episodes are played for: training and evaluation, short ones of the engine's check, temperature 0."""
+
+
+class Stage(Protocol):
+    """Plays a run's episodes, in this process or elsewhere."""
+
+    def loop(self, part: Part) -> EpisodeLoop:
+        """What plays an episode."""
+
+    def sampler(self, loop: EpisodeLoop, home: Home | None = None) -> Sampler:
+        """What plays many of them in `loop`, or in one that stands on it, with the `home` of another sampler."""
+
+
+class LocalStage:
+    """Plays in this process."""
+
+    def __init__(self, config: TrainConfig, engine: Engine, renderer: Renderer) -> None:
+        self._config = config
+        self._engine = engine
+        self._renderer = renderer
+
+    def loop(self, part: Part) -> RolloutLoop:
+        """See `Stage.loop`."""
+        return loop_for(part, self._config, self._engine, self._renderer)
+
+    def sampler(self, loop: EpisodeLoop, home: Home | None = None) -> Sampler:
+        """See `Stage.sampler`."""
+        return Sampler(loop, config=self._config.sampler, home=home)
+
+
+def limits_for(part: Part, config: TrainConfig) -> Limits:
+    """The limits of an episode."""
+    if part != "probe":
+        return config.limits
+    limits = config.limits
+    max_turns = min(config.parity.turns, limits.max_turns)
+    return replace(limits, max_turns=max_turns, turn_tokens=min(PROBE_TOKENS, limits.turn_tokens or PROBE_TOKENS))
+
+
+def loop_for(part: Part, config: TrainConfig, engine: Engine, renderer: Renderer) -> RolloutLoop:
+    """The rollout loop of a run's episodes."""
+    return RolloutLoop(
+        engine,
+        renderer,
+        limits_for(part, config),
+        replace(config.sampling, temperature=0.0) if part == "greedy" else config.sampling,
+        history=config.history,
+        compaction=config.compaction,
+    )

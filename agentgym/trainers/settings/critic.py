@@ -1,0 +1,57 @@
+"""The settings of the critic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from agentgym.errors import ConfigError
+
+__all__ = ["RATE", "CriticConfig"]
+
+RATE = 5
+"""A critic's learning rate over `optimizer.learning_rate`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticConfig:
+    """The critic of an advantage that takes values (gae, turn_gae)."""
+
+    trunk: Literal["none", "own", "shared"] | None = None
+    """`own` begins as a copy of the model and is trained apart from it; `shared` reads the policy's own last states,
+    costs next to nothing, and pulls at the policy's weights. None is `own` where the advantage takes values, else
+    `none`."""
+    learning_rate: float | None = None
+    """Of a trunk of its own and its head; None takes five times `optimizer.learning_rate`: one that lags credits the
+    past. The policy's other optimizer settings hold for both, and so does whether adapters are trained."""
+    coefficient: float = 0.1
+    """Weight of the value loss beside the policy's, where the trunk is shared."""
+    clip: float | None = 0.5
+    """How far a value may move from what it was before the error is no longer reduced by it, in units of reward; None
+    for no bound."""
+    bootstrap: bool = True
+    """Whether an episode that a limit cut (`truncated`) is credited with the critic's value of what might follow.
+    Without, it ends there with what it had earned: right where the limit is part of the task, as a number of turns to
+    win a game in mostly is; with it, a policy that wanders up to the limit loses nothing but time."""
+    warmup_steps: int = 0
+    """Steps at the beginning in which the critic learns and the policy does not; for a trunk of its own."""
+
+    def __post_init__(self) -> None:
+        if self.learning_rate is not None and self.learning_rate <= 0:
+            raise ConfigError(f"critic.learning_rate must be above 0, got {self.learning_rate}")
+        if not self.coefficient > 0:
+            raise ConfigError(f"critic.coefficient must be above 0, got {self.coefficient}")
+        if self.clip is not None and not self.clip > 0:
+            raise ConfigError(f"critic.clip must be above 0, or null for no bound, got {self.clip}")
+        if self.warmup_steps < 0:
+            raise ConfigError(f"critic.warmup_steps must be at least 0, got {self.warmup_steps}")
+        if self.trunk == "shared" and (self.learning_rate is not None or self.warmup_steps):
+            raise ConfigError(
+                "a critic on the policy's trunk learns with the policy: leave critic.learning_rate and"
+                " critic.warmup_steps out, or give it a trunk of its own"
+            )
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a critic."""
+        return self.trunk in ("own", "shared")

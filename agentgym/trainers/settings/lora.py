@@ -1,0 +1,66 @@
+"""The settings of trained adapters."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from agentgym.errors import ConfigError, nearest
+from agentgym.model.lora_layer import GATE_UP, QKV
+from agentgym.trainers.settings.optimizer import OptimizerConfig
+
+__all__ = ["PROJECTIONS", "RATE", "LoraConfig"]
+
+RATE = 10
+"""The adapters' learning rate over that of all weights."""
+
+
+PROJECTIONS = (*QKV, "o_proj", *GATE_UP, "down_proj")
+"""What may be adapted: all linear layers but the head."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Adapters (LoRA) that are trained in place of the weights."""
+
+    rank: int = 0
+    """Rank of the adapters (peft's r), such as 8 or 32; 0 trains all weights."""
+    alpha: float = 32.0
+    """What an adapter adds is scaled by `alpha / rank` (peft's lora_alpha)."""
+    target_modules: tuple[str, ...] = PROJECTIONS
+    """The linear layers that are adapted, by their published names; by default all but the head."""
+    learning_rate: float | None = None
+    """Of the adapters; None takes ten times `optimizer.learning_rate`, which is what all weights would learn at
+    (Schulman et al. 2025)."""
+    dropout: float = 0.0
+    """0 is the only value: what is dropped in training is there while sampling, so that every token would be off its
+    policy."""
+    seed: int | None = None
+    """The adapters' first values follow from it; None is the seed of the run."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 0:
+            raise ConfigError(f"lora.rank is 8 or 32 as a rule, or 0 to train all weights; got {self.rank}")
+        if not (self.alpha > 0 and math.isfinite(self.alpha)):
+            raise ConfigError(f"lora.alpha must be above 0, got {self.alpha}")
+        for name in self.target_modules:
+            if name not in PROJECTIONS:
+                told = nearest(name, PROJECTIONS) or "."
+                raise ConfigError(
+                    f"no module {name!r} for lora.target_modules{told} Known, and all of them where it is left out:"
+                    f" {', '.join(PROJECTIONS)}"
+                )
+        if not self.target_modules:
+            raise ConfigError(f"lora.target_modules names nothing to adapt; known: {', '.join(PROJECTIONS)}")
+        if self.learning_rate is not None and not self.learning_rate > 0:
+            raise ConfigError(f"lora.learning_rate must be above 0, got {self.learning_rate}")
+        if self.dropout:
+            raise ConfigError(
+                f"lora.dropout {self.dropout} would drop in training what is there while sampling: leave it at 0"
+            )
+
+    def rated(self, optimizer: OptimizerConfig) -> OptimizerConfig:
+        """The optimizer of what is trained: with the adapters' rate where that is adapters."""
+        if not self.rank:
+            return optimizer
+        return replace(optimizer, learning_rate=self.learning_rate or RATE * optimizer.learning_rate)

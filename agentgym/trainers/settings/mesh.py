@@ -1,0 +1,77 @@
+"""How the ranks of a learner divide their work, beside each taking rows of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentgym.errors import ConfigError
+from agentgym.model.decoder import DecoderConfig
+
+__all__ = ["MeshConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """Ranks that share each forward pass: `sequence` x `tensor` of them. All other ranks take other rows, so a learner
+    of 8 ranks with `sequence` 2 and `tensor` 2 has two such blocks, each with its share of the batch."""
+
+    sequence: int = 1
+    """Ranks that split the tokens of a forward pass, for trajectories whose activations are too large for one rank:
+    each has a portion of the tokens, and for attention all tokens of a part of the heads (Ulysses). Divides the query
+    heads."""
+    tensor: int = 1
+    """Ranks that split the weights of each layer by heads and by units of the feed-forward, and the tokens too between
+    these (tensor parallel), for layers that are too large to be whole on one rank even one at a time. Divides the
+    key/value heads."""
+
+    def __post_init__(self) -> None:
+        for name in ("sequence", "tensor"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"learner.mesh.{name} is at least 1, got {getattr(self, name)}")
+
+    @property
+    def block(self) -> int:
+        """Ranks that share a forward pass."""
+        return self.sequence * self.tensor
+
+    def data(self, num_ranks: int) -> int:
+        """How many shares the rows of a batch are cut into on `num_ranks`; raises ConfigError where blocks of ranks do
+        not fill these."""
+        if num_ranks % self.block:
+            raise ConfigError(
+                f"{num_ranks} learner ranks are no multiple of learner.mesh.sequence {self.sequence} x"
+                f" learner.mesh.tensor {self.tensor}: give {self.block}, or a multiple of it (with executor ray,"
+                " ray.learners)"
+            )
+        return num_ranks // self.block
+
+    def check_alone(self) -> None:
+        """Raises ConfigError where passes are to be shared, and there is one process."""
+        if self.block > 1:
+            raise ConfigError(
+                "learner.mesh is for a learner of several ranks: give executor ray (or Ranks under torchrun,"
+                " docs/ranks.md), or leave it out"
+            )
+
+    def check(self, shape: DecoderConfig, num_ranks: int) -> None:
+        """Raises ConfigError where a decoder of this shape cannot be split so on `num_ranks`."""
+        splits = [
+            (shape.num_kv_heads, "key/value heads", self.tensor, "learner.mesh.tensor says"),
+            (shape.ffn_width, "units of the feed-forward", self.tensor, "learner.mesh.tensor says"),
+            (shape.num_heads, "query heads", self.block, "learner.mesh.sequence x learner.mesh.tensor says"),
+        ]
+        if self.tensor > 1:
+            shards, told = num_ranks // self.tensor, "the shards of each part of learner.mesh.tensor need"
+            splits += [
+                (shape.width, "numbers of a state", self.tensor, "learner.mesh.tensor says"),
+                (shape.width, "numbers of a state", shards, told),
+            ]
+        if self.tensor > 1 and shape.qkv_bias:
+            rows = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_width
+            splits.append((rows, "biases", num_ranks, told))
+        for number, what, parts, why in splits:
+            if number % parts:
+                raise ConfigError(
+                    f"the model's {number} {what} cannot be split into {parts} equal parts, as {why}: give sizes that"
+                    f" divide {number}"
+                )

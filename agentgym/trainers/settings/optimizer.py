@@ -1,0 +1,38 @@
+"""The settings of the optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from agentgym.errors import ConfigError
+
+__all__ = ["OptimizerConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """How gradients become weights."""
+
+    name: Literal["adamw", "muon"] = "adamw"
+    """`muon` orthogonalizes the update of matrices (Jordan et al. 2024) and leaves the rest to AdamW."""
+    learning_rate: float = 4e-4
+    """Right for the embedded model of a million parameters; published runs on models of billions use about 1e-6."""
+    warmup_steps: int = 2
+    """Optimizer steps over which the rate rises to its full value."""
+    decay: Literal["constant", "linear"] = "constant"
+    """`linear` falls to zero over the second half of the run."""
+    beta1: float = 0.9
+    """Decay of AdamW's mean of gradients, in [0, 1)."""
+    beta2: float = 0.98
+    """Decay of AdamW's mean of squared gradients, in [0, 1)."""
+    weight_decay: float = 0.0
+    """The share of a weight that is subtracted each step, times the learning rate."""
+    max_grad_norm: float = 1.0
+    """The gradient's global 2-norm is scaled down to it."""
+
+    def __post_init__(self) -> None:
+        if self.learning_rate <= 0:
+            raise ConfigError(f"learning_rate must be above 0, got {self.learning_rate}")
+        if self.max_grad_norm <= 0:
+            raise ConfigError(f"max_grad_norm must be above 0, got {self.max_grad_norm}")

@@ -1,0 +1,32 @@
+"""The settings of the comparison between the engine's and the trainer's logprobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentgym.errors import ConfigError
+
+__all__ = ["ParityConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParityConfig:
+    """When training refuses to go on because the engine samples from something else than what is trained."""
+
+    max_mismatch: float | None = None
+    """Nats between the trainer's and the engine's logprob of a token that was just sampled. None takes ten times what
+    the start showed, at least 0.001: so float32 is held to float32."""
+    every: int = 10
+    """Steps between probes: fresh replies whose logprobs are recomputed. Every step's own tokens are compared anyway,
+    before they are trained on."""
+    episodes: int = 4
+    """Episodes of a probe."""
+    turns: int = 3
+    """Most replies of each; several, so that the prefix cache is probed too."""
+
+    def __post_init__(self) -> None:
+        for name in ("every", "episodes", "turns"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"parity.{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_mismatch is not None and not self.max_mismatch > 0:
+            raise ConfigError(f"parity.max_mismatch must be greater than 0, got {self.max_mismatch}")

@@ -1,0 +1,167 @@
+"""Conversations to learn from: files of OpenAI's `messages`, and what each becomes for a chat format.
+
+A file's row has `messages` and, where its replies call tools, `tools`; each may also be the JSON text of that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
+from agentgym.chat_templates.renderers.told_reply import told_reply
+from agentgym.errors import ConfigError, RenderError, nearest
+from agentgym.openai_wire import WireError, message_from_openai, tool_from_openai
+from agentgym.trainers.sft.demonstrations import Demonstration
+from agentgym.types import MalformedCall, Message, ToolSpec
+
+__all__ = ["Conversation", "conversation_of", "conversation_rows"]
+
+MESSAGES, TOOLS = "messages", "tools"
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages with at least one reply, and the tools that were shown: `Conversation((question, answer))`."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+
+
+def conversation_of(row: Mapping[str, object]) -> Conversation:
+    """The conversation of a file's row.
+
+    Arguments of calls are an object or its JSON text. A result without `tool_call_id` answers the next call that
+    waits, and a call without an id gets one. Raises ConfigError, naming the message, for what nobody can learn from.
+    """
+    if MESSAGES not in row:
+        near = nearest(MESSAGES, row) or "."
+        raise ConfigError(f"there is no column {MESSAGES!r}{near} It has {', '.join(row) or 'none'}")
+    raw = _list(row[MESSAGES], MESSAGES)
+    try:
+        tools = tuple(
+            tool_from_openai(tool, f"{TOOLS}[{n}]") for n, tool in enumerate(_list(row.get(TOOLS) or [], TOOLS))
+        )
+        messages = tuple(message_from_openai(one, f"{MESSAGES}[{n}]") for n, one in enumerate(_with_call_ids(raw)))
+    except WireError as error:
+        raise ConfigError(str(error)) from error
+    _check(messages, raw)
+    return Conversation(_named(messages), tools)
+
+
+def conversation_rows(renderer: TemplateRenderer, conversation: Conversation) -> list[Demonstration]:
+    """The conversation as rows in which every reply is learned once, behind the prompt that a rollout would show.
+
+    As with `history="rerender"`: a row goes on as long as the template tells the earlier replies as they were, and a
+    new one begins where it does not (old reasoning is dropped). Raises RenderError where the template has no place for
+    a message, or tells a reply so that it reads back as another one.
+    """
+    messages, tools = conversation.messages, conversation.tools
+    rows: list[_Row] = []
+    behind = 0
+    for place, reply in enumerate(messages):
+        if reply.role != "assistant":
+            continue
+        try:
+            prompt = renderer.rerender(messages[:place], tools)
+            new = _continued(renderer, rows[-1].ids, prompt, messages[behind:place]) if rows else None
+            told = told_reply(renderer, messages[:place], reply, tools)
+        except RenderError as error:
+            raise RenderError(f"{MESSAGES}[{place}]: {error}") from error
+        if new is None:
+            rows.append(_Row([], []))
+        rows[-1].add(prompt if new is None else new, learned=False)
+        rows[-1].add(told, learned=True)
+        behind = place + 1
+    return [Demonstration(tuple(row.ids), tuple(row.mask)) for row in rows]
+
+
+@dataclass(frozen=True)
+class _Row:
+    ids: list[int]
+    mask: list[bool]
+
+    def add(self, ids: Sequence[int], *, learned: bool) -> None:
+        self.ids.extend(ids)
+        self.mask.extend([learned] * len(ids))
+
+
+def _continued(
+    renderer: TemplateRenderer, ids: Sequence[int], prompt: Sequence[int], new: Sequence[Message]
+) -> list[int] | None:
+    """What to append to a row so that it says what `prompt` says; None where it cannot."""
+    try:
+        appended = renderer.extend(ids, new)
+    except RenderError:  # the template rewrites what came before
+        return None
+    return appended if renderer.decode([*ids, *appended]) == renderer.decode(prompt) else None
+
+
+def _list(value: object, where: str) -> Sequence[object]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ConfigError(
+                f"{where} is a list, or the JSON text of one, got text that is not JSON: {error}"
+            ) from error
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{where} is a list, got {type(value).__name__} {repr(value)[:60]}")
+    return value
+
+
+def _with_call_ids(raw: Sequence[object]) -> Iterator[object]:
+    """The messages with an id for every call, of nine letters and digits as some templates want it, and every result
+    with the id of what it answers."""
+    waiting: list[str] = []
+    num_calls = 0
+    for message in raw:
+        if not isinstance(message, Mapping):
+            yield message
+            continue
+        calls = message.get("tool_calls")
+        if isinstance(calls, list | tuple) and all(isinstance(call, Mapping) for call in calls) and calls:
+            numbers = range(num_calls, num_calls := num_calls + len(calls))
+            calls = [
+                {**call, "id": call.get("id") or f"call{number:05d}"}
+                for number, call in zip(numbers, calls, strict=True)
+            ]
+            waiting = [str(call["id"]) for call in calls]
+            yield {**message, "tool_calls": calls}
+        elif message.get("role") == "tool":
+            call_id = message.get("tool_call_id") or (waiting[0] if waiting else None)
+            waiting = [one for one in waiting if one != call_id]
+            yield {**message, "tool_call_id": call_id}
+        else:
+            yield message
+
+
+def _check(messages: Sequence[Message], raw: Sequence[object]) -> None:
+    """Raises ConfigError for a conversation that teaches nothing, or something that nobody should learn."""
+    if not any(message.role == "assistant" for message in messages):
+        raise ConfigError(f"{MESSAGES} holds no reply: at least one message of the role assistant is learned")
+    for place, (message, given) in enumerate(zip(messages, raw, strict=True)):
+        if message.role != "assistant":
+            continue
+        where = f"{MESSAGES}[{place}]"
+        if not place:
+            raise ConfigError(f"{where} is a reply to nothing: a message of another role comes before it")
+        if not (message.content.strip() or message.tool_calls):
+            raise ConfigError(f"{where} is an empty reply, with neither content nor calls")
+        if isinstance(given, Mapping) and given.get("weight") == 0:
+            raise ConfigError(f"{where} has the weight 0: every reply is learned, and none can be left out")
+        for number, call in enumerate(message.tool_calls):
+            if isinstance(call, MalformedCall):
+                raise ConfigError(f"{where}.tool_calls[{number}]: {call.error}")
+
+
+def _named(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages with each result bearing its tool's name, which some templates write."""
+    names = {call.id: call.name for one in messages for call in one.tool_calls if not isinstance(call, MalformedCall)}
+    return tuple(
+        Message("tool", one.content, tool_call_id=one.tool_call_id, name=names.get(one.tool_call_id or ""))
+        if one.role == "tool"
+        else one
+        for one in messages
+    )

@@ -1,0 +1,149 @@
+"""Conversations to learn from by imitation: a policy plays, and its replies become token rows with a mask."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.envs.base.action import Action
+from agentgym.envs.base.policies import policy_for
+from agentgym.envs.base.text_env import TextEnv
+from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault
+from agentgym.rollout.episode.replies import reply_ids
+from agentgym.rollout.hosting.env_threads import Outcome, attempt
+from agentgym.types import Message, ToolCall
+
+__all__ = ["Demonstration", "DemonstrationConfig", "ReplyEncoder", "demonstrate", "stream"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemonstrationConfig:
+    """Who plays, and how carelessly."""
+
+    policy: str = "oracle"
+    """A name of POLICIES: the player to imitate."""
+    mistakes: float = 0.0
+    """The share of turns at which the random policy moves instead."""
+    learn_mistakes: bool = False
+    """Whether the random moves are imitated too; else they are played, and seen, but not trained on."""
+    max_turns: int = 200
+    """Replies in a demonstration; the environment's own limit is mostly lower."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mistakes <= 1:
+            raise ConfigError(f"mistakes is a share of the turns, between 0 and 1, got {self.mistakes}")
+        if self.mistakes == 1 and not self.learn_mistakes:
+            raise ConfigError(
+                "with mistakes=1 every turn is a mistake and nothing is learned; lower it, or learn_mistakes"
+            )
+        if self.max_turns < 1:
+            raise ConfigError(f"max_turns is at least 1, got {self.max_turns}")
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One conversation: `ids` of the whole, and for each id whether it is imitated. Example: `((1, 5, 2), (0, 1, 1))`.
+
+    The masked ids are exactly what a model would have sampled, the end token included.
+    """
+
+    ids: tuple[int, ...]
+    mask: tuple[bool, ...]
+    success: bool | None = None
+    """None where nobody knows: a conversation from a file."""
+
+    def first(self, num_ids: int) -> Demonstration:
+        """The same without what is past `num_ids`, for a model that sees no further."""
+        return replace(self, ids=self.ids[:num_ids], mask=self.mask[:num_ids])
+
+
+def demonstrate(
+    env: TextEnv, renderer: Renderer, seed: int, config: DemonstrationConfig, encode: ReplyEncoder | None = None
+) -> Demonstration:
+    """Plays `env` from `seed`; the mistakes follow from the seed as well.
+
+    Raises EnvironmentFault where the environment, or a policy of it, raises.
+    """
+
+    def theirs(call: Callable[[], T]) -> T:
+        return _value(attempt(call), env, seed)
+
+    observation, info = theirs(lambda: env.reset(seed=seed))
+    player, stray = policy_for(env, config.policy), policy_for(env, "random")
+    theirs(functools.partial(player.reset, env, observation, seed))
+    theirs(functools.partial(stray.reset, env, observation, seed + 1))
+    rng = np.random.default_rng([seed, 1])
+    messages = list(info["messages"])
+    if env.system_prompt and not (messages and messages[0].role == "system"):
+        messages.insert(0, Message("system", env.system_prompt))
+    ids = renderer.render(messages, env.tool_specs)
+    mask = [False] * len(ids)
+    encode = encode or ReplyEncoder(renderer)
+    for turn in itertools.count(1):
+        is_mistake = bool(rng.random() < config.mistakes)
+        message = theirs(functools.partial((stray if is_mistake else player).act, observation))
+        reply = encode(message)
+        ids += reply
+        mask += [not is_mistake or config.learn_mistakes] * len(reply)
+        step = theirs(functools.partial(env.step, Action.from_message(message)))
+        observation, _, terminated, truncated, info = step
+        if terminated or truncated or turn == config.max_turns:
+            break
+        answer = renderer.extend(ids, info["messages"])
+        ids += answer
+        mask += [False] * len(answer)
+    return Demonstration(tuple(ids), tuple(mask), bool(info.get("metrics", {}).get("success", False)))
+
+
+def _value(outcome: Outcome[T], env: TextEnv, seed: int) -> T:
+    """What the user's code gave; what it raised becomes an EnvironmentFault."""
+    error, value = outcome
+    if isinstance(error, AgentGymError):
+        raise error
+    if error is not None:
+        name = type(env).__name__
+        raise EnvironmentFault(f"{name} failed with seed {seed}: {type(error).__name__}: {error}", seed=seed) from error
+    return value  # type: ignore[return-value]  # no error: it is the value
+
+
+class _Said:
+    """A message as a key: equal when the same words are said, whatever the call ids are."""
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        calls = [(c.name, tuple(c.arguments.items())) for c in message.tool_calls if isinstance(c, ToolCall)]
+        self._key = (message.content, message.reasoning, repr(calls))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Said) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+class ReplyEncoder:
+    """`reply_ids` of a renderer, remembered: players say the same few things again and again."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._encode = functools.lru_cache(50_000)(lambda said: reply_ids(renderer, said.message))
+
+    def __call__(self, message: Message) -> tuple[int, ...]:
+        return self._encode(_Said(message))
+
+
+def stream(
+    envs: Sequence[TextEnv], renderer: Renderer, first_seed: int, config: DemonstrationConfig
+) -> Iterator[Demonstration]:
+    """Endless demonstrations, the environments in turn, seeds counting up from `first_seed`."""
+    seed, encode = first_seed, ReplyEncoder(renderer)
+    while True:
+        yield demonstrate(envs[seed % len(envs)], renderer, seed, config, encode)
+        seed += 1

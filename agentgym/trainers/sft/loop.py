@@ -1,0 +1,167 @@
+"""Supervised fine-tuning: the model learns what was said in demonstrations or rows, at the speaker's tokens only."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.envs.base.text_env import TextEnv
+from agentgym.errors import ConfigError, TrainingHalted
+from agentgym.model.decoder import Decoder
+from agentgym.model.packed_layout import PackedLayout
+from agentgym.trainers.learner.lora import Adapters
+from agentgym.trainers.learner.optimizer import PolicyOptimizer
+from agentgym.trainers.learner.token_logprobs import score_targets
+from agentgym.trainers.parallel.gradient_threads import GradientWorkers, MicroResult
+from agentgym.trainers.settings.lora import LoraConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig
+from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, stream
+
+__all__ = ["ImitationConfig", "ImitationStep", "imitate", "learn", "passes"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImitationConfig:
+    """How long and on what a model imitates."""
+
+    demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
+    optimizer: OptimizerConfig = field(
+        default_factory=lambda: OptimizerConfig(name="muon", learning_rate=2e-3, warmup_steps=30, decay="linear")
+    )
+    steps: int = 500
+    """Optimizer steps."""
+    episodes: int = 8
+    """Demonstrations, or rows, a step."""
+    threads: int = 2
+    """Threads that share a step's demonstrations; changes how they are split, so it belongs to the recipe."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "episodes", "threads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImitationStep:
+    """What one step reports; the loss is the mean over imitated tokens, in nats."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    tokens: int
+    """Ids of the step's demonstrations."""
+    imitated_tokens: int
+    """Those that were learned."""
+    success: float | None
+    """Share of the step's demonstrations that succeeded; None for conversations, which say nothing about it."""
+    elapsed_s: float
+    """Since training began."""
+
+
+def imitate(
+    model: Decoder,
+    renderer: Renderer,
+    envs: Sequence[TextEnv],
+    config: ImitationConfig,
+    *,
+    first_seed: int = 0,
+    on_step: Callable[[ImitationStep], None] = lambda step: None,
+) -> None:
+    """Trains `model` in place on fresh demonstrations, the environments in turn; no task is seen twice. See `learn`."""
+    learn(model, renderer, stream(envs, renderer, first_seed, config.demonstrations), config, on_step=on_step)
+
+
+def learn(
+    model: Decoder,
+    renderer: Renderer,
+    shown: Iterator[Demonstration],
+    config: ImitationConfig,
+    *,
+    on_step: Callable[[ImitationStep], None] = lambda step: None,
+) -> None:
+    """Trains `model` in place on what is shown, `config.episodes` of it a step.
+
+    What is past the model's context window is not learned. Whatever `on_step` raises ends the training between two
+    steps. Raises TrainingHalted for a gradient that is not finite, with the weights of the step before. Adapters are
+    merged into the weights in the end, however that comes.
+    """
+    if renderer.vocab_size > model.config.vocab_size:
+        raise ConfigError(
+            f"the tokenizer has {renderer.vocab_size} ids and the model only {model.config.vocab_size}: use the"
+            " tokenizer that belongs to the model"
+        )
+    adapters = Adapters.of(model, None, config.lora) if config.lora.rank else None
+    optimizer = PolicyOptimizer(model, config.lora.rated(config.optimizer), config.steps)
+    workers = GradientWorkers(config.threads)
+    started = time.perf_counter()
+    try:
+        for step in range(1, config.steps + 1):
+            batch = [one.first(model.config.context_window + 1) for one in itertools.islice(shown, config.episodes)]
+            loss = _add_gradients(model, batch, workers, optimizer.parameters)
+            norm = workers.run(optimizer.step)
+            if not math.isfinite(norm):
+                raise TrainingHalted(f"the gradient of imitation step {step} is not finite; lower the learning rate")
+            on_step(_report(step, batch, loss, norm, time.perf_counter() - started))
+    finally:
+        if adapters is not None:
+            workers.run(adapters.merge)
+        workers.close()
+
+
+def _add_gradients(
+    model: Decoder, batch: Sequence[Demonstration], workers: GradientWorkers, parameters: Sequence[Tensor]
+) -> float:
+    """The mean loss over the imitated tokens, whose gradient is added to the parameters'."""
+    total = max(1, sum(sum(one.mask) for one in batch))
+    parts = [batch[index :: workers.num_threads] for index in range(workers.num_threads)]
+
+    def loss_of(part: Sequence[Demonstration]) -> MicroResult[float]:
+        loss = imitation_loss(model, part) / total
+        return MicroResult(loss, float(loss.detach()))
+
+    return sum(workers.accumulate([part for part in parts if part], loss_of, parameters))
+
+
+def _report(step: int, batch: Sequence[Demonstration], loss: float, norm: float, elapsed_s: float) -> ImitationStep:
+    return ImitationStep(
+        step=step,
+        loss=loss,
+        grad_norm=norm,
+        tokens=sum(len(one.ids) for one in batch),
+        imitated_tokens=sum(sum(one.mask) for one in batch),
+        success=_share(batch),
+        elapsed_s=elapsed_s,
+    )
+
+
+def _share(batch: Sequence[Demonstration]) -> float | None:
+    told = [one.success for one in batch if one.success is not None]
+    return sum(told) / len(told) if told else None
+
+
+def passes(rows: Sequence[Demonstration], seed: int) -> Iterator[Demonstration]:
+    """The rows again and again, each time in another order, which follows from the seed. A step at the end of one pass
+    goes on with the next."""
+    for number in itertools.count():
+        for place in np.random.default_rng([seed, number]).permutation(len(rows)):
+            yield rows[place]
+
+
+def imitation_loss(model: Decoder, demonstrations: Sequence[Demonstration]) -> Tensor:
+    """Negative log likelihood, summed over the imitated tokens."""
+    device = model.embed.device
+    ids_N = torch.tensor([i for one in demonstrations for i in one.ids[:-1]], device=device)
+    target_N = torch.tensor([i for one in demonstrations for i in one.ids[1:]], device=device)
+    mask_N = torch.tensor([flag for one in demonstrations for flag in one.mask[1:]], device=device)
+    seqlens = [len(one.ids) - 1 for one in demonstrations]
+    hidden_ME = model.hidden(ids_N, PackedLayout(seqlens, device, ids_N=ids_N, wanted_N=mask_N))
+    return -score_targets(hidden_ME, model.head_weight, target_N[mask_N]).logp_N.sum()

@@ -1,0 +1,214 @@
+"""Makes the embedded model: `python -m agentgym.trainers.sft.make_embedded --output FOLDER`.
+
+A tokenizer from the environments' own text, a small Qwen3-architecture model, and three lessons by imitation. The first
+is easy worlds, the second the whole game: play is disturbed by random moves so that every situation is seen, and only
+the player's own moves are learned. The third makes the model careless: random moves are learned as well, so that it
+speaks the format, knows the game, and plays it badly, which leaves reinforcement learning something to do.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from agentgym.chat_templates import renderer_for
+from agentgym.envs.base.action import Action
+from agentgym.envs.base.policies import policy_for
+from agentgym.envs.base.text_env import TextEnv
+from agentgym.envs.catalog.resolve import make_env
+from agentgym.model.decoder import Decoder, DecoderConfig
+from agentgym.model.model_folder import save_decoder
+from agentgym.trainers.settings.optimizer import OptimizerConfig
+from agentgym.trainers.sft.demonstrations import DemonstrationConfig
+from agentgym.trainers.sft.loop import ImitationConfig, ImitationStep, imitate
+
+__all__ = ["RecipeConfig", "make_embedded"]
+
+_log = logging.getLogger(__name__)
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+ADDED = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+
+# A word is a token of its own wherever it stands (no space glued to it), so that copying a name from an observation
+# into a call is copying one id. The JSON around a call, line labels and role names are pieces too, for short turns.
+PIECES = "|".join(
+    (
+        r'\n?\{"[a-z]+": "?',
+        r'", "[a-z]+": \{"?',
+        r'", "',
+        r'": "?',
+        r'"?\}\}\n?',
+        r"\n?[A-Z][a-z]+: ",
+        r"(?:system|user|assistant|tool)\n",
+        r"\p{L}+",
+        r"\p{N}",
+        r"[^\p{L}\p{N}]+",
+    )
+)
+
+TEMPLATE_TEXT = ("\n\nTools:\n", "string)\n", "integer)\n", "any)\n", "Call: ", '{"name": tool, "arguments": {...}}')
+"""What the chat template itself says, for the tokenizer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeConfig:
+    """The recipe; its defaults made the model that ships."""
+
+    seed: int = 0
+    vocab_size: int = 2048
+    width: int = 128
+    num_layers: int = 4
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    ffn_width: int = 384
+    context_window: int = 1024
+    copying: ImitationConfig = field(
+        default_factory=lambda: ImitationConfig(
+            steps=1000,
+            demonstrations=DemonstrationConfig(mistakes=0.25),
+            optimizer=OptimizerConfig(name="muon", learning_rate=3e-3, warmup_steps=30),
+        )
+    )
+    """Easy worlds, where naming the right thing is most of the play: copying a word has to exist before the rest."""
+    clean: ImitationConfig = field(
+        default_factory=lambda: ImitationConfig(
+            steps=2000,
+            demonstrations=DemonstrationConfig(mistakes=0.25),
+            optimizer=OptimizerConfig(name="muon", learning_rate=3e-3, warmup_steps=1, decay="linear"),
+        )
+    )
+    """The whole game, played well."""
+    careless: ImitationConfig = field(
+        default_factory=lambda: ImitationConfig(
+            steps=300,
+            demonstrations=DemonstrationConfig(mistakes=0.38, learn_mistakes=True),
+            optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=10, decay="linear"),
+        )
+    )
+    """The whole game, played badly."""
+
+
+def make_embedded(output: Path, config: RecipeConfig) -> None:
+    """Makes tokenizer and model and writes both to `output`; the same configuration gives the same files."""
+    output.mkdir(parents=True, exist_ok=True)
+    _log.info("tokenizer")
+    make_tokenizer(output, config)
+    renderer = renderer_for(output)
+    shape = DecoderConfig(
+        family="qwen3",
+        vocab_size=-(-renderer.vocab_size // 16) * 16,
+        width=config.width,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_width=config.width // config.num_heads,
+        ffn_width=config.ffn_width,
+        context_window=config.context_window,
+        qk_norm=True,
+    )
+    model = Decoder(shape).initialize(config.seed)
+    _log.info("model of %.2f million parameters", sum(p.numel() for p in model.parameters()) / 1e6)
+    seed = config.seed
+    whole = (2, 1, 2, 3, 2, 2, 3)
+    for name, lesson, levels in (
+        ("copying", config.copying, (1, 2, 1)),
+        ("clean", config.clean, whole),
+        ("careless", config.careless, whole),
+    ):
+        _log.info("lesson: %s", name)
+        imitate(model, renderer, lesson_envs(levels), lesson, first_seed=seed, on_step=_show)
+        seed += lesson.steps * lesson.episodes
+        save_decoder(model, output / name if name != "careless" else output)
+
+
+def lesson_envs(levels: Sequence[int]) -> list[TextEnv]:
+    """What a lesson plays, in turn: the text game at these levels."""
+    return [make_env("TextGame-v0", {"level": level}) for level in levels]
+
+
+def make_tokenizer(output: Path, config: RecipeConfig) -> None:
+    """Trains a byte-level BPE tokenizer on the environments' text and writes it with its chat template."""
+    tokenizer = Tokenizer(models.BPE())
+    pieces = pre_tokenizers.Split(Regex(PIECES), "isolated")
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, bytes_])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.vocab_size - len(ADDED),
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+        min_frequency=2,
+    )
+    tokenizer.train_from_iterator(corpus(), trainer)
+    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in ADDED])
+    tokenizer.save(str(output / "tokenizer.json"))
+    template = files("agentgym.chat_templates").joinpath("embedded.jinja").read_text()
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.context_window,
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "clean_up_tokenization_spaces": False,
+        "chat_template": template,
+    }
+    (output / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    generation = {"eos_token_id": tokenizer.token_to_id("<|im_end|>"), "do_sample": True, "temperature": 1.0}
+    (output / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+
+
+def corpus(episodes: int = 400) -> Iterator[str]:
+    """Text of every bundled environment at every level, as the model will see it, without the marks."""
+    marks = re.compile("|".join(map(re.escape, (*SPECIAL, *ADDED))))
+    for name, levels in (("TextGame-v0", 5), ("GuessNumber-v0", 3), ("WordLadder-v0", 3)):
+        for level in range(1, levels + 1):
+            for text in _played(make_env(name, {"level": level}), episodes):
+                yield from (part for part in marks.split(text) if part)
+    yield from ("system\n", "user\n", "assistant\n", "tool\n", *TEMPLATE_TEXT) * 100
+
+
+def _played(env: TextEnv, episodes: int) -> Iterator[str]:
+    yield from [env.system_prompt] * 20
+    for seed in range(episodes):
+        for kind in ("oracle", "random"):
+            observation, _ = env.reset(seed=seed)
+            policy = policy_for(env, kind)
+            policy.reset(env, observation, seed)
+            over = False
+            while not over:
+                yield observation + "\n"
+                action = Action.from_message(policy.act(observation))
+                yield "\n" + str(action).partition("\n")[2]
+                observation, _, terminated, truncated, _ = env.step(action)
+                over = terminated or truncated
+
+
+def _show(step: ImitationStep) -> None:
+    if step.step % 50 == 0:
+        rate = step.tokens * step.step / step.elapsed_s
+        _log.info("step %d  loss %.4f  %.0f s  about %.0f tokens/s", step.step, step.loss, step.elapsed_s, rate)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line of the recipe."""
+    import tyro
+
+    @dataclass(frozen=True, kw_only=True)
+    class Recipe(RecipeConfig):
+        output: Path
+        """Folder for the model and tokenizer."""
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    given = tyro.cli(Recipe, args=arguments)
+    make_embedded(given.output, given)
+
+
+if __name__ == "__main__":
+    main()

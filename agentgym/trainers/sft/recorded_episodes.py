@@ -1,0 +1,106 @@
+"""Recorded episodes to learn from (rejection sampling): the good ones, by the exact ids that were sampled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.envs.base.seeds import EVAL_SEED_START
+from agentgym.errors import ConfigError
+from agentgym.rollout.record.episodes_file import read_episodes
+from agentgym.trainers.sft.demonstrations import Demonstration
+from agentgym.trajectory import Row, Trajectory
+
+__all__ = ["Chosen", "choose_episodes", "episode_rows", "read_played"]
+
+HELD_OUT = ("eval_before", "eval_after")
+"""Phases of a training run that are there to measure it."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The episodes to learn from, and how many others there were for each reason."""
+
+    episodes: tuple[Trajectory, ...]
+    dropped: Mapping[str, int]
+
+    @property
+    def num_held_out(self) -> int:
+        """Those whose tasks evaluations are made on."""
+        return sum(one.task.seed >= EVAL_SEED_START for one in self.episodes)
+
+
+def read_played(runs: Iterable[Path]) -> list[Trajectory]:
+    """The episodes of run folders, without those that measured a training run; raises RunFolderError."""
+    return [record.trajectory for run in runs for record in read_episodes(run) if record.phase not in HELD_OUT]
+
+
+def choose_episodes(
+    episodes: Iterable[Trajectory], min_reward: float | None = None, best_per_task: int | None = None
+) -> Chosen:
+    """The episodes with at least `min_reward`, or where that is None those that succeeded; of each task at most
+    `best_per_task`, the greatest rewards, and of equal ones the first."""
+    if best_per_task is not None and best_per_task < 1:
+        raise ConfigError(f"best_per_task is at least 1, got {best_per_task}")
+    dropped: Counter[str] = Counter()
+    good: list[Trajectory] = []
+    for one in episodes:
+        reason = _refusal(one, min_reward)
+        if reason:
+            dropped[reason] += 1
+        else:
+            good.append(one)
+    if best_per_task is not None:
+        ranks: Counter[str] = Counter()
+        best: set[int] = set()
+        for place in sorted(range(len(good)), key=lambda place: -(good[place].reward or 0.0)):
+            ranks[good[place].task.key] += 1
+            if ranks[good[place].task.key] <= best_per_task:
+                best.add(place)
+        dropped[f"beyond the best {best_per_task} of their task"] += len(good) - len(best)
+        good = [one for place, one in enumerate(good) if place in best]
+    return Chosen(tuple(good), +dropped)
+
+
+def episode_rows(renderer: Renderer, vocab_size: int, episode: Trajectory) -> list[Demonstration]:
+    """The episode's rows as they were recorded; what the loss of training counts is learned.
+
+    Raises ConfigError for ids of another tokenizer: out of range, or read by this one as something else than the
+    messages that the prompt was rendered from.
+    """
+    for row in episode.rows:
+        _check_ids(renderer, vocab_size, row)
+    rows = [row for row in episode.rows if row.num_trained_tokens]
+    return [Demonstration(tuple(row.ids.tolist()), tuple(row.mask.tolist()), bool(episode.success)) for row in rows]
+
+
+def _refusal(episode: Trajectory, min_reward: float | None) -> str:
+    """Why an episode is not learned; empty if it is."""
+    if episode.reward is None:
+        return "failed, without a reward"
+    if min_reward is None and not episode.success:
+        return "without success"
+    if min_reward is not None and episode.reward < min_reward:
+        return f"with a reward below {min_reward:g}"
+    if not episode.has_ids:
+        return "without token ids (a chat endpoint played them)"
+    if not episode.num_trained_tokens:
+        return "without a sampled id that may be trained"
+    return ""
+
+
+def _check_ids(renderer: Renderer, vocab_size: int, row: Row) -> None:
+    if int(row.ids.max()) >= min(vocab_size, renderer.vocab_size):
+        raise ConfigError(
+            f"it holds the id {int(row.ids.max())}, and the model has {min(vocab_size, renderer.vocab_size)}:"
+            " recorded ids are learned by the model that has their tokenizer"
+        )
+    said = [one.content.strip() for one in row.messages or () if one.role in ("system", "user") and one.content.strip()]
+    if said and not any(text in renderer.decode(list(row.spans[0].ids)) for text in said):
+        raise ConfigError(
+            "the model's tokenizer reads its ids as something else than what was said: recorded ids are learned by the"
+            " model that has their tokenizer"
+        )

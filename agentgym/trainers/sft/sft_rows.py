@@ -1,0 +1,120 @@
+"""What supervised fine-tuning learns from where it is not demonstrations: rows, and what was left out on the way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
+from agentgym.data.sources import open_sources
+from agentgym.errors import ConfigError, RenderError
+from agentgym.trainers.sft.conversations import conversation_of, conversation_rows
+from agentgym.trainers.sft.demonstrations import Demonstration
+from agentgym.trainers.sft.recorded_episodes import choose_episodes, episode_rows, read_played
+from agentgym.types import Task
+
+__all__ = ["ConversationSource", "EpisodeSource", "SftRows"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConversationSource:
+    """Files of conversations."""
+
+    paths: tuple[Path, ...]
+    skip_malformed: bool = False
+    """Leaves out what is no conversation, or cannot be told in the model's chat format, instead of refusing it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeSource:
+    """Run folders with recorded episodes."""
+
+    paths: tuple[Path, ...]
+    min_reward: float | None = None
+    best_per_task: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftRows:
+    """The rows to learn, and what is said about where they come from."""
+
+    rows: tuple[Demonstration, ...]
+    report: tuple[str, ...]
+    """Lines: how many of what are learned, and what was left out for which reason."""
+    task: Task | None = None
+    """A task of the episodes, where they are that."""
+
+    @classmethod
+    def of_conversations(cls, source: ConversationSource, renderer: TemplateRenderer, window: int) -> SftRows:
+        """The rows of files; raises ConfigError, naming the row, for a conversation that cannot be learned."""
+        rows: list[Demonstration] = []
+        num_read = 0
+        malformed: list[str] = []
+        for path in source.paths:
+            for where, row in _rows_of(path):
+                num_read += 1
+                try:
+                    rows += conversation_rows(renderer, conversation_of(row))
+                except (ConfigError, RenderError) as error:
+                    if not source.skip_malformed:
+                        raise ConfigError(f"{where}: {error}; --skip-malformed leaves such rows out") from error
+                    malformed.append(f"{where}: {error}")
+        dropped = {f"malformed, the first: {malformed[0]}": len(malformed)} if malformed else {}
+        told = _told("conversations", num_read - len(malformed), num_read, dropped)
+        return _within(rows, window, [told])
+
+    @classmethod
+    def of_episodes(cls, source: EpisodeSource, renderer: TemplateRenderer, vocab_size: int, window: int) -> SftRows:
+        """The rows of recorded episodes; raises ConfigError for those of another tokenizer."""
+        played = read_played(source.paths)
+        chosen = choose_episodes(played, source.min_reward, source.best_per_task)
+        rows: list[Demonstration] = []
+        for one in chosen.episodes:
+            try:
+                rows += episode_rows(renderer, vocab_size, one)
+            except ConfigError as error:
+                raise ConfigError(f"the episode of {one.task.key}, member {one.member}: {error}") from error
+        report = [_told("episodes", len(chosen.episodes), len(played), chosen.dropped)]
+        if chosen.num_held_out:
+            report.append(
+                f"{chosen.num_held_out} of them are of held-out tasks: evaluations on those say nothing any more"
+            )
+        return replace(_within(rows, window, report), task=chosen.episodes[0].task)
+
+
+def _rows_of(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Each row of a file after where it stands."""
+    for table in open_sources((str(path),)):
+        for where, row in table.rows(table.columns):
+            if isinstance(row, Task):
+                raise ConfigError(f"{where} is a task, and a conversation was wanted")
+            yield where, {name: _without_nulls(value) for name, value in row.items()}
+
+
+def _without_nulls(value: object) -> object:
+    """The value without the nulls of its objects: parquet gives every object the keys of all others."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
+
+
+def _within(rows: Sequence[Demonstration], window: int, report: Sequence[str]) -> SftRows:
+    """The rows that the model can see whole; raises ConfigError where none is left."""
+    kept = tuple(one for one in rows if len(one.ids) <= window + 1)
+    lines = list(report)
+    if len(kept) < len(rows):
+        longest = max((len(one.ids) for one in rows), default=0)
+        too_long = {
+            f"longer than the context window of {window} (the longest has {longest} ids)": len(rows) - len(kept)
+        }
+        lines.append(_told("rows", len(kept), len(rows), +Counter(too_long)))
+    if not kept:
+        raise ConfigError(f"nothing is left to learn: {'; '.join(lines)}")
+    return SftRows(rows=kept, report=tuple(lines))
+
+
+def _told(what: str, num_kept: int, num: int, dropped: Mapping[str, int]) -> str:
+    reasons = [f"{number} {reason}" for reason, number in dropped.items()]
+    return f"{num_kept} of {num} {what} are learned" + (f"; left out: {', '.join(reasons)}" if reasons else "")

@@ -1,0 +1,59 @@
+"""The two kinds of servers are configured alike, and each says what its settings mean."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from agentgym.cli.main import main
+from agentgym.engines.servers import server_process
+from agentgym.engines.servers.server_config import ServerConfig
+from agentgym.engines.servers.server_process import free_port
+from agentgym.engines.sglang.engine import SglangConfig
+from agentgym.engines.vllm.engine import VllmConfig
+from agentgym.errors import ConfigError, EngineError
+
+KINDS = [(SglangConfig, "an SGLang server"), (VllmConfig, "a vLLM server")]
+
+
+@pytest.mark.parametrize(("kind", "name"), KINDS)
+def test_what_no_server_can_be_is_refused(kind: type[ServerConfig], name: str) -> None:
+    with pytest.raises(ConfigError, match="replicas must be at least 1, got 0"):
+        kind(replicas=0)
+    with pytest.raises(ConfigError, match=f"the URL of {name} begins with http://, got 'localhost:8000'"):
+        kind(urls=("localhost:8000",))
+    with pytest.raises(ConfigError, match="'http://a:1' is given twice"):
+        kind(urls=("http://a:1", "http://a:1/"))
+
+
+def test_the_command_line_says_what_a_setting_is_to_its_kind(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")  # one column of panels
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    shown = " ".join(line.strip("│ \n") for line in capsys.readouterr().out.splitlines())
+    for help_text in (
+        "Running servers, such as http://127.0.0.1:30000; none launches new ones. Each request bears the variable",
+        "They need VLLM_SERVER_DEV_MODE=1, --enable-scale-out",
+        "The interpreter that has SGLang; empty is the one that runs agentgym.",
+        "The interpreter that has vLLM (0.32 or later); empty is the one that runs agentgym.",
+        "Further words for `sglang.launch_server`.",
+        "Further words for `vllm.entrypoints.openai.api_server`.",
+    ):
+        assert shown.count(help_text) == 1, help_text
+
+
+def test_a_servers_port_is_below_those_that_connections_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as client, socket.create_server(("127.0.0.1", 0)) as anybody:
+        client.connect(anybody.getsockname())
+        given = min(client.getsockname()[1], anybody.getsockname()[1])
+        ports = {free_port() for _ in range(20)}
+        assert max(ports) < given and len(ports) > 15
+    with socket.create_server(("127.0.0.1", free_port())) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(server_process, "NUM_PORTS", 1)
+        monkeypatch.setattr(server_process, "_first_ephemeral_port", lambda: port + 1)
+        with pytest.raises(EngineError, match=f"no port between {port} and {port + 1} is free"):
+            free_port()

@@ -1,0 +1,445 @@
+"""A real vLLM server of the embedded model samples what the trainer computes, whatever is updated and when."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+import safetensors.torch
+import torch
+
+from agentgym.embedded import embedded_folder
+from agentgym.engines.protocol import Completion, Engine, Sampling
+from agentgym.engines.servers.replicated import PauseMode, Replica, ReplicatedEngine, ServingSettings
+from agentgym.engines.servers.server_process import ServerProcess
+from agentgym.engines.vllm.api import read_completion, sampling_params
+from agentgym.engines.vllm.engine import VllmConfig, open_vllm, vllm_engine
+from agentgym.engines.vllm.replica import VllmReplica
+from agentgym.engines.vllm.server import VllmServer
+from agentgym.engines.weights.buckets import fused_digests, overall_digest, safetensors_bytes
+from agentgym.errors import EngineError
+from agentgym.model.model_folder import save_decoder
+from agentgym.testing.contracts.engine import check_engine
+
+pytestmark = pytest.mark.engine
+TOLERANCE = 1e-4
+ROUNDING = 1e-3
+"""Over thousands of ids some are unlikely, and their logits large."""
+WRONG = 1e-2
+"""Far more than rounding: a policy that is not the one it is thought to be."""
+MakeReference = Callable[..., Any]
+Played = Callable[..., None]
+Closable = TypeVar("Closable", ReplicatedEngine, VllmServer)
+MODES: tuple[PauseMode, ...] = ("abort", "in_place", "retract")
+
+
+def gap(model: Any, prompt: Sequence[int], reply: Completion, sampling: Sampling, start: int = 0) -> float:
+    """The largest difference between the engine's logprobs from id `start` on and the trainer's."""
+    return float(max(model.gaps(prompt, reply.ids, reply.logprobs, sampling.temperature)[start:]))
+
+
+@asynccontextmanager
+async def closing(what: Closable) -> AsyncIterator[Closable]:
+    """Closes it, whatever happens."""
+    try:
+        yield what
+    finally:
+        await what.close()
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(1984) for _ in range(length)]
+
+
+@pytest.fixture
+def played(launched_vllm: ServerProcess, reference: MakeReference) -> Played:
+    """`played(play, **settings)`: plays with an engine on the running server, at version 0 of the shipped model."""
+
+    async def run(play: Callable[[ReplicatedEngine], Awaitable[None]], settings: ServingSettings) -> None:
+        config = VllmConfig(urls=(launched_vllm.url,), serving=settings)
+        async with closing(await open_vllm(config, None)) as engine:
+            await engine.update_weights(reference(0).tensors(), 0)
+            await play(engine)
+
+    return lambda play, **settings: asyncio.run(run(play, ServingSettings(**settings)))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_engine_keeps_every_promise_of_the_protocol(
+    played: Played, reference: MakeReference, mode: PauseMode
+) -> None:
+    model = reference(0)
+
+    async def play(engine: ReplicatedEngine) -> None:
+        assert isinstance(engine, Engine)
+        findings = await check_engine(
+            engine,
+            weights=model.tensors(),
+            recompute=lambda prompt, reply, sampling: model.logprobs(prompt, reply, sampling.temperature),
+        )
+        assert [one for one in findings if one.severity == "error"] == []
+        assert {one.message for one in findings} <= {"logprobs change in their last bits with what else is in flight"}
+
+    played(play, pause=mode)
+
+
+@pytest.mark.parametrize("path", ["memory", "disk", "broadcast"])
+def test_logprobs_are_the_trainers_at_every_temperature_before_and_after_updates(
+    launched_vllm: ServerProcess, reference: MakeReference, path: Any
+) -> None:
+    prompt = prompt_of(300)
+
+    async def run() -> None:
+        config = VllmConfig(urls=(launched_vllm.url,), serving=ServingSettings(sync=path, bucket_mb=1))
+        async with closing(await open_vllm(config, None)) as engine:
+            for version in range(3):
+                model = reference(version)
+                report = await engine.update_weights(model.tensors(), version)
+                assert (report.version, report.num_tensors, report.num_bytes) == (version, 46, 4_167_168)
+                assert report.checksum == overall_digest(fused_digests(model.tensors()))
+                for temperature in (0.6, 1.0, 1.3):
+                    sampling = Sampling(max_tokens=40, temperature=temperature, seed=version)
+                    reply = await engine.generate(prompt, sampling, session="a")
+                    assert gap(model, prompt, reply, sampling) < TOLERANCE
+                    assert set(reply.policy_versions) == {version}
+
+    asyncio.run(run())
+
+
+def test_seeds_are_honoured_and_filtered_sampling_reports_the_distribution_it_draws_from(
+    played: Played, reference: MakeReference
+) -> None:
+    prompt = prompt_of(150)
+    model = reference(0)
+    sampling = Sampling(max_tokens=30, top_k=1, seed=5)
+
+    async def play(engine: ReplicatedEngine) -> None:
+        free = [
+            (await engine.generate(prompt, Sampling(max_tokens=30, seed=seed), session="a")).ids for seed in (1, 2, 1)
+        ]
+        assert free[0] == free[2] != free[1]
+        reply = await engine.generate(prompt, sampling, session="a")
+        assert reply.logprobs == pytest.approx([0.0] * 30, abs=1e-6)
+        greedy = replace(sampling, temperature=0.0, top_k=0)
+        assert (await engine.generate(prompt, greedy, session="a")).ids == reply.ids
+        top = replace(sampling, top_k=20, temperature=0.7)
+        reply = await engine.generate(prompt, top, session="a")
+        logits = model.logits(prompt, reply.ids) / 0.7
+        kept = logits.topk(20).values
+        chosen = logits.gather(1, torch.tensor(reply.ids)[:, None])[:, 0]
+        assert reply.logprobs == pytest.approx((chosen - kept.logsumexp(1)).tolist(), abs=TOLERANCE)
+
+    played(play)
+
+
+def test_many_long_prompts_at_once_with_seeds_do_not_end_the_server(played: Played) -> None:
+    async def play(engine: ReplicatedEngine) -> None:
+        sampling = [Sampling(max_tokens=4, seed=seed) for seed in range(32)]
+        calls = [engine.generate(prompt_of(900, i), one, session=f"s{i}") for i, one in enumerate(sampling)]
+        assert all(len(reply.ids) == 4 for reply in await asyncio.gather(*calls))
+
+    played(play)
+
+
+async def in_flight(engine: ReplicatedEngine, count: int, max_tokens: int) -> dict[str, asyncio.Task[Completion]]:
+    """Requests of `count` sessions, with some ids sampled already."""
+    before = await num_sampled(engine)
+    tasks = {}
+    for number in range(count):
+        sampling = Sampling(max_tokens=max_tokens, seed=number)
+        call = engine.generate(prompt_of(150, number), sampling, session=f"s{number}")
+        tasks[f"s{number}"] = asyncio.create_task(call)
+    while await num_sampled(engine) < before + 3 * count:
+        await asyncio.sleep(0.02)
+    return tasks
+
+
+async def num_sampled(engine: ReplicatedEngine) -> float:
+    """Ids that the servers say they sampled since they began."""
+    num_ids = 0.0
+    for replica in engine.replicas:
+        assert isinstance(replica, VllmReplica)
+        assert isinstance(replica.transport, VllmServer)
+        lines = str(await replica.transport.client.get("/metrics")).splitlines()
+        num_ids += sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total"))
+    return num_ids
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_update_in_mid_flight_loses_no_id_and_every_id_bears_its_version(
+    played: Played, reference: MakeReference, mode: PauseMode
+) -> None:
+    old, new = reference(0), reference(1)
+
+    async def play(engine: ReplicatedEngine) -> None:
+        tasks = await in_flight(engine, 64, 300)
+        await engine.pause()
+        caught = [task.done() is (mode == "abort") for task in tasks.values()]
+        assert sum(caught) > 32, "the replies were over before the pause"
+        await engine.update_weights(new.tensors(), 1)
+        await engine.resume()
+        firsts = [await task for task in tasks.values()]
+        if mode == "abort":
+            assert all(first.finish_reason == "abort" or len(first.ids) == 300 for first in firsts)
+            assert all(set(first.policy_versions) <= {0} for first in firsts)
+        rests = [resumed(engine, number, first) for number, first in enumerate(firsts)]
+        switches, gaps = [], []
+        for number, whole in enumerate(await asyncio.gather(*rests)):
+            prompt, sampling = prompt_of(150, number), Sampling(max_tokens=300, seed=number)
+            assert (len(whole.ids), whole.finish_reason) == (300, "length")
+            switch = whole.policy_versions.count(0)
+            assert whole.policy_versions == (0,) * switch + (1,) * (300 - switch)
+            switches.append(switch)
+            if number % 4:
+                continue  # recomputing takes longer than sampling
+            before = Completion(whole.ids[:switch], whole.logprobs[:switch], (0,) * switch, "abort")
+            assert switch == 0 or gap(old, prompt, before, sampling) < ROUNDING
+            if switch < 300:
+                gaps.append(gap(new, prompt, whole, sampling, switch))
+        assert any(switches)
+        assert max(gaps) > WRONG if mode == "in_place" else max(gaps) < ROUNDING
+
+    played(play, pause=mode)
+
+
+async def resumed(engine: ReplicatedEngine, number: int, first: Completion, max_tokens: int = 300) -> Completion:
+    """The whole reply: what was aborted goes on from its exact ids."""
+    if first.finish_reason != "abort":
+        return first
+    rest = Sampling(max_tokens=max_tokens - len(first.ids), seed=number)
+    second = await engine.generate([*prompt_of(150, number), *first.ids], rest, session=f"s{number}")
+    return Completion(
+        first.ids + second.ids,
+        first.logprobs + second.logprobs,
+        first.policy_versions + second.policy_versions,
+        second.finish_reason,
+    )
+
+
+def test_requests_that_keep_their_cache_in_place_leave_nothing_of_it_to_later_ones(
+    played: Played, reference: MakeReference
+) -> None:
+    prompt, sampling = prompt_of(300), Sampling(max_tokens=8, seed=1)
+    new = reference(1)
+
+    async def play(engine: ReplicatedEngine) -> None:
+        await engine.generate(prompt, sampling, session="warm")
+        before = await num_sampled(engine)
+        long = asyncio.create_task(engine.generate(prompt, Sampling(max_tokens=700, seed=2), session="long"))
+        while await num_sampled(engine) < before + 3:
+            await asyncio.sleep(0.02)
+        await engine.pause()
+        await engine.update_weights(new.tensors(), 1)
+        await engine.resume()
+        reply = await engine.generate(prompt, sampling, session="warm")
+        assert gap(new, prompt, reply, sampling) < TOLERANCE
+        await engine.abort("long")
+        assert set((await long).policy_versions) == {0, 1}
+
+    played(play, pause="in_place")
+
+
+def test_an_update_without_a_pause_is_whole_for_every_id(played: Played, reference: MakeReference) -> None:
+    new = reference(1)
+
+    async def play(engine: ReplicatedEngine) -> None:
+        tasks = await in_flight(engine, 4, 800)
+        await engine.update_weights(new.tensors(), 1)
+        sampling = Sampling(max_tokens=800)
+        for number, task in enumerate(tasks.values()):
+            reply = await task
+            switch = reply.policy_versions.index(1)
+            assert gap(new, prompt_of(150, number), reply, sampling, switch) < ROUNDING
+
+    played(play, bucket_mb=1)
+
+
+# ---- what goes wrong silently elsewhere
+
+
+def test_without_the_reset_of_the_prefix_cache_the_same_prompt_answers_from_the_old_policy(
+    played: Played, launched_vllm: ServerProcess, reference: MakeReference
+) -> None:
+    prompt = prompt_of(300)  # longer than a cache block of 128
+    sampling = Sampling(max_tokens=8, seed=1, temperature=2.0)
+    new = reference(1)
+
+    async def naive(transport: VllmServer) -> Completion:
+        """Loads the weights into a server whose cache holds the prompt, and asks again."""
+        replies = []
+        for _ in range(2):
+            replies.append(
+                await transport.generate(prompt, sampling_params(sampling), rid="a", cache_salt="always the same")
+            )
+            await transport.call("agentgym_load", base64.b64encode(safetensors_bytes(new.tensors())).decode())
+        return read_completion(replies[1], name="it", num_prompt_ids=300, version=0)
+
+    async def play(engine: ReplicatedEngine) -> None:
+        async with closing(VllmServer(launched_vllm.url, secret=launched_vllm.command.secret)) as transport:
+            reply = await naive(transport)
+        assert gap(new, prompt, reply, sampling) > WRONG
+        await engine.generate(prompt, sampling, session="a")
+        await engine.update_weights(new.tensors(), 1)
+        assert gap(new, prompt, await engine.generate(prompt, sampling, session="a"), sampling) < TOLERANCE
+
+    played(play)
+
+
+def test_a_packed_output_head_stays_old_where_vllm_reloads_and_is_new_where_we_load(
+    played: Played, reference: MakeReference, start_vllm: Callable[..., ServerProcess], tmp_path: Path
+) -> None:
+    prompt, sampling = prompt_of(40), Sampling(max_tokens=8, seed=1, temperature=2.0)
+    new = reference(1)
+    save_decoder(new.decoder, tmp_path)
+    plain = start_vllm("--enable-scale-out", "--no-enable-chunked-prefill")
+
+    async def naive() -> Completion:
+        async with closing(VllmServer(plain.url)) as transport:
+            payload = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path)}}
+            await transport.client.post("/collective_rpc", payload)
+            assert await transport.reset_prefix_cache(preempt=False)
+            await transport.set_version("1")
+            reply = await transport.generate(prompt, sampling_params(sampling), rid="a", cache_salt="new")
+            with pytest.raises(EngineError, match="--worker-extension-cls"):
+                await vllm_engine([transport], ServingSettings())
+        return read_completion(reply, name="it", num_prompt_ids=40, version=1)
+
+    async def play(engine: ReplicatedEngine) -> None:
+        await engine.update_weights(new.tensors(), 1)
+        assert gap(new, prompt, await engine.generate(prompt, sampling, session="a"), sampling) < TOLERANCE
+
+    assert gap(new, prompt, asyncio.run(naive()), sampling) > WRONG
+    played(play)
+
+
+# ---- updates that do not arrive
+
+
+class Lossy(VllmServer):
+    """A server that one tensor of an update does not reach."""
+
+    lost = "model.layers.2.mlp.up_proj.weight"
+
+    async def call(self, method: str, *args: str) -> list[Any]:
+        if method == "agentgym_load":
+            tensors = safetensors.torch.load(base64.b64decode(args[0]))
+            kept = {name: tensor for name, tensor in tensors.items() if name != self.lost}
+            args = (base64.b64encode(safetensors_bytes(kept)).decode(),)
+        return await super().call(method, *args)
+
+
+def test_a_tensor_that_is_left_out_is_named_and_nothing_is_sampled_from_half_an_update(
+    played: Played, launched_vllm: ServerProcess, reference: MakeReference
+) -> None:
+    prompt, sampling = prompt_of(40), Sampling(max_tokens=8, seed=1)
+    new = reference(1).tensors()
+
+    async def run() -> None:
+        async with closing(
+            await vllm_engine([Lossy(launched_vllm.url, secret=launched_vllm.command.secret)], ServingSettings())
+        ) as engine:
+            short = {name: tensor for name, tensor in new.items() if "layers.3.self_attn.k_proj" not in name}
+            with pytest.raises(
+                EngineError, match=r"leaves out 1 of 46 .*'model\.layers\.3\.self_attn\.k_proj\.weight'"
+            ):
+                await engine.update_weights(short, 1)
+            with pytest.raises(EngineError, match=r"no tensor 'model.nrom.weight'.*did you mean 'model.norm.weight'"):
+                await engine.update_weights({**new, "model.nrom.weight": new["model.norm.weight"]}, 1)
+            with pytest.raises(EngineError, match=r"'model.norm.weight' has shape \(2,\)"):
+                await engine.update_weights({**new, "model.norm.weight": torch.ones(2)}, 1)
+            assert len((await engine.generate(prompt, sampling, session="a")).ids) == 8
+            with pytest.raises(
+                EngineError, match=r"stale weights: 1 of 34 .*'model\.layers\.2\.mlp\.gate_up_proj\.weight'"
+            ):
+                await engine.update_weights(new, 1)
+            with pytest.raises(EngineError, match="half of an update"):
+                await engine.generate(prompt, sampling, session="a")
+
+    played(nothing)
+    asyncio.run(run())
+
+
+async def nothing(engine: ReplicatedEngine) -> None:
+    """The shipped weights are loaded; that is all."""
+
+
+def test_an_output_head_that_repeats_the_embedding_is_not_sent_and_another_one_is_refused(
+    played: Played, reference: MakeReference
+) -> None:
+    weights = reference(1).tensors()
+    embedding = weights["model.embed_tokens.weight"]
+
+    async def play(engine: ReplicatedEngine) -> None:
+        report = await engine.update_weights({**weights, "lm_head.weight": embedding}, 1)
+        assert report.num_tensors == 46
+        with pytest.raises(EngineError, match="ties them"):
+            await engine.update_weights({**weights, "lm_head.weight": embedding * 2}, 2)
+
+    played(play)
+
+
+@pytest.mark.parametrize(("victim", "stream"), [("server", False), ("server", True), ("core", False)])
+def test_a_killed_server_loses_no_episode(
+    vllm_python: str, reference: MakeReference, tmp_path: Path, victim: str, stream: bool
+) -> None:
+    """The processes of one of two servers, or that of its model alone: its front answers errors for a while then."""
+    model = reference(1)
+    settings = ServingSettings(stream=stream)
+    config = VllmConfig(python=vllm_python, device="cpu", replicas=2, log_folder=str(tmp_path), serving=settings)
+
+    async def run() -> None:
+        async with closing(await open_vllm(config, embedded_folder())) as engine:
+            await engine.update_weights(model.tensors(), 1)
+            tasks = await in_flight(engine, 16, 600)
+            kill(engine.replicas[0], victim)
+            firsts = [await task for task in tasks.values()]
+            assert stream or all(first.finish_reason == "length" for first in firsts)
+            rests = [resumed(engine, number, first, 600) for number, first in enumerate(firsts)]
+            for number, whole in enumerate(await asyncio.gather(*rests)):
+                prompt, sampling = prompt_of(150, number), Sampling(max_tokens=600, seed=number)
+                assert len(whole.ids) == 600
+                assert gap(model, prompt, whole, sampling) < ROUNDING
+            assert engine.router.alive == [1]
+
+    asyncio.run(run())
+
+
+def kill(replica: Replica, victim: str) -> None:
+    """Kills the processes of a server, or only the one that holds the model."""
+    assert isinstance(replica, VllmReplica)
+    assert isinstance(replica.transport, VllmServer)
+    assert replica.transport.process is not None
+    processes = psutil.Process(replica.transport.process.pid).children(recursive=True)
+    doomed = [one for one in processes if victim == "server" or "EngineCore" in one.name() + "".join(one.cmdline())]
+    assert doomed, [one.cmdline() for one in processes]
+    for process in doomed:
+        with suppress(psutil.NoSuchProcess):  # it ends with the one before it
+            process.kill()
+
+
+# ---- vLLM in the process that asks
+
+
+def test_async_llm_in_process_samples_what_the_trainer_computes_over_updates(
+    vllm_python: str, reference: MakeReference, told_by: Callable[..., Any], tmp_path: Path
+) -> None:
+    models = reference(0), reference(1)
+    for version, model in enumerate(models):
+        save_decoder(model.decoder, tmp_path / str(version))
+    found = told_by(vllm_python, "embedded_vllm.py", tmp_path / "0", tmp_path / "1")
+    for version, temperature, ids, logprobs, versions, checksum in found["replies"]:
+        model, sampling = models[version], Sampling(max_tokens=20, temperature=temperature)
+        reply = Completion(tuple(ids), tuple(logprobs), tuple(versions), "length")
+        assert set(versions) == {version}
+        assert checksum == overall_digest(fused_digests(model.tensors()))
+        assert gap(model, found["prompt"], reply, sampling) < TOLERANCE
+    assert set(found["versions"]) == {1, 2}

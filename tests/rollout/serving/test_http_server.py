@@ -1,0 +1,736 @@
+"""Agents that speak HTTP: recorded exactly, told apart, and nothing sampled or stepped twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from openai import APIStatusError, AsyncOpenAI, BadRequestError
+
+from agentgym.chat_templates.families import renderer_for
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.embedded import embedded_folder
+from agentgym.engines.local.config import LocalEngineConfig
+from agentgym.engines.local.engine import LocalEngine
+from agentgym.engines.protocol import Sampling
+from agentgym.engines.scripted import ScriptedEngine, ScriptedReply
+from agentgym.engines.servers.http import HttpClient, HttpRefusal
+from agentgym.envs.base.text_env import Info, StepResult, TextEnv
+from agentgym.envs.base.tool_env import ToolEnv
+from agentgym.errors import ConfigError
+from agentgym.evaluation.run_check.verify import verify_run
+from agentgym.model.model_folder import load_decoder
+from agentgym.rollout.episode.episode import Episode
+from agentgym.rollout.episode.token_loop import RolloutLoop
+from agentgym.rollout.hosting.env_host import make_task_env
+from agentgym.rollout.limits import Limits
+from agentgym.rollout.record.episodes_file import EpisodeWriter
+from agentgym.rollout.sampling.sampler import Sampler, SamplerConfig
+from agentgym.rollout.serving.http_server import EpisodeServer, ServeConfig
+from agentgym.rollout.serving.served_loop import CONTEXT_EXCEEDED, ServedLoop
+from agentgym.tools import tool
+from agentgym.trajectory import Source, Status, StopReason, Trajectory
+from agentgym.types import Task
+
+Raw = Callable[[str], list[int]]
+JsonObject = dict[str, Any]
+END = "<|im_end|>"
+CALL = '<tool_call>\n{"name": "dial", "arguments": {"digit": %s}}\n</tool_call>' + END
+QUIET = ServeConfig(port=0, quiet_s=0.0)
+
+
+class Dial(ToolEnv):
+    """A lock that opens at the digit of the seed."""
+
+    runs_inline = True
+    system_prompt = "Open the lock."
+    max_turns = 6
+
+    def start(self, options: dict[str, Any]) -> str:
+        self.code = int(self.np_random.integers(10))
+        return f"Lock {int(self.np_random.integers(10**6))}."
+
+    @tool
+    def dial(self, digit: int) -> str:
+        """Dials a digit."""
+        if digit == self.code:
+            self.end(success=True, reward=1.0)
+        return f"dialled {digit}"
+
+
+class Chat(TextEnv):
+    """Answers with the number of the turn; ends after three."""
+
+    runs_inline = True
+    system_prompt = "Count."
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        return f"seed {seed}", {}
+
+    def step(self, action: str) -> StepResult:
+        return f"turn {self.turns}", 0.5, self.turns == 3, False, {}
+
+
+class Agent:
+    """An agent outside: it claims an episode, and passes on what it gets unless a test makes it do otherwise."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.http = HttpClient(url)
+        self.opening: JsonObject = {}
+        self.messages: list[JsonObject] = []
+
+    async def __aenter__(self) -> Agent:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.http.close()
+
+    async def claim(self) -> bool:
+        self.opening = await self.http.post("/episodes", {})
+        self.messages = list(self.opening["messages"])
+        return True
+
+    def request(self, **fields: object) -> JsonObject:
+        return {"model": "policy", "messages": self.messages, "tools": self.opening["tools"], **fields}
+
+    async def ask(self, **fields: object) -> JsonObject:
+        path = f"/episodes/{self.opening['episode']}/v1/chat/completions"
+        completion: JsonObject = await self.http.post(path, self.request(**fields))
+        return completion
+
+    async def chat(self, **fields: object) -> JsonObject:
+        completion = await self.ask(**fields)
+        self.messages.append(completion["choices"][0]["message"])
+        return completion
+
+    async def step(self, **fields: object) -> JsonObject:
+        answer: JsonObject = await self.http.post(f"/episodes/{self.opening['episode']}/step", fields)
+        return answer
+
+    async def play_on(self) -> JsonObject:
+        while True:
+            await self.chat()
+            answer = await self.step(message=self.messages[-1])
+            self.messages += answer["messages"]
+            if answer["terminated"] or answer["truncated"]:
+                return answer
+
+
+async def relay(url: str) -> int:
+    """Plays episodes as they come, until there are none; how many."""
+    async with Agent(url) as agent:
+        for count in range(10**6):
+            try:
+                await agent.claim()
+            except HttpRefusal as refusal:
+                assert refusal.status == 410
+                return count
+            await agent.play_on()
+    return 0
+
+
+@asynccontextmanager
+async def served(loop: RolloutLoop) -> AsyncIterator[tuple[ServedLoop, str]]:
+    served_loop = ServedLoop(loop)
+    async with EpisodeServer(served_loop, QUIET) as server:
+        yield served_loop, server.url
+
+
+def dialling(raw: Raw, **settings: Any) -> ScriptedEngine:
+    """Dials a digit that follows from the request's seed."""
+
+    def reply(session: str, prompt_ids: Sequence[int], sampling: Sampling) -> Sequence[int]:
+        return raw(CALL % (sampling.seed % 10))
+
+    return ScriptedEngine(reply, **settings)
+
+
+def episodes(env: str, count: int) -> list[Episode]:
+    return [Episode(Task(env, seed), f"0/{seed}", 0) for seed in range(count)]
+
+
+def lines(folder: Path, trajectories: Sequence[Trajectory]) -> bytes:
+    folder.mkdir(exist_ok=True)
+    with EpisodeWriter(folder) as writer:
+        writer.write(trajectories)
+    return (folder / "episodes.jsonl").read_bytes()
+
+
+def play(
+    renderer: Renderer,
+    engine: ScriptedEngine,
+    env: TextEnv,
+    agent: Callable[[Agent], Awaitable[None]],
+    limits: Limits | None = None,
+) -> Trajectory:
+    """One episode that `agent` plays."""
+
+    async def run() -> Trajectory:
+        async with served(RolloutLoop(engine, renderer, limits)) as (served_loop, url), Agent(url) as one:
+            playing = asyncio.ensure_future(served_loop.run(env, Episode(Task("Env-v0", 7))))
+            await one.claim()
+            await agent(one)
+            return await playing
+
+    trajectory = asyncio.run(run())
+    assert not engine.sessions, "the session was not released"
+    return trajectory
+
+
+def scripted(raw: Raw, *said: str) -> ScriptedEngine:
+    """Says these one after the other, each with the end mark; the last one for ever."""
+    replies = iter(said)
+    return ScriptedEngine(lambda *_: raw(next(replies, said[-1]) + END))
+
+
+# ---- a faithful relay leaves the record that the loop leaves by itself
+
+
+def test_a_relay_of_64_episodes_at_once_leaves_the_record_of_the_loop(
+    renderer: Renderer, raw: Raw, tmp_path: Path
+) -> None:
+    dispatched = episodes("Dial-v0", 64)
+
+    async def by_itself() -> list[Trajectory]:
+        sampler = Sampler(RolloutLoop(dialling(raw), renderer), lambda task: Dial())
+        return await sampler.run(dispatched)
+
+    async def from_outside() -> list[Trajectory]:
+        engine = dialling(raw, delay_s=0.001)
+        async with served(RolloutLoop(engine, renderer)) as (loop, url):
+            agents = [asyncio.ensure_future(relay(url)) for _ in range(64)]
+            played = await Sampler(loop, lambda task: Dial(), SamplerConfig(concurrency=64)).run(dispatched)
+            loop.end()
+            assert sum(await asyncio.gather(*agents)) == 64
+        assert not engine.sessions
+        return played
+
+    own = asyncio.run(by_itself())
+    assert {one.status for one in own} == {Status.COMPLETED, Status.TRUNCATED}
+    assert lines(tmp_path / "other", asyncio.run(from_outside())) == lines(tmp_path / "one", own)
+
+
+def test_the_embedded_model_plays_the_same_game_through_a_relay(tmp_path: Path) -> None:
+    renderer = renderer_for(embedded_folder())
+    limits = Limits(max_turns=40, turn_tokens=64)
+    dispatched = [Episode(Task("TextGame-v0", seed), f"0/{seed}", 0) for seed in range(8)]
+
+    async def run(outside: bool) -> list[Trajectory]:
+        engine = LocalEngine(load_decoder(embedded_folder()), LocalEngineConfig(num_slots=8))
+        loop = RolloutLoop(engine, renderer, limits)
+        try:
+            if not outside:
+                return await Sampler(loop, make_task_env).run(dispatched)
+            async with served(loop) as (served_loop, url):
+                agents = [asyncio.ensure_future(relay(url)) for _ in range(5)]
+                played = await Sampler(served_loop, make_task_env).run(dispatched)
+                served_loop.end()
+                assert sum(await asyncio.gather(*agents)) == 8
+                return played
+        finally:
+            await engine.close()
+
+    own = lines(tmp_path / "one", asyncio.run(run(outside=False)))
+    assert lines(tmp_path / "other", asyncio.run(run(outside=True))) == own
+    assert verify_run(tmp_path / "other", renderer).ok
+
+
+def test_a_text_environment_and_malformed_calls_pass_through(renderer: Renderer, raw: Raw, tmp_path: Path) -> None:
+    said = ("one", "<tool_call>{broken</tool_call>", "")
+    own = asyncio.run(RolloutLoop(scripted(raw, *said), renderer).run(Chat(), Episode(Task("Env-v0", 7))))
+
+    async def agent(one: Agent) -> None:
+        await one.play_on()
+
+    outside = play(renderer, scripted(raw, *said), Chat(), agent)
+    assert lines(tmp_path / "other", [outside]) == lines(tmp_path / "one", [own])
+
+
+# ---- requests that come twice, or at the wrong time
+
+
+def refusal(status: int, code: str | None) -> Callable[[HttpRefusal], bool]:
+    return lambda error: error.status == status and (code is None or f'"code": "{code}"' in str(error))
+
+
+def test_a_request_that_is_repeated_gets_the_recorded_reply(renderer: Renderer, raw: Raw) -> None:
+    engine = dialling(raw)
+
+    async def agent(one: Agent) -> None:
+        first, at_once = await asyncio.gather(one.ask(), one.ask())
+        assert first == at_once == await one.ask()
+        assert engine.num_requests == 1
+        one.messages.append(first["choices"][0]["message"])
+        answer = await one.step()
+        assert answer == await one.step() == await one.step(message=one.messages[-1])
+        assert await one.http.post(f"/episodes/{one.opening['episode']}/step", {}) == answer
+        one.messages += answer["messages"]
+        await one.play_on()
+        assert (await one.step())["truncated"] or (await one.step())["terminated"]
+
+    trajectory = play(renderer, engine, Dial(), agent)
+    assert len(trajectory.turns) == engine.num_requests
+    assert len(trajectory.rows) == 1
+
+
+async def in_flight(engine: ScriptedEngine) -> None:
+    """Returns when the engine has been asked for a reply."""
+    while not engine.num_requests:
+        await asyncio.sleep(0.001)
+
+
+def test_a_second_agent_at_the_same_episode_is_refused(renderer: Renderer, raw: Raw) -> None:
+    engine = dialling(raw)
+
+    async def agent(one: Agent) -> None:
+        await engine.pause()
+        asking = asyncio.ensure_future(one.ask())
+        await in_flight(engine)
+        other = {"model": "policy", "messages": [{"role": "user", "content": "mine"}]}
+        for path, body in (("v1/chat/completions", other), ("step", {})):
+            with pytest.raises(HttpRefusal, check=refusal(409, "episode_busy")):
+                await one.http.post(f"/episodes/{one.opening['episode']}/{path}", body)
+        await engine.resume()
+        one.messages.append((await asking)["choices"][0]["message"])
+        one.messages += (await one.step())["messages"]
+        await one.play_on()
+
+    assert play(renderer, engine, Dial(), agent).status.trainable
+
+
+def test_an_agent_that_drops_its_connection_finds_its_reply_when_it_is_back(renderer: Renderer, raw: Raw) -> None:
+    engine = dialling(raw)
+
+    async def agent(one: Agent) -> None:
+        await engine.pause()
+        async with Agent(one.url) as lost:
+            lost.opening, lost.messages = one.opening, one.messages
+            asking = asyncio.ensure_future(lost.ask())
+            await in_flight(engine)
+            asking.cancel()
+        again = asyncio.ensure_future(one.ask())
+        await engine.resume()
+        await again
+        assert engine.num_requests == 1
+        await one.play_on()
+
+    assert play(renderer, engine, Dial(), agent).status.trainable
+
+
+def test_the_deadline_counts_from_the_claim_and_is_told_to_the_agent(renderer: Renderer, raw: Raw) -> None:
+    async def agent(one: Agent) -> None:
+        with pytest.raises(HttpRefusal, check=refusal(410, "deadline")):
+            await one.ask()
+
+    trajectory = play(renderer, dialling(raw, delay_s=60.0), Dial(), agent, Limits(deadline_s=0.2))
+    assert trajectory.status is Status.TIMEOUT and "deadline_s" in str(trajectory.error)
+
+
+# ---- agents with a mind of their own
+
+
+@pytest.mark.parametrize("change", ["strip", "reasoning", "arguments"])
+def test_what_clients_do_to_an_assistant_message_on_its_way_back_rewrites_nothing(
+    renderer: Renderer, raw: Raw, change: str
+) -> None:
+    def back(message: JsonObject) -> JsonObject:
+        if change == "strip":
+            message["content"] = (message["content"] or "").strip()
+        if change == "reasoning":
+            del message["reasoning_content"]
+        if change == "arguments":
+            call = message["tool_calls"][0]["function"]
+            call["arguments"] = json.dumps(json.loads(call["arguments"]), indent=2)
+        return message
+
+    async def agent(one: Agent) -> None:
+        for _ in range(3):
+            completion = await one.chat()
+            one.messages[-1] = back(completion["choices"][0]["message"])
+            one.messages += (await one.step(message=one.messages[-1]))["messages"]
+        if change == "arguments":
+            await one.play_on()
+
+    said = f"<think>\nhm\n</think>\n\n  a thought \n{CALL % 12}"
+    env = Dial() if change == "arguments" else Chat()
+    trajectory = play(renderer, scripted(raw, said.removesuffix(END)), env, agent)
+    assert len(trajectory.rows) == 1 and trajectory.status.trainable
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        ({"n": 2}, "n"),
+        ({"stop": ["x"]}, "stop"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "dial"}}}, "tool_choice"),
+        ({"logprobs": True}, "logprobs"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{}]}, "tools[0]"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"functions": [{"name": "dial"}]}, "functions"),
+    ],
+)
+def test_what_is_not_supported_is_refused_in_the_form_of_openai_and_the_episode_goes_on(
+    renderer: Renderer, raw: Raw, fields: JsonObject, told: str
+) -> None:
+    async def agent(one: Agent) -> None:
+        with pytest.raises(HttpRefusal, check=refusal(400, None)) as caught:
+            await one.ask(**fields)
+        error = json.loads(str(caught.value).partition(": ")[2])["error"]
+        assert error["param"] == told and error["type"] == "invalid_request_error" and error["message"]
+        await one.play_on()
+
+    assert play(renderer, dialling(raw), Dial(), agent).status.trainable
+
+
+def test_requests_that_make_no_sense_change_nothing(renderer: Renderer, raw: Raw) -> None:
+    async def agent(one: Agent) -> None:
+        with pytest.raises(HttpRefusal, check=refusal(400, "no_reply")):
+            await one.step()
+        with pytest.raises(HttpRefusal, check=refusal(400, "no_prefill")):
+            await one.ask(messages=[*one.messages, {"role": "assistant", "content": "I"}])
+        with pytest.raises(HttpRefusal, check=refusal(400, "context_length_exceeded")):
+            await one.ask(messages=[{"role": "user", "content": "x" * 5000}])
+        await one.chat()
+        with pytest.raises(HttpRefusal, check=refusal(400, "not_the_reply")):
+            await one.step(message={"role": "assistant", "content": "open sesame"})
+        for path in ("/episodes/nobody/step", "/v1/chat/completions", "/nowhere"):
+            with pytest.raises(HttpRefusal, check=refusal(404, None)):
+                await one.http.post(path, one.request())
+        one.messages += (await one.step())["messages"]
+        await one.play_on()
+
+    trajectory = play(renderer, dialling(raw, context_window=4096), Dial(), agent)
+    assert trajectory.status.trainable and len(trajectory.rows) == 1
+
+
+BROKEN = "<tool_call>\n{broken\n</tool_call>"
+UNKNOWN = '<tool_call>\n{"name": "fly", "arguments": {}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("said", [BROKEN, UNKNOWN, "hm " + BROKEN + CALL % 12, CALL % 12 + UNKNOWN])
+def test_a_call_that_no_agent_can_run_goes_out_as_text_and_its_answer_as_a_user_message(
+    renderer: Renderer, raw: Raw, tmp_path: Path, said: str
+) -> None:
+    said = said.replace(END, "")
+    own = asyncio.run(RolloutLoop(scripted(raw, said), renderer).run(Dial(), Episode(Task("Env-v0", 7))))
+
+    async def agent(one: Agent) -> None:
+        while True:
+            choice = (await one.chat())["choices"][0]
+            names = [call["function"]["name"] for call in choice["message"].get("tool_calls", ())]
+            assert names == ["dial"] * ("dial" in said)
+            assert choice["finish_reason"] == ("tool_calls" if names else "stop")
+            assert ("broken" in said) == ("{broken" in choice["message"]["content"])
+            answer = await one.step(message=choice["message"])
+            if answer["terminated"] or answer["truncated"]:
+                return
+            assert [message["role"] for message in answer["messages"]] == ["tool"] * len(names) + ["user"]
+            one.messages += answer["messages"]
+
+    outside = play(renderer, scripted(raw, said), Dial(), agent)
+    assert len(outside.rows) == 1
+    assert lines(tmp_path / "other", [outside]) == lines(tmp_path / "one", [own])
+
+
+@pytest.mark.parametrize("said", [BROKEN, "hm " + BROKEN + CALL % 12])
+def test_an_agent_that_answers_such_a_reply_itself_leaves_a_sound_record(
+    renderer: Renderer, raw: Raw, tmp_path: Path, said: str
+) -> None:
+    async def agent(one: Agent) -> None:
+        for _ in range(2):
+            calls = (await one.chat())["choices"][0]["message"].get("tool_calls", ())
+            results = [{"role": "tool", "tool_call_id": call["id"], "content": "done"} for call in calls]
+            one.messages += results or [{"role": "user", "content": "Say that again."}]
+        await one.play_on()
+
+    trajectory = play(renderer, scripted(raw, said.replace(END, "")), Dial(), agent)
+    sampled = [span.ids for row in trajectory.rows for span in row.spans if span.source is Source.POLICY]
+    assert len(sampled) == len(trajectory.turns) == 8 and trajectory.status.trainable
+    lines(tmp_path / "run", [trajectory])
+    assert verify_run(tmp_path / "run", renderer).ok
+
+
+def test_tool_choice_none_shows_calls_as_text_in_the_same_row(renderer: Renderer, raw: Raw) -> None:
+    async def agent(one: Agent) -> None:
+        message = (await one.chat(tool_choice="none"))["choices"][0]["message"]
+        assert "tool_calls" not in message and "dial" in message["content"]
+        one.messages.append({"role": "user", "content": "Now do it."})
+        assert (await one.chat())["choices"][0]["message"]["tool_calls"]
+        one.messages += (await one.step())["messages"]
+        await one.play_on()
+
+    trajectory = play(renderer, scripted(raw, (CALL % 12).removesuffix(END)), Dial(), agent)
+    assert len(trajectory.rows) == 1 and trajectory.status.trainable
+
+
+def test_fields_that_are_unknown_are_ignored_with_one_warning(
+    renderer: Renderer, raw: Raw, warnings_of: Callable[[], list[str]]
+) -> None:
+    async def agent(one: Agent) -> None:
+        for _ in range(3):
+            await one.chat(verbosity="low", prediction={"type": "content"})
+            one.messages += (await one.step())["messages"]
+
+    assert play(renderer, scripted(raw, "hm"), Chat(), agent).status is Status.COMPLETED
+    assert len([line for line in warnings_of() if "ignored" in line]) == 2
+
+
+def test_a_full_window_is_a_bad_request_and_an_agent_that_shortens_its_messages_plays_on(
+    renderer: Renderer, raw: Raw
+) -> None:
+    async def agent(one: Agent) -> None:
+        await one.chat()
+        opening = list(one.messages[:-1])
+        one.messages.append({"role": "user", "content": "x" * 5000})
+        with pytest.raises(HttpRefusal, match="maximum context length is 4096", check=refusal(400, CONTEXT_EXCEEDED)):
+            await one.chat()
+        one.messages = opening
+        await one.play_on()
+
+    trajectory = play(renderer, scripted(raw, "hm", "ha"), Chat(), agent, Limits(context_window=4096))
+    assert trajectory.status is Status.COMPLETED
+
+
+def test_an_agent_that_gives_up_at_a_full_window_leaves_a_truncated_episode(renderer: Renderer, raw: Raw) -> None:
+    async def run() -> Trajectory:
+        loop = ServedLoop(RolloutLoop(scripted(raw, "hm"), renderer, Limits(context_window=4096)), idle_s=0.2)
+        async with EpisodeServer(loop, QUIET) as server, Agent(server.url) as one:
+            playing = asyncio.ensure_future(loop.run(Chat(), Episode(Task("Env-v0", 7))))
+            await one.claim()
+            await one.chat()
+            one.messages.append({"role": "user", "content": "x" * 5000})
+            with pytest.raises(HttpRefusal, check=refusal(400, CONTEXT_EXCEEDED)):
+                await one.chat()
+            return await playing
+
+    trajectory = asyncio.run(run())
+    assert (trajectory.status, trajectory.stop_reason) == (Status.TRUNCATED, StopReason.CONTEXT)
+
+
+def test_episodes_cannot_be_guessed_and_their_address_is_not_the_callers(renderer: Renderer, raw: Raw) -> None:
+    async def run() -> None:
+        loop = ServedLoop(RolloutLoop(scripted(raw, "hm"), renderer))
+        async with EpisodeServer(loop, QUIET) as server:
+            named = HttpClient(server.url, headers={"Host": "localhost:1"})
+            openings = []
+            for seed in (1, 1):
+                playing = asyncio.ensure_future(loop.run(Chat(), Episode(Task("Env-v0", seed))))
+                openings.append(await named.post("/episodes", {}))
+                playing.cancel()
+                await asyncio.gather(playing, return_exceptions=True)
+            await named.close()
+            first, second = (opening["episode"] for opening in openings)
+            assert first != second and min(len(first), len(second)) > 22
+            assert [opening["base_url"].startswith(f"{server.url}/episodes/") for opening in openings] == [True] * 2
+
+    asyncio.run(run())
+
+
+# ---- what ends an episode
+
+
+def test_the_agents_own_bound_cuts_a_reply_and_ends_nothing(renderer: Renderer, raw: Raw) -> None:
+    async def agent(one: Agent) -> None:
+        for bound in ("max_tokens", "max_completion_tokens", "max_tokens"):
+            choice = (await one.chat(**{bound: 3}))["choices"][0]
+            assert choice["finish_reason"] == "length" and choice["message"]["content"] == "a l"
+            one.messages += (await one.step())["messages"]
+
+    trajectory = play(renderer, scripted(raw, "a long reply"), Chat(), agent)
+    assert (trajectory.status, len(trajectory.rows)) == (Status.COMPLETED, 1)
+
+
+class Torn(Chat):
+    """Fails at its second step."""
+
+    def step(self, action: str) -> StepResult:
+        if self.turns == 2:
+            raise ValueError("the wire is cut")
+        return super().step(action)
+
+
+def test_an_environment_that_fails_is_told_to_the_agent_and_recorded_as_its_fault(renderer: Renderer, raw: Raw) -> None:
+    async def agent(one: Agent) -> None:
+        with pytest.raises(HttpRefusal, match="the wire is cut", check=refusal(410, "env_error")):
+            await one.play_on()
+
+    trajectory = play(renderer, scripted(raw, "hm"), Torn(), agent)
+    assert trajectory.status is Status.ENV_ERROR and len(trajectory.turns) == 2
+
+
+def test_an_engine_that_fails_is_told_to_the_agent(renderer: Renderer) -> None:
+    async def agent(one: Agent) -> None:
+        with pytest.raises(HttpRefusal, match="asked for a failure", check=refusal(410, "engine_error")):
+            await one.ask()
+
+    engine = ScriptedEngine(lambda *_: ScriptedReply(fault="raise"))
+    assert play(renderer, engine, Chat(), agent).status is Status.ENGINE_ERROR
+
+
+# ---- the door
+
+
+def test_claims_wait_for_an_episode_and_end_with_the_run(renderer: Renderer, raw: Raw) -> None:
+    async def run() -> None:
+        loop = ServedLoop(RolloutLoop(scripted(raw, "hm"), renderer))
+        async with (
+            EpisodeServer(loop, ServeConfig(port=0, claim_s=0.05, quiet_s=0.0)) as server,
+            Agent(server.url) as one,
+        ):
+            assert await one.http.post("/episodes", {}) is None
+            health = await one.http.get("/health")
+            assert health == {"status": "ok", "waiting": 0, "playing": 0, "over": False}
+            assert [model["id"] for model in (await one.http.get("/v1/models"))["data"]] == ["policy"]
+            claim = asyncio.ensure_future(one.claim())
+            playing = asyncio.ensure_future(loop.run(Chat(), Episode(Task("Env-v0", 1))))
+            assert await claim
+            await one.play_on()
+            assert (await playing).status is Status.COMPLETED
+            loop.end()
+            with pytest.raises(HttpRefusal, check=refusal(410, "run_over")):
+                await one.claim()
+
+    asyncio.run(run())
+
+
+def test_a_claim_whose_agent_has_gone_takes_no_episode(renderer: Renderer, raw: Raw) -> None:
+    async def run() -> None:
+        async with served(RolloutLoop(scripted(raw, "hm"), renderer)) as (loop, url):
+            async with Agent(url) as gone:
+                claim = asyncio.ensure_future(gone.claim())
+                await asyncio.sleep(0.05)
+                claim.cancel()
+            await asyncio.sleep(0.05)
+            playing = asyncio.ensure_future(loop.run(Chat(), Episode(Task("Env-v0", 1))))
+            async with Agent(url) as one:
+                await one.claim()
+                await one.play_on()
+            assert (await playing).status is Status.COMPLETED
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("header", ["Authorization", "X-Episode"])
+def test_the_plain_address_takes_the_episode_from_the_api_key_or_a_header(
+    renderer: Renderer, raw: Raw, header: str
+) -> None:
+    async def agent(one: Agent) -> None:
+        name = one.opening["episode"]
+        named = HttpClient(one.url, headers={header: f"Bearer {name}" if header == "Authorization" else name})
+        completion = await named.post("/v1/chat/completions", one.request())
+        assert completion == await one.chat()
+        await named.close()
+        one.messages += (await one.step())["messages"]
+        await one.play_on()
+
+    assert play(renderer, scripted(raw, "hm"), Chat(), agent).status is Status.COMPLETED
+
+
+async def chunks_of(one: Agent, **fields: object) -> list[JsonObject]:
+    url = f"{one.opening['base_url']}/chat/completions"
+    async with aiohttp.ClientSession() as session, session.post(url, json=one.request(stream=True, **fields)) as answer:
+        assert answer.content_type == "text/event-stream"
+        events = (await answer.text()).split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+
+
+def test_a_streamed_reply_is_the_same_reply_in_parts(renderer: Renderer, raw: Raw) -> None:
+    said = f"<think>\nhm\n</think>\n\nI dial.\n{CALL % 1}".removesuffix(END) + CALL % 2
+
+    async def agent(one: Agent) -> None:
+        chunks = await chunks_of(one, stream_options={"include_usage": True})
+        whole = await one.chat()
+        message = whole["choices"][0]["message"]
+        assert {chunk["id"] for chunk in chunks} == {whole["id"]}
+        assert chunks[-1]["usage"] == whole["usage"] and not chunks[-1]["choices"]
+        assert chunks[-2]["choices"][0]["finish_reason"] == "tool_calls" == whole["choices"][0]["finish_reason"]
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-2]]
+        assert "".join(delta.get("content") or "" for delta in deltas) == message["content"] == "I dial."
+        assert "".join(delta.get("reasoning_content", "") for delta in deltas) == message["reasoning_content"]
+        calls: dict[int, JsonObject] = {}
+        for part in (part for delta in deltas for part in delta.get("tool_calls", ())):
+            known = calls.setdefault(part["index"], {**part, "function": {"arguments": "", **part["function"]}})
+            if known["function"] is not part["function"] and "name" not in part["function"]:
+                known["function"]["arguments"] += part["function"]["arguments"]
+        assert [{**call, "function": call["function"]} for call in calls.values()] == [
+            {"index": index, **call} for index, call in enumerate(message["tool_calls"])
+        ]
+        one.messages += (await one.step())["messages"]
+        await one.play_on()
+
+    trajectory = play(renderer, scripted(raw, said.removesuffix(END)), Dial(), agent)
+    assert trajectory.turns[0].message.content == "I dial." and len(trajectory.rows) == 1
+
+
+def test_the_official_client_streams_and_reads_errors(renderer: Renderer, raw: Raw) -> None:
+    async def agent(one: Agent) -> None:
+        async with AsyncOpenAI(base_url=one.opening["base_url"], api_key="none") as client:
+            asked = {"model": "policy", "messages": one.messages, "tools": one.opening["tools"]}
+            with pytest.raises(BadRequestError) as caught:
+                await client.chat.completions.create(**asked, n=2)
+            assert caught.value.param == "n" and caught.value.code == "unsupported_value"
+            async with client.chat.completions.stream(**asked) as stream:
+                whole = await stream.get_final_completion()
+            message = whole.choices[0].message.model_dump(exclude_none=True)
+            call = message["tool_calls"][0]["function"]
+            assert (call["name"], json.loads(call["arguments"])) == ("dial", {"digit": 1})
+            assert whole.choices[0].finish_reason == "tool_calls"
+            one.messages.append(message)
+            one.messages += (await one.step(message=message))["messages"]
+            await one.play_on()
+            with pytest.raises(APIStatusError, match="is over") as over:
+                await client.chat.completions.create(**{**asked, "messages": one.messages})
+            assert over.value.status_code == 410
+
+    engine = ScriptedEngine(lambda *_: raw(CALL % 1))
+    trajectory = play(renderer, engine, Dial(), agent)
+    assert trajectory.status.trainable and len(trajectory.rows) == 1
+
+
+def test_call_ids_are_unique_in_a_conversation(renderer: Renderer, raw: Raw) -> None:
+    async def agent(one: Agent) -> None:
+        await one.play_on()
+        ids = [call["id"] for message in one.messages for call in message.get("tool_calls", ())]
+        answered = [message["tool_call_id"] for message in one.messages if message["role"] == "tool"]
+        assert len(set(ids)) == len(ids) == 6 and ids == answered
+
+    engine = ScriptedEngine(lambda *_: raw(CALL % 12))
+    trajectory = play(renderer, engine, Dial(), agent)
+    assert {call.id for turn in trajectory.turns for call in turn.message.tool_calls} == {"call_0"}
+
+
+def test_the_distribution_is_the_runs_own_and_an_agent_that_asks_for_another_is_told_once(
+    renderer: Renderer, raw: Raw, warnings_of: Callable[[], list[str]]
+) -> None:
+    async def agent(one: Agent) -> None:
+        for _ in range(3):
+            await one.chat(temperature=0.1, seed=4)
+            one.messages += (await one.step())["messages"]
+
+    play(renderer, scripted(raw, "hm"), Chat(), agent)
+    told = [line for line in warnings_of() if "plays no role" in line]
+    assert len(told) == 2 and "temperature" in "".join(told)
+
+
+def test_a_port_that_is_taken_is_named(renderer: Renderer, raw: Raw) -> None:
+    async def run() -> None:
+        loop = RolloutLoop(scripted(raw, "hm"), renderer)
+        async with served(loop) as (_, url):
+            port = int(url.rpartition(":")[2])
+            with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+                async with EpisodeServer(ServedLoop(loop), ServeConfig(port=port)):
+                    pass
+
+    asyncio.run(run())

@@ -1,0 +1,185 @@
+"""`check_env` finds each kind of fault, and nothing in a sound environment."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentgym.envs import TextEnv, ToolEnv
+from agentgym.testing import check_env, examine_env
+from agentgym.testing.contracts.env import CHECKS
+from agentgym.tools import tool
+from agentgym.types import Message
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "number_lock.py"
+
+
+class Sound(ToolEnv):
+    """A sound environment."""
+
+    system_prompt = "Guess."
+    runs_inline = True
+    max_turns = 4
+
+    def start(self, options: dict[str, Any]) -> str:
+        self.number = int(self.np_random.integers(10**6))
+        return f"Room {self.number}."
+
+    @tool
+    def guess(self, value: int) -> str:
+        """Guesses."""
+        return f"You said {value}."
+
+
+def checks(env: Any) -> set[str]:
+    return {finding.check for finding in check_env(env)}
+
+
+def test_a_sound_environment_has_no_findings() -> None:
+    assert check_env(Sound) == []
+    assert check_env(Sound()) == []
+    assert check_env(f"{EXAMPLE}:NumberLock") == []
+
+
+def test_the_example_fits_in_forty_lines() -> None:
+    text = EXAMPLE.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 40
+
+
+class IgnoresSeed(Sound):
+    def start(self, options: dict[str, Any]) -> str:
+        return "Always this."
+
+
+NUMBERS = itertools.count()
+
+
+class OtherEachTime(Sound):
+    def start(self, options: dict[str, Any]) -> str:
+        return f"Room {next(NUMBERS)} {self.np_random.integers(100)}."
+
+
+class DropsObservation(Sound):
+    def _started(self, observation: str) -> tuple[str, dict[str, Any]]:
+        return observation, {"messages": (Message("user", "something else"),)}
+
+
+class LeaksMethods(Sound):
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode, tools=[self.surrender])
+
+    def surrender(self) -> str:
+        """Gives up."""
+        return "You gave up."
+
+
+class Unserialisable(Sound):
+    def _started(self, observation: str) -> tuple[str, dict[str, Any]]:
+        return observation, {"state": {1, 2}}
+
+
+class NoLimit(Sound):
+    max_turns = None
+
+
+class Pictures(Sound):
+    @tool
+    def guess(self, value: int) -> str:
+        """Guesses."""
+        return "data:image/png;base64,iVBORw0KGgo="
+
+
+class Raises(Sound):
+    def on_message(self, text: str) -> str:
+        raise ValueError("no words")
+
+
+class FailsSecondClose(Sound):
+    closed = False
+
+    def close(self) -> None:
+        super().close()
+        if self.closed:
+            raise OSError("closed already")
+        self.closed = True
+
+
+class Plain(TextEnv):
+    """Answers only some of what it is told."""
+
+    max_turns = 3
+    system_prompt = "Talk."
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        return f"Say {self.np_random.integers(1000)}.", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return "Yes?", 0.0, False, False, {}
+
+
+class PlainWithTools(Plain):
+    @property
+    def tool_specs(self) -> Any:
+        return Sound().tool_specs
+
+
+@pytest.mark.parametrize(
+    ("env", "check"),
+    [
+        (IgnoresSeed, "ignored seed"),
+        (OtherEachTime, "reproducible"),
+        (DropsObservation, "dropped observation"),
+        (LeaksMethods, "leaked methods"),
+        (Unserialisable, "unserialisable info"),
+        (NoLimit, "no turn limit"),
+        (Pictures, "images"),
+        (Raises, "unanswered calls"),
+        (PlainWithTools, "unanswered calls"),
+        (FailsSecondClose, "close twice"),
+    ],
+)
+def test_each_fault_is_found(env: type[TextEnv], check: str) -> None:
+    if env is Raises:
+        assert {finding.check for finding in check_env(env) if "ValueError: no words" in finding.message}
+    else:
+        assert check in checks(env)
+
+
+def test_an_environment_without_tools_may_be_sound() -> None:
+    assert check_env(Plain) == []
+
+
+def test_findings_say_what_to_do() -> None:
+    (finding,) = check_env(NoLimit)
+    assert finding.severity == "error"
+    assert "set max_turns" in finding.message
+
+
+def test_what_cannot_be_made_is_one_finding() -> None:
+    def fail() -> TextEnv:
+        raise OSError("no disk")
+
+    (finding,) = check_env(fail)
+    assert (finding.check, "OSError: no disk" in finding.message) == ("makes", True)
+    (finding,) = check_env(lambda: 3)  # type: ignore[arg-type,return-value]
+    assert "derive it from agentgym.envs.TextEnv" in finding.message
+
+
+@pytest.mark.parametrize("check", [name for name in CHECKS if name != "makes"])
+def test_every_environment_that_a_check_plays_is_closed(check: str) -> None:
+    left: dict[int, Held] = {}
+
+    class Held(Sound):
+        def start(self, options: dict[str, Any]) -> str:
+            left[id(self)] = self
+            return super().start(options)
+
+        def close(self) -> None:
+            left.pop(id(self), None)
+            super().close()
+
+    examine_env(Held, only=[check])
+    assert not left

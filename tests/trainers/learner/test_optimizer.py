@@ -1,0 +1,157 @@
+"""AdamW by hand, the schedule, clipping, which parameters Muon takes, and a resumed run that is bitwise the same."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from agentgym.errors import ConfigError
+from agentgym.model.decoder import Decoder
+from agentgym.trainers.learner.optimizer import PolicyOptimizer
+from agentgym.trainers.settings.optimizer import OptimizerConfig
+
+
+class Two(nn.Module):
+    """A vector of two weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1.0, -2.0]))
+
+
+def give_gradients(model: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+
+
+def test_the_first_adamw_step_moves_every_weight_by_the_rate_against_its_gradient() -> None:
+    # Bias-corrected, the first step is g / (|g| + 1e-8) = sign(g), and weight decay takes rate * decay of the weight.
+    model = Two()
+    config = OptimizerConfig(learning_rate=0.1, warmup_steps=1, weight_decay=0.5, max_grad_norm=1e9)
+    optimizer = PolicyOptimizer(model, config, total_steps=10)
+    model.weight.grad = torch.tensor([3.0, -4.0])
+    assert optimizer.step() == pytest.approx(5.0)
+    assert model.weight.tolist() == pytest.approx([1.0 * 0.95 - 0.1, -2.0 * 0.95 + 0.1], rel=1e-5)
+    assert model.weight.grad is None
+    assert optimizer.num_steps == 1
+
+
+def test_the_second_step_is_the_formula_of_adam() -> None:
+    model = Two()
+    config = OptimizerConfig(learning_rate=0.1, warmup_steps=1, beta1=0.9, beta2=0.98, max_grad_norm=1e9)
+    optimizer = PolicyOptimizer(model, config, total_steps=10)
+    value = 1.0
+    mean = square = 0.0
+    for step, gradient in enumerate((3.0, -1.0), start=1):
+        model.weight.grad = torch.tensor([gradient, 0.0])
+        optimizer.step()
+        mean, square = 0.9 * mean + 0.1 * gradient, 0.98 * square + 0.02 * gradient**2
+        value -= 0.1 * (mean / (1 - 0.9**step)) / (math.sqrt(square / (1 - 0.98**step)) + 1e-8)
+    assert model.weight[0].item() == pytest.approx(value, rel=1e-5)
+
+
+def test_gradients_are_scaled_down_to_the_norm_before_the_step() -> None:
+    # A second step tells a gradient of 10 from one of 1 in Adam's averages, so equal weights mean equal gradients.
+    found = []
+    for scale in (1.0, 10.0):
+        model = Two()
+        optimizer = PolicyOptimizer(model, OptimizerConfig(learning_rate=0.1, max_grad_norm=0.5), total_steps=10)
+        norms = []
+        for gradient in ([3.0, 4.0], [4.0, 3.0]):
+            model.weight.grad = scale * torch.tensor(gradient)
+            norms.append(optimizer.step())
+        assert norms == pytest.approx([5.0 * scale] * 2)
+        found.append(model.weight.tolist())
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("gradient", [math.nan, math.inf])
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_gradient_that_is_not_finite_changes_nothing_but_is_told_and_cleared(
+    name: str, gradient: float, tiny: Callable[..., Decoder]
+) -> None:
+    model = tiny()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer = PolicyOptimizer(model, OptimizerConfig(name=name), total_steps=10)  # type: ignore[arg-type]
+    give_gradients(model, 0)
+    assert model.embed.grad is not None
+    model.embed.grad[3, 1] = gradient
+    assert not math.isfinite(optimizer.step())
+    assert optimizer.num_steps == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_rate_warms_up_and_falls_linearly_over_the_second_half() -> None:
+    model = Two()
+    config = OptimizerConfig(learning_rate=1.0, warmup_steps=2, decay="linear")
+    optimizer = PolicyOptimizer(model, config, total_steps=8)
+    rates = []
+    for _ in range(8):
+        rates.append(optimizer.learning_rate)
+        model.weight.grad = torch.ones(2)
+        optimizer.step()
+    assert rates == pytest.approx([0.5, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25])
+
+
+def test_a_constant_rate_stays_and_the_step_uses_it() -> None:
+    model = Two()
+    optimizer = PolicyOptimizer(model, OptimizerConfig(learning_rate=0.2, warmup_steps=4), total_steps=2)
+    model.weight.grad = torch.ones(2)
+    optimizer.step()
+    assert model.weight[0].item() == pytest.approx(1.0 - 0.2 / 4, rel=1e-5)
+    assert optimizer.learning_rate == pytest.approx(0.1)
+
+
+def test_muon_makes_the_update_of_matrices_orthogonal_and_leaves_embedding_head_and_norms_to_adamw(
+    tiny: Callable[..., Decoder],
+) -> None:
+    model = tiny(tied=False)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer = PolicyOptimizer(
+        model, OptimizerConfig(name="muon", learning_rate=0.01, warmup_steps=1, max_grad_norm=1e9), 10
+    )
+    give_gradients(model, 1)
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        update = before[name] - parameter.detach()
+        if parameter.ndim == 2 and name not in ("embed", "head"):
+            spread = torch.linalg.svdvals(update / update.norm())
+            assert spread.min() > 0.4 * spread.max(), f"{name}: the singular values of Muon's update are nearly equal"
+        else:
+            assert update.abs().flatten().tolist() == pytest.approx([0.01] * update.numel(), rel=2e-2), name
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_resumed_optimizer_goes_on_bitwise(name: str, tiny: Callable[..., Decoder]) -> None:
+    config = OptimizerConfig(name=name, warmup_steps=3, decay="linear", weight_decay=0.1)  # type: ignore[arg-type]
+    whole = tiny()
+    optimizer = PolicyOptimizer(whole, config, total_steps=6)
+    for step in range(3):
+        give_gradients(whole, step)
+        optimizer.step()
+    saved = io.BytesIO()
+    torch.save(optimizer.state_dict(), saved)
+    resumed = tiny()
+    resumed.load_state_dict(whole.state_dict())
+    other = PolicyOptimizer(resumed, config, total_steps=6)
+    saved.seek(0)
+    other.load_state_dict(torch.load(saved, weights_only=True))
+    assert other.learning_rate == optimizer.learning_rate
+    for step in range(3, 6):
+        for model, its in ((whole, optimizer), (resumed, other)):
+            give_gradients(model, step)
+            its.step()
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "max_grad_norm"])
+def test_settings_that_cannot_work_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        OptimizerConfig(**{name: 0.0})

@@ -1,0 +1,78 @@
+"""Training and evaluation give a reply the same room, and a reply that is cut is named."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agentgym.engines.local.config import LocalEngineConfig
+from agentgym.evaluation import EvalConfig, evaluate
+from agentgym.evaluation.play.evaluate import open_evaluation
+from agentgym.rollout.limits import Limits
+from agentgym.rollout.record.episodes_file import read_episodes
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.loop.dry_run import describe_plan
+from agentgym.trainers.loop.token_budget import with_token_budget
+from agentgym.trainers.tasks.practice import PracticeConfig
+
+Train = Callable[..., Any]
+
+
+@pytest.fixture
+def guesses() -> TrainConfig:
+    """One step of a game that the embedded model does not know, so that it rambles."""
+    return TrainConfig(
+        env="GuessNumber-v0", steps=1, tasks=1, group_size=2, eval_episodes=3, local=LocalEngineConfig(compile=False)
+    )
+
+
+@pytest.mark.parametrize(("env", "tokens"), [("TextGame-v0", 256), ("Math-v0", 1024), ("LongRoad-v0", 256)])
+def test_training_and_evaluation_have_one_default_for_the_length_of_a_reply(
+    env: str, tokens: int, tmp_path: Path
+) -> None:
+    trained = with_token_budget(TrainConfig(env=env)).limits
+    plan = open_evaluation(EvalConfig(env=env, num_tasks=1), tmp_path / "eval")
+    with closing(plan.folder):
+        evaluated = plan.config
+    assert trained.turn_tokens == evaluated.turn_tokens == tokens
+    assert trained.max_turns == evaluated.max_turns
+
+
+def test_the_longest_replies_of_a_mix_decide() -> None:
+    config = TrainConfig(env="TextGame-v0", practice=PracticeConfig(mix={"TextGame-v0": 1, "Math-v0": 1}))
+    assert with_token_budget(config).limits.turn_tokens == 1024
+
+
+def test_the_plan_names_the_most_tokens_of_a_reply() -> None:
+    plan = {name: number for name, number, _ in describe_plan(TrainConfig(env="TextGame-v0"))}
+    assert plan["most tokens per reply"] == 256
+
+
+def test_held_out_play_of_training_and_an_evaluation_by_default_have_the_same_ids(
+    guesses: TrainConfig, train: Train, tmp_path: Path
+) -> None:
+    train(guesses, tmp_path / "run")
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["limits"]["turn_tokens"] == 256
+    before = [one.trajectory for one in read_episodes(tmp_path / "run") if one.phase == "eval_before"]
+    played = evaluate(EvalConfig(env="GuessNumber-v0", num_tasks=3), output=tmp_path / "eval").trajectories
+    assert [one.rows for one in before] == [one.rows for one in played]
+
+
+def test_a_run_whose_replies_are_cut_names_the_limit_and_not_the_format(
+    guesses: TrainConfig, train: Train, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    train(replace(guesses, steps=2, eval_episodes=0, limits=Limits(turn_tokens=4)), tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["replies_cut"], line["longest_reply"]) for line in lines] == [(2, 4), (2, 4)]
+    assert lines[1]["signs"] == ["replies_cut", "dead_groups"]
+    assert "--limits.turn-tokens" in lines[1]["warnings"][0]
+    assert "call format" not in caplog.text

@@ -1,0 +1,180 @@
+"""The parity gate: what an engine samples from is held against what is trained, and a difference gets its cause."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import agentgym.trainers.loop.open_parts as parts_module
+import agentgym.trainers.loop.trainer as trainer_module
+from agentgym.engines.local.engine import LocalEngine
+from agentgym.engines.protocol import Completion, Sampling, WeightSync
+from agentgym.errors import ConfigError, TrainingHalted
+from agentgym.rollout.limits import SamplingConfig
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.learner.mismatch import Mismatch, MismatchFound, MismatchSums
+from agentgym.trainers.settings.parity import ParityConfig
+
+Train = Callable[..., Any]
+
+
+class OtherEngine(LocalEngine):
+    """An engine like the in-process one, that takes liberties."""
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
+        return self.altered(await super().generate(prompt_ids, self.taken(sampling), session=session))
+
+    def taken(self, sampling: Sampling) -> Sampling:
+        return sampling
+
+    def altered(self, completion: Completion) -> Completion:
+        return completion
+
+
+class Warm(OtherEngine):
+    """Samples at temperature 1 whatever is asked for."""
+
+    def taken(self, sampling: Sampling) -> Sampling:
+        return replace(sampling, temperature=1.0)
+
+
+class Cut(OtherEngine):
+    """Samples from the nucleus, as a server does that takes top_p from the model's generation_config.json."""
+
+    def taken(self, sampling: Sampling) -> Sampling:
+        return replace(sampling, top_p=0.7)
+
+
+class Foreign(OtherEngine):
+    """Says what another model would, and is sure of it."""
+
+    def taken(self, sampling: Sampling) -> Sampling:
+        return replace(sampling, temperature=9.0)
+
+    def altered(self, completion: Completion) -> Completion:
+        return replace(completion, logprobs=(0.0,) * len(completion.ids))
+
+
+class Rounded(OtherEngine):
+    """Computes logprobs in bfloat16."""
+
+    def altered(self, completion: Completion) -> Completion:
+        rounded = torch.tensor(completion.logprobs).bfloat16().float()
+        return replace(completion, logprobs=tuple(min(0.0, float(one) - 0.002) for one in rounded))
+
+
+class Deaf(OtherEngine):
+    """Ignores weight updates: it samples from the weights that it began with."""
+
+    def __init__(self, model: Any, *given: Any, **options: Any) -> None:
+        super().__init__(copy.deepcopy(model), *given, **options)
+
+    async def update_weights(self, weights: Any, version: int) -> WeightSync:
+        return await super().update_weights({}, self.version)
+
+
+class Lying(Deaf):
+    """Ignores the weights and takes their number."""
+
+    async def update_weights(self, weights: Any, version: int) -> WeightSync:
+        return await LocalEngine.update_weights(self, {}, version)
+
+
+@pytest.fixture
+def train_on(small_run: TrainConfig, train: Train, monkeypatch: pytest.MonkeyPatch) -> Train:
+    """`train_on(engine, folder, **changes)`: a small run with those settings that samples from such an engine."""
+
+    def run(engine: type[LocalEngine], folder: Path, **changes: Any) -> None:
+        async def opened(
+            config: TrainConfig, model: Any, folder: Path, *, version: int, log_folder: Path
+        ) -> LocalEngine:
+            return engine(model, version=version)
+
+        monkeypatch.setattr(parts_module, "open_engine", opened)
+        train(replace(small_run, **changes), folder)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("engine", "cause"),
+    [
+        (Warm, "temperature: the engine's logprobs are those of temperature 1"),
+        (Cut, "top-p or top-k: the engine's logprobs are never below"),
+        (Foreign, "template or model: the engine reads other ids"),
+        (Rounded, "dtype: the difference is the size of rounding"),
+        (Deaf, "stale weights: a reply .* bears version 0"),
+        (Lying, "template or model|dtype"),
+    ],
+)
+def test_an_engine_that_samples_from_something_else_is_refused_with_the_cause(
+    train_on: Train, engine: type[LocalEngine], cause: str, tmp_path: Path
+) -> None:
+    sampling = SamplingConfig(temperature=0.6 if engine is Warm else 1.0)
+    parity = ParityConfig(max_mismatch=1e-4)
+    with pytest.raises(TrainingHalted, match=cause):
+        train_on(engine, tmp_path / "run", sampling=sampling, parity=parity)
+
+
+@pytest.mark.parametrize("engine", [Warm, Cut])
+def test_the_start_is_refused_without_a_bound_too(train_on: Train, engine: type[LocalEngine], tmp_path: Path) -> None:
+    with pytest.raises(TrainingHalted, match="Likely cause"):
+        train_on(engine, tmp_path / "run", sampling=SamplingConfig(temperature=0.6))
+    assert not list((tmp_path / "run").glob("*.*")), "the folder is free for the next try"
+
+
+def test_rounding_at_the_start_sets_the_bound(train_on: Train, tmp_path: Path) -> None:
+    train_on(Rounded, tmp_path / "run")
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_mismatch_is_found_before_the_weights_change(
+    train_on: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any) -> Any:
+        raise AssertionError("the optimizer stepped")
+
+    async def blind(self: Any, version: int) -> Mismatch:
+        return Mismatch(mean=0.0, max=0.0, kl=0.0, num_tokens=1)
+
+    monkeypatch.setattr(trainer_module.ParityGate, "start", blind)
+    monkeypatch.setattr("agentgym.trainers.learner.optimizer.PolicyOptimizer.step", never)
+    with pytest.raises(TrainingHalted, match="over the bound of"):
+        train_on(Cut, tmp_path / "run")
+
+
+def test_a_mismatch_by_hand() -> None:
+    logp, old = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([-1.0, -2.5, -9.0])
+    result = MismatchSums.of(logp, old, torch.tensor([True, True, False])).result
+    assert (result.mean, result.max, result.num_tokens) == (0.25, 0.5, 2)
+    assert result.kl == pytest.approx((math.exp(0.5) - 1 - 0.5) / 2)
+    assert MismatchSums.of(logp[:0], old[:0], torch.zeros(0, dtype=torch.bool)).result.num_tokens == 0
+
+
+def test_a_mismatch_found_pickles() -> None:
+    found = MismatchFound(Mismatch(mean=0.1, max=0.2, kl=0.3, num_tokens=4), 0.01)
+    again = copy.copy(found)
+    assert (str(again), again.bound) == (str(found), 0.01)
+
+
+def test_settings_that_probe_nothing_are_refused() -> None:
+    for settings in ({"every": 0}, {"episodes": 0}, {"turns": 0}, {"max_mismatch": 0.0}):
+        with pytest.raises(ConfigError):
+            ParityConfig(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_groups_that_go_on_over_updates_are_trained_with_their_own_versions(
+    small_run: TrainConfig, train: Train, tmp_path: Path
+) -> None:
+    config = replace(small_run, steps=4, max_staleness=1, sampler=replace(small_run.sampler, concurrency=12))
+    steps = train(config, tmp_path / "run")[1].steps
+    assert [one.rollout.episodes for one in steps] == [12] * 4
+    assert all(one.update is None or one.update.mismatch_max < 1e-3 for one in steps)

@@ -1,0 +1,127 @@
+"""One rank of a learner, as a program: `rank_process.py FOLDER RANK SIZE` learns the cases of `FOLDER/cases.pt`, and
+writes what came of them to `FOLDER/rank-RANK.pt`."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from agentgym.errors import AgentGymError
+from agentgym.model.decoder import Decoder
+from agentgym.model.model_folder import published_views
+from agentgym.trainers.learner.learner import Learner
+from agentgym.trainers.learner.lora import adapt
+from agentgym.trainers.parallel.ranks import Ranks
+from agentgym.trainers.parallel.sharded_tensor import whole
+from agentgym.trainers.parallel.world import Sharded
+
+
+class Calls(TorchDispatchMode):
+    """Counts what a process sends and receives, by the operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            self.counts[func._schema.name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Kept:
+    """Counts the bytes that a model keeps for its backward pass, each memory once; of a step in one micro-batch."""
+
+    def __init__(self, model: Decoder) -> None:
+        self.memory: dict[int, int] = {}
+        self._forward = model.forward
+        model.forward = self._counted  # type: ignore[method-assign]
+
+    def _counted(self, *arguments: Any) -> Any:
+        with torch.autograd.graph.saved_tensors_hooks(self._seen, lambda tensor: tensor):
+            return self._forward(*arguments)
+
+    def _seen(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        self.memory[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+
+def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
+    """Two updates of `case["model"]`, and what is seen of them; one where a `state` to go on from is given."""
+    model = copy.deepcopy(case["model"])
+    if case.get("weights"):
+        with torch.no_grad():
+            for name, view in published_views(model):
+                view.copy_(case["weights"][name])
+    lora = case["config"].lora
+    if lora.rank and ranks and not case.get("bare"):
+        adapt(model, lora)
+    sharded: Decoder | Sharded = model
+    if ranks:
+        sharded = ranks.load(case["folder"]) if case.get("folder") else ranks.shard(model)
+    learned = sharded.decoder if case.get("alone") and isinstance(sharded, Sharded) else sharded
+    reference = copy.deepcopy(case.get("reference"))
+    learner = Learner(learned, case["config"], case["optimizer"], total_steps=4, reference=reference)
+    gradients: list[Tensor] = []
+    step = learner.optimizer.step
+
+    def seen() -> float:
+        if not gradients:
+            gradients.extend(
+                whole(one.grad, of=one).clone() for one in learner.optimizer.parameters if one.grad is not None
+            )
+        return step()
+
+    learner.optimizer.step = seen  # type: ignore[method-assign]
+    batch, found = case["batch"], {}
+    if case.get("differs") and dist.get_rank() == 1:
+        batch = batch.select([0, 1])
+    if case.get("state"):
+        learner.load_state_dict(copy.deepcopy(case["state"]))  # it is taken over, and the case is learned again
+    else:
+        kept = Kept(learner.model)
+        first = learner.update(batch)
+        found = {"first": first, "kept": sum(kept.memory.values()), "critic": learner.update_critic(batch)}
+        found |= {
+            "state": copy.deepcopy(learner.state_dict()),
+            "between": {name: one.clone() for name, one in learner.weights()},
+        }
+    with Calls() as calls:
+        found["last"] = learner.update(batch)
+    found |= {"calls": dict(calls.counts), "logprobs": learner.logprobs(batch), "gradients": gradients}
+    found |= {"proxies": learner.gradient_proxies(batch), "weights": dict(learner.weights())}
+    if case["config"].kl.place == "reward" and case["config"].kl.coefficient:
+        found["penalties"] = learner.penalties(batch)
+    if learner.critic is not None:
+        found["values"], found["ends"] = learner.critic.read(batch)
+    learner.close()
+    return found
+
+
+def main(folder: Path, rank: int, size: int) -> None:
+    """All cases, one after the other."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=100))
+    found: dict[str, object] = {}
+    for name, case in torch.load(folder / "cases.pt", weights_only=False).items():
+        try:
+            found[name] = learn(case, Ranks(case["config"].fsdp, mesh=case["config"].mesh))
+        except AgentGymError as error:
+            found[name] = error
+    torch.save(found, folder / f"rank-{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,387 @@
+"""A learner of several ranks against the learner in one process: gradients, reports, states, however a step is cut."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from agentgym.errors import AgentGymError, ConfigError
+from agentgym.model.decoder import Decoder
+from agentgym.model.model_folder import save_decoder
+from agentgym.trainers.algorithms.kl import KLConfig
+from agentgym.trainers.batch.batch import TrainingBatch
+from agentgym.trainers.learner.learner import LearnerConfig
+from agentgym.trainers.parallel.ranks import Ranks
+from agentgym.trainers.settings.critic import CriticConfig
+from agentgym.trainers.settings.fsdp import FsdpConfig
+from agentgym.trainers.settings.lora import LoraConfig
+from agentgym.trainers.settings.mesh import MeshConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig
+
+Tiny = Callable[..., Decoder]
+Fresh = Callable[..., TrainingBatch]
+Case = dict[str, Any]
+Found = dict[str, Any]
+
+PROGRAM = Path(__file__).parent / "rank_process.py"
+STEP = OptimizerConfig(learning_rate=1e-3, warmup_steps=1, max_grad_norm=0.5)
+LORA = LoraConfig(rank=3, target_modules=("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"))
+ROWS = {1: 1, 4: 44, 16: 180}
+"""Tokens of a micro-batch by the rows that it then holds, about: rows have 5 to 16."""
+LOSSES: dict[str, dict[str, object]] = {
+    "ppo_clip": {},
+    "gspo": {"clip_low": 0.5, "clip_high": 0.5},
+    "clip_cov": {"fraction": 0.2, "cov_low": 0.0},
+}
+SETTINGS: dict[str, dict[str, object]] = {
+    "kl": {"kl": KLConfig(coefficient=0.1), "entropy_coefficient": 0.01, "epochs": 2, "minibatches": 2},
+    "kl-of-rewards": {"kl": KLConfig(coefficient=0.1, place="reward")},
+    "correction": {"correction": "tis_token"},
+    "checkpointing": {"activation_checkpointing": True},
+    "gathered-once": {"fsdp": FsdpConfig(reshard_after_forward=False), "loss": "gspo"},
+    "sharded-gradients": {"fsdp": FsdpConfig(gradients="sharded"), "loss": "gspo"},
+    "critic": {"critic": CriticConfig(trunk="own", clip=None)},
+    "lora": {"lora": LORA},
+    "lora-kl": {"lora": LORA, "kl": KLConfig(coefficient=0.1), "activation_checkpointing": True, "epochs": 2},
+    "lora-critic": {"lora": LORA, "critic": CriticConfig(trunk="own", clip=None), "loss": "gspo"},
+}
+
+SHARED = {"sequence": MeshConfig(sequence=2), "tensor": MeshConfig(tensor=2)}
+"""How two ranks share their forward passes."""
+SHARING = [
+    "ppo_clip-4",
+    "gspo-4",
+    "kl",
+    "checkpointing",
+    "critic",
+    "shared-prefixes",
+    "one-row",
+    "untied",
+    "biased",
+    "long",
+]
+"""What they learn so."""
+
+
+def moved(batch: TrainingBatch) -> TrainingBatch:
+    """Sampled by a policy that was another one, so that losses differ; two rows a trajectory."""
+    generator = torch.Generator().manual_seed(1)
+    away = 0.3 * torch.randn(batch.num_tokens, generator=generator)
+    old_logp_N = torch.where(batch.mask_N, (batch.old_logp_N + away).clamp(max=0.0), 0.0)
+    return replace(
+        batch,
+        old_logp_N=old_logp_N,
+        sampled_logp_N=old_logp_N,
+        trajectory_N=batch.trajectory_N // 2,
+        return_N=torch.where(batch.mask_N, batch.advantage_N + 1, 0.0),
+    )
+
+
+def sharing(case: Case, mesh: MeshConfig) -> Case:
+    """The case on ranks that share forward passes."""
+    return {**case, "config": replace(case["config"], mesh=mesh)}
+
+
+def in_one_process(case: Case) -> Found:
+    learn: Callable[..., Found] = runpy.run_path(str(PROGRAM))["learn"]
+    return learn(sharing(case, MeshConfig()), None)
+
+
+@pytest.fixture(scope="module")
+def cases(make_tiny: Tiny, make_batch: Fresh, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
+    """What is learned, by name."""
+    model = make_tiny()
+    batch, shared = moved(make_batch(model, num_groups=5)), moved(make_batch(model, num_groups=3, shared=40))
+    settings = {
+        f"{loss}-{rows}": {"loss": loss, "loss_settings": own, "micro_batch_tokens": tokens}
+        for loss, own in LOSSES.items()
+        for rows, tokens in ROWS.items()
+    }
+    settings |= {name: {"micro_batch_tokens": 44, **own} for name, own in SETTINGS.items()}
+    folder = tmp_path_factory.mktemp("model")
+    save_decoder(model, folder)
+    long_model = make_tiny(window=4096)
+    long_batch = moved(make_batch(long_model, num_groups=1, shared=900, longer=2000)).select([0, 1])
+    base = {"model": model, "optimizer": STEP, "batch": batch}
+    found = {name: {**base, "config": LearnerConfig(threads=1, **own)} for name, own in settings.items()}  # type: ignore[arg-type]
+    plain = found["ppo_clip-4"]
+    before = in_one_process(plain)
+    found |= {
+        "shared-prefixes": {**plain, "batch": shared},
+        "reference": {**found["kl"], "reference": make_tiny(seed=1)},
+        "one-row": {**plain, "batch": batch.select([5])},
+        "untied": {**plain, "model": make_tiny(tied=False)},
+        "muon": {**plain, "optimizer": replace(STEP, name="muon")},
+        "bfloat16": {**plain, "config": replace(plain["config"], fsdp=FsdpConfig(param_dtype="bfloat16"))},
+        "resumed": {**plain, "state": before["state"], "weights": before["between"]},
+        "lora-resumed": {**found["lora"], "state": in_one_process(found["lora"])["state"]},
+        "lora-late": {**found["lora"], "bare": True},
+        "offload": {**plain, "config": replace(plain["config"], fsdp=FsdpConfig(cpu_offload=True))},
+        "differs": {**plain, "differs": True},
+        "alone": {**plain, "alone": True},
+        "shared-trunk": {**plain, "config": replace(plain["config"], critic=CriticConfig(trunk="shared"))},
+        "three": sharing(plain, MeshConfig(sequence=3)),
+        "one-head": sharing({**plain, "model": make_tiny(num_kv_heads=1)}, MeshConfig(tensor=2)),
+        "loaded": {**plain, "folder": folder},
+        "loaded-tensor": sharing({**plain, "folder": folder}, MeshConfig(tensor=2)),
+        "biased": {**plain, "model": make_tiny(qkv_bias=True)},
+        "few-heads": sharing({**plain, "model": make_tiny(num_kv_heads=1)}, MeshConfig(sequence=2)),
+        "long": {
+            **plain,
+            "model": long_model,
+            "batch": long_batch,
+            "config": LearnerConfig(threads=1, micro_batch_tokens=8192),
+        },
+    }
+    shared_passes = {
+        f"{name}-{mesh}": sharing(found[name], SHARED[mesh])
+        for mesh in SHARED
+        for name in [*SHARING, "muon", "resumed"]
+    }
+    return found | shared_passes | {"lora-sequence": sharing(found["lora"], SHARED["sequence"])}
+
+
+REFUSED = {
+    "offload": "leave it out on a CPU",
+    "differs": "different batches",
+    "alone": "what Ranks.shard gave",
+    "lora-late": "before it is sharded",
+    "shared-trunk": "critic.trunk own",
+    "three": "2 learner ranks are no multiple of learner.mesh.sequence 3",
+    "one-head": "1 key/value heads cannot be split into 2 equal parts, as learner.mesh.tensor",
+}
+LEARNED = [
+    *(f"{loss}-{rows}" for loss in LOSSES for rows in ROWS),
+    *SETTINGS,
+    "shared-prefixes",
+    "one-row",
+    "reference",
+    "untied",
+    "loaded",
+]
+QUICK = ["ppo_clip-1", "ppo_clip-4", "ppo_clip-16", "kl", "gathered-once", "critic", "lora", "ppo_clip-4-sequence"]
+"""The cases of every run of the tests; the others are learned with the slow ones."""
+SHARED_PASSES = [
+    *(
+        "ppo_clip-4-sequence",
+        "gspo-4-sequence",
+        "shared-prefixes-sequence",
+        "critic-sequence",
+        "long-sequence",
+        "lora-sequence",
+    ),
+    *(
+        "few-heads",
+        "ppo_clip-4-tensor",
+        "shared-prefixes-tensor",
+        "critic-tensor",
+        "long-tensor",
+        "loaded-tensor",
+        "biased-tensor",
+    ),
+]
+"""The same, by ranks that share their passes."""
+
+
+def on_ranks(cases: dict[str, Case], size: int, folder: Path) -> list[dict[str, Found]]:
+    """What each rank found."""
+    torch.save(cases, folder / "cases.pt")
+    command = [sys.executable, str(PROGRAM), str(folder)]
+    started = [subprocess.Popen([*command, str(rank), str(size)]) for rank in range(size)]
+    try:
+        assert [one.wait(timeout=280) for one in started] == [0] * size
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
+    return [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in range(size)]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(cases: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
+    """What each of two ranks found."""
+    chosen = {name: cases[name] for name in [*QUICK, *REFUSED, "muon", "bfloat16", "resumed", "lora-resumed"]}
+    return on_ranks(chosen, 2, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture(scope="module")
+def one_block(cases: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
+    """The same of two ranks that share their passes."""
+    names = [*SHARED_PASSES, "muon-tensor", "resumed-sequence", "resumed-tensor"]
+    return on_ranks({name: cases[name] for name in names}, 2, tmp_path_factory.mktemp("block"))
+
+
+def check(found: list[Found], wanted: Found) -> None:
+    """Every rank has the numbers of the learner in one process, and the same ones as the others."""
+    for name, bound in {"first": 1e-5, "critic": 1e-5, "last": 1e-4}.items():  # Adam makes more of rounding
+        assert all(one[name] == found[0][name] for one in found), "to the last bit"
+        if wanted[name] is not None:
+            assert asdict(found[0][name]) == pytest.approx(asdict(wanted[name]), rel=bound, abs=bound / 10), name
+    for one in found:
+        assert_close(one["gradients"], wanted["gradients"], 1e-6)
+        torch.testing.assert_close(one["logprobs"], wanted["logprobs"], rtol=0, atol=1e-4)
+        torch.testing.assert_close(one["proxies"], wanted["proxies"], rtol=0, atol=1e-4)
+        for name in ("penalties", "values", "ends"):
+            assert (name in one) == (name in wanted)
+            if name in wanted:
+                torch.testing.assert_close(one[name], wanted[name], rtol=0, atol=1e-5)
+
+
+def assert_close(found: list[Tensor], wanted: list[Tensor], bound: float) -> None:
+    for one, two in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_two_ranks_learn_what_one_process_learns(
+    name: str, cases: dict[str, Case], two_ranks: list[dict[str, Found]]
+) -> None:
+    check([rank[name] for rank in two_ranks], in_one_process(cases[name]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHARED_PASSES)
+def test_two_ranks_that_share_passes_learn_what_one_process_learns(
+    name: str, cases: dict[str, Case], one_block: list[dict[str, Found]]
+) -> None:
+    check([rank[name] for rank in one_block], in_one_process(cases[name]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mesh",
+    [MeshConfig(sequence=2), MeshConfig(tensor=2), MeshConfig(sequence=2, tensor=2), MeshConfig(sequence=4)],
+    ids=str,
+)
+def test_four_ranks_that_share_passes_learn_what_one_process_learns(
+    mesh: MeshConfig, cases: dict[str, Case], tmp_path: Path
+) -> None:
+    # Eight steps of Adam, which makes more of rounding with each: at half the rate.
+    slower = {**cases["kl"], "optimizer": replace(STEP, learning_rate=STEP.learning_rate / 2)}
+    chosen = {name: cases[name] for name in SHARING} | {"kl": slower}
+    found = on_ranks({name: sharing(case, mesh) for name, case in chosen.items()}, 4, tmp_path)
+    for name, case in chosen.items():
+        check([rank[name] for rank in found], in_one_process(case))
+
+
+@pytest.mark.slow
+def test_ranks_that_share_a_pass_keep_less_of_it(cases: dict[str, Case], one_block: list[dict[str, Found]]) -> None:
+    wanted = in_one_process(cases["long"])["kept"]
+    for rank in one_block:
+        assert rank["long-sequence"]["kept"] < 0.7 * wanted, "what hides later keys is the same for any number of ranks"
+        assert rank["long-tensor"]["kept"] < 0.75 * wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_any_number_of_ranks_learns_what_one_process_learns(size: int, cases: dict[str, Case], tmp_path: Path) -> None:
+    found = on_ranks({name: cases[name] for name in LEARNED}, size, tmp_path)
+    for name in LEARNED:
+        check([rank[name] for rank in found], in_one_process(cases[name]))
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"), [("muon", "two_ranks"), pytest.param("muon-tensor", "one_block", marks=pytest.mark.slow)]
+)
+def test_muon_orthogonalizes_whole_matrices_up_to_its_bfloat16(
+    name: str, ranks: str, cases: dict[str, Case], request: pytest.FixtureRequest
+) -> None:
+    found, wanted = request.getfixturevalue(ranks)[0][name], in_one_process(cases[name])
+    assert asdict(found["first"]) == pytest.approx(asdict(wanted["first"]), rel=1e-5, abs=1e-6)
+    for name, one in found["weights"].items():
+        moved_by = (wanted["weights"][name] - wanted["between"][name]).norm()
+        assert (one - wanted["weights"][name]).norm() < 0.05 * moved_by, name
+
+
+@pytest.mark.parametrize(
+    ("mesh", "ranks"),
+    [
+        ("", "two_ranks"),
+        pytest.param("-sequence", "one_block", marks=pytest.mark.slow),
+        pytest.param("-tensor", "one_block", marks=pytest.mark.slow),
+    ],
+)
+def test_a_state_of_two_ranks_goes_on_in_one_process_and_back(
+    mesh: str, ranks: str, cases: dict[str, Case], request: pytest.FixtureRequest
+) -> None:
+    first_rank = request.getfixturevalue(ranks)[0]
+    saved = first_rank[f"ppo_clip-4{mesh}"]
+    alone = in_one_process({**cases["ppo_clip-4"], "state": saved["state"], "weights": saved["between"]})
+    assert_close(list(alone["weights"].values()), list(saved["weights"].values()), 1e-6)
+    assert asdict(alone["last"]) == pytest.approx(asdict(saved["last"]), rel=1e-5, abs=1e-6)
+    back, wanted = first_rank[f"resumed{mesh}"], in_one_process(cases["resumed"])
+    assert_close(list(back["weights"].values()), list(wanted["weights"].values()), 1e-6)
+    assert asdict(back["last"]) == pytest.approx(asdict(wanted["last"]), rel=1e-5, abs=1e-6)
+    assert alone["last"].learning_rate == back["last"].learning_rate
+
+
+def test_adapters_of_two_ranks_go_on_in_one_process_and_back(
+    cases: dict[str, Case], two_ranks: list[dict[str, Found]]
+) -> None:
+    saved = two_ranks[0]["lora"]
+    alone = in_one_process({**cases["lora"], "state": saved["state"]})
+    back, wanted = two_ranks[0]["lora-resumed"], in_one_process(cases["lora-resumed"])
+    assert len(back["gradients"]) == len(wanted["gradients"]) == 20 and all(one.any() for one in wanted["gradients"])
+    for rank in two_ranks:
+        assert_close(rank["lora-resumed"]["gradients"], wanted["gradients"], 1e-6)
+    for one, two in ((alone, saved), (back, wanted)):
+        assert_close(list(one["weights"].values()), list(two["weights"].values()), 1e-5)
+        assert len(one["weights"]) == 10, "only weights that have an adapter are sent"
+        assert asdict(one["last"]) == pytest.approx(asdict(two["last"]), rel=1e-4, abs=1e-5)
+
+
+def test_whole_weights_and_states_go_to_rank_0_alone(cases: dict[str, Case], two_ranks: list[dict[str, Found]]) -> None:
+    first, second = (rank["critic"] for rank in two_ranks)
+    assert not second["weights"] and not second["state"]
+    wanted = in_one_process(cases["critic"])
+    assert {name: one.shape for name, one in first["weights"].items()} == {
+        name: one.shape for name, one in wanted["weights"].items()
+    }
+    for part in ("head", "trunk"):
+        assert_close(
+            list(first["state"]["critic"][part].values()), list(wanted["state"]["critic"][part].values()), 1e-5
+        )
+
+
+def test_ranks_exchange_gradients_once_a_step_however_many_micro_batches_it_has(
+    cases: dict[str, Case], two_ranks: list[dict[str, Found]]
+) -> None:
+    units = 1 + len(cases["ppo_clip-1"]["model"].layers)
+    for name in ("ppo_clip-1", "ppo_clip-16", "gathered-once"):
+        assert two_ranks[0][name]["calls"]["c10d::_reduce_scatter_base_"] == units, name
+    # Weights: gathered for each forward and each backward pass; or once for the pass without gradient that gspo needs,
+    # and once for all micro-batches.
+    assert two_ranks[0]["ppo_clip-16"]["calls"]["c10d::_allgather_base_"] == 2 * units
+    assert two_ranks[0]["ppo_clip-1"]["calls"]["c10d::_allgather_base_"] == 20 * units, "ten rows on each rank"
+    assert two_ranks[0]["gathered-once"]["calls"]["c10d::_allgather_base_"] == 2 * units
+
+
+def test_mixed_precision_computes_in_bfloat16_and_steps_in_float32(
+    cases: dict[str, Case], two_ranks: list[dict[str, Found]]
+) -> None:
+    found, wanted = two_ranks[0]["bfloat16"], two_ranks[0]["ppo_clip-4"]
+    for one, two in zip(found["gradients"], wanted["gradients"], strict=True):
+        assert one.dtype == torch.float32
+        assert 0 < float((one - two).norm()) < 0.2 * float(two.norm())
+    assert {one.dtype for one in found["weights"].values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_ranks_cannot_do_is_refused(name: str, two_ranks: list[dict[str, Found]]) -> None:
+    for rank in two_ranks:
+        with pytest.raises(AgentGymError, match=REFUSED[name]):
+            raise rank[name]  # type: ignore[misc]
+
+
+def test_ranks_need_a_process_group() -> None:
+    with pytest.raises(ConfigError, match="init_process_group in each process first"):
+        Ranks()

@@ -1,0 +1,107 @@
+"""What is asked of a cluster, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agentgym.engines.sglang.engine import SglangConfig
+from agentgym.engines.vllm.engine import VllmConfig
+from agentgym.errors import ConfigError
+from agentgym.rollout.limits import Limits
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.settings.cluster import ClusterConfig
+from agentgym.trainers.settings.learner import LearnerConfig
+from agentgym.trainers.settings.mesh import MeshConfig
+
+
+def test_every_actor_has_a_bundle_learners_first() -> None:
+    config = ClusterConfig(learners=2, engines=1, workers=3, gpus_per_engine=1, cpus_per_worker=0.25)
+    assert config.bundles == [{"CPU": 1}, {"CPU": 1}, {"CPU": 1, "GPU": 1}, *[{"CPU": 0.25}] * 3]
+
+
+def test_colocated_ranks_and_engines_share_their_bundles() -> None:
+    config = ClusterConfig(layout="colocated", learners=2, engines=2, workers=1, gpus_per_learner=1, gpus_per_engine=1)
+    assert config.bundles == [{"CPU": 2, "GPU": 1}, {"CPU": 2, "GPU": 1}, {"CPU": 0.5}]
+    assert [config.place("learner", 1), config.place("engine", 1), config.place("worker", 0)] == [1, 1, 2]
+    assert config.needs("learner") == config.needs("engine") == {"CPU": 1, "GPU": 0.5}
+    apart = replace(config, layout="disaggregated")
+    assert [apart.place("learner", 1), apart.place("engine", 1), apart.place("worker", 0)] == [1, 3, 4]
+    assert apart.needs("engine") == {"CPU": 1, "GPU": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"max_staleness": 1}, "max_staleness 1 has them sample meanwhile"),
+        ({"engine": "sglang"}, "ray.layout colocated is for engine local"),
+    ],
+)
+def test_what_cannot_share_memory_with_the_learner_is_not_colocated(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        TrainConfig(env="TextGame-v0", executor="ray", ray=ClusterConfig(layout="colocated"), **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"layout": "colocated", "engines": 2}, "got ray.learners=1 and ray.engines=2"),
+        ({"layout": "colocated", "gpus_per_engine": 1}, "both 1, or both 0, got 0 and 1"),
+        ({"learners": 0}, "ray.learners must be at least 1, got 0"),
+        ({"workers": -1}, "ray.workers must be at least 1, got -1"),
+        ({"cpus_per_engine": -0.5}, "at least 0, got -0.5"),
+        ({"max_restarts": -1}, "max_restarts must be at least 0"),
+        ({"start_s": 0}, "start_s must be above 0"),
+    ],
+)
+def test_impossible_clusters_are_refused(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        ClusterConfig(**settings)
+
+
+def test_learners_that_no_blocks_fill_are_refused() -> None:
+    learner = LearnerConfig(mesh=MeshConfig(sequence=2))
+    run = {"env": "TextGame-v0", "limits": Limits(max_turns=4), "learner": learner}
+    with pytest.raises(ConfigError, match=r"3 learner ranks are no multiple of .* 2 x .* 1: give 2, or a multiple"):
+        TrainConfig(**run, executor="ray", ray=ClusterConfig(learners=3))
+    with pytest.raises(ConfigError, match="is for a learner of several ranks: give executor ray"):
+        TrainConfig(**run)
+    assert TrainConfig(**run, executor="ray", ray=ClusterConfig(learners=4)).learner.mesh.data(4) == 2
+
+
+def test_shares_are_those_of_the_learner_ranks() -> None:
+    run = {"env": "TextGame-v0", "limits": Limits(max_turns=4), "learner": LearnerConfig(shares=2)}
+    with pytest.raises(
+        ConfigError, match=r"learner.shares is 2, and 3 ranks have 3: leave learner.shares out, or give"
+    ):
+        TrainConfig(**run, executor="ray", ray=ClusterConfig(learners=3))
+    assert TrainConfig(**run, executor="ray", ray=ClusterConfig(learners=2)).learner.shares == 2
+    with pytest.raises(ConfigError, match="shares is at least 1, got 0"):
+        LearnerConfig(shares=0)
+
+
+def test_agents_outside_have_no_door_to_a_cluster() -> None:
+    with pytest.raises(ConfigError, match="leave serve out"):
+        TrainConfig(env="TextGame-v0", executor="ray", limits=Limits(max_turns=4), serve=0)
+
+
+def test_the_number_of_servers_on_a_cluster_is_that_of_the_engine_actors() -> None:
+    with pytest.raises(ConfigError, match=r"say ray.engines=3, and leave sglang.replicas out"):
+        TrainConfig(env="TextGame-v0", executor="ray", engine="sglang", sglang=SglangConfig(replicas=3))
+    with pytest.raises(ConfigError, match=r"say ray.engines=2, and leave vllm.replicas out"):
+        TrainConfig(env="TextGame-v0", executor="ray", engine="vllm", vllm=VllmConfig(replicas=2))
+
+
+def test_servers_that_run_already_have_an_engine_actor_each_that_reserves_nothing() -> None:
+    urls = ("http://a:30000", "http://b:30000", "http://c:30000")
+    config = TrainConfig(
+        env="TextGame-v0",
+        executor="ray",
+        engine="sglang",
+        sglang=SglangConfig(urls=urls),
+        ray=ClusterConfig(gpus_per_engine=1, workers=1),
+    )
+    assert config.cluster.bundles == [{"CPU": 1}, {}, {}, {}, {"CPU": 0.5}]
+    assert replace(config, engine="local").cluster == config.ray

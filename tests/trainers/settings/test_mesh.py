@@ -1,0 +1,58 @@
+"""What can be split over ranks, and how many shares are left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from agentgym.errors import ConfigError
+from agentgym.model.decoder import Decoder
+from agentgym.trainers.learner.learner import Learner, LearnerConfig
+from agentgym.trainers.settings.lora import LoraConfig
+from agentgym.trainers.settings.mesh import MeshConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig
+
+
+def test_ranks_that_share_passes_take_rows_together() -> None:
+    assert [MeshConfig(sequence=2, tensor=2).data(number) for number in (4, 8, 12)] == [1, 2, 3]
+    assert MeshConfig().data(3) == 3
+
+
+@pytest.mark.parametrize(
+    ("mesh", "num_ranks", "told"),
+    [
+        (MeshConfig(sequence=3), 3, "4 query heads cannot be split into 3 equal parts"),
+        (MeshConfig(sequence=4, tensor=2), 8, "4 query heads cannot be split into 8"),
+        (MeshConfig(tensor=4), 4, "2 key/value heads cannot be split into 4"),
+        (MeshConfig(tensor=2), 6, "32 numbers of a state cannot be split into 3 equal parts, as the shards"),
+    ],
+)
+def test_a_model_is_split_where_it_has_whole_heads(
+    mesh: MeshConfig, num_ranks: int, told: str, tiny: Callable[..., Decoder]
+) -> None:
+    config = tiny(qkv_bias=True).config
+    with pytest.raises(ConfigError, match=told):
+        mesh.check(config, num_ranks)
+    MeshConfig(sequence=2, tensor=2).check(config, 8)  # four query heads, and two key/value heads
+    MeshConfig(sequence=4).check(config, 12)
+    with pytest.raises(ConfigError, match="48 biases cannot be split into 64"):
+        MeshConfig(tensor=2).check(replace(config, head_width=6), 64)
+
+
+@pytest.mark.parametrize("name", ["sequence", "tensor"])
+def test_there_is_no_half_rank(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"learner.mesh.{name} is at least 1, got 0"):
+        MeshConfig(**{name: 0})
+
+
+def test_one_process_shares_its_passes_with_nobody(tiny: Callable[..., Decoder]) -> None:
+    config = LearnerConfig(mesh=MeshConfig(tensor=2))
+    with pytest.raises(ConfigError, match="is for a learner of several ranks"):
+        Learner(tiny(), config, OptimizerConfig(), total_steps=1)
+
+
+def test_adapters_are_not_split_by_heads() -> None:
+    with pytest.raises(ConfigError, match=r"learner.lora is not split by learner\.mesh\.tensor"):
+        LearnerConfig(lora=LoraConfig(rank=4), mesh=MeshConfig(tensor=2))

@@ -1,0 +1,139 @@
+"""Imitation: the loss by the plain formula, and a small model that comes to say what it was shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import cycle, islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentgym.chat_templates.families import renderer_for
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.envs.catalog.resolve import make_env
+from agentgym.errors import ConfigError, TrainingHalted
+from agentgym.model.decoder import Decoder
+from agentgym.trainers.settings.lora import LoraConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig
+from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, stream
+from agentgym.trainers.sft.loop import ImitationConfig, ImitationStep, imitate, imitation_loss, learn
+
+Tiny = Callable[..., Decoder]
+QUICK = OptimizerConfig(name="muon", learning_rate=1e-2, warmup_steps=1)
+
+
+@pytest.fixture(scope="module")
+def renderer(tokenizer_folder: Path) -> Renderer:
+    return renderer_for(tokenizer_folder)
+
+
+def test_the_loss_counts_the_imitated_tokens_alone(tiny: Tiny, plain_logprobs: Callable[..., list[float]]) -> None:
+    model = tiny()
+    first = Demonstration((3, 1, 4, 1, 5), (False, False, True, False, True), success=True)
+    second = Demonstration((2, 7, 1), (False, True, True), success=True)
+    one, two = plain_logprobs(model, first.ids), plain_logprobs(model, second.ids)
+    wanted = -(one[1] + one[3] + two[0] + two[1])
+    assert float(imitation_loss(model, [first, second]).detach()) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_what_is_not_imitated_has_no_gradient(tiny: Tiny) -> None:
+    # The last id is no input of anything imitated, and no target: what it is makes no difference.
+    model = tiny(tied=False)
+    losses = []
+    for last in (8, 9):
+        shown = Demonstration((3, 1, 4, last), (False, False, True, False), success=True)
+        loss = imitation_loss(model, [shown])
+        losses.append((float(loss.detach()), torch.autograd.grad(loss, model.layers[0].qkv)[0]))  # type: ignore[arg-type]
+    assert losses[0][0] == losses[1][0]
+    assert torch.equal(losses[0][1], losses[1][1])
+
+
+def test_the_loss_falls_and_every_step_is_told(tiny: Tiny, renderer: Renderer) -> None:
+    model = tiny(vocab_size=renderer.vocab_size, window=2048)
+    env = make_env("GuessNumber-v0", {"level": 1})
+    config = ImitationConfig(steps=30, episodes=4, optimizer=QUICK)
+    steps: list[ImitationStep] = []
+    imitate(model, renderer, [env], config, on_step=steps.append)
+    assert [one.step for one in steps] == list(range(1, 31))
+    assert steps[-1].loss < 0.5 * steps[0].loss
+    assert all(one.success == 1.0 and 0 < one.imitated_tokens < one.tokens for one in steps)
+    assert steps[-1].elapsed_s > steps[0].elapsed_s
+    first = list(islice(stream([env], renderer, 0, DemonstrationConfig()), 4))
+    assert steps[0].tokens == sum(len(one.ids) for one in first)
+
+
+@pytest.mark.slow
+def test_adapters_imitate_and_leave_a_model_without_adapters(tiny: Tiny, renderer: Renderer) -> None:
+    model = tiny(vocab_size=renderer.vocab_size, window=2048)
+    embed, qkv = model.embed.detach().clone(), model.layers[0].qkv.detach().clone()  # type: ignore[operator, union-attr]
+    shown = list(islice(stream([make_env("GuessNumber-v0")], renderer, 7, DemonstrationConfig()), 4))
+    config = ImitationConfig(steps=30, episodes=4, optimizer=OptimizerConfig(warmup_steps=1), lora=LoraConfig(rank=4))
+    steps: list[ImitationStep] = []
+    learn(model, renderer, cycle(shown), config, on_step=steps.append)
+    assert steps[-1].loss < 0.7 * steps[0].loss
+    now = float(imitation_loss(model, shown).detach()) / sum(sum(one.mask) for one in shown)
+    assert now < 1.05 * steps[-1].loss, "what was learned is in the weights"
+    assert torch.equal(model.embed, embed) and not torch.equal(model.layers[0].qkv, qkv)  # type: ignore[arg-type]
+    names = [name for name, one in model.named_parameters() if one.requires_grad]
+    assert names == [name for name, _ in tiny().named_parameters()]
+
+
+def test_a_step_reports_the_mean_loss_before_it(tiny: Tiny, renderer: Renderer) -> None:
+    model, env = tiny(vocab_size=renderer.vocab_size, window=2048), make_env("GuessNumber-v0")
+    shown = list(islice(stream([env], renderer, 7, DemonstrationConfig()), 3))
+    wanted = float(imitation_loss(model, shown).detach()) / sum(sum(one.mask) for one in shown)
+    steps: list[ImitationStep] = []
+    imitate(model, renderer, [env], ImitationConfig(steps=1, episodes=3), first_seed=7, on_step=steps.append)
+    assert steps[0].loss == pytest.approx(wanted, rel=1e-5)
+
+
+def test_equal_settings_give_equal_weights(tiny: Tiny, renderer: Renderer) -> None:
+    found = []
+    for _ in range(2):
+        model = tiny(vocab_size=renderer.vocab_size, window=2048)
+        config = ImitationConfig(steps=2, episodes=3, demonstrations=DemonstrationConfig(mistakes=0.3), optimizer=QUICK)
+        imitate(model, renderer, [make_env("GuessNumber-v0")], config, first_seed=3)
+        found.append([parameter.detach() for parameter in model.parameters()])
+    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+
+
+def test_a_demonstration_past_the_context_window_is_learned_up_to_there(tiny: Tiny, renderer: Renderer) -> None:
+    model = tiny(vocab_size=renderer.vocab_size, window=64)
+    steps: list[ImitationStep] = []
+    imitate(model, renderer, [make_env("TextGame-v0")], ImitationConfig(steps=1, episodes=2), on_step=steps.append)
+    assert steps[0].tokens == 2 * 65
+
+
+def test_what_on_step_raises_ends_the_training_after_a_whole_step(tiny: Tiny, renderer: Renderer) -> None:
+    def stop(step: ImitationStep) -> None:
+        if step.step == 2:
+            raise KeyboardInterrupt
+
+    model, other = (tiny(vocab_size=renderer.vocab_size, window=2048) for _ in range(2))
+    long, short = (ImitationConfig(steps=steps, episodes=2, optimizer=QUICK) for steps in (50, 2))
+    with pytest.raises(KeyboardInterrupt):
+        imitate(model, renderer, [make_env("GuessNumber-v0")], long, on_step=stop)
+    imitate(other, renderer, [make_env("GuessNumber-v0")], short)
+    assert all(torch.equal(one, two) for one, two in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_a_gradient_that_is_not_finite_halts_with_the_weights_untouched(tiny: Tiny, renderer: Renderer) -> None:
+    model = tiny(vocab_size=renderer.vocab_size, window=2048)
+    with torch.no_grad():
+        model.final_norm[0] = torch.inf
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with pytest.raises(TrainingHalted, match="imitation step 1"):
+        imitate(model, renderer, [make_env("GuessNumber-v0")], ImitationConfig(steps=3))
+    assert all(torch.equal(one, two) for one, two in zip(before, model.parameters(), strict=True))
+
+
+def test_a_tokenizer_of_another_model_is_refused(tiny: Tiny, renderer: Renderer) -> None:
+    with pytest.raises(ConfigError, match="belongs to the model"):
+        imitate(tiny(vocab_size=50), renderer, [make_env("GuessNumber-v0")], ImitationConfig())
+
+
+@pytest.mark.parametrize("name", ["steps", "episodes", "threads"])
+def test_sizes_below_one_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        ImitationConfig(**{name: 0})
