@@ -1,4 +1,4 @@
-"""Every error agentgym raises on purpose: one root, the fitting builtin beside it, and all of them pickle."""
+"""Every error that agentgym raises on purpose: one root, a fitting builtin as second base, and all of them pickle."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ConfigError(AgentGymError, ValueError):
 
 
 class UnknownName(AgentGymError, KeyError):
-    """A name that no registry, option or environment bears."""
+    """A name that no registry, option or environment has."""
 
     def __str__(self) -> str:  # KeyError quotes its argument, which garbles a sentence
         return str(self.args[0]) if self.args else ""
@@ -55,7 +55,7 @@ class RenderError(AgentGymError, ValueError):
 
 
 class EnvironmentFault(AgentGymError, RuntimeError):
-    """An environment raised; carried with what replays it, and with the name of the tool if one raised."""
+    """An environment raised; has the id and seed that replay it, and the name of the tool if one raised."""
 
     def __init__(self, message: str, *, env_id: str = "", seed: int | None = None, tool: str = "") -> None:
         super().__init__(message)
@@ -72,7 +72,7 @@ def _environment_fault(message: str, env_id: str, seed: int | None, tool: str) -
 
 
 class UserCodeFault(AgentGymError, RuntimeError):
-    """A function or a module of the user's raised; the cause is what it raised."""
+    """A function or a module of the user raised; the cause is its exception."""
 
 
 class EngineError(AgentGymError, RuntimeError):
@@ -80,11 +80,11 @@ class EngineError(AgentGymError, RuntimeError):
 
 
 class SandboxError(AgentGymError, RuntimeError):
-    """A sandbox that cannot be held here, or that itself failed; what a program does in one is an Outcome."""
+    """A sandbox that cannot run here, or that itself failed; the end of a program in a sandbox is an Outcome."""
 
 
 class ToolFailure(AgentGymError, RuntimeError):
-    """What a tool raises to have its call answered with an error in exactly these words, which the model reads."""
+    """Raised by a tool to have its call answered with an error in exactly these words, which the model reads."""
 
     def __init__(self, message: str, *, kind: Literal["tool_error", "timeout"] = "tool_error") -> None:
         super().__init__(message)
@@ -107,7 +107,7 @@ class RunFolderError(AgentGymError, OSError):
 
 
 CODE_ERRORS = (Exception, SystemExit, GeneratorExit, KeyboardInterrupt)
-"""What user code may raise; `is_interrupt` tells the one of them that is not its fault."""
+"""The exceptions that user code may raise; `is_interrupt` finds the one that is not its fault."""
 
 
 def is_interrupt(error: BaseException) -> bool:
@@ -116,7 +116,7 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`": did you mean 'x'?"` for the nearest known name, or an empty string when none is near."""
-    folded = {one.casefold(): one for one in known}
+    """Returns `": did you mean 'x'?"` for the nearest known name, or an empty string when none is near."""
+    folded = {candidate.casefold(): candidate for candidate in known}
     matches = difflib.get_close_matches(name.casefold(), folded, n=1)
     return f": did you mean {folded[matches[0]]!r}?" if matches else ""

@@ -1,4 +1,4 @@
-"""The guard of every HTTP server in the package: who may ask, in which form, and how slowly."""
+"""The guard of every HTTP server in the package: which clients may send requests, in which form, and how slowly."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TOKEN_VARIABLE = "AGENTGYM_TOKEN"
 """The environment variable whose value every server demands as its token."""
 MAX_JSON_DEPTH = 100
 OPEN_PATHS = ("/health",)
-"""Paths that need no token: what watches a server's health has none."""
+"""Paths that need no token: a health monitor has none."""
 SWEEP_S = 1.0
 LONE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -59,12 +59,12 @@ class RequestRejected(AgentGymError, ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GuardLimits:
-    """How long a client may take to send a request."""
+    """The time that a client may take to send a request."""
 
     headers_s: float = 10.0
-    """Seconds from the connection to the end of the first request's headers."""
+    """The seconds from the connection to the end of the first request's headers."""
     body_s: float = 60.0
-    """Seconds from the end of the headers to the end of the body."""
+    """The seconds from the end of the headers to the end of the body."""
 
 
 class HttpGuard:
@@ -76,7 +76,7 @@ class HttpGuard:
     - A body is `application/json`.
     - With a `token`, a request has it as `Authorization: Bearer TOKEN`, or as the password of `Authorization: Basic`.
       `accepts_key` may accept other keys (an episode's own).
-    - A request that is half sent ends after `limits`.
+    - A request that is not sent completely ends after `limits`.
     """
 
     def __init__(
@@ -124,17 +124,17 @@ class HttpGuard:
             raise RequestRejected(400, "invalid_body", f"the body cannot be read: {error}") from error
 
     def middleware(self, answer: Callable[[RequestRejected], web.StreamResponse]) -> Middleware:
-        """The guard as aiohttp's middleware; `answer` puts a refusal into the server's own form."""
+        """Returns the guard as aiohttp middleware; `answer` puts a refusal into the server's own form."""
 
         @web.middleware
-        async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        async def admit_request(request: web.Request, handler: Handler) -> web.StreamResponse:
             try:
                 await self.admit(request)
                 return await handler(request)
             except RequestRejected as refusal:
                 return answer(refusal)
 
-        return guarded
+        return admit_request
 
     def watch(self, runner: web.BaseRunner) -> None:
         """Closes connections whose first request is not sent in time, until the runner is cleaned up."""
@@ -142,7 +142,7 @@ class HttpGuard:
             return
         now, connections = time.monotonic(), set(runner.server.connections)
         self._asked &= connections
-        self._silent = {one: self._silent.get(one, now) for one in connections - self._asked}
+        self._silent = {connection: self._silent.get(connection, now) for connection in connections - self._asked}
         for connection in connections & self._silent.keys():
             if now - self._silent[connection] > self._limits.headers_s:
                 connection.force_close()
@@ -170,9 +170,9 @@ class HttpGuard:
 
 
 def choose_token(host: str, *, is_required: bool = False) -> str | None:
-    """The token that a server at `host` demands: that of AGENTGYM_TOKEN, else a new one, else None on loopback.
+    """Returns the token that a server at `host` demands: that of AGENTGYM_TOKEN, else a new one, or None on loopback.
 
-    `is_required` asks for one on loopback too. Raises ConfigError for a value that no header can carry.
+    With `is_required`, loopback has one too. Raises ConfigError for a value that no header can carry.
     """
     given = os.environ.get(TOKEN_VARIABLE, "").strip()
     if given:
@@ -184,7 +184,7 @@ def choose_token(host: str, *, is_required: bool = False) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens on `host`."""
+    """True if only this machine can reach a server that listens on `host`."""
     if host.lower() == "localhost":
         return True
     try:
@@ -194,10 +194,10 @@ def is_loopback(host: str) -> bool:
 
 
 async def listen(runner: web.BaseRunner, guard: HttpGuard, host: str, port: int, *, backlog: int = 1024) -> str:
-    """Listens behind the guard and returns the URL; a port of 0 takes a free one. The runner has been set up.
+    """Listens with the guard and returns the URL; a port of 0 takes a free one. The runner has been set up.
 
     Clients beyond `backlog` that connect at the same moment wait for seconds: the kernel drops what they send.
-    Raises ConfigError, with the runner cleaned up, where the address cannot be had.
+    Raises ConfigError, with the runner cleaned up, if the address is not available.
     """
     site = web.TCPSite(runner, host, port, backlog=backlog)
     try:
@@ -213,12 +213,12 @@ async def listen(runner: web.BaseRunner, guard: HttpGuard, host: str, port: int,
 
 
 def format_url(host: str, port: int) -> str:
-    """The URL of a host and a port, with the brackets of an IPv6 address."""
+    """Returns the URL of a host and a port, with the brackets of an IPv6 address."""
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def parse_json_object(raw: bytes) -> dict[str, Any]:
-    """The JSON object of a body, or an empty one for no body; raises RequestRejected (400) for anything else."""
+    """Returns the JSON object of a body, empty without a body; raises RequestRejected (400) for anything else."""
     try:
         value = json.loads(raw) if raw.strip() else {}
         if LONE_SURROGATE.search(raw):
@@ -234,7 +234,7 @@ def parse_json_object(raw: bytes) -> dict[str, Any]:
 
 
 def _is_deeper(value: object, depth: int) -> bool:
-    """Whether containers lie deeper than `depth`."""
+    """True if containers are nested deeper than `depth`."""
     level = [value]
     for _ in range(depth):
         children = [child for item in level for child in (item.values() if isinstance(item, dict) else item)]  # type: ignore[attr-defined]
@@ -245,7 +245,7 @@ def _is_deeper(value: object, depth: int) -> bool:
 
 
 def _key(request: web.BaseRequest) -> str:
-    """The token or key of the header `Authorization`."""
+    """Returns the token or key of the header `Authorization`."""
     scheme, _, rest = request.headers.get("Authorization", "").strip().partition(" ")
     if scheme.lower() == "basic":
         try:
@@ -256,7 +256,7 @@ def _key(request: web.BaseRequest) -> str:
 
 
 def _host_name(header: str) -> str | None:
-    """The name or address in a Host header, in lower case, without its port; None where there is none."""
+    """Returns the name or address in a Host header, in lower case, without its port; None if there is none."""
     if not header or any(mark in header for mark in "@/?#\\ "):
         return None
     try:

@@ -1,4 +1,4 @@
-"""What a user names as `package.module:name` or `path/to/file.py:name`, and whose fault it is where that raises."""
+"""Loads objects named `package.module:name` or `path/to/file.py:name`, and marks errors of the user's own code."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from types import ModuleType
 
 from agentgym.errors import AgentGymError, ConfigError, UnknownName, UserCodeFault, nearest
 
-__all__ = ["Wanted", "blamed", "is_place", "load_module", "load_named", "place_of"]
+__all__ = ["Wanted", "convert_user_errors", "is_place", "load_module", "load_named", "place_of"]
 
 _LOADING = threading.RLock()
 MOST_SHOWN = 8
-"""Names of a module that a message lists."""
+"""The most names of a module that a message lists."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """What is looked for, in the words of the messages."""
+    """A description of the object that is looked for, in the words of the messages."""
 
     noun: str
-    """`environment`."""
+    """The noun for the object: `environment`."""
     example: str = "name"
-    """A name such as a user would write: `Class`."""
+    """A name as a user would write it: `Class`."""
     hint: str
-    """Where the known ones are shown, a sentence."""
+    """A sentence on where the known ones are shown."""
     new: str = ""
-    """What a user without a file does: `` `agentgym env new NAME` writes one to start from``."""
+    """Advice for a user without a file: `` `agentgym env new NAME` writes one to start from``."""
     fits: Callable[[object], bool] = callable
-    """Whether something in a module may be it: what a message names as the choice."""
+    """True for an object of a module that may be the wanted one; messages list these."""
 
 
 def is_place(name: str) -> bool:
-    """Whether a name says where something stands; `own.py`, which lacks the name behind the colon, is meant so too."""
+    """True if a name gives a location; `own.py`, which lacks the name after the colon, counts as one too."""
     return ":" in name or name.endswith(".py")
 
 
 def load_named(name: str, wanted: Wanted) -> object:
-    """The object that `name` names.
+    """Returns the object that `name` names.
 
-    Raises ConfigError for a place without a name, UnknownName with the nearest one where there is none, and
-    UserCodeFault where the module raises as it is loaded.
+    Raises ConfigError for a location without a name, UnknownName with the nearest name if the object does not exist,
+    and UserCodeFault if the module raises while it is loaded.
     """
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
@@ -68,25 +68,25 @@ def load_named(name: str, wanted: Wanted) -> object:
 
 
 def load_module(place: str, name: str, wanted: Wanted) -> ModuleType:
-    """The module at `place`, a dotted name or the path of a `.py` file; `name` is what the user wrote.
+    """Returns the module at `place`, a dotted name or the path of a `.py` file; `name` is what the user wrote.
 
-    A file is run once in a process. Raises UnknownName where there is no module, and UserCodeFault for what the module
-    itself raises, or lacks.
+    A file is run once in a process. Raises UnknownName if there is no such module, and UserCodeFault for an error of
+    the module itself, or an import that it lacks.
     """
-    with blamed(f"{name} cannot be loaded"):
+    with convert_user_errors(f"{name} cannot be loaded"):
         return _from_file(Path(place), wanted) if place.endswith(".py") else _import(place, name, wanted)
 
 
 def place_of(thing: object) -> str:
-    """`module:name`, by which a class or function is found again where that can be; a text is one already."""
+    """Returns `module:name`, by which a class or function can be found again if at all; a string is returned as is."""
     if isinstance(thing, str):
         return thing
     return f"{getattr(thing, '__module__', '?')}:{getattr(thing, '__qualname__', type(thing).__qualname__)}"
 
 
 @contextmanager
-def blamed(what: str) -> Iterator[None]:
-    """Turns what a user's code raises within into a UserCodeFault that begins with `what`; our own errors stay."""
+def convert_user_errors(what: str) -> Iterator[None]:
+    """Turns an error of a user's code into a UserCodeFault that begins with `what`; our own errors stay as they are."""
     try:
         yield
     except AgentGymError:
@@ -103,7 +103,7 @@ def _import(place: str, name: str, wanted: Wanted) -> ModuleType:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{place}.".startswith(f"{error.name}."):
-            raise  # the module exists and lacks something it imports: that is what to tell
+            raise  # the module exists and lacks something it imports: that error is the useful one
         raise UnknownName(
             f"no module {place!r} for the {wanted.noun} {name!r}; give "
             f"'path/to/file.py:{wanted.example}', or run where the module can be imported. {wanted.hint}"

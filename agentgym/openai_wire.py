@@ -12,7 +12,7 @@ from agentgym.types import JSON, AnyCall, MalformedCall, Message, Role, ToolCall
 __all__ = ["MALFORMED", "WireError", "message_from_openai", "message_to_openai", "tool_from_openai"]
 
 MALFORMED = "malformed_call"
-"""The name that a malformed call bears; its arguments are then `{"raw": ..., "error": ...}`, which any server reads."""
+"""The name of a malformed call; its arguments are then `{"raw": ..., "error": ...}`, which any server reads."""
 _ROLES: Mapping[str, Role] = {
     "system": "system",
     "developer": "system",
@@ -23,7 +23,7 @@ _ROLES: Mapping[str, Role] = {
 
 
 class WireError(AgentGymError, ValueError):
-    """What is not a message or a tool of chat completions; `param` says where, such as `messages[2].content`."""
+    """A value that is not a message or a tool of chat completions; `param` is its path, as in `messages[2].content`."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class WireError(AgentGymError, ValueError):
 
 
 def message_to_openai(message: Message) -> dict[str, JSON]:
-    """The message as chat completions have it; `message_from_openai` gives it back.
+    """Returns the message in the form of chat completions; `message_from_openai` is the inverse.
 
     Reasoning goes into `reasoning_content`. The arguments of a call are JSON text. A malformed call, which has no
     name, goes as a call of `malformed_call` whose arguments hold the raw text and the error.
@@ -51,11 +51,11 @@ def message_to_openai(message: Message) -> dict[str, JSON]:
 
 
 def message_from_openai(value: object, where: str = "message") -> Message:
-    """The message that a client sent or a server answered with; raises WireError, naming the place, for what is none.
+    """Returns the message that a client sent or a server answered with; WireError names the place that is invalid.
 
-    Content may be null, or a list of text parts. A call whose arguments are no JSON object is a MalformedCall with the
-    call as it came as its raw text; a call without an id gets one. Fields that say nothing about the conversation
-    (`name`, `refusal`) are ignored.
+    Content may be null, or a list of text parts. A call whose arguments are no JSON object becomes a MalformedCall,
+    with the call as received as its raw text; a call without an id gets one. Fields that are not part of the
+    conversation (`name`, `refusal`) are ignored.
     """
     if not isinstance(value, Mapping):
         raise WireError(f"{where} is an object with a role and a content, got {_kind(value)}", where)
@@ -81,7 +81,10 @@ def message_from_openai(value: object, where: str = "message") -> Message:
 
 
 def tool_from_openai(value: object, where: str = "tool") -> ToolSpec:
-    """The tool of `{"type": "function", "function": {...}}`, which `ToolSpec.to_openai` gives; raises WireError."""
+    """Returns the tool of `{"type": "function", "function": {...}}`, the inverse of `ToolSpec.to_openai`.
+
+    Raises WireError.
+    """
     function = value.get("function") if isinstance(value, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         wanted = '{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}'
@@ -94,12 +97,12 @@ def tool_from_openai(value: object, where: str = "tool") -> ToolSpec:
 
 def _call_to_openai(call: AnyCall) -> dict[str, JSON]:
     if isinstance(call, MalformedCall):
-        told: dict[str, JSON] = {
+        fields: dict[str, JSON] = {
             "raw": call.raw,
             "error": call.error,
             **({"truncated": True} if call.truncated else {}),
         }
-        name, arguments = MALFORMED, json.dumps(told, ensure_ascii=False)
+        name, arguments = MALFORMED, json.dumps(fields, ensure_ascii=False)
     else:
         name, arguments = call.name, json.dumps(call.arguments, ensure_ascii=False, default=dict)
     return {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -116,14 +119,14 @@ def _call_from_openai(value: object, where: str) -> AnyCall:
         arguments = _arguments(text)
     except ValueError as error:
         return MalformedCall(call_id, json.dumps({"name": name, "arguments": text}, ensure_ascii=False), str(error))
-    raw, said = arguments.get("raw"), arguments.get("error")
-    if name == MALFORMED and isinstance(raw, str) and isinstance(said, str):
-        return MalformedCall(call_id, raw, said, arguments.get("truncated") is True)
+    raw, error_text = arguments.get("raw"), arguments.get("error")
+    if name == MALFORMED and isinstance(raw, str) and isinstance(error_text, str):
+        return MalformedCall(call_id, raw, error_text, arguments.get("truncated") is True)
     return ToolCall(call_id, name, arguments)
 
 
 def _arguments(text: object) -> dict[str, Any]:
-    """The object that the text of a call's arguments spells; ValueError says what is wrong."""
+    """Returns the object that the text of a call's arguments spells; ValueError describes what is wrong."""
     if isinstance(text, Mapping):  # some servers send the object itself
         return dict(text)
     if text is None or text == "":

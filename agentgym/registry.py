@@ -16,9 +16,9 @@ T = TypeVar("T")
 class Registry(Mapping[str, T], Generic[T]):
     """A read-mostly dict from name to part.
 
-    `kind` is the singular noun that messages use; `hint` says where a user sees all names. `check` raises ConfigError
-    for what cannot be an entry. A table with a check is open: a name may also be `path/to/file.py:name` or
-    `package.module:name`, which is the user's own, loaded when it is asked for and not listed.
+    `kind` is the singular noun that messages use; `hint` is a sentence on where a user sees all names. `check` raises
+    ConfigError for an object that cannot be an entry. A table with a check is open: a name may also be
+    `path/to/file.py:name` or `package.module:name`. Such an entry is the user's own, loaded on access and not listed.
 
     >>> colours = Registry[int]("colour")
     >>> colours.add("red", 1)
@@ -36,7 +36,7 @@ class Registry(Mapping[str, T], Generic[T]):
     def add(self, name: str, entry: T, *, replace: bool = False) -> T:
         """Registers `entry` and returns it.
 
-        Raises ConfigError when the name is taken and `replace` is false, and for what the table's check refuses.
+        Raises ConfigError when the name is taken and `replace` is false, and for an entry that the check refuses.
         """
         if name in self._entries and not replace and self._entries[name] is not entry:
             raise ConfigError(f"{self.kind} {name!r} is already registered; pass replace=True to replace it")

@@ -33,7 +33,7 @@ MAX_REWARD = 1e100
 
 
 def is_reward(value: object) -> bool:
-    """Returns whether `value` is a number from -MAX_REWARD to MAX_REWARD."""
+    """True if `value` is a number from -MAX_REWARD to MAX_REWARD."""
     try:
         return isinstance(value, Real) and abs(float(value)) <= MAX_REWARD
     except OverflowError:  # an integer that no float holds
@@ -41,15 +41,15 @@ def is_reward(value: object) -> bool:
 
 
 class Source(StrEnum):
-    """Who put a token id there; only what is POLICY is ever trained."""
+    """The origin of a token id; only POLICY ids are ever trained."""
 
     PROMPT = "prompt"  # the first render of a row
     POLICY = "policy"  # emitted by the engine, the sampled end token included
-    ENV = "env"  # put there after a reply: the template's glue, tool results, observations
+    ENV = "env"  # appended after a reply: the template's glue, tool results, observations
 
 
 class Status(StrEnum):
-    """How an episode ended, as far as training is concerned."""
+    """The end of an episode, as far as training is concerned."""
 
     COMPLETED = "completed"  # the environment terminated
     TRUNCATED = "truncated"  # a budget ran out; PPO bootstraps it
@@ -60,12 +60,12 @@ class Status(StrEnum):
 
     @property
     def trainable(self) -> bool:
-        """Whether the episode has a reward and may enter statistics and loss."""
+        """True if the episode has a reward and may enter statistics and loss."""
         return self in (Status.COMPLETED, Status.TRUNCATED)
 
 
 class StopReason(StrEnum):
-    """Why the last turn was the last."""
+    """The reason why the last turn was the last."""
 
     TERMINATED = "terminated"
     ENV_TRUNCATED = "env_truncated"  # the environment's own limit
@@ -101,8 +101,8 @@ _REASONS: Mapping[Status, frozenset[StopReason]] = {
 class TokenSpan:
     """A run of token ids from one source.
 
-    A POLICY span bears one logprob (fp32, of the distribution that was sampled, natural logarithm, at most 0) and
-    one policy version per id; other spans bear neither. The loss mask is `is_trained` and nothing else.
+    A POLICY span has one logprob (fp32, of the distribution that was sampled, natural logarithm, at most 0) and
+    one policy version per id; other spans have neither. The loss mask is `is_trained` and nothing else.
 
     Example: `TokenSpan((7, 8), Source.POLICY, logprobs=(-0.1, -2.3), policy_versions=(3, 3))`.
     """
@@ -116,7 +116,7 @@ class TokenSpan:
 
     @property
     def is_trained(self) -> bool:
-        """Whether the engine emitted the ids and the loss counts them."""
+        """True if the engine emitted the ids and the loss counts them."""
         return self.source is Source.POLICY and not self.excluded
 
     def __post_init__(self) -> None:
@@ -143,13 +143,13 @@ class TokenSpan:
 
 @dataclass(frozen=True)
 class Row:
-    """One training sequence: spans in the order the model saw them; arrays are derived, length `T` each."""
+    """One training sequence: spans in the order the model saw them; arrays are derived, each of length `T`."""
 
     spans: tuple[TokenSpan, ...]
     messages: tuple[Message, ...] | None = field(default=None, hash=False)
-    """What the prompt was rendered from; None where that is not known."""
+    """The messages that the prompt was rendered from; None if unknown."""
     tools: tuple[ToolSpec, ...] | None = field(default=None, hash=False)
-    """The tools that the model was shown; None where they are not known."""
+    """The tools that the model was shown; None if unknown."""
 
     def __post_init__(self) -> None:
         if not self.spans or self.spans[0].source is not Source.PROMPT or not self.spans[0].ids:
@@ -168,7 +168,7 @@ class Row:
         return np.concatenate([np.full(len(span.ids), span.is_trained) for span in self.spans])
 
     @cached_property
-    def sampled(self) -> NDArray[np.bool_]:
+    def sampled_mask(self) -> NDArray[np.bool_]:
         """True where the engine emitted the id, `[T]`; the mask, unless spans are excluded."""
         return np.concatenate([np.full(len(span.ids), span.source is Source.POLICY) for span in self.spans])
 
@@ -184,13 +184,13 @@ class Row:
 
     @cached_property
     def reply_versions(self) -> NDArray[np.int64]:
-        """The policy version that the id's reply began with, -1 where no reply is, `[T]`."""
+        """The policy version that the id's reply began with, -1 outside of replies, `[T]`."""
         parts = [np.full(len(s.ids), s.policy_versions[0] if s.policy_versions else -1, np.int64) for s in self.spans]
         return np.concatenate(parts)
 
     @cached_property
     def num_trained_tokens(self) -> int:
-        """How many ids of the row are trained."""
+        """The number of trained ids of the row."""
         return sum(len(span.ids) for span in self.spans if span.is_trained)
 
     def __len__(self) -> int:
@@ -199,23 +199,23 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One model reply with what answered it."""
+    """One model reply with its answer."""
 
     message: Message
     """The reply as parsed, malformed calls kept."""
     reward: float | None
     """The environment's reward for this turn; None where the environment gave none (it failed)."""
     observation: str = ""
-    """The text of what answered the reply."""
+    """The text that answered the reply."""
     tool_results: tuple[ToolResult, ...] = ()
     """One result per call id, in call order."""
     finish_reason: str = "stop"
     """`stop` (an end token was sampled), `length` or `abort`."""
     asked: str = ""
-    """What the rollout itself asked for before this reply, where the environment did not: a summary. Such a turn is
-    answered by nobody, and its reward is 0."""
+    """The rollout's own request before this reply: that for a summary; empty where the environment asked. Such a turn
+    has no answer, and its reward is 0."""
     messages: tuple[Message, ...] | None = None
-    """What the model was shown as the answer, where it is neither the results nor the observation (nor both)."""
+    """The messages shown to the model as the answer, if they are neither the results nor the observation (nor both)."""
     timings: Mapping[str, float] = field(default_factory=dict, compare=False)
     """Seconds: `generate_s`, `env_s`. Wall-clock, so never part of equality and not stored in `episodes.jsonl`."""
 
@@ -267,7 +267,7 @@ class Trajectory:
 
     @property
     def has_ids(self) -> bool:
-        """Whether the exact ids of the replies are held, as training needs them."""
+        """True if the exact ids of the replies are stored, as training needs them."""
         return bool(self.rows) or not self.turns
 
     @property
@@ -279,17 +279,17 @@ class Trajectory:
 
     @property
     def num_cut_replies(self) -> int:
-        """How many replies a limit of tokens ended; summaries do not count."""
+        """The number of replies that a token limit ended; summaries do not count."""
         return sum(turn.finish_reason == "length" and not turn.asked for turn in self.turns)
 
     @property
     def ends_at_window(self) -> bool:
-        """Whether the context window cut the last reply."""
+        """True if the context window cut the last reply."""
         return self.stop_reason is StopReason.CONTEXT and bool(self.turns) and self.turns[-1].finish_reason == "length"
 
     @property
     def reply_tokens(self) -> list[int]:
-        """The number of sampled ids of each reply, summaries included; empty where the episode holds no ids."""
+        """The number of sampled ids of each reply, summaries included; empty if the episode has no ids."""
         return [len(span.ids) for row in self.rows for span in row.spans if span.source is Source.POLICY]
 
     @property
@@ -303,12 +303,12 @@ class Trajectory:
 
     @property
     def num_tokens(self) -> int:
-        """Ids over all rows."""
+        """The number of ids over all rows."""
         return sum(len(row) for row in self.rows)
 
     @property
     def num_trained_tokens(self) -> int:
-        """Trained ids over all rows."""
+        """The number of trained ids over all rows."""
         return sum(row.num_trained_tokens for row in self.rows)
 
 

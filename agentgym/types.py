@@ -1,4 +1,4 @@
-"""The words of a conversation: messages, tool calls, tool specifications, results, tasks."""
+"""The types of a conversation: messages, tool calls, tool specifications, results, tasks."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class MalformedCall:
-    """What was meant as a call and cannot be read as one; kept raw, and answered with `error`."""
+    """Text that was meant as a call and cannot be parsed as one; kept raw, and answered with `error`."""
 
     id: str
     raw: str
     error: str
     truncated: bool = False
-    """Whether the reply ended in it: it might have been a call, had the reply gone on."""
+    """True if the reply ended in it: it might have been a call, had the reply gone on."""
 
 
 AnyCall: TypeAlias = "ToolCall | MalformedCall"
@@ -74,14 +74,14 @@ class ToolSpec:
     parameters: Mapping[str, JSON]
 
     def to_openai(self) -> dict[str, JSON]:
-        """The `{"type": "function", "function": {...}}` form that chat templates and endpoints take."""
+        """Returns the `{"type": "function", "function": {...}}` form that chat templates and endpoints take."""
         function: dict[str, JSON] = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The answer to one call id; `error` is None, or the kind of failure the model was told about.
+    """The answer to one call id; `error` is None, or the kind of failure that the model was shown.
 
     Kinds: `malformed`, `truncated`, `unknown_tool`, `invalid_arguments`, `tool_error`, `timeout`.
     """
@@ -94,7 +94,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What makes two episodes the same exercise: environment id, its seed, its reset options and make() keywords.
+    """The identity of an exercise that several episodes share: environment id, seed, reset options, make() keywords.
 
     >>> Task("TextGame-v0", seed=7, kwargs={"level": 1}).key
     'TextGame-v0{"level": 1}/7'

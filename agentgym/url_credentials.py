@@ -22,7 +22,7 @@ SECRETS = re.compile(
 def refuse_credentials(settings: object, name: str = "") -> None:
     """Raises ConfigError for a URL with a user, a password or a key anywhere in the settings.
 
-    Settings are a text, or a dataclass, mapping or sequence of settings. They are written to config.yaml, printed and
+    Settings are a string, or a dataclass, mapping or sequence of settings. They are written to config.yaml, printed and
     logged, so a secret in a URL would be too. The error does not repeat it.
 
     >>> refuse_credentials({"url": "http://127.0.0.1:8000/v1?page=2"})
@@ -51,7 +51,7 @@ def read_key(variable: str, *, default: str = "") -> str:
 
 
 def _credential(url: str) -> str:
-    """The kind of credential that the URL carries, or an empty text."""
+    """Returns the kind of credential that the URL carries, or an empty string."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -66,7 +66,7 @@ def _credential(url: str) -> str:
 
 
 def _texts(settings: object, name: str) -> Iterator[tuple[str, str]]:
-    """Each text of the settings, after its dotted name."""
+    """Yields the dotted name and the text of each string of the settings."""
     if isinstance(settings, str):
         yield name, settings
     elif isinstance(settings, Mapping):

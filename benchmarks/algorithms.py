@@ -1,7 +1,7 @@
 """Learning curves of the algorithms, from the embedded model, three seeds each: one picture and one table.
 
 Every run is a process of `agentgym train`, one after another. A run that is finished is not run again and one that was
-cut off goes on, so the same command may be given again, with more algorithms or seeds. What stands behind `--` goes to
+cut off goes on, so the same command may be given again, with more algorithms or seeds. The options after `--` go to
 every run.
 
     python benchmarks/algorithms.py [--algo grpo ppo ...] [--seeds 1 2 3] [--steps 40] [-- --tasks 8]
@@ -46,7 +46,7 @@ ALGORITHMS: Mapping[str, tuple[str, ...]] = {
     "dapo": ("--algo", "dapo"),
     "gigpo": ("--algo", "gigpo"),
 }
-"""Name to options of `agentgym train`."""
+"""The options of `agentgym train` by name."""
 HORIZON: Mapping[str, tuple[str, ...]] = {
     "turn_group": ("--algo", "turn_group", "--advantage.settings", "gamma=0"),
     "grpo": ("--algo", "grpo"),
@@ -55,7 +55,7 @@ EPISODE_LEVEL, TURN_LEVEL = "grpo", "turn_group"
 HORIZON_OPTIONS = ("--tasks", "4", "--group-size", "4", "--eval-episodes", "0", "--checkpoint.every", "10")
 TUNING_SEED = 0
 WINDOW_EPISODES = 128
-"""Training success is that of the last so many episodes."""
+"""The number of latest episodes that training success is computed over."""
 POLL_S = 1.0
 
 
@@ -66,25 +66,25 @@ class Point:
     episodes: int
     seconds: float
     success: float
-    """Of the step's episodes."""
+    """The success of the step's episodes."""
     moving: float
-    """Of the last `WINDOW_EPISODES`; NaN before there are as many."""
+    """The success of the last `WINDOW_EPISODES`; NaN before there are as many."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run: what is trained, how, and where it is kept."""
+    """One run: its algorithm, seed, options and folder."""
 
     label: str
     seed: int
     options: tuple[str, ...]
     folder: Path
     stop_at: float | None = None
-    """The moving success at which it is ended."""
+    """The moving success at which the run is ended."""
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing is left to do; ends the program where the folder holds a run with other options."""
+        """True if nothing is left to do; ends the program if the folder contains a run with other options."""
         marker = self.folder / "benchmark.json"
         if not marker.is_file():
             return False
@@ -109,16 +109,20 @@ class Run:
             points.append(Point(played, step["elapsed_s"], step["success"], _moving(past)))
         return points
 
-    def reached(self, target: float) -> Point | None:
-        """Where the moving success first is at least `target`."""
+    def first_point_at(self, target: float) -> Point | None:
+        """Returns the first point with a moving success of at least `target`."""
         return next((point for point in self.points if point.moving >= target), None)
 
     def held_out(self) -> tuple[list[float], list[str]]:
-        """Successes of the evaluation after training, and the tasks they belong to."""
+        """Returns the successes of the evaluation after training, and the tasks they belong to."""
         if not (self.folder / "episodes.jsonl").is_file():
             return [], []
-        kept = [one for one in read_run(self.folder).episodes if one.phase == "eval_after" and one.reward is not None]
-        return [float(bool(one.success)) for one in kept], [one.group for one in kept]
+        kept = [
+            episode
+            for episode in read_run(self.folder).episodes
+            if episode.phase == "eval_after" and episode.reward is not None
+        ]
+        return [float(bool(episode.success)) for episode in kept], [episode.group for episode in kept]
 
 
 @dataclass
@@ -128,15 +132,15 @@ class Result:
     label: str
     runs: list[Run] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-    """What the runs that did not work said."""
+    """The last messages of the runs that did not work."""
 
-    def reached(self, target: float) -> list[Point]:
-        """Of the runs that got there."""
-        return [point for run in self.runs if (point := run.reached(target)) is not None]
+    def points_at(self, target: float) -> list[Point]:
+        """Returns the first such points of the runs that reached `target`."""
+        return [point for run in self.runs if (point := run.first_point_at(target)) is not None]
 
     def row(self, target: float) -> list[str]:
-        """The line of the table."""
-        points = self.reached(target)
+        """Returns the line of the table."""
+        points = self.points_at(target)
         successes, tasks = [], []
         for run in self.runs:
             more = run.held_out()
@@ -149,11 +153,11 @@ class Result:
         return [self.label, count, episodes, _spread([point.seconds for point in points]), held_out]
 
     def to_json(self, target: float) -> dict[str, object]:
-        """For `--json` and `results.json`."""
+        """Returns the object for `--json` and `results.json`."""
         seeds = [
             {"seed": run.seed, "folder": str(run.folder), "reached": asdict(point) if point else None}
             for run in self.runs
-            for point in [run.reached(target)]
+            for point in [run.first_point_at(target)]
         ]
         return {"algorithm": self.label, "seeds": seeds, "failed": self.failed, "row": self.row(target)}
 
@@ -168,14 +172,14 @@ def _moving(past: Sequence[tuple[int, float]]) -> float:
 
 
 def _spread(numbers: Sequence[float]) -> str:
-    """Mean, least and most."""
+    """Formats mean, least and most."""
     if not numbers:
         return "-"
     return f"{statistics.fmean(numbers):,.0f} ({min(numbers):,.0f} to {max(numbers):,.0f})"
 
 
 def play(run: Run) -> str:
-    """Trains until the run is finished; gives what went wrong, or nothing."""
+    """Trains until the run is finished; returns what went wrong, or an empty string."""
     if run.is_finished:
         print(f"{run.folder}: finished before", flush=True)
         return ""
@@ -204,9 +208,9 @@ def play(run: Run) -> str:
 
 
 def _wait(process: subprocess.Popen[bytes], run: Run) -> bool:
-    """Waits for the end; whether the run was ended because it is where it should be."""
+    """Waits for the end; returns True if the run was ended because it reached its target."""
     while process.poll() is None:
-        if run.stop_at is not None and run.reached(run.stop_at) is not None:
+        if run.stop_at is not None and run.first_point_at(run.stop_at) is not None:
             process.send_signal(signal.SIGINT)
             process.wait()
             return True
@@ -215,7 +219,7 @@ def _wait(process: subprocess.Popen[bytes], run: Run) -> bool:
 
 
 def compare(arguments: argparse.Namespace, table: Mapping[str, tuple[str, ...]]) -> list[Result]:
-    """Every algorithm with every seed."""
+    """Runs every algorithm with every seed."""
     results = []
     for name in arguments.algo or list(table):
         result = Result(name)
@@ -227,7 +231,7 @@ def compare(arguments: argparse.Namespace, table: Mapping[str, tuple[str, ...]])
 
 
 def compare_horizon(arguments: argparse.Namespace) -> list[Result]:
-    """Every algorithm with every seed, at the rate that is its best on the tuning seed."""
+    """Runs every algorithm with every seed, at the rate that is its best on the tuning seed."""
     results = []
     for name in arguments.algo or list(HORIZON):
         best = _best_rate(arguments, name) if len(arguments.rates) > 1 else arguments.rates[0]
@@ -247,8 +251,8 @@ def _best_rate(arguments: argparse.Namespace, name: str) -> float:
 
 
 def _quality(run: Run, target: float) -> tuple[float, float]:
-    """Fewer episodes are better; of those that did not get there, the one that came nearest."""
-    point = run.reached(target)
+    """Returns a sort key: fewer episodes are better; of runs that missed the target, the one that came nearest."""
+    point = run.first_point_at(target)
     nearest = max((point.moving for point in run.points if point.moving == point.moving), default=0.0)
     return (point.episodes if point else math.inf), -nearest
 
@@ -268,14 +272,14 @@ def _add(result: Result, run: Run) -> None:
 
 
 def common(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """The options of every run."""
+    """Returns the options of every run."""
     capped = ("--max-minutes", f"{arguments.max_minutes:g}")
     threads = ("--learner.threads", str(arguments.threads)) if arguments.threads else ()
     return "--env", arguments.env, "--steps", str(arguments.steps), *capped, *threads
 
 
 def draw(results: Sequence[Result], target: float, path: Path) -> None:
-    """Training success against episodes and against seconds: a thin line for each seed, a thick one for their mean."""
+    """Draws success against episodes and against seconds: a thin line for each seed, a thick one for their mean."""
     figure = Figure(figsize=(12, 4.6), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     panels = zip(figure.subplots(1, 2, sharey=True), ("episodes", "seconds"), strict=True)
@@ -288,7 +292,7 @@ def draw(results: Sequence[Result], target: float, path: Path) -> None:
                 axes.plot(across, moving, color=f"C{number}", linewidth=0.8, alpha=0.3)
                 ends += list(across[-1:])
             if curves:
-                across = np.linspace(max(one[0] for one in curves), min(one[-1] for one in curves), 200)
+                across = np.linspace(max(curve[0] for curve in curves), min(curve[-1] for curve in curves), 200)
                 mean = np.mean([np.interp(across, *_curve(run, key)) for run in result.runs], axis=0)
                 axes.plot(across, mean, color=f"C{number}", linewidth=1.8, label=result.label)
         axes.axhline(target, color="grey", linewidth=0.8, linestyle="--")
@@ -305,13 +309,13 @@ def draw(results: Sequence[Result], target: float, path: Path) -> None:
 
 
 def _curve(run: Run, key: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Episodes or seconds, and the moving success there."""
+    """Returns episodes or seconds, and the moving success there."""
     points = [point for point in run.points if point.moving == point.moving]
     return np.array([getattr(point, key) for point in points]), np.array([point.moving for point in points])
 
 
 def show(results: Sequence[Result], target: float) -> None:
-    """The table."""
+    """Prints the table."""
     head = ["algorithm", "seeds", f"episodes to {target:g}", f"seconds to {target:g}", "held-out success"]
     rows = [head, *(result.row(target) for result in results)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
@@ -323,14 +327,14 @@ def show(results: Sequence[Result], target: float) -> None:
 
 
 def ratio(results: Sequence[Result], target: float) -> float | None:
-    """Episodes that turn-level credit needs over those of episode-level credit, None where one is missing.
+    """Returns the episodes that turn-level credit needs over those of episode-level credit; None if one is missing.
 
-    A run that did not get there counts with the episodes it played, which are fewer than it needs.
+    A run that missed the target counts with the episodes it played, which are fewer than it needs.
     """
     needed = {}
     for result in results:
-        episodes = [(run.reached(target) or run.points[-1]).episodes for run in result.runs]
-        if result.label.startswith(TURN_LEVEL) and len(result.reached(target)) < len(result.runs):
+        episodes = [(run.first_point_at(target) or run.points[-1]).episodes for run in result.runs]
+        if result.label.startswith(TURN_LEVEL) and len(result.points_at(target)) < len(result.runs):
             return None
         needed[result.label.partition(" ")[0]] = statistics.fmean(episodes) if episodes else math.nan
     if {EPISODE_LEVEL, TURN_LEVEL} - set(needed):
@@ -339,7 +343,7 @@ def ratio(results: Sequence[Result], target: float) -> float | None:
 
 
 def parse(given: Sequence[str]) -> argparse.Namespace:
-    """The arguments; what stands behind `--` is `rest`."""
+    """Returns the arguments; those after `--` are `rest`."""
     split = list(given).index("--") if "--" in given else len(given)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--horizon", action="store_true", help="compare credit on LongRoad-v0")
@@ -376,8 +380,8 @@ def main() -> None:
     shown: dict[str, object] = {"results": [result.to_json(arguments.target) for result in results]}
     if arguments.horizon:
         shown["ratio"] = ratio(results, arguments.target)
-        told = "not known" if shown["ratio"] is None else f"{shown['ratio']:.2f}"
-        print(f"{TURN_LEVEL} needs {told} of the episodes of {EPISODE_LEVEL}; wanted: at most 0.5")
+        ratio_text = "not known" if shown["ratio"] is None else f"{shown['ratio']:.2f}"
+        print(f"{TURN_LEVEL} needs {ratio_text} of the episodes of {EPISODE_LEVEL}; wanted: at most 0.5")
     picture = arguments.output / "curves.png"
     draw(results, arguments.target, picture)
     (arguments.output / "results.json").write_text(json.dumps(shown, indent=1) + "\n")

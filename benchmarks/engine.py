@@ -65,18 +65,18 @@ class Job:
 
     @classmethod
     def draw(cls, count: int, vocab_size: int) -> Job:
-        """`count` requests, the same ones every time."""
+        """Returns `count` requests, the same ones every time."""
         rng = random.Random(count)
         prompts = [[rng.randrange(vocab_size) for _ in range(rng.randint(60, 140))] for _ in range(count)]
         return cls(prompts, [rng.randint(32, 96) for _ in range(count)])
 
     @property
     def num_tokens(self) -> int:
-        """Tokens to sample."""
+        """The number of tokens to sample."""
         return sum(self.max_tokens)
 
     def limit_s(self, model: Decoder, bytes_per_s: float) -> float:
-        """Seconds to read the weights once per step, and each sequence's keys and values once per token of it."""
+        """Returns seconds to read the weights once per step, and a sequence's keys and values once per token of it."""
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         c = model.config
         per_position = 2 * c.num_layers * c.num_kv_heads * c.head_width * 4
@@ -85,7 +85,7 @@ class Job:
 
 
 def ours_s(model: Decoder, job: Job, repeats: int, *, compiled: bool) -> float:
-    """Best seconds of the in-process engine, nothing cached between repeats."""
+    """Returns the best seconds of the in-process engine, with nothing cached between repeats."""
 
     async def request(engine: LocalEngine, index: int) -> None:
         sampling = Sampling(max_tokens=job.max_tokens[index], seed=index)
@@ -107,7 +107,7 @@ def ours_s(model: Decoder, job: Job, repeats: int, *, compiled: bool) -> float:
 
 
 def best_s(play: Callable[[], object], repeats: int) -> float:
-    """Best seconds of `repeats` after one to warm up."""
+    """Returns the best seconds of `repeats` after one to warm up."""
     seconds = []
     for _ in range(repeats + 1):
         start = time.perf_counter()
@@ -117,7 +117,7 @@ def best_s(play: Callable[[], object], repeats: int) -> float:
 
 
 def transformers_s(folder: str, job: Job, repeats: int) -> dict[str, float]:
-    """Best seconds of `generate` on one left-padded batch, and of `generate_batch` with a cache of the size needed."""
+    """Returns the best seconds of `generate` on one left-padded batch, and of `generate_batch` with cache for all."""
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").eval()
     longest = max(len(prompt) for prompt in job.prompts)
     ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in job.prompts])
@@ -145,7 +145,7 @@ def transformers_s(folder: str, job: Job, repeats: int) -> dict[str, float]:
 
 
 def vllm_s(python: str, folder: str, job: Job, repeats: int) -> dict[str, float]:
-    """Best seconds of vLLM, eager and compiled, each in a process that ends."""
+    """Returns the best seconds of vLLM, eager and compiled, each in a process that ends."""
     found = {}
     threads = {"OMP_NUM_THREADS": str(torch.get_num_threads()), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     env = os.environ | threads | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
@@ -162,7 +162,7 @@ def vllm_s(python: str, folder: str, job: Job, repeats: int) -> dict[str, float]
 
 
 def bandwidth() -> float:
-    """Bytes per second at which one thread reads memory."""
+    """Returns the bytes per second at which one thread reads memory."""
     x = torch.ones(64 * 2**20)
     return 4 * x.numel() / best_s(x.sum, 5)
 

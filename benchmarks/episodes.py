@@ -3,7 +3,7 @@
 Scripted policies play through the real rollout. An honest episode computes, writes a file, reads it again and hands in
 what it found; a hostile one first attacks, and then does the same. Printed after each quarter: memory of this process
 and of the sandbox's server, processes, open files, ports, threads, temporary files; then the honest episodes that were
-disturbed, and every process on the machine that bears an attack's mark.
+disturbed, and every process on the machine that has an attack's mark.
 
     python benchmarks/episodes.py [--episodes 2000] [--concurrency 64] [--backend namespaces] [--json]
 """
@@ -47,7 +47,7 @@ HOSTILE_SHARE = 10
 """One episode in so many is hostile."""
 LIMITS = SandboxLimits(time_limit_s=3.0, memory_mb=96, num_processes=16, scratch_mb=4, output_kb=64)
 MARK = f"agentgym-attack-{secrets.token_hex(6)}"
-"""Stands in the command line of whatever an attack starts, or in the name of what it writes."""
+"""The mark in the command line of what an attack starts, or in the name of what it writes."""
 DAEMON = (
     f"import os, sys, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
     f"        os.execv(sys.executable, [sys.executable, '-c', 'import time; time.sleep(9999)', '{MARK}'])\n"
@@ -97,7 +97,7 @@ class Desk(ToolEnv):
 
 
 class Script:
-    """An attack where the task says so, then honest work."""
+    """A policy that attacks if the task asks for it, then does honest work."""
 
     def reset(self, env: TextEnv, observation: str, seed: int) -> None:
         """Writes the script."""
@@ -112,7 +112,7 @@ class Script:
             self._calls.insert(0, ATTACKS[game.attack])
 
     def act(self, observation: str) -> Message:
-        """The next call; at last what the one before showed."""
+        """Returns the next call; at last hands in what the call before showed."""
         if not self._calls:
             return calling("hand_in", product=observation)
         name, code = self._calls.pop(0)
@@ -121,7 +121,7 @@ class Script:
 
 @dataclass(frozen=True, kw_only=True)
 class Left:
-    """What is there after so many episodes."""
+    """The resources in use after a number of episodes."""
 
     episodes: int
     rss_mb: float
@@ -136,10 +136,10 @@ class Left:
 
 
 def left_after(episodes: int, seconds: float) -> Left:
-    """Looks at this process and its children."""
+    """Measures this process and its children."""
     gc.collect()
     me = psutil.Process()
-    children = _settled(me)
+    children = _wait_for_children(me)
     return Left(
         episodes=episodes,
         rss_mb=round(me.memory_info().rss / (1 << 20), 1),
@@ -154,25 +154,29 @@ def left_after(episodes: int, seconds: float) -> Left:
     )
 
 
-def _settled(process: psutil.Process) -> list[psutil.Process]:
-    """The processes below one, once they have been the same for a while: a box that is closed ends a moment later."""
-    children, since, begun = process.children(recursive=True), time.monotonic(), time.monotonic()
-    while time.monotonic() - since < 1.0 and time.monotonic() - begun < 30.0:
+def _wait_for_children(process: psutil.Process) -> list[psutil.Process]:
+    """Returns the descendants of a process once they are stable for a while: a closed box ends a moment later."""
+    children, since, started = process.children(recursive=True), time.monotonic(), time.monotonic()
+    while time.monotonic() - since < 1.0 and time.monotonic() - started < 30.0:
         time.sleep(0.05)
         if (now := process.children(recursive=True)) != children:
             children, since = now, time.monotonic()
     return children
 
 
-def marked() -> list[str]:
-    """Processes of the machine, and files in reach, that bear the attacks' mark."""
-    lines = [" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"]) if one.pid != os.getpid()]
+def find_marks() -> list[str]:
+    """Returns the processes of the machine, and the files in reach, that have the attacks' mark."""
+    lines = [
+        " ".join(process.info["cmdline"] or ())
+        for process in psutil.process_iter(["cmdline"])
+        if process.pid != os.getpid()
+    ]
     folders = ("/tmp", "/var/tmp", "/dev/shm", str(Path.home()), "/home", "/usr", "/etc", "/", tempfile.gettempdir())
-    return [line for line in lines if MARK in line] + [one for one in folders if (Path(one) / MARK).exists()]
+    return [line for line in lines if MARK in line] + [folder for folder in folders if (Path(folder) / MARK).exists()]
 
 
 def tasks(first: int, number: int) -> list[Task]:
-    """Every tenth with an attack, one after the other."""
+    """Returns tasks, every tenth with an attack, of one kind after the other."""
     names = list(ATTACKS)
     made = []
     for seed in range(first, first + number):
@@ -181,8 +185,8 @@ def tasks(first: int, number: int) -> list[Task]:
     return made
 
 
-async def played(sampler: Sampler, first: int, number: int) -> list[tuple[str, Trajectory]]:
-    """Attack ("" for none) and trajectory of each episode."""
+async def play_episodes(sampler: Sampler, first: int, number: int) -> list[tuple[str, Trajectory]]:
+    """Plays episodes; returns the attack ("" for none) and the trajectory of each."""
     ordered = tasks(first, number)
     groups = await sampler.sample(ordered, 1, run_seed=first)
     return [
@@ -192,7 +196,7 @@ async def played(sampler: Sampler, first: int, number: int) -> list[tuple[str, T
 
 
 def main() -> int:
-    """Prints the table, and with --json one JSON object as the last line; 1 where something is left or disturbed."""
+    """Prints the table, and with --json one JSON object as the last line; returns 1 if any is left or disturbed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--episodes", type=int, default=2000)
     parser.add_argument("--concurrency", type=int, default=64)
@@ -200,21 +204,26 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="agentgym-episodes-") as folder:
-        tempfile.tempdir = folder  # whatever is made for a while is made here, and counted
-        rows, outcomes = measured(options.episodes, options.concurrency, options.backend)
+        tempfile.tempdir = folder  # temporary files are made here, and counted
+        rows, outcomes = measure(options.episodes, options.concurrency, options.backend)
     for name, count in sorted(outcomes.items()):
         print(f"{name}: {count}")
     disturbed = sum(count for name, count in outcomes.items() if name.startswith("honest") and name != "honest: solved")
-    remains = marked()
+    remains = find_marks()
     print(f"honest episodes disturbed: {disturbed}; marked processes and files left: {remains or 'none'}")
     if options.json:
-        told = {"rows": [asdict(row) for row in rows], "outcomes": outcomes, "disturbed": disturbed, "marked": remains}
-        print(json.dumps(told))
+        report = {
+            "rows": [asdict(row) for row in rows],
+            "outcomes": outcomes,
+            "disturbed": disturbed,
+            "marked": remains,
+        }
+        print(json.dumps(report))
     return 1 if disturbed or remains else 0
 
 
-def measured(episodes: int, concurrency: int, backend: str) -> tuple[list[Left], Counter[str]]:
-    """What was left after each quarter, and how many episodes of each kind ended how."""
+def measure(episodes: int, concurrency: int, backend: str) -> tuple[list[Left], Counter[str]]:
+    """Returns what was left after each quarter, and the number of episodes by kind and end."""
     loop = PolicyLoop(renderer_for(ChatTokenizer.load(embedded_folder())), Limits(max_turns=8))
     sampler = Sampler(loop, lambda task: PlayedEnv(Desk(backend), "oracle"), SamplerConfig(concurrency=concurrency))
     outcomes: Counter[str] = Counter()
@@ -223,7 +232,7 @@ def measured(episodes: int, concurrency: int, backend: str) -> tuple[list[Left],
     with asyncio.Runner() as runner:
         for number in range(PARTS):
             started = time.monotonic()
-            for attack, trajectory in runner.run(played(sampler, number * part, part)):
+            for attack, trajectory in runner.run(play_episodes(sampler, number * part, part)):
                 solved = trajectory.status is Status.COMPLETED and trajectory.metrics.get("success") == 1.0
                 outcomes[f"{attack or 'honest'}: {'solved' if solved else trajectory.status.value}"] += 1
             rows.append(left_after((number + 1) * part, time.monotonic() - started))

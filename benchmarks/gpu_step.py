@@ -92,14 +92,14 @@ SHAPES = {
 
 
 def even_ids(trajectory: Trajectory, task: Task) -> float:
-    """The share of sampled ids that are even: a reward that differs among random replies; TRL's side counts them."""
-    ids = [one for row in trajectory.rows for span in row.spans if span.source is Source.POLICY for one in span.ids]
-    return sum(1 - one % 2 for one in ids) / max(1, len(ids))
+    """Returns the share of even sampled ids: a reward that differs among random replies; TRL's side counts them."""
+    ids = [token for row in trajectory.rows for span in row.spans if span.source is Source.POLICY for token in span.ids]
+    return sum(1 - token % 2 for token in ids) / max(1, len(ids))
 
 
 @dataclass(frozen=True)
 class Job:
-    """What all sides do."""
+    """The work of all sides."""
 
     shape: DecoderConfig
     model: Path
@@ -112,12 +112,12 @@ class Job:
 
     @classmethod
     def of(cls, given: argparse.Namespace, folder: Path) -> Job:
-        """As the command line says; `folder` has or gets the model."""
+        """Returns the job of the command line; `folder` has or gets the model."""
         sizes = (given.tasks, given.group, given.reply, given.steps + WARMUP)
         return cls(SHAPES[given.shape], folder / "model", given.device, *sizes, given.head_kernel)
 
     def config(self, engine: str) -> TrainConfig:
-        """Our run."""
+        """Returns the settings of our run."""
         episodes, window = self.tasks * self.group, 1024 + self.reply
         return TrainConfig(
             env="TextGame-v0",
@@ -139,24 +139,24 @@ class Job:
 
     @property
     def peak(self) -> float | None:
-        """Operations a second that the device has for bfloat16."""
+        """The operations a second of the device for bfloat16."""
         return peak_flops(torch.device(self.device), torch.bfloat16, 1)
 
 
 def make_model(job: Job) -> None:
-    """Random weights in bfloat16, as published checkpoints are, with the embedded model's tokenizer."""
+    """Saves random weights in bfloat16, as published checkpoints are, with the embedded model's tokenizer."""
     save_decoder(Decoder(job.shape).initialize(0), job.model, dtype=torch.bfloat16)
     copy_tokenizer(embedded_folder(), job.model)
 
 
 def run_ours(job: Job, engine: str, folder: Path) -> dict[str, float | None]:
-    """Medians over the run's steps behind the warm-up."""
+    """Returns medians over the run's steps after the warm-up."""
     trainer = Trainer(job.config(engine), folder, reward=even_ids)
     trainer.fit()
     steps: list[dict[str, Any]] = list(trainer.metrics[WARMUP:])
 
     def middle(name: str, times: str | None = None) -> float | None:
-        found = [one[name] * (one[times] if times else 1) for one in steps if one[name] is not None]
+        found = [step[name] * (step[times] if times else 1) for step in steps if step[name] is not None]
         return median(found) if found else None
 
     return {
@@ -173,17 +173,17 @@ def run_ours(job: Job, engine: str, folder: Path) -> dict[str, float | None]:
 
 
 def prompts_of(folder: Path, tasks: int) -> list[list[int]]:
-    """The prompts of the first step of a run, one for each of its tasks."""
+    """Returns the prompts of the first step of a run, one for each of its tasks."""
     found: dict[str, list[int]] = {}
-    for one in read_episodes(folder):
-        if one.phase == "train" and one.step == 1:
-            found[one.trajectory.group] = list(one.trajectory.rows[0].spans[0].ids)
+    for episode in read_episodes(folder):
+        if episode.phase == "train" and episode.step == 1:
+            found[episode.trajectory.group] = list(episode.trajectory.rows[0].spans[0].ids)
     assert len(found) == tasks, f"{len(found)} groups in step 1, {tasks} were played"
     return list(found.values())
 
 
 def run_trl(job: Job, side: str, prompts: list[list[int]]) -> dict[str, float | None]:
-    """The same of TRL's trainer; it samples from the weights that it trains, so nothing is sent."""
+    """Returns the same of TRL's trainer; it samples from the weights that it trains, so nothing is sent."""
     spec = {
         "model": str(job.model),
         "vocab_size": job.shape.vocab_size,
@@ -197,9 +197,9 @@ def run_trl(job: Job, side: str, prompts: list[list[int]]) -> dict[str, float | 
         "bf16": True,
         "checkpointing": side == "trl_frugal",
     }
-    told = run_beside_trl(TRL_SCRIPT, spec)
-    generate_s, learn_s = median(told["generation_s"][WARMUP:]), median(told["update_s"][WARMUP:])
-    tokens = told["tokens"][-1]
+    result = run_beside_trl(TRL_SCRIPT, spec)
+    generate_s, learn_s = median(result["generation_s"][WARMUP:]), median(result["update_s"][WARMUP:])
+    tokens = result["tokens"][-1]
     lengths = [len(prompt) + job.reply for prompt in prompts for _ in range(job.group)]
     flops, peak = 3 * forward_flops(job.shape, lengths, tokens), job.peak
     return {
@@ -210,13 +210,13 @@ def run_trl(job: Job, side: str, prompts: list[list[int]]) -> dict[str, float | 
         "sampled_tokens_per_s": tokens / generate_s,
         "trained_tokens_per_s": tokens / learn_s,
         "mfu": flops / peak / learn_s if peak else None,
-        "gpu_mb": told["gpu_mb"],
+        "gpu_mb": result["gpu_mb"],
         "sampled_tokens": tokens,
     }
 
 
 def aside(given: argparse.Namespace, folder: Path, engine: str) -> dict[str, float | None]:
-    """What this file says in a process of its own, with the GPU to itself."""
+    """Returns the result of this file in a process of its own, with the GPU to itself."""
     arguments = ["--side", engine, "--output", str(folder)]
     for name in ("shape", "device", "tasks", "group", "reply", "steps", "head_kernel"):
         arguments += [f"--{name.replace('_', '-')}", str(getattr(given, name))]
@@ -228,32 +228,39 @@ def aside(given: argparse.Namespace, folder: Path, engine: str) -> dict[str, flo
 
 
 def compare(given: argparse.Namespace, folder: Path) -> None:
-    """All sides, a line each."""
+    """Measures all sides, a line each."""
     job = Job.of(given, folder)
     make_model(job)
     name = torch.cuda.get_device_name(given.device) if given.device.startswith("cuda") else given.device
     print(f"{given.shape} on {name}: {job.tasks} groups of {job.group} replies of {job.reply} tokens, bfloat16")
     print(f"{'':12}" + "".join(f"{title:>11}" for title in COLUMNS.values()), flush=True)
     found: dict[str, dict[str, float | None]] = {}
-    for engine in given.engines or [one for one in ENGINES if one == "local" or find_spec(one)]:
+    for engine in given.engines or [engine for engine in ENGINES if engine == "local" or find_spec(engine)]:
         found[engine] = show(engine, aside(given, folder, engine))
     prompts = prompts_of(folder / next(iter(found)), job.tasks)
     for side in TRL_SIDES if given.trl else ():
         found[side] = show(side, run_trl(job, side, prompts))
-    told = {"device": name, "shape": given.shape, "prompt_tokens": [len(one) for one in prompts], "sides": found}
-    (folder / "gpu_step.json").write_text(json.dumps(told, indent=2) + "\n")
+    report = {
+        "device": name,
+        "shape": given.shape,
+        "prompt_tokens": [len(prompt) for prompt in prompts],
+        "sides": found,
+    }
+    (folder / "gpu_step.json").write_text(json.dumps(report, indent=2) + "\n")
     print(f"in {folder / 'gpu_step.json'}")
 
 
-def show(side: str, one: dict[str, float | None]) -> dict[str, float | None]:
-    """A line of the table."""
-    cells = ("-" if one[name] is None else f"{one[name]:,.{0 if one[name] >= 100 else 3}f}" for name in COLUMNS)
+def show(side: str, numbers: dict[str, float | None]) -> dict[str, float | None]:
+    """Prints a line of the table, and returns its numbers."""
+    cells = (
+        "-" if numbers[name] is None else f"{numbers[name]:,.{0 if numbers[name] >= 100 else 3}f}" for name in COLUMNS
+    )
     print(f"{side:12}" + "".join(f"{cell:>11}" for cell in cells), flush=True)
-    return one
+    return numbers
 
 
 def parse() -> argparse.Namespace:
-    """The arguments."""
+    """Parses the arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=tuple(SHAPES), default="0.6B")
     parser.add_argument("--device", default="cuda")

@@ -69,7 +69,7 @@ class Size:
         return self.num_prompts * self.group_size * self.reply_tokens
 
     def prompts(self, vocab_size: int) -> list[list[int]]:
-        """The same random ids for both sides."""
+        """Returns the same random ids for both sides."""
         rng = random.Random(0)
         return [[rng.randrange(vocab_size) for _ in range(self.prompt_tokens)] for _ in range(self.num_prompts)]
 
@@ -86,17 +86,17 @@ class Cost:
 
     @property
     def total_s(self) -> float:
-        """Both."""
+        """The seconds of both."""
         return self.generation_s + self.update_s
 
     @classmethod
     def of(cls, generation_s: Sequence[float], update_s: Sequence[float]) -> Cost:
-        """Medians after the warm-up."""
+        """Returns medians after the warm-up."""
         return cls(statistics.median(generation_s[WARMUP:]), statistics.median(update_s[WARMUP:]))
 
 
 def make_model(folder: Path) -> Decoder:
-    """The model of 0.95 million parameters, saved for both sides."""
+    """Makes the model of 0.95 million parameters, saved for both sides."""
     config = DecoderConfig(
         family="qwen3",
         vocab_size=2048,
@@ -115,7 +115,7 @@ def make_model(folder: Path) -> Decoder:
 
 
 def run_trl(size: Size, model: Path, vocab_size: int, steps: int, *, defaults: bool) -> dict[str, Any]:
-    """TRL's times, losses, gradient norms and first trajectories."""
+    """Returns TRL's times, losses, gradient norms and first trajectories."""
     spec = {
         "model": str(model),
         "vocab_size": vocab_size,
@@ -129,18 +129,20 @@ def run_trl(size: Size, model: Path, vocab_size: int, steps: int, *, defaults: b
         "bf16": defaults,
         "checkpointing": defaults,
     }
-    told = run_beside_trl(TRL_SCRIPT, spec)
-    assert set(told["tokens"]) == {size.num_tokens}, f"TRL sampled {told['tokens']} tokens, wanted {size.num_tokens}"
-    return told
+    result = run_beside_trl(TRL_SCRIPT, spec)
+    assert set(result["tokens"]) == {size.num_tokens}, (
+        f"TRL sampled {result['tokens']} tokens, wanted {size.num_tokens}"
+    )
+    return result
 
 
 def reward(ids: Sequence[int]) -> float:
-    """The number of even ids; TRL's side counts the same."""
+    """Returns the number of even ids; TRL's side counts the same."""
     return float(sum(1 - index % 2 for index in ids))
 
 
 def trajectory(prompt: Sequence[int], reply: Completion, group: str, member: int) -> Trajectory:
-    """One reply as an episode of one turn."""
+    """Returns one reply as an episode of one turn."""
     span = TokenSpan(reply.ids, Source.POLICY, reply.logprobs, reply.policy_versions)
     return Trajectory(
         task=TASK,
@@ -154,13 +156,13 @@ def trajectory(prompt: Sequence[int], reply: Completion, group: str, member: int
 
 
 def make_learner(model: Decoder) -> Learner:
-    """One thread, AdamW, token-mean: what TRL is told as well."""
+    """Makes a learner with one thread, AdamW and token-mean: TRL's settings as well."""
     optimizer = OptimizerConfig(learning_rate=LEARNING_RATE, warmup_steps=1)
     return Learner(model, LearnerConfig(threads=1), optimizer, total_steps=1_000)
 
 
 async def run_ours(size: Size, model: Decoder, steps: int) -> Cost:
-    """CPU seconds of our generation and update, engine kept over all steps as in training."""
+    """Returns CPU seconds of our generation and update; the engine is kept over all steps, as in training."""
     prompts = size.prompts(model.config.vocab_size)
     engine = LocalEngine(model, LocalEngineConfig(num_slots=size.num_prompts * size.group_size, compile=None))
     learner = make_learner(model)
@@ -170,7 +172,7 @@ async def run_ours(size: Size, model: Decoder, steps: int) -> Cost:
         replies = await sample(engine, prompts, size, step)
         sampled = time.process_time()
         groups = [
-            Group(f"{index}", TASK, tuple(trajectory(prompt, one, f"{index}", m) for m, one in enumerate(members)))
+            Group(f"{index}", TASK, tuple(trajectory(prompt, reply, f"{index}", m) for m, reply in enumerate(members)))
             for index, (prompt, members) in enumerate(zip(prompts, replies, strict=True))
         ]
         batch = build_batch(groups, credit_groups(groups, "grpo"), aggregation="token-mean")
@@ -189,7 +191,7 @@ async def run_ours(size: Size, model: Decoder, steps: int) -> Cost:
 async def sample(
     engine: LocalEngine, prompts: Sequence[Sequence[int]], size: Size, step: int
 ) -> list[list[Completion]]:
-    """The replies of every group."""
+    """Returns the replies of every group."""
     calls = [
         engine.generate(
             prompt,
@@ -206,7 +208,7 @@ async def sample(
 
 
 def grad_norm_on(first: dict[str, Any], model: Decoder) -> float:
-    """Our gradient norm on the trajectories and advantages of TRL's first step."""
+    """Returns our gradient norm on the trajectories and advantages of TRL's first step."""
     group_of: dict[tuple[int, ...], list[int]] = {}
     for index, ids in enumerate(first["prompt_ids"]):
         group_of.setdefault(tuple(ids), []).append(index)
@@ -232,7 +234,7 @@ def grad_norm_on(first: dict[str, Any], model: Decoder) -> float:
 
 
 def compare(size: Size, steps: int) -> dict[str, Any]:
-    """One size: agreement first, then the times, interleaved so that a busy machine is busy for both."""
+    """Compares one size: agreement first, then the times, interleaved so that a busy machine is busy for both."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model")
         vocab_size = make_model(path).config.vocab_size

@@ -1,6 +1,6 @@
 """TRL's side of `grpo_step.py` and `gpu_step.py`, in TRL's own environment: `grpo_step_trl.py SPEC.json`, JSON last.
 
-The weights are float32, the optimizer is the fused one, and there is no reference model; the specification says whether
+The weights are float32, the optimizer is the fused one, and there is no reference model. The specification has whether
 it computes in bfloat16, and whether the backward pass computes layers again (TRL's defaults: both).
 """
 
@@ -23,7 +23,7 @@ ON_CPU = SPEC["device"] == "cpu"
 
 
 def now() -> float:
-    """Seconds: of the CPU's work, or of the clock, once a GPU is done."""
+    """Returns seconds: of the CPU's work, or of the clock, once a GPU is done."""
     if SPEC["clock"] == "cpu":
         return time.process_time()
     if not ON_CPU:
@@ -32,7 +32,7 @@ def now() -> float:
 
 
 class Clock(TrainerCallback):
-    """Seconds of whole steps."""
+    """The seconds of whole steps."""
 
     def __init__(self) -> None:
         self.steps: list[float] = []
@@ -59,7 +59,7 @@ class TimedTrainer(GRPOTrainer):
         return result
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """The loss, with what it is the loss of."""
+        """Computes the loss, and records its inputs."""
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         step: dict[str, Any] = {"loss": float(loss.detach()), "tokens": int(inputs["completion_mask"].sum())}
         if not self.seen:
@@ -70,7 +70,7 @@ class TimedTrainer(GRPOTrainer):
 
 
 def reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
-    """The number of even ids."""
+    """Returns the number of even ids."""
     return [float(sum(1 - index % 2 for index in ids)) for ids in completion_ids]
 
 

@@ -1,4 +1,4 @@
-"""How long our imports take beside the bare libraries they need: `python benchmarks/import_time.py`.
+"""The time of our imports against that of the bare libraries they need: `python benchmarks/import_time.py`.
 
 Each line is the least of several fresh interpreters, less an empty one; milliseconds of CPU time.
 """
@@ -13,7 +13,7 @@ STATEMENTS = ("import numpy", "import gymnasium", "import agentgym", "import age
 
 
 def cpu_ms(statement: str) -> float:
-    """The least CPU time, in milliseconds, of a fresh interpreter that runs `statement`."""
+    """Returns the least CPU time, in milliseconds, of a fresh interpreter that runs `statement`."""
     code = f"{statement}\nimport time\nprint(time.process_time())"
     runs = [
         subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True) for _ in range(RUNS)

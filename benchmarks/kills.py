@@ -46,12 +46,12 @@ class Luck(TextGame):
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """Where a run was killed."""
+    """The point at which a run was killed."""
 
     after_step: int
     """The last step on record."""
     in_writing: bool
-    """Whether a checkpoint was half-written."""
+    """True if a checkpoint was half-written."""
     checkpoint: int
     """The newest checkpoint."""
 
@@ -69,13 +69,13 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "luck.py").write_text(ENV)
         steps = (3 * options.kills + 3) * options.every  # each may see two or three
-        begun = time.perf_counter()
+        started = time.perf_counter()
         subprocess.run(command(folder, "whole", steps, options), check=True, stdout=subprocess.DEVNULL)
         step_s = step_seconds(folder / "whole")
-        print(f"{steps} steps undisturbed: {time.perf_counter() - begun:.0f} s, {step_s:.2f} s a step", flush=True)
+        print(f"{steps} steps undisturbed: {time.perf_counter() - started:.0f} s, {step_s:.2f} s a step", flush=True)
         moments = random.Random(options.seed)
         for number in range(1, options.kills + 1):
-            kill = killed(folder, steps, options, moments.uniform(0, 2 * step_s))
+            kill = kill_run(folder, steps, options, moments.uniform(0, 2 * step_s))
             if kill is None:
                 print(f"kill {number}: the run was done before")
                 break
@@ -99,8 +99,8 @@ def command(folder: Path, name: str, steps: int, options: argparse.Namespace) ->
             "--output", str(run), *resume]  # fmt: skip
 
 
-def killed(folder: Path, steps: int, options: argparse.Namespace, delay_s: float) -> Kill | None:
-    """Goes on with the run until it has a new step and `delay_s` have passed, and kills it; None where it was done."""
+def kill_run(folder: Path, steps: int, options: argparse.Namespace, delay_s: float) -> Kill | None:
+    """Resumes the run until it has a new step and `delay_s` have passed, and kills it; None if it was done before."""
     run = folder / "killed"
     before = num_steps(run)
     with subprocess.Popen(command(folder, "killed", steps, options), stdout=subprocess.DEVNULL) as process:
@@ -134,25 +134,25 @@ def step_seconds(run: Path) -> float:
 
 
 def differences(whole: Path, other: Path) -> list[str]:
-    """What of two runs is not the same, to the bit."""
+    """Returns the parts of two runs that are not bitwise equal."""
     found = []
     if (whole / "episodes.jsonl").read_bytes() != (other / "episodes.jsonl").read_bytes():
         found.append("episodes.jsonl")
-    if untimed(whole) != untimed(other):
+    if lines_without_times(whole) != lines_without_times(other):
         found.append("metrics.jsonl")
     names = sorted(path.name for path in (whole / "checkpoints").glob("step-*"))
     if names != sorted(path.name for path in (other / "checkpoints").glob("step-*")):
         found.append("the checkpoints there are")
     for name in names:
-        one, two = whole / "checkpoints" / name, other / "checkpoints" / name
+        first, second = whole / "checkpoints" / name, other / "checkpoints" / name
         for file in ("model.safetensors", "state.json", "learner/structure.json", "learner/__0_0.distcp"):
-            if one.exists() and two.exists() and (one / file).read_bytes() != (two / file).read_bytes():
+            if first.exists() and second.exists() and (first / file).read_bytes() != (second / file).read_bytes():
                 found.append(f"{name}/{file}")
     return found
 
 
-def untimed(run: Path) -> list[Mapping[str, object]]:
-    """The lines of metrics.jsonl without what depends on the clock."""
+def lines_without_times(run: Path) -> list[Mapping[str, object]]:
+    """Returns the lines of metrics.jsonl without the entries that depend on the clock."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [
         {name: line[name] for name in line if not name.endswith("_s") and name not in (CHAIN, *OF_THE_MACHINE)}

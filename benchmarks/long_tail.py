@@ -57,12 +57,12 @@ class LongWalk(Walk):
 
 @dataclass(frozen=True)
 class Score:
-    """What one way of sampling did."""
+    """The result of one way of sampling."""
 
     episodes: int
     seconds: float
     stale_tokens: float
-    """Share of the tokens whose weights were not the newest when their batch was handed over."""
+    """The share of the tokens whose weights were not the newest when their batch was handed over."""
 
     @property
     def rate(self) -> float:
@@ -71,7 +71,7 @@ class Score:
 
 
 def orders() -> Iterator[Order]:
-    """The tasks, without end."""
+    """Yields tasks, without end."""
     number = 0
     while True:
         task = Task("LongWalk-v0", number)
@@ -91,8 +91,8 @@ class Run:
         self.num_tokens = self.num_stale = 0
 
     async def learn(self, groups: list[Group]) -> None:
-        """Counts the batch, takes the time of learning, and sends new weights."""
-        for row in (row for group in groups for one in group.trajectories for row in one.rows):
+        """Counts the batch, waits for the time of learning, and sends new weights."""
+        for row in (row for group in groups for trajectory in group.trajectories for row in trajectory.rows):
             versions = row.policy_versions[row.mask]
             self.num_tokens += len(versions)
             self.num_stale += int((versions < self.version).sum())
@@ -103,7 +103,7 @@ class Run:
         await self.engine.resume()
 
     async def waiting(self, num_batches: int) -> Score:
-        """Every batch is played to its end."""
+        """Plays every batch to its end."""
         source, started, episodes = orders(), time.perf_counter(), 0
         for batch in range(num_batches):
             tasks = [next(source).task for _ in range(TASKS)]
@@ -113,7 +113,7 @@ class Run:
         return self.score(episodes, started)
 
     async def going_on(self, num_batches: int) -> Score:
-        """A batch is what is complete first."""
+        """Takes as a batch the groups that are complete first."""
         stream = GroupStream(self.sampler, orders(), group_size=GROUP_SIZE, groups_per_step=TASKS, max_staleness=4)
         started, episodes = time.perf_counter(), 0
         for _ in range(num_batches):
@@ -126,12 +126,12 @@ class Run:
         return score
 
     def score(self, episodes: int, started: float) -> Score:
-        """What was done since `started`."""
+        """Returns the result since `started`."""
         return Score(episodes, time.perf_counter() - started, self.num_stale / max(1, self.num_tokens))
 
 
 async def measure(name: str, num_batches: int, sigma: float) -> Score:
-    """One way of sampling, on a server of its own."""
+    """Measures one way of sampling, on a server of its own."""
     timing = ("--latency-median-s", str(MEDIAN_S), "--latency-sigma", str(sigma), "--seed", "0")
     with fake_server(*timing) as url:
         async with sglang_engine(url) as engine:
@@ -151,12 +151,12 @@ def main() -> None:
     scores = {name: asyncio.run(measure(name, arguments.batches, arguments.sigma)) for name in ("waiting", "going on")}
     print(f"batches of {TASKS} x {GROUP_SIZE} episodes of 4 to 24 turns, {TASKS * GROUP_SIZE} live at once")
     print(f"{'':<12}{'episodes':>10}{'seconds':>9}{'per second':>12}{'stale tokens':>14}")
-    for name, one in scores.items():
-        print(f"{name:<12}{one.episodes:>10}{one.seconds:>9.1f}{one.rate:>12.1f}{one.stale_tokens:>14.1%}")
+    for name, score in scores.items():
+        print(f"{name:<12}{score.episodes:>10}{score.seconds:>9.1f}{score.rate:>12.1f}{score.stale_tokens:>14.1%}")
     ratio = scores["going on"].rate / scores["waiting"].rate
     print(f"going on is {ratio:.2f} times as fast; target {TARGET}")
     if arguments.json:
-        print(json.dumps({"ratio": ratio, "rates": {name: one.rate for name, one in scores.items()}}))
+        print(json.dumps({"ratio": ratio, "rates": {name: score.rate for name, score in scores.items()}}))
 
 
 if __name__ == "__main__":

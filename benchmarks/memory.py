@@ -1,4 +1,4 @@
-"""What a benchmark's process takes of memory, as Linux counts it."""
+"""The memory of a benchmark's process, as Linux counts it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Memory"]
 
 
 class Memory:
-    """By how much this process grows at its largest, from now on."""
+    """The growth of this process at its largest, from now on."""
 
     def __init__(self) -> None:
         Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
@@ -16,7 +16,7 @@ class Memory:
 
     @property
     def grown_mb(self) -> float:
-        """Megabytes."""
+        """The growth in megabytes."""
         return (self._peak_kb() - self._before_kb) / 1024
 
     def _peak_kb(self) -> int:

@@ -1,6 +1,6 @@
-"""How fast replies are read: `python benchmarks/parse.py [--replies FOLDER] [--family NAME ...] [--mb 10]`.
+"""The speed of parsing replies: `python benchmarks/parse.py [--replies FOLDER] [--family NAME ...] [--mb 10]`.
 
-First, MB of model text a second: replies with reasoning, text and calls through the Hermes format, beside the least
+First, MB of model text a second: replies with reasoning, text and calls through the Hermes format, against the least
 that reading them takes (one regular expression, and json.loads of what it finds). With `--replies`, a folder of
 FAMILY.jsonl files with rows {"text", "tools"}, every format reads its own. Then hostile texts through every format, at
 growing sizes: CPU seconds for a MB at the largest size over those at the smallest; about 1 is linear.
@@ -24,13 +24,13 @@ from agentgym.types import ToolSpec
 
 MB = 1_000_000
 SLOWER = 2.0
-"""Times the seconds for a MB that are still called linear."""
+"""The growth of the seconds for a MB that still counts as linear."""
 WORDS = "the door to north is locked and a key lies under an old lamp so we look there first then go back".split()
 BODY = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
 def reply(rng: random.Random) -> str:
-    """A reply as Hermes models write it: some 150 words of reasoning, a sentence, one to three calls."""
+    """Returns a reply as Hermes models write it: some 150 words of reasoning, a sentence, one to three calls."""
 
     def words(count: int) -> str:
         return " ".join(rng.choice(WORDS) for _ in range(count))
@@ -51,7 +51,7 @@ def reply(rng: random.Random) -> str:
 
 
 def seconds(read: Callable[[], object], repeats: int = 3) -> float:
-    """CPU seconds, the best of some runs."""
+    """Returns CPU seconds, the best of some runs."""
     best = float("inf")
     for _ in range(repeats):
         start = time.process_time()
@@ -63,13 +63,13 @@ def seconds(read: Callable[[], object], repeats: int = 3) -> float:
 def throughput(
     texts: Sequence[tuple[str, Sequence[ToolSpec]]], read: Callable[[str, Sequence[ToolSpec]], object]
 ) -> float:
-    """MB of UTF-8 a second."""
+    """Returns MB of UTF-8 a second."""
     size = sum(len(text.encode()) for text, _ in texts)
     return size / MB / seconds(lambda: [read(text, tools) for text, tools in texts])
 
 
 def least(text: str, tools: Sequence[ToolSpec]) -> list[object]:
-    """What any reader of such calls has to do."""
+    """Does the least that any reader of such calls has to do."""
     return [json.loads(body) for body in BODY.findall(text)]
 
 
@@ -98,7 +98,7 @@ def read_corpus(folder: Path, names: Sequence[str]) -> None:
 
 
 def hostile(marks: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """What is repeated, by name."""
+    """Yields the names of hostile texts, and the pieces that they repeat."""
     yield from (("{", "{"), ("[", "["), ('"', '"'), ("\\", "\\"), ("'", "'"), ("(", "("), ("<", "<"))
     yield from (('{"a":', '{"a":'), ("f(a=", "f(a="), ("newlines", "\n"), ("spaces", " "), ("digits", "7"))
     yield from ((mark, mark) for mark in marks)
@@ -111,7 +111,7 @@ def hostile(marks: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Growth:
-    """How the cost of one hostile text grows with its length."""
+    """The growth of the cost of one hostile text with its length."""
 
     name: str
     ratio: float
@@ -123,12 +123,12 @@ class Growth:
 
     @property
     def is_linear(self) -> bool:
-        """Whether the last MB cost what the first did, but for what caches and the allocator take."""
+        """True if the last MB cost as much as the first, apart from caches and the allocator."""
         return self.ratio <= SLOWER or self.cost < 0.02
 
 
 def growth(reply_format: ReplyFormat, name: str, text: str, sizes: Sequence[float], opening: str = "") -> Growth:
-    """Reads a text that is repeated up to each of the sizes; ends at the first that is not linear, seen twice."""
+    """Parses a text repeated up to each of the sizes; ends at the first that is not linear, measured twice."""
 
     def cost(size: float) -> float:
         whole = opening + text * max(1, int(size * MB / len(text)))
@@ -147,7 +147,7 @@ def growth(reply_format: ReplyFormat, name: str, text: str, sizes: Sequence[floa
 
 
 def measure_growth(reply_format: ReplyFormat, largest: float) -> list[Growth]:
-    """Each hostile text at 1, 3 and 10 MB; behind each mark of the format, where there are many, at up to 1 MB."""
+    """Measures each hostile text at 1, 3 and 10 MB, and after each of the format's marks at up to 1 MB."""
     sizes = [size for size in (1.0, 3.0, 10.0) if size <= largest]
     results = []
     for name, text in hostile(reply_format.marks):
@@ -161,7 +161,7 @@ def measure_growth(reply_format: ReplyFormat, largest: float) -> list[Growth]:
 
 
 def show_growth(names: Sequence[str], largest: float) -> bool:
-    """Prints each format's worst; whether all were linear."""
+    """Prints each format's worst text; returns True if all were linear."""
     print(f"{'format':18}{'texts':>6}{'growth':>8}{'s/MB':>8}{'at MB':>7}  the worst text, repeated")
     sound = True
     for name in names:

@@ -1,7 +1,7 @@
-"""What a turn costs: `python benchmarks/render.py [--model FOLDER ...] [--templates FOLDER --tokenizers FOLDER]`.
+"""The cost of a turn: `python benchmarks/render.py [--model FOLDER ...] [--templates FOLDER --tokenizers FOLDER]`.
 
 An episode of T turns, each a call of 60 tokens and a result of 40 words, through `render` once and `extend` every turn;
-beside it the whole conversation rendered anew at every turn. Milliseconds a turn at T = 4 and T = 64, and their ratio:
+also the whole conversation rendered again at every turn. Milliseconds a turn at T = 4 and T = 64, and their ratio:
 about 1 is linear in the new text. CPU time, the least of the repeats, each of 64 turns (16 short episodes or a long
 one), so that a busy machine disturbs both alike. Without arguments the shipped model; with `--templates` (files
 NAME.jinja) and `--tokenizers` (the unpacked folders that `agentgym.testing.contracts.stand_ins` names) every
@@ -31,7 +31,7 @@ RESULT = "You are in a small room. A lamp stands on a table. Exits: north, south
 
 
 def renderers(options: argparse.Namespace) -> Iterator[tuple[str, TemplateRenderer]]:
-    """The renderers to measure, by name."""
+    """Yields the renderers to measure, by name."""
     if options.templates is None:
         for folder in options.model or [Path(agentgym.embedded.__file__).parent]:
             yield Path(folder).name, renderer_for(folder)
@@ -48,7 +48,7 @@ def renderers(options: argparse.Namespace) -> Iterator[tuple[str, TemplateRender
 
 
 def turn(number: int, takes_results: bool) -> tuple[Message, Message]:
-    """A reply and what answers it."""
+    """Returns a reply and its answer."""
     if not takes_results:
         return Message("assistant", "I walk north and look around. " * 4), Message("user", RESULT)
     call = ToolCall(f"{number:09d}", "go", {"to": "north, then to the lamp and back. " * 4})
@@ -56,7 +56,7 @@ def turn(number: int, takes_results: bool) -> tuple[Message, Message]:
 
 
 def extended_ms(renderer: TemplateRenderer, turns: int, takes_results: bool) -> float:
-    """Milliseconds a turn, the first prompt left out."""
+    """Returns milliseconds a turn, without the first prompt."""
     ids = renderer.render([ASK], [GO])
     sampled = [*renderer.tokenizer.encode("north, then to the lamp and back. " * 8), renderer.stop_ids[-1]]
     started = time.process_time()
@@ -67,7 +67,7 @@ def extended_ms(renderer: TemplateRenderer, turns: int, takes_results: bool) -> 
 
 
 def rerendered_ms(renderer: TemplateRenderer, turns: int, takes_results: bool) -> float:
-    """Milliseconds a turn where every prompt is rendered anew."""
+    """Returns milliseconds a turn if every prompt is rendered from the start."""
     messages = [ASK]
     started = time.process_time()
     for number in range(turns):

@@ -93,7 +93,7 @@ class Inline(Blocking):
 
 
 def make_renderer() -> Renderer:
-    """The chat format of the embedded model over a small tokenizer that is trained on the spot."""
+    """Makes the chat format of the embedded model over a small tokenizer that is trained on the spot."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -106,7 +106,7 @@ def make_renderer() -> Renderer:
 
 
 def measure(renderer: Renderer, make: Callable[[int], TextEnv], num_turns: int, concurrency: int) -> float:
-    """CPU milliseconds per turn of `concurrency` episodes of `num_turns` turns each."""
+    """Returns CPU milliseconds per turn of `concurrency` episodes of `num_turns` turns each."""
     reply = reply_ids(renderer, REPLY)
     engine = ScriptedEngine(lambda session, prompt_ids, sampling: reply)
     loop = RolloutLoop(engine, renderer, Limits(max_turns=num_turns + 1))
@@ -123,7 +123,7 @@ def measure(renderer: Renderer, make: Callable[[int], TextEnv], num_turns: int, 
 
 
 def least(renderer: Renderer, make: Callable[[int], TextEnv], num_turns: int, concurrency: int) -> float:
-    """The same turns without a loop around them."""
+    """Returns the same for the turns without a loop around them."""
     reply = reply_ids(renderer, REPLY)
     started = time.process_time()
     for seed in range(concurrency):

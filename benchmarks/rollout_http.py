@@ -51,7 +51,7 @@ REPEATS = 3
 CONCURRENT, CROWD, SOAK = 1024, 4096, 256
 SOAK_ROUNDS = 10
 MAX_GROWTH_MB = 16
-"""How much memory a soak may add after its first round: allocators keep some of what was freed."""
+"""The memory that a soak may add after its first round: allocators keep some of what was freed."""
 TARGET_MS, TARGET_LAG_MS = 0.5, 50.0
 TICK_S = 0.01
 CALL = ToolCall("call_0", "look", {"direction": "north"})
@@ -91,7 +91,7 @@ class ThreadedWalk(Walk):
 
 @contextmanager
 def fake_server(*options: str) -> Iterator[str]:
-    """The URL of a server that makes the same call again and again."""
+    """Yields the URL of a server that makes the same call again and again."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "script.jsonl"
         script.write_text(json.dumps(TEXT) + "\n", encoding="utf-8")
@@ -107,7 +107,7 @@ def fake_server(*options: str) -> Iterator[str]:
 
 @asynccontextmanager
 async def sglang_engine(url: str) -> AsyncIterator[Engine]:
-    """Our engine on the server."""
+    """Yields our engine on the server."""
     engine = await open_sglang(SglangConfig(urls=(url,)), embedded_folder())
     try:
         yield engine
@@ -118,7 +118,7 @@ async def sglang_engine(url: str) -> AsyncIterator[Engine]:
 async def play(
     engine: Engine, renderer: Renderer, num_episodes: int, concurrency: int, env: type[Walk] = Walk
 ) -> float:
-    """CPU seconds of episodes, all of which must end well."""
+    """Returns the CPU seconds of episodes, all of which must end well."""
     loop = RolloutLoop(engine, renderer, Limits(max_turns=NUM_TURNS + 1, turn_tokens=TURN_TOKENS))
     sampler = Sampler(loop, lambda task: env(), SamplerConfig(concurrency=concurrency))
     started = time.process_time()
@@ -126,27 +126,29 @@ async def play(
     used_s = time.process_time() - started
     sampler.close()
     for group in groups:
-        for one in group.trajectories:
-            assert one.status is Status.COMPLETED, f"an episode ended as {one.status}: {one.error}"
-            assert len(one.turns) == NUM_TURNS
+        for trajectory in group.trajectories:
+            assert trajectory.status is Status.COMPLETED, f"an episode ended as {trajectory.status}: {trajectory.error}"
+            assert len(trajectory.turns) == NUM_TURNS
     return used_s
 
 
 def prompts(renderer: Renderer) -> list[tuple[list[int], list[dict[str, Any]]]]:
-    """The prompt of each turn: its ids, and its messages for chat completions."""
+    """Returns the prompt of each turn: its ids, and its messages for chat completions."""
     env = Walk()
     _, info = env.reset(seed=0)
     messages = [Message("system", env.system_prompt), *info["messages"]]
-    told = [{"role": one.role, "content": one.content} for one in messages]
+    chat = [{"role": message.role, "content": message.content} for message in messages]
     ids, reply, found = renderer.render(messages, env.tool_specs), reply_ids(renderer, MESSAGE), []
     function = {"name": CALL.name, "arguments": json.dumps(CALL.arguments)}
     for turn in range(NUM_TURNS):
-        found.append((list(ids), list(told)))
+        found.append((list(ids), list(chat)))
         _, _, _, _, info = env.step(Action.from_message(renderer.parse(reply)))
         ids += [*reply, *renderer.extend([*ids, *reply], info["messages"])]
         call = {"id": f"c{turn}", "type": "function", "function": function}
-        told.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        told += [{"role": "tool", "content": one.content, "tool_call_id": f"c{turn}"} for one in info["messages"]]
+        chat.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        chat += [
+            {"role": "tool", "content": message.content, "tool_call_id": f"c{turn}"} for message in info["messages"]
+        ]
     env.close()
     return found
 
@@ -155,7 +157,7 @@ MESSAGE = Message("assistant", "", tool_calls=(CALL,))
 
 
 async def bare_aiohttp(url: str, bodies: list[dict[str, object]], concurrency: int) -> float:
-    """CPU seconds of the same requests, encoded, sent, read and decoded by aiohttp and json alone."""
+    """Returns CPU seconds of the same requests, encoded, sent, read and decoded by aiohttp and json alone."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def episode() -> None:
@@ -167,27 +169,27 @@ async def bare_aiohttp(url: str, bodies: list[dict[str, object]], concurrency: i
 
 
 async def openai_client(url: str, chats: list[list[dict[str, Any]]], concurrency: int) -> float:
-    """CPU seconds of the same conversations by the official client."""
+    """Returns CPU seconds of the same conversations by the official client."""
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=600.0) as client:
         tools: Any = [spec.to_openai() for spec in Walk().tool_specs]
 
         async def episode() -> None:
             for messages in chats:
-                told: Any = messages
-                await client.chat.completions.create(model="m", messages=told, tools=tools, max_tokens=TURN_TOKENS)
+                chat: Any = messages
+                await client.chat.completions.create(model="m", messages=chat, tools=tools, max_tokens=TURN_TOKENS)
 
         return await together(episode, concurrency)
 
 
 async def together(episode: Callable[[], Awaitable[None]], concurrency: int) -> float:
-    """CPU seconds of `concurrency` episodes at once."""
+    """Returns CPU seconds of `concurrency` episodes at once."""
     started = time.process_time()
     await asyncio.gather(*(episode() for _ in range(concurrency)))
     return time.process_time() - started
 
 
 async def cpu_table(url: str, renderer: Renderer) -> dict[str, float]:
-    """CPU milliseconds per turn at 1,024 concurrent episodes; the least of three times each, taken in turns."""
+    """Returns CPU milliseconds per turn at 1,024 concurrent episodes; the least of three times each, interleaved."""
     asked = prompts(renderer)
     stops = list(renderer.stop_ids)
     params = {"max_new_tokens": TURN_TOKENS, "temperature": 1.0, "stop_token_ids": stops}
@@ -211,10 +213,11 @@ async def cpu_table(url: str, renderer: Renderer) -> dict[str, float]:
 
 
 async def lag_ms(url: str, renderer: Renderer) -> dict[str, float]:
-    """Milliseconds by which the event loop is late while 4,096 episodes play, at the 50th and 99th percentile.
+    """Returns milliseconds by which the event loop is late while 4,096 episodes play: 50th and 99th percentile.
 
-    Looked at every 10 ms of the clock: a stall of 1 s counts as a hundred late looks, not as one. `cpu_` is the CPU
-    time that this process used of it: where that is much less, others had the processor. `share` is its part of a core.
+    It is sampled every 10 ms of the clock: a stall of 1 s counts as a hundred late samples, not as one. `cpu_` is the
+    CPU time that this process used of it: if that is much less, others had the processor. `share` is its part of a
+    core.
     """
     lags: list[float] = []
     used: list[float] = []
@@ -244,7 +247,7 @@ async def lag_ms(url: str, renderer: Renderer) -> dict[str, float]:
 
 
 def footprint() -> dict[str, int]:
-    """What this process holds: open files, sockets, threads, children, tasks, temporary files, MB of memory."""
+    """Counts this process's open files, sockets, threads, children, tasks, temporary files, and MB of memory."""
     gc.collect()
     process = psutil.Process()
     return {
@@ -259,7 +262,7 @@ def footprint() -> dict[str, int]:
 
 
 async def soak(url: str, renderer: Renderer, num_episodes: int) -> dict[str, dict[str, int]]:
-    """The footprint after an engine was opened, used and closed, after each round of another, and after its end.
+    """Returns footprints: after a first engine was used and closed, after each round of another, and after its end.
 
     An episode that fails ends the run.
     """
@@ -275,8 +278,8 @@ async def soak(url: str, renderer: Renderer, num_episodes: int) -> dict[str, dic
     return held | {"engine closed": footprint()}
 
 
-def grown(held: dict[str, dict[str, int]]) -> list[str]:
-    """What the end of a soak holds more of than its beginning, and memory than its first round."""
+def leftovers(held: dict[str, dict[str, int]]) -> list[str]:
+    """Returns what the end of a soak holds more of than its beginning, and of memory than its first round."""
     before, first, *_, last, closed = held.values()
     names = [name for name in before if name != "rss_mb" and closed[name] > before[name]]
     return names + (["rss_mb"] if last["rss_mb"] > first["rss_mb"] + MAX_GROWTH_MB else [])
@@ -287,11 +290,11 @@ def print_soak(held: dict[str, dict[str, int]]) -> None:
     print(f"{'':<16}" + "".join(f"{name:>11}" for name in held["before"]))
     for when, parts in held.items():
         print(f"{when:<16}" + "".join(f"{value:>11,}" for value in parts.values()))
-    print(f"left over: {', '.join(grown(held)) or 'nothing'}")
+    print(f"left over: {', '.join(leftovers(held)) or 'nothing'}")
 
 
 def main() -> int:
-    """Prints the tables, and with --json one JSON object as the last line; 1 where a soak leaves something."""
+    """Prints the tables, and with --json one JSON object as the last line; returns 1 if a soak leaves something."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--soak", type=int, default=0, help="play so many episodes, and count what is left")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
@@ -299,12 +302,12 @@ def main() -> int:
     renderer = renderer_for(embedded_folder())
     if arguments.soak:
         with fake_server() as url, tempfile.TemporaryDirectory() as folder:
-            tempfile.tempdir = folder  # what is made for a while is made here, and counted
+            tempfile.tempdir = folder  # temporary files are made here, and counted
             held = asyncio.run(soak(url, renderer, arguments.soak))
         print_soak(held)
         if arguments.json:
-            print(json.dumps({"soak": held, "left_over": grown(held)}))
-        return 1 if grown(held) else 0
+            print(json.dumps({"soak": held, "left_over": leftovers(held)}))
+        return 1 if leftovers(held) else 0
     lengths = [len(ids) for ids, _ in prompts(renderer)]
     result: dict[str, object] = {}
     with fake_server() as url:

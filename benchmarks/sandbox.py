@@ -1,6 +1,6 @@
-"""What a sandboxed execution costs: `python benchmarks/sandbox.py`.
+"""The cost of a sandboxed execution: `python benchmarks/sandbox.py`.
 
-Whole programs and cells of a session in each kind of box, beside a plain subprocess that contains nothing.
+Whole programs and cells of a session in each kind of box, against a plain subprocess that contains nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Run = Callable[[], str]
 
 
 def plain() -> str:
-    """What frameworks without a sandbox do."""
+    """Runs the code as frameworks without a sandbox do."""
     return subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True).stdout
 
 
-def measured(run: Run, number: int) -> tuple[float, float]:
-    """Median and 95th percentile in milliseconds, one after the other."""
+def measure_ms(run: Run, number: int) -> tuple[float, float]:
+    """Returns median and 95th percentile in milliseconds, of runs one after the other."""
     seconds = []
     for _ in range(number):
         started = time.perf_counter()
@@ -36,7 +36,7 @@ def measured(run: Run, number: int) -> tuple[float, float]:
 
 
 def rate(run: Run, number: int, cores: int) -> float:
-    """Executions a second, two at once for each core."""
+    """Returns executions a second, two at once for each core."""
     with ThreadPoolExecutor(2 * cores) as threads:
         started = time.perf_counter()
         list(threads.map(lambda _: run(), range(number)))
@@ -50,7 +50,7 @@ def main() -> None:
     number = options.parse_args().number
     cores = len(os.sched_getaffinity(0))
     faults = sandbox_faults()
-    base = measured(plain, number // 3)
+    base = measure_ms(plain, number // 3)
     rows = [("plain subprocess, no isolation", *base, rate(plain, number // 3, cores))]
     for name in BACKENDS:
         if faults[name] is not None:
@@ -61,9 +61,9 @@ def main() -> None:
             def program(run: Callable[[str], object] = sandbox.run) -> str:
                 return run(CODE).stdout  # type: ignore[attr-defined, no-any-return]
 
-            rows.append((f"{name}: program", *measured(program, number), rate(program, number, cores)))
+            rows.append((f"{name}: program", *measure_ms(program, number), rate(program, number, cores)))
             with sandbox.session() as session:
-                rows.append((f"{name}: cell", *measured(lambda: session.run(CODE).stdout, number), 0.0))
+                rows.append((f"{name}: cell", *measure_ms(lambda: session.run(CODE).stdout, number), 0.0))
     print(f"{'':32}{'median ms':>12}{'p95 ms':>10}{f'a second, {cores} cores':>22}{'ratio':>8}")
     for name, median, late, per_second in rows:
         shown = f"{per_second:.0f}" if per_second else ""

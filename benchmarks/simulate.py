@@ -3,7 +3,7 @@
 Replies take log-normal seconds of a clock that jumps, so what is left on the real one is what scheduling costs. The
 first table has samples per simulated second by max_staleness, with how old the tokens were that steps learned from. The
 second has the CPU seconds of an episode by the number of live ones, and how they grow: all of them, those of the same
-replies and environments without a scheduler, and the difference, which is the scheduler's; beside it how many calls of
+replies and environments without a scheduler, and the difference, which is the scheduler's; also how many calls of
 functions the scheduler makes for an episode, which no cache changes. All sizes play the same steps, of 25,000 episodes,
 and nothing ever keeps an episode from beginning: so many are live from the first that counts to the last.
 
@@ -41,7 +41,7 @@ from agentgym.types import Task
 GROUP_SIZE = 8
 TARGET = 1.8
 STEP = 25_000
-"""Episodes of a step where costs are measured, and the least that they are measured over."""
+"""The episodes of a step where costs are measured, and the least that they are measured over."""
 MEDIAN_S = 1.0
 
 
@@ -54,27 +54,27 @@ class Scenario:
     tasks: int = 16
     steps: int = 40
     live: int = 128
-    """Episodes at once."""
+    """The number of episodes at once."""
     turns: int = 4
     sigma: float = 1.0
-    """Of the logarithm of a reply's seconds, whose median is 1."""
+    """The spread of the logarithm of a reply's seconds, whose median is 1."""
     learn_s: float = 4.0
     """Simulated seconds of learning."""
     push_s: float = 0.5
     """Simulated seconds of a weight update, in which nothing is sampled."""
     counts_ages: bool = True
-    """False leaves `Score.ages` empty, so that counting is not in what a run costs."""
+    """False leaves `Score.ages` empty, so that counting is not part of a run's cost."""
 
 
 @dataclass
 class Score:
-    """What came of it."""
+    """The result of a scenario."""
 
     episodes: int = 0
-    """Of the steps."""
+    """The number of episodes of the steps."""
     simulated_s: float = 0.0
     ages: Counter[int] = field(default_factory=Counter)
-    """Trained tokens by how many updates old they were."""
+    """The number of trained tokens by their age in updates."""
     learner_wait_s: float = 0.0
     sampling_wait_s: float = 0.0
     held_groups: int = 0
@@ -86,7 +86,7 @@ class Score:
 
 
 def orders(tasks: int) -> Iterator[Order]:
-    """The tasks, without end."""
+    """Yields tasks, without end."""
     for number in count():
         yield Order(Task(ENV_ID, number), f"{number // tasks}/{number % tasks}", number // tasks)
 
@@ -102,7 +102,7 @@ class Simulation:
         self.version = 0
 
     async def run(self) -> Score:
-        """All steps; the clocks run from the first episode to the last update."""
+        """Plays all steps; the clocks run from the first episode to the last update."""
         gc.collect()
         clock, started = asyncio.get_running_loop().time, asyncio.get_running_loop().time()
         await (self.ahead() if self.scenario.max_staleness else self.in_turn())
@@ -135,10 +135,12 @@ class Simulation:
         await stream.close()
 
     async def learn(self, groups: list[Group]) -> None:
-        """Takes the groups, and the time of a step."""
+        """Counts the groups, and waits for the time of a step."""
         self.score.episodes += sum(len(group.trajectories) for group in groups)
-        for one in (one for group in groups for one in group.trajectories if self.scenario.counts_ages):
-            for span in one.rows[0].spans:
+        for trajectory in (
+            trajectory for group in groups for trajectory in group.trajectories if self.scenario.counts_ages
+        ):
+            for span in trajectory.rows[0].spans:
                 self.score.ages.update(self.version - version for version in span.policy_versions or ())
         await asyncio.sleep(self.scenario.learn_s)
         await self.engine.pause()
@@ -149,9 +151,11 @@ class Simulation:
 
 
 class Lap:
-    """What episodes cost from one beginning of an episode to a later one, when each that begins takes the place of one
-    that ended: the first ones begin together, and cost more. Counts calls of Python functions instead of CPU seconds
-    where asked to, which takes seconds of its own."""
+    """The cost of episodes from the beginning of one episode to that of a later one.
+
+    Each episode that begins then takes the place of one that ended: the first ones begin together, and cost more.
+    `calls` counts calls of Python functions instead of CPU seconds, which takes seconds of its own.
+    """
 
     def __init__(self, live: int, episodes: int, *, calls: bool = False) -> None:
         self.episodes = episodes
@@ -172,19 +176,19 @@ class Lap:
 
     @property
     def cpu_us(self) -> float:
-        """Microseconds of an episode."""
+        """The CPU microseconds of an episode."""
         first, last = self._read
         return 1e6 * (last - first) / self.episodes
 
     @property
     def calls(self) -> float:
-        """Calls and resumptions of functions, for an episode."""
+        """The calls and resumptions of functions, for an episode."""
         assert self._profile is not None
         return sum(entry.callcount for entry in self._profile.getstats()) / self.episodes
 
 
 def simulate(scenario: Scenario, lap: Lap | None = None) -> Score:
-    """One run in simulated time."""
+    """Simulates one run in simulated time."""
 
     async def run() -> Score:
         def make(task: Task) -> SimulatedEnv:
@@ -206,17 +210,17 @@ def by_staleness(steps: int) -> dict[int, Score]:
     names = f"{'max_staleness':<15}{'episodes/s':>11}{'ratio':>7}{'learner waits':>15}{'sampling waits':>16}{'held':>6}"
     print(f"{steps} steps of 16 x {GROUP_SIZE} episodes of 4 log-normal replies (sigma 1), 128 live at once")
     print(f"{names}   tokens by age: " + "".join(f"{age:>6}" for age in ages))
-    for bound, one in scores.items():
-        total = sum(one.ages.values())
-        shares = "".join(f"{one.ages[age] / total:>6.0%}" if one.ages[age] else f"{'':>6}" for age in ages)
-        waits = f"{one.learner_wait_s / one.simulated_s:>15.0%}{one.sampling_wait_s / one.simulated_s:>16.0%}"
-        told = f"{waits}{one.held_groups:>6}" if bound else f"{'':>37}"
-        print(f"{bound:<15}{one.rate:>11.2f}{one.rate / scores[0].rate:>7.2f}{told}{'':18}{shares}")
+    for bound, score in scores.items():
+        total = sum(score.ages.values())
+        shares = "".join(f"{score.ages[age] / total:>6.0%}" if score.ages[age] else f"{'':>6}" for age in ages)
+        waits = f"{score.learner_wait_s / score.simulated_s:>15.0%}{score.sampling_wait_s / score.simulated_s:>16.0%}"
+        waits_text = f"{waits}{score.held_groups:>6}" if bound else f"{'':>37}"
+        print(f"{bound:<15}{score.rate:>11.2f}{score.rate / scores[0].rate:>7.2f}{waits_text}{'':18}{shares}")
     return scores
 
 
-def unscheduled(scenario: Scenario, lap: Lap) -> None:
-    """The same environments and replies, asked for in turn by as many bare tasks."""
+def run_unscheduled(scenario: Scenario, lap: Lap) -> None:
+    """Plays the same environments and replies, asked for in turn by as many bare tasks."""
     engine = SimulatedEngine(LogNormalSeconds(MEDIAN_S, scenario.sigma))
     numbers = iter(range(3 * scenario.live + lap.episodes))
 
@@ -241,22 +245,24 @@ def unscheduled(scenario: Scenario, lap: Lap) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What an episode costs: all of it, and the environment and the replies alone."""
+    """The cost of an episode: all of it, and the environment and the replies alone."""
 
     all_us: float
     unscheduled_us: float
     calls: float
-    """Of the scheduler's functions."""
+    """The calls of the scheduler's functions."""
 
     @property
     def scheduler_us(self) -> float:
-        """CPU microseconds of the scheduler."""
+        """The CPU microseconds of the scheduler."""
         return self.all_us - self.unscheduled_us
 
 
 def scenario_of(live: int) -> Scenario:
-    """The run that costs are measured in: the same steps for every number of live episodes, and neither the learner nor
-    the bound ever keeps one from beginning."""
+    """Returns the run that costs are measured in, with the same steps for every number of live episodes.
+
+    Neither the learner nor the bound ever keeps an episode from beginning.
+    """
     steps = 3 + (2 * live + lap_of(live)) // STEP
     return Scenario(
         max_staleness=64,
@@ -271,21 +277,21 @@ def scenario_of(live: int) -> Scenario:
 
 
 def lap_of(live: int) -> int:
-    """Episodes that costs are measured over."""
+    """Returns the number of episodes that costs are measured over."""
     return max(live, STEP)
 
 
 def laps_of(live: int, *, calls: bool = False) -> tuple[Lap, Lap]:
-    """A run measured with the scheduler and without."""
+    """Measures a run with the scheduler and without."""
     lap, bare, scenario = Lap(live, lap_of(live), calls=calls), Lap(live, lap_of(live), calls=calls), scenario_of(live)
     score = simulate(scenario, lap)
     assert score.sampling_wait_s == 0, f"fewer than {live} episodes were live"
-    unscheduled(scenario, bare)
+    run_unscheduled(scenario, bare)
     return lap, bare
 
 
 def by_live(sizes: list[int], repeats: int) -> dict[int, Cost]:
-    """Prints the second table. Of the rounds over all sizes the least counts: what else the machine does only adds."""
+    """Prints the second table. Of the rounds over all sizes the least counts: other work of the machine only adds."""
     laps = [{live: laps_of(live) for live in sizes} for _ in range(repeats)]
     print("\nan episode's CPU microseconds, and calls of the scheduler's functions")
     print(
@@ -293,21 +299,21 @@ def by_live(sizes: list[int], repeats: int) -> dict[int, Cost]:
     )
     costs: dict[int, Cost] = {}
     for live in sizes:
-        all_us, unscheduled_us = (min(one[live][kind].cpu_us for one in laps) for kind in (0, 1))
+        all_us, unscheduled_us = (min(laps_by_size[live][kind].cpu_us for laps_by_size in laps) for kind in (0, 1))
         counted, bare = laps_of(live, calls=True)
-        one = costs[live] = Cost(all_us, unscheduled_us, counted.calls - bare.calls)
+        cost = costs[live] = Cost(all_us, unscheduled_us, counted.calls - bare.calls)
         first = costs[sizes[0]]
-        seconds = f"{one.all_us:>9.1f}{one.unscheduled_us:>19.1f}{one.scheduler_us:>11.1f}"
-        grown, more_calls = one.scheduler_us / first.scheduler_us, one.calls / first.calls
-        print(f"{live:<15}{seconds}{grown:>7.2f}{one.calls:>9.1f}{more_calls:>7.3f}", flush=True)
-    cpu_off = off_line([one.scheduler_us for one in costs.values()])
-    calls_off = off_line([one.calls for one in costs.values()])
+        seconds = f"{cost.all_us:>9.1f}{cost.unscheduled_us:>19.1f}{cost.scheduler_us:>11.1f}"
+        grown, more_calls = cost.scheduler_us / first.scheduler_us, cost.calls / first.calls
+        print(f"{live:<15}{seconds}{grown:>7.2f}{cost.calls:>9.1f}{more_calls:>7.3f}", flush=True)
+    cpu_off = off_line([cost.scheduler_us for cost in costs.values()])
+    calls_off = off_line([cost.calls for cost in costs.values()])
     print(f"straight lines through 0 are within {cpu_off:.1%} of the CPU seconds, {calls_off:.1%} of the calls")
     return costs
 
 
 def off_line(each: Iterable[float]) -> float:
-    """By what share the best proportional line misses the farthest total, given what each episode costs."""
+    """Returns the share by which the best proportional line misses the farthest total, given each episode's cost."""
     least, most = min(each), max(each)
     return (most - least) / (most + least)
 
@@ -322,13 +328,13 @@ def main() -> None:
     arguments = parser.parse_args()
     scores = by_staleness(arguments.steps)
     ratio = scores[4].rate / scores[0].rate
-    oldest = {bound: max(one.ages) for bound, one in scores.items()}
+    oldest = {bound: max(score.ages) for bound, score in scores.items()}
     print(f"max_staleness 4 is {ratio:.2f} times as fast as 0 (target {TARGET}); the oldest token by bound: {oldest}")
     costs = by_live(arguments.live, arguments.repeats) if arguments.live else {}
     if arguments.json:
         print(
             json.dumps(
-                {"ratio": ratio, "oldest": oldest, "cpu_us": {live: one.scheduler_us for live, one in costs.items()}}
+                {"ratio": ratio, "oldest": oldest, "cpu_us": {live: cost.scheduler_us for live, cost in costs.items()}}
             )
         )
 

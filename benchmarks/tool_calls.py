@@ -1,4 +1,4 @@
-"""What one tool call costs: `python benchmarks/tool_calls.py`.
+"""The cost of one tool call: `python benchmarks/tool_calls.py`.
 
 Checking arguments is compared with jsonschema alone and with compiling the validator for every call; a step of a
 tool environment is compared with the bare function that its tool calls.
@@ -38,7 +38,7 @@ class ThreadedDoor(Door):
 
 
 def microseconds(call: Callable[[], object], number: int) -> float:
-    """The best mean of five runs."""
+    """Returns the best mean of five runs."""
     return min(timeit.repeat(call, number=number, repeat=5)) / number * 1e6
 
 

@@ -9,7 +9,7 @@ anything is timed their logprobs and gradients must agree.
 
     python benchmarks/train_step.py [--group 16] [--prompt 1000] [--no-trl] [--json]
 
-With `--vocabulary`, the memory that reading logprobs off a large vocabulary takes beside the model's own activations.
+With `--vocabulary`, the memory that logprobs over a large vocabulary take besides the model's own activations.
 
     python benchmarks/train_step.py --vocabulary 150000 --tokens 8000
 """
@@ -59,7 +59,7 @@ class Rows:
 
     @classmethod
     def draw(cls, size: int, prompt: int, vocab_size: int, seed: int = 0) -> Rows:
-        """Random ids; the same for every side."""
+        """Returns random ids; the same for every side."""
         rng = random.Random(seed)
         start = tuple(rng.randrange(vocab_size) for _ in range(prompt))
         replies = [tuple(rng.randrange(vocab_size) for _ in range(rng.randint(32, 96))) for _ in range(size)]
@@ -67,16 +67,16 @@ class Rows:
 
     @property
     def num_trained(self) -> int:
-        """Tokens of the replies."""
+        """The number of tokens of the replies."""
         return sum(len(row) - self.prompt for row in self.ids)
 
     def weight(self, row: int, place: int) -> float:
-        """An advantage like those of a group: of either sign."""
+        """Returns an advantage like those of a group: of either sign."""
         return (((row * 7 + place) % 5) - 2) / self.num_trained
 
 
 def config_of(vocab_size: int, window: int) -> DecoderConfig:
-    """The shape of the embedded model, with another window and vocabulary."""
+    """Returns the shape of the embedded model, with another window and vocabulary."""
     return DecoderConfig(
         family="qwen3",
         vocab_size=vocab_size,
@@ -92,7 +92,7 @@ def config_of(vocab_size: int, window: int) -> DecoderConfig:
 
 
 def parts_of(rows: Rows, *, shares: bool) -> list[list[int]]:
-    """Micro-batches of rows, by the tokens that are computed."""
+    """Returns micro-batches of rows, by the tokens that are computed."""
     parts: list[list[int]] = [[]]
     room = MICRO_TOKENS
     for number, row in enumerate(rows.ids):
@@ -106,7 +106,7 @@ def parts_of(rows: Rows, *, shares: bool) -> list[list[int]]:
 
 
 def ours(model: Decoder, rows: Rows, *, shares: bool) -> Tensor:
-    """One pass forward and backward, micro-batch by micro-batch; gives the logprobs of what is trained."""
+    """Runs one pass forward and backward, micro-batch by micro-batch; returns the logprobs of the trained tokens."""
     found = []
     for part in parts_of(rows, shares=shares):
         ids_N = torch.tensor([token for number in part for token in rows.ids[number][:-1]])
@@ -116,14 +116,14 @@ def ours(model: Decoder, rows: Rows, *, shares: bool) -> Tensor:
         target_M = torch.tensor([rows.ids[number][place + 1] for number, place in places])[mask_N]
         weight_M = torch.tensor([rows.weight(number, place) for number, place in places])[mask_N]
         layout = PackedLayout(lengths, ids_N=ids_N if shares else None, wanted_N=mask_N)
-        logp_M = score_targets(model.hidden(ids_N, layout), model.head_weight, target_M).logp_N
+        logp_M = score_targets(model.hidden_states(ids_N, layout), model.head_weight, target_M).logp_N
         (-weight_M * logp_M).sum().backward()
         found.append(logp_M.detach())
     return torch.cat(found)
 
 
-def padded(model: torch.nn.Module, rows: Rows) -> Tensor:
-    """The same by transformers, on all rows at once, padded to the longest."""
+def run_padded(model: torch.nn.Module, rows: Rows) -> Tensor:
+    """Does the same with transformers, on all rows at once, padded to the longest."""
     longest = max(len(row) for row in rows.ids)
     ids_BT = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows.ids])
     seen_BT = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows.ids])
@@ -139,18 +139,20 @@ def padded(model: torch.nn.Module, rows: Rows) -> Tensor:
 
 
 def run_side(side: str, folder: Path, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
-    """The logprobs and gradients of one pass, by published names."""
+    """Returns the logprobs of one pass, and its gradients by published names."""
     if side == "padded":
         other = reference(folder)
-        logp_M = padded(other, rows)
-        return logp_M, {name: one.grad for name, one in other.named_parameters() if one.grad is not None}
+        logp_M = run_padded(other, rows)
+        return logp_M, {
+            name: parameter.grad for name, parameter in other.named_parameters() if parameter.grad is not None
+        }
     model = load_decoder(folder)
     logp_M = ours(model, rows, shares=side == "shared")
     return logp_M, gradients(model)
 
 
 def reference(folder: Path) -> torch.nn.Module:
-    """The model as transformers loads it."""
+    """Loads the model with transformers."""
     from transformers import AutoModelForCausalLM  # takes seconds, and only one side needs it
 
     model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -158,7 +160,7 @@ def reference(folder: Path) -> torch.nn.Module:
 
 
 def gradients(model: Decoder) -> dict[str, Tensor]:
-    """The gradients by published names."""
+    """Returns the gradients by published names."""
     with torch.no_grad():
         for parameter in model.parameters():
             assert parameter.grad is not None
@@ -167,13 +169,15 @@ def gradients(model: Decoder) -> dict[str, Tensor]:
 
 
 def run_trl(side: str, folder: Path, rows: Rows, *, repeats: int = 0, save: Path | None = None) -> dict[str, float]:
-    """What TRL's side measures, or, with `save`, where it writes its logprobs and gradients."""
+    """Returns the measurements of TRL's side; with `save`, it writes its logprobs and gradients there instead."""
     places = [range(rows.prompt - 1, len(row) - 1) for row in rows.ids]
     spec = {
         "model": str(folder),
         "rows": rows.ids,
         "prompt": rows.prompt,
-        "advantages": [[rows.weight(row, at) * rows.num_trained for at in one] for row, one in enumerate(places)],
+        "advantages": [
+            [rows.weight(row, at) * rows.num_trained for at in trained] for row, trained in enumerate(places)
+        ],
         "checkpointing": side == "trl_frugal",
         "repeats": repeats,
         "save": None if save is None else str(save),
@@ -183,8 +187,10 @@ def run_trl(side: str, folder: Path, rows: Rows, *, repeats: int = 0, save: Path
 
 
 def check(folder: Path, vocab_size: int, *, trl: bool) -> float:
-    """The largest difference between the sides, in logprobs and in gradients relative to the largest of a tensor; ends
-    the program beyond `AGREEMENT`."""
+    """Returns the largest difference between the sides; ends the program beyond `AGREEMENT`.
+
+    Compares logprobs, and gradients relative to the largest of a tensor.
+    """
     rows = Rows.draw(4, 200, vocab_size, seed=1)
     found = {side: run_side(side, folder, rows) for side in SIDES}
     for side in TRL_SIDES if trl else ():
@@ -204,7 +210,7 @@ def check(folder: Path, vocab_size: int, *, trl: bool) -> float:
 
 
 def time_side(side: str, folder: Path, rows: Rows, repeats: int) -> dict[str, float]:
-    """Seconds of a step with AdamW, the median of `repeats` after one more, and the memory that the steps took."""
+    """Returns seconds of a step with AdamW, the median of `repeats` after one more, and the memory of the steps."""
     model = reference(folder) if side == "padded" else load_decoder(folder)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     for parameter in model.parameters():  # the optimizer's own memory is the same on every side
@@ -218,7 +224,7 @@ def time_side(side: str, folder: Path, rows: Rows, repeats: int) -> dict[str, fl
         if isinstance(model, Decoder):
             ours(model, rows, shares=side == "shared")
         else:
-            padded(model, rows)
+            run_padded(model, rows)
         optimizer.step()
         seconds.append(time.perf_counter() - started)
         cpu.append(time.process_time() - cpu_started)
@@ -226,13 +232,13 @@ def time_side(side: str, folder: Path, rows: Rows, repeats: int) -> dict[str, fl
 
 
 def measure_vocabulary(vocab_size: int, tokens: int, *, scores: bool) -> float:
-    """Megabytes that a pass over one row takes: of the model alone, or with the logprobs of all its tokens."""
+    """Returns the megabytes of a pass over one row: of the model alone, or with the logprobs of all its tokens."""
     model = Decoder(config_of(vocab_size, tokens)).initialize(0)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     ids_N = torch.randint(0, vocab_size, (tokens,), generator=torch.Generator().manual_seed(0))
     memory = Memory()
-    hidden_NE = model.hidden(ids_N, PackedLayout([tokens]))
+    hidden_NE = model.hidden_states(ids_N, PackedLayout([tokens]))
     if scores:
         score_targets(hidden_NE, model.head_weight, ids_N).logp_N.sum().backward()
     else:
@@ -241,7 +247,7 @@ def measure_vocabulary(vocab_size: int, tokens: int, *, scores: bool) -> float:
 
 
 def aside(arguments: Sequence[str]) -> dict[str, float]:
-    """What this file says in a process of its own."""
+    """Returns the result of this file in a process of its own."""
     command = [sys.executable, __file__, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     if done.returncode:
@@ -251,7 +257,7 @@ def aside(arguments: Sequence[str]) -> dict[str, float]:
 
 
 def compare(given: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """The sides, a line each."""
+    """Compares the sides, a line each."""
     rows = Rows.draw(given.group, given.prompt, given.words)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -262,17 +268,17 @@ def compare(given: argparse.Namespace) -> dict[str, dict[str, float]]:
         for side in TRL_SIDES if given.trl else ():
             found[side] = run_trl(side, folder, rows, repeats=given.repeats)
     print(f"{given.group} rows, {given.prompt} tokens of prompt, {rows.num_trained} trained tokens")
-    for side, one in found.items():
-        one["trained_tokens_per_s"] = rows.num_trained / one["seconds"]
-        one["times_slower"] = one["seconds"] / found["shared"]["seconds"]
-        told = f"{one['seconds']:7.3f} s {one['cpu_seconds']:7.3f} CPU s"
-        told += f"  {one['trained_tokens_per_s']:7,.0f} trained tokens/s  {one['memory_mb']:7,.0f} MB"
-        print(f"{side:11}{told}  {one['times_slower']:.2f}x the time of shared")
+    for side, measured in found.items():
+        measured["trained_tokens_per_s"] = rows.num_trained / measured["seconds"]
+        measured["times_slower"] = measured["seconds"] / found["shared"]["seconds"]
+        numbers = f"{measured['seconds']:7.3f} s {measured['cpu_seconds']:7.3f} CPU s"
+        numbers += f"  {measured['trained_tokens_per_s']:7,.0f} trained tokens/s  {measured['memory_mb']:7,.0f} MB"
+        print(f"{side:11}{numbers}  {measured['times_slower']:.2f}x the time of shared")
     return found
 
 
 def parse() -> argparse.Namespace:
-    """The arguments."""
+    """Parses the arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--group", type=int, default=16, help="rows that share their prompt")
     parser.add_argument("--prompt", type=int, default=1000, help="its tokens")

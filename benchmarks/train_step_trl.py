@@ -28,13 +28,15 @@ SPEC: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
 
 
 def no_reward(completions: list[Any], **kwargs: Any) -> list[float]:
-    """A trainer wants one; nothing is sampled here."""
+    """Returns zeros: a trainer requires a reward, but nothing is sampled here."""
     return [0.0] * len(completions)
 
 
 def make_trainer() -> GRPOTrainer:
-    """Over the saved model, in fp32; with TRL's default of computing each layer again in the backward pass, or
-    without."""
+    """Makes a trainer over the saved model, in fp32.
+
+    In the backward pass it computes each layer again, TRL's default, if the specification has `checkpointing`.
+    """
     backend = Tokenizer(models.WordLevel({"t0": 0, "<end>": 1}, unk_token="t0"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", pad_token="t0")
     config = GRPOConfig(
@@ -61,7 +63,7 @@ def make_trainer() -> GRPOTrainer:
 
 
 def make_inputs() -> dict[str, torch.Tensor]:
-    """The rows as `_compute_loss` takes them, with an advantage for each token."""
+    """Returns the rows as `_compute_loss` takes them, with an advantage for each token."""
     rows, prompt = SPEC["rows"], SPEC["prompt"]
     longest = max(len(row) for row in rows) - prompt
     size = (len(rows), longest)
@@ -84,23 +86,27 @@ def make_inputs() -> dict[str, torch.Tensor]:
 
 
 def step(trainer: GRPOTrainer, inputs: dict[str, torch.Tensor]) -> None:
-    """The loss and its gradient."""
+    """Computes the loss and its gradient."""
     trainer.accelerator.backward(trainer.compute_loss(trainer.model, inputs))
 
 
-def found(trainer: GRPOTrainer, inputs: dict[str, torch.Tensor]) -> None:
-    """Writes logprobs and gradients where the specification says."""
+def write_gradients(trainer: GRPOTrainer, inputs: dict[str, torch.Tensor]) -> None:
+    """Writes logprobs and gradients to the file of the specification."""
     ids, seen = (torch.cat([inputs[f"prompt_{kind}"], inputs[f"completion_{kind}"]], 1) for kind in ("ids", "mask"))
     longest = inputs["completion_ids"].shape[1]
     with torch.no_grad():
         logp = trainer._get_per_token_logps_and_entropies(trainer.model, ids, seen, longest)[0]
     step(trainer, inputs)
-    tensors = {name: one.grad.contiguous() for name, one in trainer.model.named_parameters() if one.grad is not None}
+    tensors = {
+        name: parameter.grad.contiguous()
+        for name, parameter in trainer.model.named_parameters()
+        if parameter.grad is not None
+    }
     save_file({**tensors, "logprobs": logp[inputs["completion_mask"].bool()].contiguous()}, SPEC["save"])
 
 
-def timed(trainer: GRPOTrainer, inputs: dict[str, torch.Tensor]) -> dict[str, float]:
-    """As `time_side` of the other sides."""
+def time_steps(trainer: GRPOTrainer, inputs: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Returns the same measurements as `time_side` of the other sides."""
     parameters = list(trainer.model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=1e-5, fused=True)
     for parameter in parameters:
@@ -119,15 +125,15 @@ def timed(trainer: GRPOTrainer, inputs: dict[str, torch.Tensor]) -> dict[str, fl
 
 
 def main() -> None:
-    """Compares or measures, as the specification says."""
+    """Compares or measures, by the specification."""
     torch.set_num_threads(1)
     trainer, inputs = make_trainer(), make_inputs()
-    told: dict[str, float] = {}
+    result: dict[str, float] = {}
     if SPEC["save"]:
-        found(trainer, inputs)
+        write_gradients(trainer, inputs)
     else:
-        told = timed(trainer, inputs)
-    print(json.dumps(told))
+        result = time_steps(trainer, inputs)
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ CONSTRAINTS = Path(__file__).parent.parent / "constraints.txt"
 
 
 def trl_python() -> Path:
-    """The interpreter of TRL's environment, which is made on first use."""
+    """Returns the interpreter of TRL's environment, which is made on first use."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     folder = cache / "agentgym-benchmarks" / "trl-1.16"
     python, done = folder / "bin" / "python", folder / "installed"
@@ -32,13 +32,15 @@ def trl_python() -> Path:
 
 
 def run_beside_trl(script: Path, spec: Mapping[str, object]) -> dict[str, Any]:
-    """What the script says in TRL's environment: it is given the path of the specification, a JSON file, and ends with
-    a line of JSON. `output` in the specification is a folder that lives as long."""
+    """Runs the script in TRL's environment and returns the line of JSON with which it ends.
+
+    The script is given the path of the specification, a JSON file. `output` in it is a folder that lives as long.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch, "spec.json")
         path.write_text(json.dumps({"output": scratch, **spec}))
         done = subprocess.run([str(trl_python()), str(script), str(path)], capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"TRL failed:\n{done.stderr[-3000:]}")
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result

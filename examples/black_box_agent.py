@@ -24,7 +24,7 @@ OVER = 410  # the episode, or the whole run
 
 
 def play(client: OpenAI, game: dict[str, Any]) -> float:
-    """Plays one episode to its end; the sum of its rewards."""
+    """Plays one episode to its end; returns the sum of its rewards."""
     agent = client.with_options(base_url=game["base_url"])
     tools = {"tools": game["tools"]} if game["tools"] else {}
     messages, total = game["messages"], 0.0
@@ -43,7 +43,7 @@ def play(client: OpenAI, game: dict[str, Any]) -> float:
 
 
 def games(client: OpenAI, wait_s: float) -> Iterator[dict[str, Any]]:
-    """Claims one episode after the other, until the run is over; waits so long for the server to come up."""
+    """Claims one episode after the other, until the run is over; waits up to `wait_s` for the server to come up."""
     give_up = time.monotonic() + wait_s
     while True:
         try:

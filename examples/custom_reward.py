@@ -10,7 +10,7 @@ from agentgym.types import Task
 
 
 def brief(trajectory: Trajectory, task: Task, *, per_turn: float = 0.05) -> Reward:
-    """The environment's reward, less `per_turn` for every turn after the first, each at the turn that it is for."""
+    """Returns the environment's reward, less `per_turn` for every turn after the first, each at its own turn."""
     earned = [turn.reward or 0.0 for turn in trajectory.turns]
     costs = [0.0] + [-per_turn] * (len(earned) - 1)
     turns = tuple(gain + cost for gain, cost in zip(earned, costs, strict=True))
@@ -18,12 +18,13 @@ def brief(trajectory: Trajectory, task: Task, *, per_turn: float = 0.05) -> Rewa
 
 
 def shortest(trajectories: Sequence[Trajectory], tasks: Sequence[Task]) -> list[float]:
-    """The environment's reward, where no successful episode of the same task took fewer turns; half of it otherwise."""
+    """Returns the environment's reward, or half of it if a successful episode of the same task took fewer turns."""
     best: dict[str, int] = {}
     for trajectory, task in zip(trajectories, tasks, strict=True):
         if trajectory.success:
             best[task.key] = min(len(trajectory.turns), best.get(task.key, len(trajectory.turns)))
     return [
-        (one.reward or 0.0) * (1.0 if len(one.turns) <= best.get(task.key, len(one.turns)) else 0.5)
-        for one, task in zip(trajectories, tasks, strict=True)
+        (trajectory.reward or 0.0)
+        * (1.0 if len(trajectory.turns) <= best.get(task.key, len(trajectory.turns)) else 0.5)
+        for trajectory, task in zip(trajectories, tasks, strict=True)
     ]

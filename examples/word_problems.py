@@ -16,7 +16,7 @@ HERE = "examples.word_problems:Calculator"
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    """Each row in verl's columns; a file of such rows would do as well."""
+    """Yields rows in verl's columns; a file of such rows would do as well."""
     for index in range(1000):
         yield row(index)
 

@@ -28,7 +28,7 @@ class GymnasiumWatch:
         loader, load = spec.loader, spec.loader.exec_module
 
         def load_and_register(module: "ModuleType") -> None:
-            del loader.exec_module  # from here on it is the loader that it was
+            del loader.exec_module  # restores the loader's own method
             load(module)
             if cls in sys.meta_path:
                 sys.meta_path.remove(cls)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentgym.errors import ConfigError, UnknownName, UserCodeFault
-from agentgym.loading import Wanted, blamed, is_place, load_module, load_named
+from agentgym.loading import Wanted, convert_user_errors, is_place, load_module, load_named
 
 SCORE = Wanted(noun="scorer", example="function", hint="See `scorers`.", new="write one")
 
@@ -94,9 +94,9 @@ def test_a_module_that_raises_is_the_users_fault_whenever_it_is_loaded(place: st
 
 def test_our_own_errors_and_an_interrupt_are_blamed_on_nobody() -> None:
     for error in (ConfigError("a setting"), KeyboardInterrupt()):
-        with pytest.raises(type(error)) as caught, blamed("the part"):
+        with pytest.raises(type(error)) as caught, convert_user_errors("the part"):
             raise error
         assert caught.value is error
-    with pytest.raises(UserCodeFault, match="the part: KeyError: 'x'") as blame, blamed("the part"):
+    with pytest.raises(UserCodeFault, match="the part: KeyError: 'x'") as blame, convert_user_errors("the part"):
         {}["x"]
     assert isinstance(blame.value.__cause__, KeyError)

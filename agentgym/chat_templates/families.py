@@ -1,4 +1,4 @@
-"""Which renderer and reply format a model gets: recognized by its chat template, or asked for by name."""
+"""The renderer and reply format of a model: recognized by its chat template, or requested by name."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ class RendererFactory(Protocol):
     def __call__(
         self, tokenizer: ChatTokenizer, *, reply_format: ReplyFormat, variables: Mapping[str, JSON] | None = None
     ) -> TemplateRenderer:
-        """A renderer, or RenderError when the tokenizer's template is not of the family."""
+        """Returns a renderer; raises RenderError if the tokenizer's template is not of the family."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Models whose chats are written alike: `Family("hermes", ("<|im_start|>", "<tool_call>"), ChatMLRenderer)`."""
+    """Models that share a chat format: `Family("hermes", ("<|im_start|>", "<tool_call>"), ChatMLRenderer)`."""
 
     name: str
-    """The name of its reply format."""
+    """The name of the family's reply format."""
     signs: tuple[str, ...]
-    """What a template of the family spells, all of it."""
+    """Texts that a template of the family contains, all of them."""
     renderer: RendererFactory = TemplateRenderer
     tokens: tuple[str, ...] = ()
-    """What its tokenizer has an id for, all of it: for a template that leaves out how the model calls."""
+    """Texts that its tokenizer has an id for, all of them: for a template that does not show how the model calls."""
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -90,13 +90,14 @@ FAMILIES: tuple[Family, ...] = (
     Family("phi4_mini", ("<|end|>", "<|assistant|>")),
     Family("hermes", ("<|im_start|>",), ChatMLRenderer),
 )
-"""In the order in which a template is compared with them. A family whose format does not read the calls that the
-template writes gives way to the first format that does; a format that stands in no family is found in that way too,
-or asked for by name."""
+"""The families in the order in which a template is compared with them.
+
+If a family's format does not read the calls that the template writes, the first format that does is used; a format
+without a family is found in that way too, or requested by name."""
 
 
 def family_of(tokenizer: ChatTokenizer) -> Family | None:
-    """The family whose signs the tokenizer and its template have, or None for an unknown one."""
+    """Returns the family whose signs the tokenizer and its template contain, or None if there is none."""
     template, has = tokenizer.template + tokenizer.tool_template, tokenizer.backend.token_to_id
     for family in FAMILIES:
         if all(sign in template for sign in family.signs) and all(has(token) is not None for token in family.tokens):
@@ -111,11 +112,11 @@ def renderer_for(
     variables: Mapping[str, JSON] | None = None,
     date: str | None = None,
 ) -> TemplateRenderer:
-    """The renderer of a model folder or tokenizer.
+    """Returns the renderer of a model folder or tokenizer.
 
-    `family` is a name of `FORMATS`; without one the template tells it, and an unknown template gets the first format
+    `family` is a name of `FORMATS`; without one the template decides, and an unknown template gets the first format
     that reads the calls which the template writes. `variables` go to the template (`{"enable_thinking": False}` for
-    Qwen3), and `date` is the moment that it takes for the present one (`2026-03-01T08:30:00`), by default that of this
+    Qwen3). `date` is the moment that the template uses as the present (`2026-03-01T08:30:00`), by default that of this
     call. Raises RunFolderError for a missing folder or tokenizer, UnknownName for an unknown family, RenderError for
     a template that is missing or cannot be continued exactly.
     """
@@ -138,7 +139,7 @@ def renderer_for(
 
 
 def _of_family(found: Family, tokenizer: ChatTokenizer, variables: Mapping[str, JSON] | None) -> TemplateRenderer:
-    """The family's renderer, or the general one where the family's does not fit the template."""
+    """Returns the family's renderer, or the general one if the family's does not fit the template."""
     try:
         return found.renderer(tokenizer, reply_format=FORMATS[found.name], variables=variables)
     except RenderError as error:
@@ -149,14 +150,17 @@ def _of_family(found: Family, tokenizer: ChatTokenizer, variables: Mapping[str, 
 
 
 def _reading(renderer: TemplateRenderer, variables: Mapping[str, JSON] | None) -> TemplateRenderer:
-    """`renderer`, or one like it with the first format that reads the calls which the template writes, be it only those
-    whose arguments are numbers: a template may write texts without quotes that the model puts around them."""
+    """Returns `renderer`, or one like it with the first format that reads the calls which the template writes.
+
+    A format that reads only calls whose arguments are numbers will do: a template may write texts without the quotes
+    that the model puts around them.
+    """
     if renderer.reads_calls:
         return renderer
     for call in (CALLING, PLAIN_CALL):
         for reply_format in dict.fromkeys(FORMATS.values()):
             if renderer.can_read(reply_format, call):
                 other = type(renderer)(renderer.tokenizer, reply_format=reply_format, variables=variables)
-                if other.can_read(reply_format, call):  # by its own end tokens too, which the formats do not share
+                if other.can_read(reply_format, call):  # with its own end tokens too, which the formats do not share
                     return other
     return renderer

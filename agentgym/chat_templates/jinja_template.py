@@ -25,10 +25,10 @@ Clean = Callable[[str], str]
 
 
 class ChatTemplate:
-    """Renders conversations to text; `variables` are what the template sees beside messages and tools.
+    """Renders conversations to text; `variables` are what the template sees besides messages and tools.
 
-    The variable `strftime_now` is an ISO date: the moment that the template's function of this name formats. Without
-    it, that is the moment at which the template was compiled, so that a conversation over midnight has one date.
+    The variable `strftime_now` is an ISO date: the moment that the template's function of this name formats. The
+    default is the moment at which the template was compiled, so that a conversation over midnight has one date.
     """
 
     def __init__(self, source: str, variables: Mapping[str, JSON]) -> None:
@@ -36,7 +36,7 @@ class ChatTemplate:
         moment = parse_date(str(variables.get("strftime_now", present_date())))
         self._variables = {**variables, "strftime_now": moment.strftime}
         try:
-            self._template = _compiled(source)
+            self._template = _compile_template(source)
         except jinja2.TemplateSyntaxError as error:
             raise RenderError(f"the chat template does not compile (line {error.lineno}): {error.message}") from error
 
@@ -47,7 +47,7 @@ class ChatTemplate:
         *,
         generation_prompt: bool = True,
     ) -> str:
-        """The conversation's text; raises RenderError with the template's own complaint when it refuses."""
+        """Returns the conversation's text; raises RenderError with the template's own message if it refuses."""
         try:
             return self._template.render(
                 messages=messages,
@@ -72,10 +72,10 @@ class ChatTemplate:
 
 
 def message_dict(message: Message, clean: Clean, *, text_arguments: bool = False) -> dict[str, JSON]:
-    """The message as chat templates take it, every text passed through `clean`.
+    """Returns the message as chat templates take it, every text passed through `clean`.
 
-    A malformed call has no place in a template's `tool_calls`: its raw text joins the content. `text_arguments` gives
-    arguments as the JSON text that the OpenAI API has for them, which some templates take alone.
+    A malformed call has no place in a template's `tool_calls`: its raw text is added to the content. `text_arguments`
+    gives arguments as JSON text, as in the OpenAI API; some templates take nothing else.
     """
 
     def arguments_of(call: ToolCall) -> JSON:
@@ -106,14 +106,14 @@ def message_dict(message: Message, clean: Clean, *, text_arguments: bool = False
 
 
 def tool_dict(tool: ToolSpec, clean: Clean) -> Mapping[str, JSON]:
-    """The tool in the form that chat templates take, every text passed through `clean`."""
+    """Returns the tool in the form that chat templates take, every text passed through `clean`."""
     cleaned = clean_json(tool.to_openai(), clean)
     assert isinstance(cleaned, Mapping)
     return cleaned
 
 
 def clean_json(value: JSON, clean: Clean) -> JSON:
-    """A copy of a JSON value with every string and key passed through `clean`."""
+    """Returns a copy of a JSON value with every string and key passed through `clean`."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, Mapping):
@@ -124,7 +124,7 @@ def clean_json(value: JSON, clean: Clean) -> JSON:
 
 
 @functools.lru_cache(maxsize=64)
-def _compiled(source: str) -> jinja2.Template:
+def _compile_template(source: str) -> jinja2.Template:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
     )
@@ -148,13 +148,13 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _line_of(error: Exception) -> str:
-    """Where in the template an error was raised: ` (line 7)`, or an empty string."""
+    """Returns the template's line at which an error was raised: ` (line 7)`, or an empty string."""
     lines = [entry.lineno for entry in traceback.extract_tb(error.__traceback__) if entry.filename == "<template>"]
     return f" (line {lines[-1]})" if lines else ""
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """Reads `{% generation %}`, with which some templates mark the assistant's text, as plain text."""
+    """Reads the inside of `{% generation %}`, with which some templates mark the assistant's text, as plain text."""
 
     tags = {"generation"}
 

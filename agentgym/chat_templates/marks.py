@@ -1,4 +1,4 @@
-"""Text to ids in which only the template's own marks become mark ids; what a message says stays plain text."""
+"""Encodes text so that only the template's own marks become mark ids; the text of messages stays plain text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ANGULAR = re.compile(r"<\|.*\|>\Z", re.DOTALL)
 
 
 class Marks:
-    """The tokens that structure a family's chat (`<|im_end|>`, `<tool_call>`), and encoding that knows who wrote what.
+    """The tokens that structure a family's chat (`<|im_end|>`, `<tool_call>`), and an encoder for text with them.
 
     A mark is an added token of the tokenizer that is special, looks like `<|...|>`, is spelled with brackets in the
     template, or is one of `known`, the marks of the family's replies. Message text that spells one is *guarded*
@@ -37,24 +37,24 @@ class Marks:
         self._pattern = _alternation(self.ids)
         self._spelled_or_begun = _alternation(self.ids, begun=True)
         self._starts = re.compile(f"(?=(?:{self._spelled_or_begun.pattern})).", re.DOTALL)
-        """The first character of each spelling, of one within another too."""
+        """Matches the first character of each spelling, also of one within another."""
         normalizer = backend.normalizer
         flagged = any(added[index].normalized for index in self.texts)
         self._normalize: Callable[[str], str] | None = normalizer.normalize_str if normalizer and flagged else None
 
     def guard(self, text: str, guard: str) -> str:
-        """`text` with `guard` put inside every spelling of a mark, and behind the beginning of one at its end."""
+        """Returns `text` with `guard` inside every spelling of a mark, and after the beginning of a mark at its end."""
         text = text if text.isascii() else _without_surrogates(text)
         if not self._is_plain(text):
             return self._starts.sub(lambda match: match[0] + guard, text)
         return text
 
     def is_plain(self, text: str) -> bool:
-        """Whether `text` spells no mark, begins none at its end, and is valid Unicode."""
+        """Returns True if `text` spells no mark, begins none at its end, and is valid Unicode."""
         return (text.isascii() or _without_surrogates(text) == text) and self._is_plain(text)
 
     def encode(self, text: str, guard: str = "") -> list[int]:
-        """Ids of rendered `text`: marks become their ids, except where `guard` sits between two marks."""
+        """Returns the ids of rendered `text`: marks become their ids, except where `guard` is between two marks."""
         if not guard or guard not in text:
             return self._tokenizer.encode(text)
         ids: list[int] = []
@@ -68,7 +68,7 @@ class Marks:
         return ids + self._tokenizer.encode(text[start:])
 
     def split(self, text: str) -> list[tuple[str, int | None]]:
-        """`text` cut at its marks: `(text, None)` for text, `(mark, id)` for a mark."""
+        """Splits `text` at its marks: `(text, None)` for text, `(mark, id)` for a mark."""
         parts: list[tuple[str, int | None]] = []
         position = 0
         for match in self._pattern.finditer(text):
@@ -84,7 +84,7 @@ class Marks:
 
 
 def pick_guard(texts: Iterable[str]) -> str:
-    """A character that none of `texts` holds: a Unicode noncharacter, or the first free private-use one."""
+    """Returns a character that none of `texts` holds: a Unicode noncharacter, or the first free private-use one."""
     joined = "".join(texts)
     for guard in _NONCHARACTERS:
         if guard not in joined:
@@ -100,9 +100,9 @@ def _is_mark(text: str, special: bool, template: str) -> bool:
 
 
 def _alternation(marks: Iterable[str], *, begun: bool = False) -> re.Pattern[str]:
-    """Matches any mark, the longest that fits; with `begun` also a mark's beginning at the very end of the text.
+    """Returns the pattern of any mark, the longest first; with `begun` also of a mark's beginning at the text's end.
 
-    The marks are one tree of shared beginnings: a list of a thousand alternatives takes half a minute for a megabyte
+    The marks are one tree of shared prefixes: a list of a thousand alternatives takes half a minute for a megabyte
     of `<`.
     """
     tree: _Tree = {}
@@ -118,12 +118,12 @@ _Tree: TypeAlias = "dict[str, _Tree]"
 
 
 def _branches(node: _Tree, begun: bool) -> list[str]:
-    """What may follow at a node of the tree, one pattern for each next character."""
+    """Returns what may follow at a node of the tree, one pattern for each next character."""
     return [re.escape(character) + _rest(child, begun) for character, child in node.items() if character]
 
 
 def _rest(node: _Tree, begun: bool) -> str:
-    """A pattern for what follows a character that leads to `node`."""
+    """Returns a pattern for what follows a character that leads to `node`."""
     is_mark = "" in node
     branches = _branches(node, begun and not is_mark)  # a whole mark goes before the beginning of a longer one
     if is_mark:
@@ -134,7 +134,7 @@ def _rest(node: _Tree, begun: bool) -> str:
 
 
 def _without_surrogates(text: str) -> str:
-    """`text` with surrogate pairs joined and lone surrogates replaced, as tokenizers take valid Unicode only."""
+    """Returns `text` with surrogate pairs joined and lone surrogates replaced: tokenizers take only valid Unicode."""
     try:
         text.encode()
     except UnicodeEncodeError:

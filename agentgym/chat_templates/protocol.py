@@ -1,4 +1,4 @@
-"""What the rollout asks of a chat format: messages to ids, ids to a message, and the exact ids in between."""
+"""The chat format as the rollout uses it: messages to ids, ids to a message, and the exact ids in between."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["GrammarRenderer", "Renderer"]
 
 @runtime_checkable
 class Renderer(Protocol):
-    """Renders and parses one model family's chat format; token-exact."""
+    """Renders and parses one model family's chat format, exact to the token."""
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -20,36 +20,39 @@ class Renderer(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """One more than the greatest id the tokenizer can give."""
+        """One more than the greatest id that the tokenizer has."""
 
     @property
     def thinking(self) -> tuple[str, str]:
-        """The texts that open and close the model's reasoning; empty where it has none."""
+        """The texts that open and close the model's reasoning; empty if it has none."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
-        """Ids of the whole conversation, ending with the generation prompt."""
+        """Returns the ids of the whole conversation, ending with the generation prompt."""
 
     def rerender(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
-        """Ids of a conversation whose replies were sampled before, as the template tells them now, ending with the
-        generation prompt; raises RenderError where the template leaves out what they called."""
+        """Returns the ids of a conversation, ending with the generation prompt, for replies that were sampled before.
+
+        The replies are as the template writes them now. Raises RenderError if the template leaves out their calls."""
 
     def extend(self, ids: Sequence[int], new_messages: Sequence[Message]) -> list[int]:
-        """Only the ids to append to `ids` (a prompt and the reply sampled on it): the end of a cut reply if it
-        lacks one, the separator, `new_messages` (tool, user or system messages), the next generation prompt."""
+        """Returns only the ids to append to `ids` (a prompt and the reply sampled on it).
+
+        They are the end of a cut reply if it lacks one, the separator, `new_messages` (tool, user or system messages),
+        and the next generation prompt."""
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSpec] = (), prompt: Sequence[int] = ()) -> Message:
-        """The reply as a message; calls that cannot be read are MalformedCall. Never raises on model output.
+        """Returns the reply as a message; calls that cannot be read are MalformedCall. Never raises on model output.
 
         `tools` are those that the model was shown: some families write arguments without types. `prompt` are the ids
-        that it was sampled on: some templates open the reasoning there, behind some messages and not behind others."""
+        that it was sampled on: some templates open the reasoning there, after some messages and not after others."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The ids' text, special tokens included."""
+        """Returns the ids' text, special tokens included."""
 
 
 @runtime_checkable
 class GrammarRenderer(Protocol):
-    """A renderer that can also say how calls are written, for engines that constrain what they sample."""
+    """A renderer with a grammar for its calls, for engines that constrain what they sample."""
 
     def call_grammar(self, tools: Sequence[ToolSpec]) -> str:
-        """`Sampling.grammar` for calls to these tools; raises RenderError where the family's calls cannot be said."""
+        """Returns `Sampling.grammar` for calls to these tools; raises RenderError if the family has no grammar."""

@@ -1,4 +1,4 @@
-"""Sampled ids to a message, by a family's format: an id is a mark, and text that only spells one is text."""
+"""Parses sampled ids into a message by a family's format: an id is a mark, and text that only spells one is text."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Clean = Callable[[str], str]
 
 
 class ReplyReader:
-    """Reads replies of one model.
+    """Reads the replies of one model.
 
-    A mark of the format that the tokenizer has as one id is that id alone: where ordinary ids spell it, a guard
-    character inside the spelling hides it from the format, and is taken out of what the format read. A mark that the
+    A mark of the format that the tokenizer has as one id is that id alone. Where ordinary ids spell it, a guard
+    character inside the spelling hides it from the format, and is removed from what the format read. A mark that the
     tokenizer lacks (`<think>` for Qwen2.5) is recognized by its spelling.
     """
 
@@ -36,21 +36,21 @@ class ReplyReader:
         self._spelled = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
     def parse(self, ids: Sequence[int], context: ReplyContext) -> Message:
-        """The reply as a message, up to its first stop id; raises nothing, whatever the ids."""
+        """Returns the reply as a message, up to its first stop id; raises nothing, whatever the ids."""
         parts = self._parts(ids)
         spelled = [text for text, is_mark in parts if not is_mark and self._spelled.search(text)]
         if not spelled:
             return self.format.read("".join([text for text, _ in parts]), context)
         guard = pick_guard([text for text, _ in parts])
         hidden = [text if is_mark else self._hide(text, guard) for text, is_mark in parts]
-        return _cleaned(self.format.read("".join(hidden), context), lambda text: text.replace(guard, ""))
+        return _clean_message(self.format.read("".join(hidden), context), lambda text: text.replace(guard, ""))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The ids' text, special tokens included; ids out of range give none."""
+        """Returns the ids' text, special tokens included; ids out of range give none."""
         return self._tokenizer.decode(ids)
 
     def _parts(self, ids: Sequence[int]) -> list[tuple[str, bool]]:
-        """Text and whether it is a mark; a stop id that closes calls is one, and the last."""
+        """Returns pairs of a text and whether it is a mark; a stop id that closes calls is a mark, and the last one."""
         parts: list[tuple[str, bool]] = []
         run: list[int] = []
         for index in ids:
@@ -70,13 +70,13 @@ class ReplyReader:
         return self._spelled.sub(lambda match: match[0][0] + guard + match[0][1:], text)
 
 
-def _cleaned(message: Message, clean: Clean) -> Message:
+def _clean_message(message: Message, clean: Clean) -> Message:
     reasoning = None if message.reasoning is None else clean(message.reasoning)
-    calls = tuple(_cleaned_call(call, clean) for call in message.tool_calls)
+    calls = tuple(_clean_call(call, clean) for call in message.tool_calls)
     return Message("assistant", clean(message.content), reasoning, calls)
 
 
-def _cleaned_call(call: AnyCall, clean: Clean) -> AnyCall:
+def _clean_call(call: AnyCall, clean: Clean) -> AnyCall:
     if isinstance(call, MalformedCall):
         return replace(call, raw=clean(call.raw), error=clean(call.error))
     arguments = {clean(name): clean_json(value, clean) for name, value in call.arguments.items()}

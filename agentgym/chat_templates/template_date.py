@@ -1,4 +1,4 @@
-"""The moment that chat templates are given as the present one (`strftime_now`), fixed once per run."""
+"""The moment that chat templates get as the present (`strftime_now`), fixed once per run."""
 
 from __future__ import annotations
 

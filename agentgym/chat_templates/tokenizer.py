@@ -21,7 +21,7 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 
 @runtime_checkable
 class HoldsTokenizer(Protocol):
-    """What is needed of a transformers fast tokenizer."""
+    """The part of a transformers fast tokenizer that is used here."""
 
     @property
     def backend_tokenizer(self) -> Tokenizer:
@@ -29,15 +29,15 @@ class HoldsTokenizer(Protocol):
 
     @property
     def special_tokens_map(self) -> Mapping[str, object]:
-        """Role of a special token (`eos_token`) to its text."""
+        """A mapping from the role of a special token (`eos_token`) to its text."""
 
     @property
     def chat_template(self) -> object:
-        """Jinja source, or sources by name."""
+        """The Jinja source, or sources by name."""
 
 
 class _OneAtATime:
-    """A lock that goes with the object it guards: a pickled or copied one is free."""
+    """A lock that goes with the object it guards: after pickling or copying it is free."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -62,17 +62,17 @@ class ChatTokenizer:
 
     backend: Tokenizer
     template: str
-    """Jinja source for conversations."""
+    """The Jinja source for conversations."""
     tool_template: str = ""
-    """Jinja source for conversations with tools, of a model that has another one for them."""
+    """The Jinja source for conversations with tools, if the model has a separate one for them."""
     special_tokens: Mapping[str, str] = field(default_factory=dict)
-    """Role (`bos_token`, `eos_token`, ...) to text; the template sees them as variables."""
+    """A mapping from role (`bos_token`, `eos_token`, ...) to text; the template sees them as variables."""
     stop_tokens: tuple[str, ...] = ()
-    """Texts that end a reply beside the one that the template puts there."""
+    """Texts that end a reply, besides the one that the template puts there."""
     name: str = "tokenizer"
-    """What messages call it."""
+    """The tokenizer's name in messages."""
     lock: _OneAtATime = field(default_factory=_OneAtATime, init=False, repr=False, compare=False)
-    """Held by whoever uses `backend`."""
+    """The lock to hold while using `backend`."""
 
     def __post_init__(self) -> None:
         if self.backend.truncation is not None or self.backend.padding is not None:
@@ -83,16 +83,16 @@ class ChatTokenizer:
 
     @functools.cached_property
     def vocab_size(self) -> int:
-        """One more than the greatest id; counted once, because a large vocabulary takes a tenth of a second."""
+        """One more than the greatest id; computed once, because a large vocabulary takes a tenth of a second."""
         return 1 + max(self.backend.get_vocab(with_added_tokens=True).values())
 
     @property
     def writes_date(self) -> bool:
-        """Whether a template of it writes the present date, so that a run has to record which date that was."""
+        """True if one of its templates writes the present date, so that a run has to record that date."""
         return "strftime_now" in self.template + self.tool_template
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`; what spells an added token becomes its id. Raises RenderError if the tokenizer fails on it."""
+        """Returns the ids of `text`; a spelled added token becomes its id. Raises RenderError if that fails."""
         try:
             with self.lock:
                 return list(self.backend.encode(text, add_special_tokens=False).ids)
@@ -100,7 +100,7 @@ class ChatTokenizer:
             raise self._encode_error(text, error) from error
 
     def encode_plain(self, text: str) -> list[int]:
-        """Ids of `text` with no added token in them, whatever it spells. Raises RenderError as `encode` does."""
+        """Returns the ids of `text` without added tokens, whatever it spells. Raises RenderError as `encode` does."""
         try:
             with self.lock:
                 return self._encode_words(text)
@@ -119,16 +119,18 @@ class ChatTokenizer:
         return RenderError(f"the tokenizer {self.name!r} cannot encode {text[:60]!r}: {error}")
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The ids' text, special tokens included; ids out of range give none."""
+        """Returns the ids' text, special tokens included; ids out of range give none."""
         known = [index for index in ids if 0 <= index < self.vocab_size]
         with self.lock:
             return str(self.backend.decode(known, skip_special_tokens=False))
 
     @staticmethod
     def load(folder: str | Path, template: str | None = None) -> ChatTokenizer:
-        """The tokenizer of a model folder: `tokenizer.json`, `tokenizer_config.json`, and `chat_template.jinja` or a
-        template in the config; `template` counts instead of these. Raises RunFolderError or RenderError that says
-        which is missing or malformed."""
+        """Loads a model folder's tokenizer; raises RunFolderError or RenderError for what is missing or malformed.
+
+        It reads `tokenizer.json`, `tokenizer_config.json`, and `chat_template.jinja` or a template in the config;
+        `template` replaces these.
+        """
         path = Path(folder)
         if not path.is_dir():
             raise RunFolderError(f"no model folder {str(path)!r}: give a folder that holds tokenizer.json")
@@ -156,7 +158,7 @@ class ChatTokenizer:
 
     @staticmethod
     def of(holder: HoldsTokenizer) -> ChatTokenizer:
-        """A copy of the tokenizer of a transformers fast tokenizer object, whose calls set up truncation as they go."""
+        """Copies the tokenizer of a transformers fast tokenizer object, whose calls change its truncation."""
         special = {name: str(text) for name, text in holder.special_tokens_map.items() if name in _SPECIAL_NAMES}
         stops = (special["eos_token"],) if "eos_token" in special else ()
         name = type(holder).__name__
@@ -188,7 +190,7 @@ def _templates(path: Path, config: Mapping[str, object]) -> tuple[str, str]:
 
 
 def _choose(found: object, name: str) -> tuple[str, str]:
-    """The template and, where there is another one for tools, that one."""
+    """Returns the template and the one for tools, which is empty if there is none."""
     if isinstance(found, list):
         found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, Mapping)}
     named = found if isinstance(found, Mapping) else {"default": found}

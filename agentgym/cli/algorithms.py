@@ -1,4 +1,4 @@
-"""`agentgym algorithms`: what `train` can credit, minimize and weigh by, with settings and sources."""
+"""`agentgym algorithms`: the estimators, losses, aggregations and corrections of `train`, with settings and sources."""
 
 from __future__ import annotations
 
@@ -36,26 +36,31 @@ def _list(args: Sequence[str]) -> int:
         return 0
     found = all_algorithms()
     rows = [
-        [one.kind, one.name, ", ".join(f"{name}={default}" for name, default in one.settings.items()), one.summary]
-        for one in found
+        [
+            algorithm.kind,
+            algorithm.name,
+            ", ".join(f"{name}={default}" for name, default in algorithm.settings.items()),
+            algorithm.summary,
+        ]
+        for algorithm in found
     ]
     show_table(["kind", "name", "settings", "what it is"], rows)
     say("preset: --algo NAME")
     for table in TABLES:
         say(f"{table.kind}: {table.option}")
     if options.json:
-        told_json: list[JSON] = [
+        algorithms_json: list[JSON] = [
             {
-                "kind": one.kind,
-                "name": one.name,
-                "summary": one.summary,
-                "details": one.details,
-                "inputs": list(one.inputs),
-                "settings": {name: _plain(default) for name, default in one.settings.items()},
+                "kind": algorithm.kind,
+                "name": algorithm.name,
+                "summary": algorithm.summary,
+                "details": algorithm.details,
+                "inputs": list(algorithm.inputs),
+                "settings": {name: _plain(default) for name, default in algorithm.settings.items()},
             }
-            for one in found
+            for algorithm in found
         ]
-        show_json({"algorithms": told_json})
+        show_json({"algorithms": algorithms_json})
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`agentgym corpus index|search|fetch`: makes documents searchable, and tries what the tools would give a model."""
+"""`agentgym corpus index|search|fetch`: makes documents searchable, and shows what the tools would give a model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class IndexOptions:
     source: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR|FILE.jsonl")]
     """The documents."""
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
-    """The index file to write; an index that is there is replaced."""
+    """The index file to write; an existing one is replaced."""
     json: bool = False
     """End with one line of JSON."""
 
@@ -42,7 +42,7 @@ class SearchOptions:
     query: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="QUERY")]
     """The words to look for."""
     num_results: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 5
-    """How many documents at most."""
+    """The most documents to show."""
     json: bool = False
     """End with one line of JSON."""
 
@@ -54,9 +54,9 @@ class FetchOptions:
     index: IndexFile
     """The index file."""
     url: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="URL")]
-    """Its address in the corpus."""
+    """The document's address in the corpus."""
     page: int = 1
-    """Which page of it, from 1."""
+    """The page of the document, from 1."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -93,8 +93,8 @@ def _search(args: Sequence[str]) -> int:
     if options.json:
         hits = index.search(query, options.num_results)
         found: list[JSON] = [
-            {"url": one.document.url, "title": one.document.title, "score": one.score, "snippet": one.snippet}
-            for one in hits
+            {"url": hit.document.url, "title": hit.document.title, "score": hit.score, "snippet": hit.snippet}
+            for hit in hits
         ]
         show_json({"query": query, "hits": found})
     return 0

@@ -12,7 +12,7 @@ from agentgym.cli.installation import (
     DISTRIBUTION,
     installed_version,
     is_importable,
-    needed,
+    requirements,
     server_libraries,
     torch_build,
     unfit,
@@ -38,7 +38,7 @@ OTHERS = {
     "textarena": "environments textarena/...",
     "gem-llm": "environments gem/...",
 }
-"""Distributions that one part each needs, and which."""
+"""Distributions that only one part needs, and that part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +62,11 @@ def main(args: Sequence[str]) -> int:
     show_table(["engine", "usable", "how"], [[name, "yes" if ok else "no", how] for name, (ok, how) in engines.items()])
     show_table(["machine", ""], _machine_rows(found))
     show_table(["sandbox", "usable", "what it lacks"], _sandbox_rows(boxes))
-    for one in todo:
-        say(str(one))
-    if not any(one.kind != "optional" for one in todo):
+    for item in todo:
+        say(str(item))
+    if not any(item.kind != "optional" for item in todo):
         say("nothing that is needed is missing" if todo else "nothing is missing")
-    ok = all(one.kind == "optional" for one in todo)
+    ok = all(item.kind == "optional" for item in todo)
     if options.json:
         usable: list[JSON] = [name for name, fault in boxes.items() if fault is None]
         show_json({**_report(found, engines, todo, ok), "sandboxes": usable})
@@ -74,8 +74,8 @@ def main(args: Sequence[str]) -> int:
 
 
 def _examine() -> Findings:
-    missing = [name for name in needed() if installed_version(name) is None]
-    untrained = [name for name in needed("train") if installed_version(name) is None or not is_importable(name)]
+    missing = [name for name in requirements() if installed_version(name) is None]
+    untrained = [name for name in requirements("train") if installed_version(name) is None or not is_importable(name)]
     return Findings(
         missing=missing,
         missing_for_training=untrained,
@@ -91,7 +91,7 @@ def _examine() -> Findings:
 
 
 def _model_error() -> str | None:
-    """What is wrong with the embedded model, if anything."""
+    """Returns the fault of the embedded model, or None."""
     try:
         folder = model_folder(EMBEDDED)
     except AgentGymError as error:
@@ -100,7 +100,7 @@ def _model_error() -> str | None:
 
 
 def _engines(found: Findings) -> dict[str, tuple[bool, str]]:
-    """Each engine: whether it can be used now, and how."""
+    """Returns for each engine whether it can be used now, and how."""
     trains = not found.missing_for_training and found.torch is not None and found.torch.error is None
     where = "on GPU" if found.torch is not None and found.torch.num_gpus else "on CPU"
     engines = {
@@ -109,7 +109,7 @@ def _engines(found: Findings) -> dict[str, tuple[bool, str]]:
         "local": (trains, f"in process, {where}: {SUPPORTED}" if trains else "needs torch"),
     }
     for name in ("sglang", "vllm"):
-        pythons = [f"{one.version} by {one.python}" for one in found.servers if one.engine == name]
+        pythons = [f"{library.version} by {library.python}" for library in found.servers if library.engine == name]
         attach = (
             f"a running server: --{name}.urls URL" if trains else "needs torch to train; a server: eval --policy URL"
         )
@@ -121,20 +121,25 @@ def _library_rows(found: Findings) -> list[list[str]]:
     torch = found.torch
     built = "" if torch is None else f", CUDA {torch.cuda or 'none'}, {torch.num_gpus} GPUs"
     purpose = "training, and models in evaluation"
-    rows = [["python", platform.python_version(), sys.executable], [DISTRIBUTION, _shown(DISTRIBUTION), ""]]
-    rows += [[name, _shown(name), ""] for name in needed()]
+    rows = [
+        ["python", platform.python_version(), sys.executable],
+        [DISTRIBUTION, _version_or_missing(DISTRIBUTION), ""],
+    ]
+    rows += [[name, _version_or_missing(name), ""] for name in requirements()]
     absent = found.missing_for_training
-    for name in needed("train"):
-        rows.append([name, "missing" if name in absent else _shown(name) + built * (name == "torch"), purpose])
-    rows += [[name, _shown(name), purpose] for name, purpose in OTHERS.items()]
-    rows += [[one.engine, one.version, one.python] for one in found.servers]
+    for name in requirements("train"):
+        rows.append(
+            [name, "missing" if name in absent else _version_or_missing(name) + built * (name == "torch"), purpose]
+        )
+    rows += [[name, _version_or_missing(name), purpose] for name, purpose in OTHERS.items()]
+    rows += [[library.engine, library.version, library.python] for library in found.servers]
     rows += [["embedded model", "there" if found.model_error is None else "missing", found.model_error or ""]]
     rows += [["C++ compiler", found.compiler or "missing", "faster sampling from small models on CPU; not needed"]]
     daemon = f"daemon {found.docker.server}" if found.docker.server else "no daemon answers"
     return [*rows, ["docker command", found.docker.client or "missing", daemon if found.docker.client else ""]]
 
 
-def _shown(name: str) -> str:
+def _version_or_missing(name: str) -> str:
     return installed_version(name) or "missing"
 
 
@@ -144,30 +149,30 @@ def _machine_rows(found: Findings) -> list[list[str]]:
     if size.shared_memory_gib is not None:
         rows.append(["shared memory", f"{size.shared_memory_gib:.1f} GiB"])
     rows.append(["open files", "no limit" if size.open_files < 0 else str(size.open_files)])
-    rows += [["GPU", f"{one.name}, {one.memory_gib:.0f} GiB, driver {one.driver}"] for one in found.gpus]
+    rows += [["GPU", f"{gpu.name}, {gpu.memory_gib:.0f} GiB, driver {gpu.driver}"] for gpu in found.gpus]
     return rows if found.gpus else [*rows, ["GPU", "none"]]
 
 
 def _sandbox_rows(boxes: Mapping[str, str | None]) -> list[list[str]]:
-    """Each kind of sandbox, in the order of preference; tools that run code take the first that is usable."""
+    """Returns a row for each kind of sandbox, in the order of preference; tools that run code take the first usable."""
     return [[name, "yes" if fault is None else "no", fault or ""] for name, fault in boxes.items()]
 
 
 def _report(found: Findings, engines: dict[str, tuple[bool, str]], todo: Sequence[Advice], ok: bool) -> dict[str, JSON]:
     absent = found.missing_for_training
-    names = (DISTRIBUTION, *needed(), *needed("train"), *OTHERS)
+    names = (DISTRIBUTION, *requirements(), *requirements("train"), *OTHERS)
     versions: dict[str, JSON] = {name: None if name in absent else installed_version(name) for name in names}
-    versions.update({one.engine: one.version for one in found.servers})
+    versions.update({library.engine: library.version for library in found.servers})
     return {
         "ok": ok,
         "versions": {"python": platform.python_version(), **versions},
         "engines": [name for name, (usable, _) in engines.items() if usable],
         "torch": None if found.torch is None else asdict(found.torch),
-        "servers": [asdict(one) for one in found.servers],
-        "gpus": [asdict(one) for one in found.gpus],
+        "servers": [asdict(library) for library in found.servers],
+        "gpus": [asdict(gpu) for gpu in found.gpus],
         "machine": asdict(found.machine),
         "docker": asdict(found.docker),
         "compiler": found.compiler,
         "model": found.model_error is None,
-        "fixes": [asdict(one) for one in todo],
+        "fixes": [asdict(item) for item in todo],
     }

@@ -1,4 +1,4 @@
-"""`agentgym env list|check|serve|new`: which environments there are, whether one is sound; one served, a new one."""
+"""`agentgym env list|check|serve|new`: lists environments, checks or serves one, or writes a new one."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import tyro
 
 from agentgym.cli.env_adapters import list_adapters
 from agentgym.cli.env_serve import run_serve
-from agentgym.cli.environment import opened
+from agentgym.cli.environment import unwrap_outcome
 from agentgym.cli.groups import Subcommand, run_group
 from agentgym.cli.new import run_new
 from agentgym.cli.options import env_as_argument, parse_options
 from agentgym.cli.terminal import say, show_json, show_table
 from agentgym.envs.base.text_env import TextEnv
-from agentgym.envs.catalog.listing import Listed, environments_markdown, listed
+from agentgym.envs.catalog.listing import Listed, describe_env, environments_markdown
 from agentgym.envs.catalog.plugin import BUNDLED
 from agentgym.envs.catalog.resolve import resolve_env
 from agentgym.errors import ConfigError
@@ -34,9 +34,9 @@ class ListOptions:
     """Lists the environments that Gymnasium knows and agentgym can play."""
 
     adapters: bool = False
-    """List instead whose environments can be played by an id such as textarena/Wordle-v0, and how many."""
+    """List instead the libraries whose environments have ids such as textarena/Wordle-v0, and how many they have."""
     namespace: str = ""
-    """List instead the ids of one of those: what stands before the slash, such as textarena."""
+    """List instead the ids of one of those, by the part before the slash, such as textarena."""
     markdown: bool = False
     """Write the page `docs/environments.md` instead: the bundled environments, by their cards."""
     json: bool = False
@@ -45,7 +45,7 @@ class ListOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
-    """Plays an environment and says of each check what came of it; exit code 1 if one failed."""
+    """Plays an environment and shows the verdict of each check; exit code 1 if one failed."""
 
     env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")] = ""
     """Environment id, package.module:Class or path/to/file.py:Class."""
@@ -77,22 +77,22 @@ def _list(args: Sequence[str]) -> int:
     if options.markdown:
         say(environments_markdown(BUNDLED).rstrip())
         return 0
-    found = [listed(env_id) for env_id in playable_ids()]
-    show_table(["environment", "difficulty", "tools", "what it is"], [_row(one) for one in found])
+    found = [describe_env(env_id) for env_id in playable_ids()]
+    show_table(["environment", "difficulty", "tools", "what it is"], [_row(entry) for entry in found])
     say("Play one: agentgym play ID --env-kwargs NAME=VALUE.  Write your own: agentgym new env NAME.")
     say("Environments of other libraries: agentgym env list --adapters.")
     if options.json:
-        show_json({"envs": [one.to_json() for one in found]})
+        show_json({"envs": [entry.to_json() for entry in found]})
     return 0
 
 
-def _row(one: Listed) -> list[str]:
-    difficulty = one.card.difficulty if one.card is not None else None
-    return [one.env_id, str(difficulty or ""), ", ".join(one.tools), one.summary]
+def _row(entry: Listed) -> list[str]:
+    difficulty = entry.card.difficulty if entry.card is not None else None
+    return [entry.env_id, str(difficulty or ""), ", ".join(entry.tools), entry.summary]
 
 
 def playable_ids() -> list[str]:
-    """The bundled ids, then the text environments that others registered with Gymnasium."""
+    """Returns the bundled ids, then the text environments that others registered with Gymnasium."""
     others = (env_id for env_id in gymnasium.envs.registration.registry if env_id not in BUNDLED)
     return [*BUNDLED, *sorted(env_id for env_id in others if _is_text_env(env_id))]
 
@@ -115,59 +115,64 @@ def _check(args: Sequence[str]) -> int:
         raise ConfigError("agentgym env check takes one environment, or --all; `agentgym env list` shows them")
     if options.all:
         return _check_all(options)
-    opened(attempt(lambda: resolve_env(options.env)), f"{options.env} cannot be loaded")
+    unwrap_outcome(attempt(lambda: resolve_env(options.env)), f"{options.env} cannot be loaded")
     verdicts = examine_env(options.env, options.env_kwargs)
-    show_table(["check", "verdict", "what was seen"], [_verdict_row(one) for one in verdicts])
-    printed = next((one for one in verdicts if one.printed), None)
+    show_table(["check", "verdict", "what was seen"], [_verdict_row(verdict) for verdict in verdicts])
+    printed = next((verdict for verdict in verdicts if verdict.printed), None)
     if printed is not None:
         say(f"During the check {printed.check!r} it printed:\n{printed.printed}")
     num_failed, counts = _count(verdicts)
     say(f"{options.env}: {counts}" + ("" if num_failed else f". Play it: agentgym play {options.env}"))
     if options.json:
-        show_json(_told(options.env, verdicts))
+        show_json(_verdicts_json(options.env, verdicts))
     return 1 if num_failed else 0
 
 
 def _check_all(options: CheckOptions) -> int:
-    told: list[JSON] = []
+    reports: list[JSON] = []
     num_failed = 0
     for env_id in playable_ids():
         verdicts = examine_env(env_id, options.env_kwargs)
-        wrong = [_verdict_row(one) for one in verdicts if one.findings]
+        wrong = [_verdict_row(verdict) for verdict in verdicts if verdict.findings]
         if wrong:
             show_table(["check", "verdict", "what was seen"], wrong, title=env_id)
         failed, counts = _count(verdicts)
         say(f"{env_id}: {counts}")
         num_failed += bool(failed)
-        told.append(_told(env_id, verdicts))
-    say(f"{len(told) - num_failed} of {len(told)} environments passed")
+        reports.append(_verdicts_json(env_id, verdicts))
+    say(f"{len(reports) - num_failed} of {len(reports)} environments passed")
     if options.json:
-        show_json({"ok": not num_failed, "envs": told})
+        show_json({"ok": not num_failed, "envs": reports})
     return 1 if num_failed else 0
 
 
-def _verdict_row(one: Verdict) -> list[str]:
-    seen = [finding.message for finding in one.findings]
-    return [one.check, one.verdict, "; ".join([*seen, one.not_claimed] if one.not_claimed else seen)]
+def _verdict_row(verdict: Verdict) -> list[str]:
+    seen = [finding.message for finding in verdict.findings]
+    return [verdict.check, verdict.verdict, "; ".join([*seen, verdict.not_claimed] if verdict.not_claimed else seen)]
 
 
 def _count(verdicts: Sequence[Verdict]) -> tuple[int, str]:
-    """How many checks failed, and a line on all."""
+    """Returns the number of failed checks, and one line on all of them."""
     kinds = ("passed", "warned", "failed", "not claimed")
-    counts = {kind: sum(one.verdict == kind for one in verdicts) for kind in kinds}
+    counts = {kind: sum(verdict.verdict == kind for verdict in verdicts) for kind in kinds}
     parts = [f"{number} {kind}" for kind, number in counts.items() if number]
     return counts["failed"], f"{'FAILED' if counts['failed'] else 'ok'}, {', '.join(parts)} of {len(verdicts)} checks"
 
 
-def _told(env: str, verdicts: Sequence[Verdict]) -> dict[str, JSON]:
+def _verdicts_json(env: str, verdicts: Sequence[Verdict]) -> dict[str, JSON]:
     findings: list[JSON] = [
-        {"check": one.check, "severity": one.severity, "message": one.message}
+        {"check": finding.check, "severity": finding.severity, "message": finding.message}
         for verdict in verdicts
-        for one in verdict.findings
+        for finding in verdict.findings
     ]
     checks: list[JSON] = [
-        {"check": one.check, "verdict": one.verdict, "seen": _verdict_row(one)[2], "printed": one.printed}
-        for one in verdicts
+        {
+            "check": verdict.check,
+            "verdict": verdict.verdict,
+            "seen": _verdict_row(verdict)[2],
+            "printed": verdict.printed,
+        }
+        for verdict in verdicts
     ]
     num_failed = _count(verdicts)[0]
     return {"ok": not num_failed, "env": env, "num_checks": len(verdicts), "checks": checks, "findings": findings}

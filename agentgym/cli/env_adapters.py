@@ -27,18 +27,20 @@ def list_adapters(namespace: str = "", *, as_json: bool = False) -> int:
 
 def _list_all(as_json: bool) -> int:
     rows: list[list[str]] = []
-    told: list[JSON] = []
-    for name, one in NAMESPACES.items():
+    namespaces: list[JSON] = []
+    for name, namespace in NAMESPACES.items():
         try:
             ids, lacks = _ids(name), ""
         except ConfigError as error:  # its library is not installed
             ids, lacks = [], str(error)
-        rows.append([f"{name}/", one.source, lacks or (str(len(ids)) if ids else "any"), one.example])
-        told.append({"namespace": name, "source": one.source, "ids": list[JSON](ids), "lacks": lacks or None})
+        rows.append([f"{name}/", namespace.source, lacks or (str(len(ids)) if ids else "any"), namespace.example])
+        namespaces.append(
+            {"namespace": name, "source": namespace.source, "ids": list[JSON](ids), "lacks": lacks or None}
+        )
     show_table(["namespace", "whose environments", "ids", "for example"], rows)
     say("The ids of one: agentgym env list --namespace NAME.  Play one: agentgym play NAMESPACE/NAME.")
     if as_json:
-        show_json({"namespaces": told})
+        show_json({"namespaces": namespaces})
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`agentgym env serve`: an environment over OpenEnv's protocol, for whoever speaks it."""
+"""`agentgym env serve`: serves an environment over OpenEnv's protocol."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ServeEnvOptions:
 def run_serve(args: Sequence[str]) -> int:
     """Runs `agentgym env serve ...`."""
     options = parse_options(ServeEnvOptions, env_as_argument(args), prog="agentgym env serve")
-    load_env(options.env, options.env_kwargs).close()  # what is wrong with it is told before anybody asks
+    load_env(options.env, options.env_kwargs).close()  # a fault is reported before a client asks
 
     token = choose_token(options.host, is_required=options.require_token)
     guard = HttpGuard(options.host, token=token, allowed_hosts=options.allowed_hosts)

@@ -1,4 +1,4 @@
-"""Makes the environment that a user names: what the user's own code raises is shown as theirs, and not as ours."""
+"""Makes the environment that a user names; errors of the user's own code are shown as theirs, and not as ours."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from agentgym.rollout.hosting.env_threads import Outcome, attempt
 from agentgym.rollout.hosting.tracebacks import user_traceback
 from agentgym.types import JSON
 
-__all__ = ["load_env", "opened", "show_traceback"]
+__all__ = ["load_env", "show_traceback", "unwrap_outcome"]
 
 T = TypeVar("T")
 
 
 def load_env(name: str, kwargs: Mapping[str, JSON]) -> TextEnv:
-    """A new environment; raises EnvironmentFault when its module or its constructor raises."""
-    return opened(attempt(lambda: make_env(name, kwargs)), f"{name} cannot be made")
+    """Makes an environment; raises EnvironmentFault when its module or its constructor raises."""
+    return unwrap_outcome(attempt(lambda: make_env(name, kwargs)), f"{name} cannot be made")
 
 
-def opened(outcome: Outcome[T], what: str) -> T:
-    """The value of an outcome; our own errors are raised as they are, the user's as an EnvironmentFault on `what`."""
+def unwrap_outcome(outcome: Outcome[T], what: str) -> T:
+    """Returns the value of an outcome, or raises its error: ours as is, a user's as an EnvironmentFault on `what`."""
     error, value = outcome
     if isinstance(error, AgentGymError):
         raise error
@@ -35,7 +35,7 @@ def opened(outcome: Outcome[T], what: str) -> T:
 
 
 def show_traceback(fault: AgentGymError) -> None:
-    """The traceback of what the user's code raised, from there on, on standard error."""
+    """Prints the traceback of the user's error, from the user's own code on, to standard error."""
     if fault.__cause__ is not None:
         sys.stdout.flush()
         print(user_traceback(fault.__cause__), file=sys.stderr, flush=True)

@@ -31,13 +31,13 @@ class EvalOptions(EvalConfig):
     """Plays held-out episodes and counts successes: always the same tasks, whatever the policy and the seed."""
 
     num_tasks: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 50
-    """Held-out tasks: the first so many, whatever the seed."""
+    """The number of held-out tasks: always the first ones, whatever the seed."""
     num_repeats: Annotated[int, tyro.conf.arg(aliases=["-r"])] = 1
-    """Episodes of each task; with several, pass@k, pass^k and best@k are shown for k = 1, 2, 4, ... up to them."""
+    """Episodes of each task; with several, pass@k, pass^k and best@k are shown for k = 1, 2, 4, ... up to this."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """The folder for the episodes and the result; by default a new one under runs/."""
     resume: bool = False
-    """Go on in --output: play only what is missing or failed."""
+    """Resume the run in --output: play only what is missing or failed."""
     json: bool = False
     """End with one line of JSON."""
 
@@ -51,7 +51,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def play(plan: EvalPlan, driver: Driver | None = None) -> EvalResult | None:
-    """Runs the plan with a progress bar; None when it was interrupted, after having said how to go on."""
+    """Runs the plan with a progress bar; returns None if it was interrupted, after printing how to resume."""
     num_kept = len(plan.episodes) - len(plan.to_play)
     if num_kept:
         say(f"{num_kept} of {len(plan.episodes)} episodes are there already")
@@ -68,7 +68,7 @@ def play(plan: EvalPlan, driver: Driver | None = None) -> EvalResult | None:
 
 
 def finish(result: EvalResult | None, *, as_json: bool) -> int:
-    """Shows what came of it, and gives the exit code."""
+    """Shows the result and returns the exit code."""
     if result is None:
         return 130
     _show(result)
@@ -107,13 +107,15 @@ def _show(result: EvalResult) -> None:
 
 
 def summary_rows(summary: EvalSummary) -> list[list[str]]:
-    """Name, value and remark of each number of an evaluation."""
+    """Returns name, value and remark of each number of an evaluation."""
     repeated = summary.num_episodes > summary.num_distinct
     clustered = ", clustered by task" if repeated else ""
     stops = ", ".join(f"{reason} {number}" for reason, number in summary.stop_reasons.items())
     failed = ", ".join(f"{status} {number}" for status, number in summary.failed.items())
     faults = [getattr(summary, name) for name in FAILED_CALLS]
-    told = "{} malformed, {} truncated, {} of unknown tools, {} with invalid arguments, {} answered with an error"
+    faults_format = (
+        "{} malformed, {} truncated, {} of unknown tools, {} with invalid arguments, {} answered with an error"
+    )
     return [
         ["success", _number(summary.success, 3), _remark(summary.success_interval, f"95%, Wilson{clustered}")],
         ["reward", _number(summary.mean_reward, 3), _remark(summary.reward_interval, f"95%, normal{clustered}")],
@@ -121,41 +123,41 @@ def summary_rows(summary: EvalSummary) -> list[list[str]]:
         ["failed", str(summary.num_failed), failed],
         ["turns", _number(summary.mean_turns, 1), "per episode"],
         ["tokens", _number(summary.mean_tokens, 1), "sampled per episode"],
-        ["failed calls", str(sum(faults)), told.format(*faults)],
+        ["failed calls", str(sum(faults)), faults_format.format(*faults)],
     ]
 
 
 def repeat_rows(scores: Sequence[RepeatScores]) -> list[list[str]]:
-    """For all tasks, each environment and each difficulty, a row for each k; none where no task was repeated."""
-    if not any(at.k > 1 for one in scores for at in one.at):
+    """Returns a row for each k, of all tasks, each environment and each difficulty; none if no task was repeated."""
+    if not any(at.k > 1 for score in scores for at in score.at):
         return []
     return [
-        [*([f"{_tasks_told(one)}: {one.num_tasks}"] if at is one.at[0] else [""]), *_at_row(at)]
-        for one in scores
-        for at in one.at
+        [*([f"{_tasks_label(score)}: {score.num_tasks}"] if at is score.at[0] else [""]), *_at_row(at)]
+        for score in scores
+        for at in score.at
     ]
 
 
-def _tasks_told(scores: RepeatScores) -> str:
+def _tasks_label(scores: RepeatScores) -> str:
     difficulty = "" if scores.difficulty is None else f", difficulty {scores.difficulty}"
     return f"{scores.env or 'all'}{difficulty}"
 
 
 def _at_row(at: AtK) -> list[str]:
-    def told(value: float | None, interval: Interval | None) -> str:
+    def format_score(value: float | None, interval: Interval | None) -> str:
         return _number(value, 3) + ("" if interval is None else f" {interval}")
 
     return [
         str(at.k),
-        told(at.pass_at_k, at.pass_at_k_interval),
-        told(at.pass_hat_k, at.pass_hat_k_interval),
-        told(at.best_at_k, at.best_at_k_interval),
+        format_score(at.pass_at_k, at.pass_at_k_interval),
+        format_score(at.pass_hat_k, at.pass_hat_k_interval),
+        format_score(at.best_at_k, at.best_at_k_interval),
         f"tasks with fewer episodes: {at.num_short}" if at.num_short else "",
     ]
 
 
 def use_rows(use: EndpointUse | None) -> list[list[str]]:
-    """Name, value and remark of what an evaluation took of a chat endpoint."""
+    """Returns name, value and remark of each number on the use of a chat endpoint."""
     if use is None:
         return []
     without = f"{use.num_without_ids} episodes hold no token ids: they cannot be trained on"
@@ -176,8 +178,8 @@ def _seconds(quantiles: Quantiles | None) -> tuple[str, str]:
 
 
 def failure_lines(result: EvalResult) -> list[str]:
-    """How many episodes failed, and how to see the first failure again."""
-    failed = [one for one in result.trajectories if not one.status.trainable]
+    """Returns lines on the number of failed episodes, and on how to replay the first failure."""
+    failed = [trajectory for trajectory in result.trajectories if not trajectory.status.trainable]
     if not failed:
         return []
     first = failed[0]

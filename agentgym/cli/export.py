@@ -19,7 +19,7 @@ __all__ = ["main"]
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
     """Writes the model of a run or checkpoint, without the trainer's state, as a folder that transformers, SGLang and
-    vLLM load. Where adapters were trained (LoRA), they are merged into it."""
+    vLLM load. Trained adapters (LoRA) are merged into it."""
 
     source: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """The run's folder, or one of its checkpoints."""
@@ -30,7 +30,7 @@ class ExportOptions:
     best: bool = False
     """Write the best checkpoint by `checkpoint.keep_best`."""
     adapter: bool = False
-    """Write the adapter of a run with learner.lora alone, as peft loads it onto the model that the run began with."""
+    """Write only the adapter of a run with learner.lora, as peft loads it onto the model that the run began with."""
     dtype: DType = "float32"
     """The type of the weights in the files; training keeps them in float32."""
     json: bool = False

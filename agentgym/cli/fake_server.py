@@ -31,7 +31,7 @@ class FakeServerOptions:
     """Serves as an SGLang server would: /generate, chat completions, weight updates, pauses, aborts. Ctrl-C ends it."""
 
     port: int = 30000
-    """0 takes any that is free."""
+    """The port to listen on; 0 takes a free one."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 is reachable from other machines, and demands a token."""
     require_token: bool = False
@@ -52,12 +52,12 @@ class FakeServerOptions:
     """Multiplies all of these seconds."""
     faults: Mapping[str, JSON] = field(default_factory=dict)
     """Shares of requests that go wrong, such as error=0.01 busy=0.02: `error` is status 500, `busy` 429, `drop` a
-    connection that breaks, `lengths` a logprob too few, `vocabulary` an id that is none, `hang` no answer, `abort` half
-    a reply, `die` the end of the server."""
+    connection that breaks, `lengths` a logprob too few, `vocabulary` an unknown id, `hang` no answer, `abort` half a
+    reply, `die` the end of the server."""
     retry_after_s: float = 0.1
-    """What a busy answer asks to wait."""
+    """The seconds that a busy answer asks to wait."""
     seed: int = 0
-    """Of random replies, latencies and faults."""
+    """The seed of random replies, latencies and faults."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -113,7 +113,7 @@ async def _serve(config: FakeConfig) -> None:
         say(line)
     sys.stdout.flush()
     try:
-        with young_garbage_only():  # or all replies of a second come at once after a full collection
+        with young_garbage_only():  # else a full collection holds up the replies of a second
             await over.wait()
     finally:
         await server.host.close()

@@ -12,7 +12,7 @@ __all__ = ["Subcommand", "run_group"]
 
 @dataclass(frozen=True, slots=True)
 class Subcommand:
-    """One command of a group: what it does in a line, and what does it."""
+    """One command of a group: its summary in a line, and the function that runs it."""
 
     summary: str
     run: Callable[[Sequence[str]], int]

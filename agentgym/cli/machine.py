@@ -1,4 +1,4 @@
-"""What the machine has: GPUs, cores, memory, shared memory, open files, and whether Docker answers."""
+"""The resources of the machine: GPUs, cores, memory, shared memory, open files, and Docker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A GPU, as its driver tells it."""
+    """A GPU, as its driver reports it."""
 
     name: str
     memory_gib: float
@@ -29,14 +29,14 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Docker:
-    """The command `docker`, and the daemon behind it."""
+    """The command `docker`, and its daemon."""
 
     client: str | None
-    """Version of the command, None without one."""
+    """The version of the command; None without one."""
     server: str | None
-    """Version of the daemon, None where none answers."""
+    """The version of the daemon; None if none answers."""
     error: str = ""
-    """What the command said when no daemon answered."""
+    """The message of the command when no daemon answered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,19 +45,19 @@ class Machine:
 
     system: str
     num_cores: int
-    """Cores that this process may use."""
+    """The number of cores that this process may use."""
     memory_gib: float
-    """Of the machine, or of the container's limit."""
+    """The memory of the machine, or the container's limit."""
     shared_memory_gib: float | None
-    """Size of /dev/shm; None where there is none."""
+    """The size of /dev/shm; None if there is none."""
     open_files: int
-    """Files and connections that this process may hold open; -1 is no limit."""
+    """The number of files and connections that this process may hold open; -1 is no limit."""
     open_files_hard: int
-    """What `ulimit -n` may raise it to; -1 is no limit."""
+    """The limit to which `ulimit -n` may raise it; -1 is no limit."""
 
 
 def machine() -> Machine:
-    """The sizes of this machine."""
+    """Returns the sizes of this machine."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     shared = Path("/dev/shm")
     return Machine(
@@ -71,9 +71,9 @@ def machine() -> Machine:
 
 
 def gpus() -> list[Gpu]:
-    """NVIDIA's GPUs, as `nvidia-smi` lists them; none where it is missing or fails."""
+    """Returns NVIDIA's GPUs, as `nvidia-smi` lists them; none if it is missing or fails."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
-    code, printed, _ = _asked(query)
+    code, printed, _ = _run_command(query)
     if code != 0:
         return []
     rows = [[cell.strip() for cell in line.split(",")] for line in printed.splitlines() if line.count(",") == 2]
@@ -84,18 +84,18 @@ def gpus() -> list[Gpu]:
 
 
 def docker() -> Docker:
-    """Docker's command and daemon."""
-    code, printed, said = _asked(["docker", "version", "--format", "{{.Client.Version}}|{{.Server.Version}}"])
+    """Returns Docker's command and daemon."""
+    code, printed, errors = _run_command(["docker", "version", "--format", "{{.Client.Version}}|{{.Server.Version}}"])
     if code is None:
         return Docker(client=None, server=None)
     client, _, server = printed.strip().partition("|")
     if code == 0:
         return Docker(client=client, server=server)
-    return Docker(client=client or "?", server=None, error=(said.strip().splitlines() or ["no answer"])[-1])
+    return Docker(client=client or "?", server=None, error=(errors.strip().splitlines() or ["no answer"])[-1])
 
 
-def _asked(command: list[str]) -> tuple[int | None, str, str]:
-    """Exit code, output and errors of a command; the code is None where there is no such command."""
+def _run_command(command: list[str]) -> tuple[int | None, str, str]:
+    """Returns exit code, output and errors of a command; the code is None if there is no such command."""
     if shutil.which(command[0]) is None:
         return None, "", ""
     try:

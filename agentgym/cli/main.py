@@ -49,10 +49,10 @@ COMMANDS = {
     "plan": "predict memory, step time and the best split of GPUs for a run",
     "doctor": "show versions, and what to install for what is missing",
 }
-"""Command to its one line of help; the module of the same name (`_` for `-`) in this package is the command."""
+"""Each command's one line of help; the module of the same name (`_` for `-`) in this package is the command."""
 
 MISTAKES = (ConfigError, UnknownName, RunFolderError)
-"""Errors that the caller can mend by asking for something else: exit code 2."""
+"""Errors that the caller can correct by asking for something else: exit code 2."""
 
 
 COMPILER_THREAD = "agentgym-local-engine"
@@ -89,7 +89,7 @@ def _run(args: Sequence[str]) -> int:
         fail(str(error))
         return 2
     except (EnvironmentFault, UserCodeFault) as fault:
-        import_module("agentgym.cli.environment").show_traceback(fault)  # whoever raised it has loaded it
+        import_module("agentgym.cli.environment").show_traceback(fault)  # the code that raised has loaded it
         fail(str(fault))
         return 1
     except AgentGymError as error:

@@ -20,10 +20,10 @@ __all__ = ["main", "run_new"]
 
 @dataclass(frozen=True, kw_only=True)
 class NewOptions:
-    """Writes NAME.py and test_NAME.py, to start from, and says what to try next."""
+    """Writes NAME.py and test_NAME.py, to start from, and shows what to try next."""
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
-    """Such as number_lock."""
+    """The name, such as number_lock."""
     output: Path = Path(".")
     """The folder to write into; nothing in it is overwritten."""
     json: bool = False
@@ -32,10 +32,10 @@ class NewOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class NewAlgorithmOptions(NewOptions):
-    """Writes NAME.py and test_NAME.py, an algorithm to start from, and says what to try next."""
+    """Writes NAME.py and test_NAME.py, an algorithm to start from, and shows what to try next."""
 
     kind: Literal["advantage", "loss"] = "advantage"
-    """`advantage` says how good each sampled token was (`--algo`), `loss` what is minimized (`--learner.loss`)."""
+    """`advantage` rates how good each sampled token was (`--algo`), `loss` is what is minimized (`--learner.loss`)."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -44,7 +44,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def run_new(kind: str, args: Sequence[str], prog: str = "") -> int:
-    """Writes what `args` say and shows the commands to try it; `prog` is the command that was typed."""
+    """Writes what `args` name and shows the commands that try it; `prog` is the command that was typed."""
     prog = prog or f"agentgym new {kind}"
     if kind == "algorithm":
         algorithm = parse_options(NewAlgorithmOptions, args, prog=prog)

@@ -34,14 +34,14 @@ OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w.-]*")
 REQUIRED = re.compile(r"-|[A-Z][A-Z_-]*(\s|$)")
 NO_NUMBER = re.compile(r"(?:invalid literal for int\(\) with base 10|could not convert string to float): (.*)")
 INNER = re.compile(r"^(?:run\b\.?|\w+Options\b)(?:: )?")
-"""The name of a part that is a command itself: no option has it."""
+"""The name of a dataclass that is a command itself: it is part of no option."""
 FURTHER_HELP = re.compile(r"Argument helptext:|For full helptext|Unrecognized|Perhaps you meant|Similar")
 
 
 def parse_options(options: type[T], args: Sequence[str], *, prog: str, default: T | None = None) -> T:
-    """The options of the command `prog` (`agentgym eval`) as the dataclass `options`, whose docstrings are the help.
+    """Reads the options of the command `prog` (`agentgym eval`) into the dataclass `options`.
 
-    `default` gives the values of options that are not named.
+    The docstrings of `options` are the help. `default` gives the values of options that are not named.
 
     Raises ConfigError or UnknownName, in one line, for what cannot be read; `--help` prints and raises SystemExit(0).
     """
@@ -64,7 +64,7 @@ def parse_options(options: type[T], args: Sequence[str], *, prog: str, default: 
         _refuse_unknown(options, args, prog)
         raise ConfigError(f"{_one_line(printed.getvalue())}; `{prog} --help` shows all options") from None
     except ConfigError:
-        _refuse_unknown(options, args, prog)  # a name that is not read is why a setting is not what was wanted
+        _refuse_unknown(options, args, prog)  # an unknown option may be why a setting is invalid
         raise
     if unknown:
         _refuse_unknown(options, args, prog)
@@ -77,26 +77,28 @@ REGISTRY = tyro.constructors.ConstructorRegistry()
 
 @REGISTRY.struct_rule
 def _settings(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructConstructorSpec | None:
-    """A dataclass of settings, whose help is as wide as the terminal: tyro's own keeps the line breaks of indented
-    docstrings."""
+    """Describes a dataclass of settings to tyro, with help as wide as the terminal.
+
+    tyro's own help keeps the line breaks of indented docstrings.
+    """
     if not is_dataclass(info.type):
         return None
     docs = cache(partial(_docs, info.type))  # read where help is shown, and nowhere else
     hints = get_type_hints(info.type, include_extras=True)
     specs = [
         tyro.constructors.StructFieldSpec(
-            name=one.name,
-            type=hints[one.name],
-            default=_default(one, info.default),
-            helptext=partial(_told, docs, one.name),
+            name=setting.name,
+            type=hints[setting.name],
+            default=_default(setting, info.default),
+            helptext=partial(_help_text, docs, setting.name),
         )
-        for one in fields(info.type)
+        for setting in fields(info.type)
     ]
     return tyro.constructors.StructConstructorSpec(instantiate=info.type, fields=tuple(specs))
 
 
-def _told(docs: Callable[[], dict[str, str]], name: str) -> str | None:
-    """What stands under the field `name`, in one line."""
+def _help_text(docs: Callable[[], dict[str, str]], name: str) -> str | None:
+    """Returns the docstring of the field `name` in one line, or None."""
     return docs().get(name)
 
 
@@ -107,7 +109,7 @@ def _docs(settings: type[object]) -> dict[str, str]:
 
 
 def _default(setting: Field[object], given: object) -> object:
-    """What a setting is when it is not named: that of the settings that were given, or its own."""
+    """Returns a setting's value when it is not named: that of the given settings, or its own default."""
     if is_dataclass(given):
         return getattr(given, setting.name)
     if setting.default is not MISSING:
@@ -119,8 +121,10 @@ def _default(setting: Field[object], given: object) -> object:
 def _keywords(
     info: tyro.constructors.PrimitiveTypeInfo,
 ) -> tyro.constructors.PrimitiveConstructorSpec[Mapping[str, JSON] | None] | None:
-    """A mapping, or a mapping or None, is given as NAME=VALUE pairs; its names are keywords, unless its values are said
-    to be weights."""
+    """Reads a mapping, or a mapping or None, from NAME=VALUE pairs.
+
+    The names are keywords, unless the values are weights (float).
+    """
     is_union = get_origin(info.type) in (Union, UnionType)
     kinds = [kind for kind in get_args(info.type) if kind is not NoneType] if is_union else [info.type]
     if [get_origin(kind) for kind in kinds] != [Mapping]:
@@ -137,12 +141,12 @@ def _keywords(
 
 
 def env_as_option(args: Sequence[str]) -> list[str]:
-    """`eval ID --seed 1` read as `eval --env ID --seed 1`: whoever has just played an environment writes it so."""
+    """Reads `eval ID --seed 1`, written as for `play`, as `eval --env ID --seed 1`."""
     return ["--env", *args] if args and not args[0].startswith("-") else list(args)
 
 
 def mix_as_options(args: Sequence[str]) -> list[str]:
-    """`--mix A=2 B=1` read as `--env A --practice.mix A=2 B=1`: the first environment of a mix names the run."""
+    """Reads `--mix A=2 B=1` as `--env A --practice.mix A=2 B=1`: the first environment of a mix names the run."""
     words = [f"--practice.mix{arg[5:]}" if arg.partition("=")[0] == "--mix" else arg for arg in args]
     index = next((n for n, word in enumerate(words) if word.partition("=")[0] == "--practice.mix"), None)
     if index is None or any(word.partition("=")[0] == "--env" for word in words):
@@ -156,12 +160,12 @@ def mix_as_options(args: Sequence[str]) -> list[str]:
 
 
 def env_processes_as_option(args: Sequence[str]) -> list[str]:
-    """`--env-processes 2` read as `--sampler.env-processes 2`: other commands have that option without a part."""
+    """Reads `--env-processes 2` as `--sampler.env-processes 2`: other commands have that option without a prefix."""
     return [f"--sampler.env-processes{arg[15:]}" if arg.partition("=")[0] == "--env-processes" else arg for arg in args]
 
 
 def profile_as_options(args: Sequence[str]) -> list[str]:
-    """`--profile` read as `--profile.steps 2` (the first step warms up), `--profile 5 6` as `--profile.steps 5 6`."""
+    """Reads `--profile` as `--profile.steps 2` (the first step warms up), `--profile 5 6` as `--profile.steps 5 6`."""
     words: list[str] = []
     for arg, following in zip(args, [*args[1:], ""], strict=True):
         name, equals, value = arg.partition("=")
@@ -175,7 +179,7 @@ def profile_as_options(args: Sequence[str]) -> list[str]:
 
 
 def env_as_argument(args: Sequence[str]) -> list[str]:
-    """`play --env ID` read as `play ID`, for whoever has just evaluated one."""
+    """Reads `play --env ID`, written as for `eval`, as `play ID`."""
     words = [word for arg in args for word in (["--env", arg[6:]] if arg.startswith("--env=") else [arg])]
     if "--env" not in words[:-1]:
         return words
@@ -184,7 +188,7 @@ def env_as_argument(args: Sequence[str]) -> list[str]:
 
 
 def read_keywords(pairs: Sequence[str]) -> dict[str, JSON]:
-    """`("level=2", "shaped=true", "name=x")` as keywords; a value is JSON where it reads as JSON, else text."""
+    """Reads `("level=2", "shaped=true", "name=x")` as keywords; a value is JSON if it parses as JSON, else text."""
     keywords: dict[str, JSON] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -195,7 +199,7 @@ def read_keywords(pairs: Sequence[str]) -> dict[str, JSON]:
 
 
 def _read_weights(pairs: Sequence[str]) -> dict[str, JSON]:
-    """`("TextGame-v0=2", "lock.py:Lock=1")` as weights by name."""
+    """Reads `("TextGame-v0=2", "lock.py:Lock=1")` as weights by name."""
     weights: dict[str, JSON] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -219,31 +223,31 @@ def _refuse_unknown(options: type[object], args: Sequence[str], prog: str) -> No
     for arg in args:
         name = arg.partition("=")[0]
         if OPTION.fullmatch(name) and name.replace("_", "-") not in known:
-            near = _near_option(_meant(options, name), [one for one in known if one.startswith("--")])
+            near = _near_option(_current_name(options, name), [option for option in known if option.startswith("--")])
             raise UnknownName(f"unknown option {name!r}{near or '.'} `{prog} --help` shows all options")
 
 
-def _meant(options: type[object], name: str) -> str:
-    """The option in the place of one that there was once; any other as it is."""
+def _current_name(options: type[object], name: str) -> str:
+    """Returns the option that replaced a former one; any other as it is."""
     setting = name.lstrip("-").replace("-", "_")
     found = (replaced_by(kind, setting) for kind in (options, *get_type_hints(options).values()))
-    meant = next((f"--{one}" for one in found if one), name)
+    meant = next((f"--{replacement}" for replacement in found if replacement), name)
     return meant.replace("_", "-")
 
 
 def _near_option(name: str, known: Sequence[str]) -> str:
-    """What `name` was meant for: a part's setting (`--reward`, `--epochs`), a short form (`--lr`), or a slip."""
-    if inner := [one for one in known if one.startswith(f"{name}.")]:
+    """Suggests the option for `name`: a part's setting (`--reward`, `--epochs`), a short form (`--lr`), or a typo."""
+    if inner := [option for option in known if option.startswith(f"{name}.")]:
         return f": settings of {name[2:]} have names of their own, such as {inner[0]!r}."
     part, dot, last = name[2:].rpartition(".")
-    same = [one for one in known if one.startswith(f"--{part}{dot}")]
-    ends = [one for one in same if _last(one).startswith(last) or _initials(one) == last]
+    same = [option for option in known if option.startswith(f"--{part}{dot}")]
+    ends = [option for option in same if _last(option).startswith(last) or _initials(option) == last]
     if ends:
-        return f": did you mean {min(ends, key=lambda one: (one.count('.'), _last(one) != last))!r}?"
+        return f": did you mean {min(ends, key=lambda option: (option.count('.'), _last(option) != last))!r}?"
     if not dot or not same:
-        return nearest(name, [one for one in known if dot or "." not in one])
-    begun = f"--{part}."
-    return nearest(last, [one.removeprefix(begun) for one in same]).replace("mean '", f"mean '{begun}")
+        return nearest(name, [option for option in known if dot or "." not in option])
+    prefix = f"--{part}."
+    return nearest(last, [option.removeprefix(prefix) for option in same]).replace("mean '", f"mean '{prefix}")
 
 
 def _last(option: str) -> str:
@@ -251,12 +255,12 @@ def _last(option: str) -> str:
 
 
 def _initials(option: str) -> str:
-    """`lr` of `--optimizer.learning-rate`."""
+    """Returns the initials of an option: `lr` for `--optimizer.learning-rate`."""
     return "".join(word[0] for word in _last(option).split("-") if word)
 
 
 def _known_options(options: type[object], prog: str) -> list[str]:
-    """The options of `prog`, in the order in which its help shows them."""
+    """Returns the options of `prog`, in the order in which its help shows them."""
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
         tyro.cli(options, args=["--help"], prog=prog, registry=REGISTRY)
@@ -264,7 +268,7 @@ def _known_options(options: type[object], prog: str) -> list[str]:
 
 
 def _one_line(box: str) -> str:
-    """What is wrong, out of the box that tyro draws around it."""
+    """Returns the error in one line, without the box that tyro draws around it."""
     lines = [text for line in box.splitlines() if (text := line.strip(" │╭╮╰╯─")).strip("-")]
     if not lines:
         return "the options cannot be read"

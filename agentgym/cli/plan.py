@@ -1,4 +1,4 @@
-"""`agentgym plan`: what a run would need and how fast it would be, before there is a machine for it."""
+"""`agentgym plan`: predicts what a run needs and how fast it is, before there is a machine for it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from agentgym.types import JSON
 __all__ = ["main"]
 
 SHOWN = 6
-"""Splits of a table."""
+"""The most splits in a table."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
     """Predicts memory, seconds of a step and the best split of the GPUs, from published figures and measured ones.
 
-    Exit code 1 if something does not fit; what would is then told.
+    Exit code 1 if something does not fit; what would fit is then shown.
     """
 
     run: Annotated[PlanConfig, tyro.conf.arg(name="")]
@@ -52,7 +52,7 @@ def main(args: Sequence[str]) -> int:
         return _measure(options, options.measure)
     config = options.run
     measured = read_measured(options.measured) if options.measured else None
-    rates = (fitted_rates(measured) if measured else ASSUMED).given(options.rates)
+    rates = (fitted_rates(measured) if measured else ASSUMED).with_overrides(options.rates)
     device = device_of(config.gpu, config.learner, measured.gpu if measured else None)
     machine = Machine(shape=shape_of(config.model), device=device, rates=rates)
     best = best_layout(machine, config)
@@ -69,7 +69,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def _gpu_as_option(args: Sequence[str]) -> list[str]:
-    """`--gpu h200` read as `--gpu.name h200`."""
+    """Reads `--gpu h200` as `--gpu.name h200`."""
     return [f"--gpu.name{arg[5:]}" if arg.partition("=")[0] == "--gpu" else arg for arg in args]
 
 
@@ -83,14 +83,14 @@ def _measure(options: PlanOptions, path: Path) -> int:
     write_measured(measured, path)
     rows = [
         [
-            one.what,
-            one.model.name,
-            f"{one.rows:,} x {one.context:,}",
-            f"{one.seconds * 1e3:,.2f}",
-            f"{(one.rows if one.what == 'decode' else one.rows * one.context) / one.seconds:,.0f}",
-            f"{one.flops / one.seconds / 1e9:,.1f}",
+            sample.what,
+            sample.model.name,
+            f"{sample.rows:,} x {sample.context:,}",
+            f"{sample.seconds * 1e3:,.2f}",
+            f"{(sample.rows if sample.what == 'decode' else sample.rows * sample.context) / sample.seconds:,.0f}",
+            f"{sample.flops / sample.seconds / 1e9:,.1f}",
         ]
-        for one in measured.samples
+        for sample in measured.samples
     ]
     show_table(["work", "model", "rows x tokens", "ms", "tokens/s", "GFLOP/s"], rows)
     _show_rates(fitted_rates(measured), path)
@@ -131,32 +131,32 @@ def _gib(size: float) -> str:
 
 
 def _splits(machine: Machine, config: PlanConfig, best: Layout) -> list[list[str]]:
-    """The best split, and those next to it in time: the best of each number of learners."""
+    """Returns rows of the best split, and of those next to it in time: the best of each number of learners."""
     found: dict[tuple[str, int], Layout] = {}
-    for one in layouts(machine, config):
-        key = (one.kind, one.learners)
-        if not one.problems and (key not in found or one.step_s < found[key].step_s):
-            found[key] = one
-    ranked = sorted(found.values(), key=lambda one: one.step_s)[:SHOWN]
-    return [_split(one) for one in ranked or [best]]
+    for layout in layouts(machine, config):
+        key = (layout.kind, layout.learners)
+        if not layout.problems and (key not in found or layout.step_s < found[key].step_s):
+            found[key] = layout
+    ranked = sorted(found.values(), key=lambda layout: layout.step_s)[:SHOWN]
+    return [_split(layout) for layout in ranked or [best]]
 
 
-def _split(one: Layout) -> list[str]:
-    play = f"{one.generation.seconds:,.2f}" if one.generation else "-"
-    if not one.overlaps:
+def _split(layout: Layout) -> list[str]:
+    play = f"{layout.generation.seconds:,.2f}" if layout.generation else "-"
+    if not layout.overlaps:
         waits = "each for the other"
     else:
-        waits = "learners" if one.balance > 1 else "engines"
-        waits += f", {abs(1 - min(one.balance, 1 / one.balance)):.0%} of the time"
-    engines = f"{one.engines} x {one.engine_gpus} GPU" + ("s" if one.engine_gpus > 1 else "")
-    step = f"{one.step_s:,.2f}" if one.generation else "-"
+        waits = "learners" if layout.balance > 1 else "engines"
+        waits += f", {abs(1 - min(layout.balance, 1 / layout.balance)):.0%} of the time"
+    engines = f"{layout.engines} x {layout.engine_gpus} GPU" + ("s" if layout.engine_gpus > 1 else "")
+    step = f"{layout.step_s:,.2f}" if layout.generation else "-"
     return [
-        one.kind,
-        f"{one.learners}",
+        layout.kind,
+        f"{layout.learners}",
         engines,
         play,
-        f"{one.learning.seconds:,.2f}",
-        f"{one.sync_s:,.2f}",
+        f"{layout.learning.seconds:,.2f}",
+        f"{layout.sync_s:,.2f}",
         step,
         waits,
     ]
@@ -191,13 +191,13 @@ def _step_rows(config: PlanConfig, best: Layout) -> list[list[str]]:
 
 
 def _show_rates(rates: Rates, path: Path | None) -> None:
-    """Which speeds were measured, given and assumed."""
-    if sure := {name: one for name, one in _rates_json(rates).items() if name not in rates.assumed}:
+    """Shows the speeds that were measured or given, and those that are assumed."""
+    if sure := {name: rate for name, rate in _rates_json(rates).items() if name not in rates.assumed}:
         source = f"measured ({path}) or given" if path else "given"
-        say(f"{source}: {', '.join(f'{name} {one:.3g}' for name, one in sure.items())}")
+        say(f"{source}: {', '.join(f'{name} {rate:.3g}' for name, rate in sure.items())}")
     if rates.assumed:
-        told = ", ".join(f"{name} {getattr(rates, name):g}" for name in rates.assumed)
-        say(f"assumed: {told}; --rates.NAME gives another, --measure FILE measures")
+        rates_text = ", ".join(f"{name} {getattr(rates, name):g}" for name in rates.assumed)
+        say(f"assumed: {rates_text}; --rates.NAME gives another, --measure FILE measures")
 
 
 def _rates_json(rates: Rates) -> dict[str, float]:

@@ -12,7 +12,7 @@ from typing import Annotated, TypeVar
 
 import tyro
 
-from agentgym.cli.environment import load_env, opened
+from agentgym.cli.environment import load_env, unwrap_outcome
 from agentgym.cli.options import env_as_argument, parse_options
 from agentgym.cli.terminal import say, show_table
 from agentgym.cli.tools_list import tool_rows
@@ -42,7 +42,7 @@ class PlayOptions:
     env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
     """Environment id, package.module:Class or path/to/file.py:Class."""
     seed: int = 0
-    """Of the task: the same seed is the same task."""
+    """The seed of the task: the same seed is the same task."""
     env_kwargs: Mapping[str, JSON] = field(default_factory=dict)
     """Keywords of the environment's class, such as level=2."""
 
@@ -75,16 +75,16 @@ class Game:
         self.env = env
         self.seed = seed
         self.name = name
-        """The environment and its keywords, as a command line has them."""
+        """The environment and its keywords, as on a command line."""
         self.total = 0.0
         self.num_turns = 0
         self.success: bool | None = None
-        """None until the episode is over, and for an environment that does not say."""
+        """The success; None until the episode is over, and for an environment that does not report one."""
         self.over = False
         self._observations: list[str] = []
 
     def begin(self) -> str:
-        """Resets the environment and gives the first observation."""
+        """Resets the environment and returns the first observation."""
         observation, _ = self._of_env(lambda: self.env.reset(seed=self.seed))
         self._observations = [observation]
         return observation
@@ -102,12 +102,12 @@ class Game:
         return result
 
     def _of_env(self, call: Callable[[], T]) -> T:
-        """What the environment answers; raises EnvironmentFault, with the command that shows it again."""
+        """Returns the environment's answer; raises EnvironmentFault, with the command that replays it."""
         replay = f"agentgym play {self.name} --seed {self.seed}"
-        return opened(attempt(call), f"{self.name} failed with seed {self.seed} (replay: {replay})")
+        return unwrap_outcome(attempt(call), f"{self.name} failed with seed {self.seed} (replay: {replay})")
 
     def hint(self) -> str:
-        """The oracle's next move, after what was seen so far."""
+        """Returns the oracle's next move after the observations so far."""
         try:
             oracle = policy_for(self.env, "oracle")
         except ConfigError as refusal:
@@ -115,7 +115,7 @@ class Game:
         error, message = attempt(lambda: self._ask(oracle))
         if message is None:
             return f"The oracle has no hint here ({type(error).__name__}: {error})."
-        return spoken(message)
+        return format_reply(message)
 
     def _ask(self, oracle: Policy) -> Message:
         first, *later = self._observations
@@ -127,7 +127,7 @@ class Game:
 
 
 def _play(game: Game) -> None:
-    """The conversation, until the episode is over or the person leaves."""
+    """Plays until the episode is over or the person leaves."""
     observation = game.begin()
     if game.env.system_prompt:
         say(game.env.system_prompt)
@@ -149,7 +149,7 @@ def _play(game: Game) -> None:
 
 
 def _read() -> str | None:
-    """The next line, without the space around it; None at the end of the input."""
+    """Reads the next line, without the space around it; None at the end of the input."""
     if sys.stdin.isatty():
         try:
             return input("> ").strip()
@@ -175,11 +175,11 @@ META: dict[str, Callable[[Game], None]] = {
     "tools": _show_tools,
     "hint": lambda game: say(game.hint()),
 }
-"""What is answered here and not by the environment."""
+"""Commands that are answered here and not by the environment."""
 
 
-def spoken(message: Message) -> str:
-    """A reply as a person would type it: `go north`."""
+def format_reply(message: Message) -> str:
+    """Formats a reply as a person would type it: `go north`."""
     lines = [message.content] if message.content else []
     for call in message.tool_calls:
         if isinstance(call, ToolCall):

@@ -1,4 +1,4 @@
-"""Which tokenizer, chat format and date a run was made with, as its `config.yaml` says."""
+"""The tokenizer, chat format and date that a run was made with, from its `config.yaml`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from agentgym.evaluation.play.model_folder import model_folder
 __all__ = ["renderer_of_run", "settings_of_run"]
 
 KEYS = ("tokenizer", "model")
-"""Where `config.yaml` names a model folder, or `embedded`; the first that is there."""
+"""The keys of `config.yaml` that name a model folder, or `embedded`; the first one present counts."""
 
 
 def renderer_of_run(run: Path, tokenizer: str | None = None) -> TemplateRenderer | None:
-    """The renderer of the run, or of the model folder `tokenizer`; None where the run does not name one.
+    """Returns the renderer of the run, or of the model folder `tokenizer`; None if the run does not name one.
 
-    Raises RunFolderError when the folder that is named does not exist any more.
+    Raises RunFolderError when the named folder does not exist any more.
     """
     settings = settings_of_run(run)
     name = tokenizer or next((settings[key] for key in KEYS if isinstance(settings.get(key), str)), None)
@@ -33,7 +33,7 @@ def renderer_of_run(run: Path, tokenizer: str | None = None) -> TemplateRenderer
 
 
 def settings_of_run(run: Path) -> Mapping[str, Any]:
-    """The settings in the run's `config.yaml`; none where there is no such file."""
+    """Returns the settings in the run's `config.yaml`; empty if there is no such file."""
     config = run / "config.yaml"
     if not config.is_file():
         return {}

@@ -1,4 +1,4 @@
-"""`agentgym sandbox`: runs a program in a box, as tools do, and says why it ended; removes what a crash left."""
+"""`agentgym sandbox`: runs a program in a box, as tools do, and reports why it ended; removes what a crash left."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from agentgym.tools.sandbox import Ended, Language, Outcome, SandboxLimits, open
 __all__ = ["main"]
 
 TIME_LIMIT_CODE, KILLED_CODE = 124, 137
-"""Exit codes as of `timeout` and of a shell."""
+"""The exit codes that `timeout` and a shell use."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """Runs a Python program, or a shell script (`FILE.sh`), in a box; its output and exit code are the program's.
 
-    The last line on standard error says why it ended. A program that passed the time limit ends with exit code 124,
-    one that something else ended with 137 or 128 plus the signal.
+    The last line on standard error is the reason why it ended. A program that passed the time limit ends with exit code
+    124, one that something else ended with 137 or 128 plus the signal.
     """
 
     file: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")]
@@ -38,13 +38,13 @@ class RunOptions:
     backend: Literal["auto", "namespaces", "landlock", "docker"] = "auto"
     """The kind of box; by default the first one that works here."""
     time_limit_s: float = 10.0
-    """Seconds that it may take."""
+    """Seconds that the program may take."""
     memory_mb: int = 512
     """MiB that all its processes may hold."""
     packages: tuple[Path, ...] = ()
-    """Folders that it can import from, beside the standard library."""
+    """Folders that it can import from, besides the standard library."""
     image: str | None = None
-    """With `--backend docker`, an image that the daemon holds, with Python 3.11 or newer; by default this Python's."""
+    """The image for `--backend docker`: one of the daemon, with Python 3.11 or newer; by default this Python's."""
     json: bool = False
     """End with one line of JSON."""
 

@@ -1,4 +1,4 @@
-"""Writes a small working file, and its test, for a user to start from; the files stand as templates in `scaffolds/`."""
+"""Writes a small working file, and its test, for a user to start from; the templates are in `scaffolds/`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HALF_A_MINUTE = "--steps 25 --tasks 8 --eval-episodes 100"
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a template makes: its noun, and the commands that try it, with `{place}` and `{test}`."""
+    """The product of a template: its noun, and the commands that try it, with `{place}` and `{test}`."""
 
     noun: str
     commands: tuple[str, ...]
@@ -50,26 +50,26 @@ KINDS = {
         (f"agentgym train --env TextGame-v0 --learner.loss {{place}} --learner.loss-settings cap=3.0 {SHORT}",),
     ),
 }
-"""What can be written, by the name of its template."""
+"""The kinds of file that can be written, by the name of the template."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scaffold:
-    """What was written."""
+    """The files that were written."""
 
     path: Path
     test: Path
     place: str
-    """How commands name it: `path/to/file.py:name`."""
+    """The name that commands take: `path/to/file.py:name`."""
     commands: tuple[str, ...]
-    """What to try next, as typed in a shell."""
+    """The commands to try next, as typed in a shell."""
 
 
 def write_scaffold(kind: str, name: str, folder: Path | str = ".") -> Scaffold:
     """Writes `name.py` and `test_name.py` into `folder`; a name is `number_lock`, `number-lock` or `NumberLock`.
 
-    Raises ConfigError for a name that cannot be a module's and an identifier, or is one already, and for a file in the
-    way: nothing is ever overwritten.
+    Raises ConfigError for a name that cannot be a module's and an identifier, or is one already, and for a file that
+    exists: nothing is ever overwritten.
     """
     words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)
     module, path_of = "_".join(words).lower(), Path(folder)
@@ -78,7 +78,7 @@ def write_scaffold(kind: str, name: str, folder: Path | str = ".") -> Scaffold:
     path, test = path_of / f"{module}.py", path_of / f"test_{module}.py"
     values = {"thing": thing, "file": path.name, "title": " ".join(words).lower().capitalize()}
     texts = {path: _template(kind).substitute(values), test: _template(f"test_{kind}").substitute(values)}
-    if any(thing in _bound(text) for text in texts.values()):
+    if any(thing in _imported_names(text) for text in texts.values()):
         raise ConfigError(f"{name!r} is a name that the file itself needs; take another, such as 'my_{module}'")
     for each in texts:
         if each.exists():
@@ -93,7 +93,7 @@ def write_scaffold(kind: str, name: str, folder: Path | str = ".") -> Scaffold:
     place = f"{path}:{thing}"
     quoted = {"place": shlex.quote(place), "test": shlex.quote(str(test))}
     commands = (*KINDS[kind].commands, "pytest {test}")
-    return Scaffold(path, test, place, tuple(one.format(**quoted) for one in commands))
+    return Scaffold(path, test, place, tuple(command.format(**quoted) for command in commands))
 
 
 def _check_name(name: str, module: str, kind: str) -> None:
@@ -112,15 +112,15 @@ def _check_name(name: str, module: str, kind: str) -> None:
 
 
 def _is_free(module: str) -> bool:
-    """Whether no keyword and no module bears the name, but for files where the command is run."""
+    """True if no keyword and no module has the name, except for files in the folder where the command is run."""
     here = {"", str(Path.cwd())}
     elsewhere = [place for place in sys.path if place not in here]
     taken = keyword.iskeyword(module) or module in sys.stdlib_module_names or module in sys.modules
     return not taken and PathFinder.find_spec(module, elsewhere) is None
 
 
-def _bound(text: str) -> set[str]:
-    """The names that a file imports."""
+def _imported_names(text: str) -> set[str]:
+    """Returns the names that a file imports."""
     imports = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom | ast.Import))
     return {alias.asname or alias.name for node in imports for alias in node.names}
 

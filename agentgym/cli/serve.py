@@ -39,17 +39,17 @@ an agent, with the package `openai` (a whole one: examples/black_box_agent.py):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeOptions(EvalConfig):
-    """Serves held-out episodes to agents outside, which speak OpenAI's chat completions, and records every token."""
+    """Serves held-out episodes to outside agents that speak OpenAI's chat completions, and records every token."""
 
     policy: str = EMBEDDED
-    """The model that replies: `embedded`, or the folder of one."""
+    """The model that replies: `embedded`, or a model folder."""
     tokenizer: tyro.conf.Suppress[str] = EMBEDDED
     num_tasks: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 50
-    """Held-out tasks: the first so many, whatever the seed."""
+    """The number of held-out tasks: always the first ones, whatever the seed."""
     num_repeats: Annotated[int, tyro.conf.arg(aliases=["-r"])] = 1
     """Episodes of each task."""
     engine: Literal["local"] = "local"
-    """What samples the replies."""
+    """The engine that samples the replies."""
     host: str = "127.0.0.1"
     """The address to listen on; any that other machines reach demands a token."""
     port: int = 8000
@@ -61,18 +61,18 @@ class ServeOptions(EvalConfig):
     allowed_hosts: tuple[str, ...] = ()
     """Names in the Host header that are served, besides IP addresses and this machine's own name."""
     public_url: str = ""
-    """The URL under which agents reach the server, where they do not connect to it directly (a forwarded port)."""
+    """The URL at which agents reach the server, if they do not connect to it directly (a forwarded port)."""
     compaction: tyro.conf.Suppress[CompactionConfig] = field(default_factory=CompactionConfig)
     endpoint: tyro.conf.Suppress[ChatEndpointConfig] = field(default_factory=ChatEndpointConfig)
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """The folder for the episodes and the result; by default a new one under runs/."""
     resume: bool = False
-    """Go on in --output: serve only what is missing or failed."""
+    """Resume the run in --output: serve only what is missing or failed."""
     json: bool = False
     """End with one line of JSON."""
 
     def to_json(self) -> dict[str, JSON]:
-        """The settings of the evaluation, and that it was played from outside."""
+        """Returns the settings of the evaluation, with the mark that it was played from outside."""
         return {**EvalConfig.to_json(self), "served": True}
 
 

@@ -1,4 +1,4 @@
-"""`agentgym sft`: a model learns to say what was said, and becomes a model folder."""
+"""`agentgym sft`: trains a model to imitate recorded replies, and writes it as a model folder."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ __all__ = ["main"]
 
 @dataclass(frozen=True, kw_only=True)
 class SftOptions:
-    """Trains a model to say what was said: by a policy that plays, in conversations from files, or in recorded
-    episodes that were good. Name one of --env, --conversations and --episodes."""
+    """Trains a model to imitate the replies of a policy that plays, of conversations from files, or of good recorded
+    episodes. Name one of --env, --conversations and --episodes."""
 
     env: str | None = None
     """Demonstrations of this environment: its id, package.module:Class or path/to/file.py:Class."""
@@ -58,8 +58,8 @@ class SftOptions:
     family: str | None = None
     """The chat format of the model, by a name of `agentgym tools families`; None goes by its chat template."""
     date: str | None = None
-    """What a chat template takes for the present date (`strftime_now`), such as 2026-03-01; None is the moment at which
-    the run begins. Where the template writes it, config.yaml then holds that moment."""
+    """The date that a chat template takes for today (`strftime_now`), such as 2026-03-01; None is the moment at which
+    the run begins. If the template writes it, config.yaml then holds that moment."""
     policy: str = "oracle"
     """The player to imitate; `oracle` is what the environment's make_oracle gives."""
     mistakes: float = 0.25
@@ -67,11 +67,11 @@ class SftOptions:
     learn_mistakes: bool = False
     """Imitate the random moves too."""
     skip_malformed: bool = False
-    """Leave out conversations that are malformed, or that the chat format cannot tell, instead of stopping at one."""
+    """Leave out conversations that are malformed, or that the chat format cannot express; else one stops the run."""
     min_reward: float | None = None
     """The least reward of an episode that is learned; None goes by success."""
     best_per_task: int | None = None
-    """Learn only so many episodes of each task, those with the greatest rewards."""
+    """The most episodes of each task that are learned, those with the greatest rewards."""
     steps: int | None = None
     """Optimizer steps; by default 500 of demonstrations, else as many as --epochs asks for."""
     epochs: int = 3
@@ -92,9 +92,9 @@ class SftOptions:
     def __post_init__(self) -> None:
         given = [name for name in SOURCES if getattr(self, name)]
         if len(given) != 1:
-            told = "got none" if not given else f"got {' and '.join(f'--{name}' for name in given)}"
+            got = "got none" if not given else f"got {' and '.join(f'--{name}' for name in given)}"
             raise ConfigError(
-                "one source is learned from: --env ID (demonstrations), --conversations FILE or --episodes RUN; " + told
+                "one source is learned from: --env ID (demonstrations), --conversations FILE or --episodes RUN; " + got
             )
         for name, (source, default) in BELONGS.items():
             if source not in given and getattr(self, name) != default:
@@ -109,7 +109,7 @@ class SftOptions:
                 raise RunFolderError(f"there is no run folder {str(path)!r}{hint}")
 
     def imitation(self, steps: int) -> ImitationConfig:
-        """What `learn` is told."""
+        """Returns the settings of `learn`."""
         return ImitationConfig(
             demonstrations=self.demonstrations,
             optimizer=self.optimizer,
@@ -121,7 +121,7 @@ class SftOptions:
 
     @property
     def demonstrations(self) -> DemonstrationConfig:
-        """Who plays the demonstrations."""
+        """The settings of the player of the demonstrations."""
         return DemonstrationConfig(policy=self.policy, mistakes=self.mistakes, learn_mistakes=self.learn_mistakes)
 
 
@@ -140,7 +140,7 @@ BELONGS = {
 
 @dataclass(frozen=True)
 class _Lesson:
-    """What is learned, and how long."""
+    """The rows or demonstrations to learn, and for how long."""
 
     shown: Iterator[Demonstration]
     config: ImitationConfig
@@ -148,11 +148,11 @@ class _Lesson:
     task: Task | None = None
     """A task to try the model on."""
     num_rows: int = 0
-    """Rows that are passed over again and again; 0 for demonstrations, which are always new."""
+    """The number of rows that are repeated in every epoch; 0 for demonstrations, which are always new."""
 
 
 class _Display:
-    """Counts the steps on the screen, and keeps what the last lines tell."""
+    """Counts the steps on the screen, and keeps the numbers of the last lines."""
 
     def __init__(self) -> None:
         self.steps = self.tokens = self.imitated_tokens = 0
@@ -162,16 +162,16 @@ class _Display:
 
     @property
     def tokens_per_s(self) -> float:
-        """Ids of demonstrations a second, playing included."""
+        """The tokens of demonstrations a second, playing included."""
         return self.tokens / max(self.elapsed_s, 1e-9)
 
     @property
     def success(self) -> float | None:
-        """The share of what was shown that succeeded; None where nobody knows."""
+        """The share of the demonstrations that succeeded; None if unknown."""
         return sum(self._success) / len(self._success) if self._success else None
 
     def note(self, step: ImitationStep) -> str:
-        """Takes in a step; gives what stands beside the bar."""
+        """Records a step; returns the text next to the bar."""
         if not self.steps:
             self.first_loss = step.loss
         self.steps, self.loss, self.elapsed_s = step.step, step.loss, step.elapsed_s
@@ -185,7 +185,7 @@ class _Display:
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym sft ...`; an interrupted run saves what was learned and has the exit code 130."""
     options = parse_options(SftOptions, args, prog="agentgym sft")
-    options.imitation(1 if options.steps is None else options.steps)  # refuses what cannot be, before anything is read
+    options.imitation(1 if options.steps is None else options.steps)  # refuses invalid settings before anything is read
     env = None if options.env is None else load_env(options.env, options.env_kwargs)
     if env is not None:
         policy_for(env, options.policy)
@@ -226,7 +226,7 @@ def _of_demonstrations(options: SftOptions, renderer: TemplateRenderer, env: Tex
 
 
 def _of_rows(options: SftOptions, renderer: TemplateRenderer, model: Decoder) -> _Lesson:
-    """The rows of conversations or episodes; says what was left out, and why."""
+    """Reads the rows of conversations or episodes; prints what was left out, and why."""
     window, vocab_size = model.config.context_window, model.config.vocab_size
     if options.conversations:
         files = ConversationSource(paths=options.conversations, skip_malformed=options.skip_malformed)
@@ -243,7 +243,7 @@ def _of_rows(options: SftOptions, renderer: TemplateRenderer, model: Decoder) ->
 
 @contextmanager
 def _interrupted_between_steps() -> Iterator[_Check]:
-    """Holds Ctrl-C back until `check` is called, so that no step is left half done; a second Ctrl-C does not wait."""
+    """Defers Ctrl-C until `check` is called, so that no step is left half done; a second Ctrl-C does not wait."""
     check = _Check()
     before = signal.signal(signal.SIGINT, check.on_signal)
     try:
@@ -272,7 +272,7 @@ def _free_output(options: SftOptions) -> Path:
 
 
 def _first_seed(seed: int) -> int:
-    """Where the tasks of a run begin: far enough below the held-out ones."""
+    """Returns the seed of a run's first task, far enough below the held-out ones."""
     return derive(seed, "sft") % (EVAL_SEED_START // 2)
 
 

@@ -33,15 +33,15 @@ class Termination:
         handler(signal.SIGINT, frame)
 
     def exit_code(self, code: int) -> int:
-        """The exit code of a command that returned `code`."""
+        """Returns the exit code of a command that returned `code`."""
         return TERMINATED if self.received and code == INTERRUPTED else code
 
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[Termination]:
-    """Has SIGTERM end the command as Ctrl-C does, for example with a checkpoint; outside the main thread, nothing.
+    """Makes SIGTERM end the command as Ctrl-C does, for example with a checkpoint; in other threads, does nothing.
 
-    A shell has its background jobs ignore SIGINT. asyncio passes no interrupt on then, so SIGINT is blocked here
+    A shell makes its background jobs ignore SIGINT. asyncio then passes no interrupt on, so SIGINT is blocked here
     instead of ignored.
     """
     termination = Termination()

@@ -1,4 +1,4 @@
-"""What commands write: results to standard output, progress, warnings and errors to standard error."""
+"""The output of commands: results to standard output, progress, warnings and errors to standard error."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["fail", "printable", "progress", "say", "show_json", "show_table", "w
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 PLAIN_WIDTH = 160
-"""Columns of a table that goes to a file or a pipe."""
+"""The width in characters of a table that goes to a file or a pipe."""
 
 
 def say(text: str = "") -> None:
-    """One line of a result, its control characters spelled out."""
+    """Prints one line of a result, with its control characters spelled out."""
     print(printable(text), flush=True)
 
 
 def printable(text: str) -> str:
-    """The text with every control character spelled out (`\\x1b`), except line ends and tabs.
+    """Returns the text with every control character spelled out (`\\x1b`), except line ends and tabs.
 
     An environment's or a model's text can then not move the cursor, clear the screen or set the window's title.
     """
@@ -39,18 +39,18 @@ def printable(text: str) -> str:
 
 
 def fail(text: str) -> None:
-    """`error: ...` on standard error."""
+    """Prints `error: ...` on standard error."""
     sys.stdout.flush()
     print(f"error: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def show_json(value: Mapping[str, JSON]) -> None:
-    """One JSON object as one line: the last line of a command that was given `--json`."""
+    """Prints one JSON object as one line: the last line of a command that was given `--json`."""
     print(json.dumps(value, allow_nan=False, default=dict), flush=True)
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
-    """A table; cells are plain text, whatever brackets they hold."""
+    """Prints a table; cells are plain text, whatever brackets they contain."""
     table = Table(
         box=SIMPLE_HEAD, title=title, title_justify="left", show_edge=False, pad_edge=False, show_header=any(columns)
     )
@@ -63,7 +63,7 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str
 
 @contextlib.contextmanager
 def progress(label: str, total: int, done: int = 0) -> Iterator[Callable[[str], None]]:
-    """Counts to `total`: a bar on a terminal, else a line at each tenth. Yields what counts one, given a note."""
+    """Shows a bar on a terminal, else a line per tenth of `total`. Yields a function that counts 1, given a note."""
     if not sys.stderr.isatty():
         yield _PlainProgress(label, total, done)
         return
@@ -85,8 +85,10 @@ class _PlainProgress:
 
 @contextlib.contextmanager
 def warnings_shown() -> Iterator[None]:
-    """Shows the package's warnings as `warning: ...` on standard error, and what was read of files of data as
-    `data: ...`, for as long as a command runs."""
+    """Shows the package's warnings as `warning: ...` on standard error while a command runs.
+
+    Messages on the data that was read are shown as `data: ...`.
+    """
     handler = _Warnings()
     logger, data = logging.getLogger("agentgym"), logging.getLogger("agentgym.data")
     logger.addHandler(handler)
@@ -110,7 +112,7 @@ class _Warnings(logging.Handler):
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Leaves it to the command's caller, who ends quietly; rich would exit with code 1."""
+        """Raises the error for the command's caller, which ends quietly; rich would exit with code 1."""
         raise BrokenPipeError
 
 

@@ -25,14 +25,14 @@ __all__ = ["main"]
 
 @dataclass(frozen=True, kw_only=True)
 class CallOptions:
-    """Runs a tool once and shows the answer as a model would read it; exit code 1 for one that tells of an error."""
+    """Runs a tool once and shows the answer as a model would read it; exit code 1 if the answer is an error."""
 
     tool: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TOOL")]
     """path/to/file.py:function or package.module:function; with --mcp, a tool's name."""
     arguments: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[NAME=VALUE ...]")] = ()
     """The tool's arguments, each read by the type that its schema gives it; or one JSON object."""
     mcp: Annotated[str | None, tyro.conf.arg(metavar="SERVER")] = None
-    """The MCP server whose tool it is: its command line, such as "python server.py", or its URL."""
+    """The MCP server that has the tool: its command line, such as "python server.py", or its URL."""
     json: bool = False
     """End with one line of JSON."""
 
@@ -41,11 +41,11 @@ def main(args: Sequence[str]) -> int:
     """Runs `agentgym tools call ...`."""
     options = parse_options(CallOptions, args, prog="agentgym tools call")
     if options.mcp is None:
-        result = _called(resolve_tool(options.tool), options.arguments)
+        result = _call_tool(resolve_tool(options.tool), options.arguments)
     else:
         with closing(McpTools(options.mcp, names=[options.tool])) as source:
             (tool,) = source.open()
-            result = _called(tool, options.arguments)
+            result = _call_tool(tool, options.arguments)
     if result.error is None:
         say(result.content)
     else:
@@ -55,7 +55,7 @@ def main(args: Sequence[str]) -> int:
     return 0 if result.error is None else 1
 
 
-def _called(tool: Tool, words: Sequence[str]) -> ToolResult:
+def _call_tool(tool: Tool, words: Sequence[str]) -> ToolResult:
     return asyncio.run(_answer(tool, _read(tool, words)))
 
 

@@ -1,4 +1,4 @@
-"""`agentgym tools families`: the formats in which replies can be read, the models that write so, and what holds."""
+"""`agentgym tools families`: the reply formats that can be read, the models that write them, and their properties."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class ListOptions:
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym tools list ...`."""
     options = parse_options(ListOptions, env_as_argument(args), prog="agentgym tools list")
-    specs = _listed(options)
+    specs = _list_specs(options)
     if specs:
         owned = options.mcp is None
         rows = [[*([owner] if owned else []), *row] for owner, spec in specs for row in tool_rows([spec])]
@@ -52,8 +52,8 @@ def main(args: Sequence[str]) -> int:
     return 0
 
 
-def _listed(options: ListOptions) -> list[tuple[str, ToolSpec]]:
-    """Each tool, behind the name of whose it is."""
+def _list_specs(options: ListOptions) -> list[tuple[str, ToolSpec]]:
+    """Returns each tool, after the name of its owner."""
     if options.mcp is not None:
         if options.env is not None:
             raise ConfigError(f"the tools of one thing are listed: {options.env!r} or --mcp {options.mcp!r}, not both")
@@ -77,7 +77,7 @@ def _tools_of(env_name: str, kwargs: Mapping[str, JSON]) -> tuple[ToolSpec, ...]
 
 
 def tool_rows(specs: Sequence[ToolSpec]) -> list[list[str]]:
-    """Name, parameters and description of each tool."""
+    """Returns name, parameters and description of each tool."""
     return [[spec.name, _parameters(spec), spec.description.partition("\n\n")[0]] for spec in specs]
 
 

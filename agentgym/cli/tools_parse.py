@@ -1,4 +1,4 @@
-"""`agentgym tools parse`: replies on standard input, a JSON object a line, to the calls that they hold."""
+"""`agentgym tools parse`: parses replies on standard input, a JSON object a line, into their calls."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ EXAMPLE = '{"text": "...", "tools": [...]}'
 
 @dataclass(frozen=True, kw_only=True)
 class ParseOptions:
-    """Reads replies, one JSON object {"text", "tools"} a line on standard input, and writes what each one says.
+    """Reads replies, one JSON object {"text", "tools"} a line on standard input, and writes what each one contains.
 
-    Written is one object a line: {"content", "reasoning", "tool_calls": [{"name", "arguments"}], "malformed": [{"raw",
-    "error", "truncated"}]}. "tools" are OpenAI's objects, or their "function" alone; they may be left out. A row may
-    say "in_reasoning": true where the prompt already opened the reasoning.
+    The output is one object a line: {"content", "reasoning", "tool_calls": [{"name", "arguments"}], "malformed":
+    [{"raw", "error", "truncated"}]}. "tools" are OpenAI's objects, or their "function" alone; they may be left out. A
+    row has "in_reasoning": true if the prompt already opened the reasoning.
     """
 
     family: Annotated[str, tyro.conf.arg(metavar="F")]
-    """How the model writes replies: a name or an alias that `agentgym tools families` shows."""
+    """The format of the replies: a name or an alias that `agentgym tools families` shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One reply, as a line of input gives it."""
+    """One reply: a line of the input."""
 
     text: str
     tools: tuple[ToolSpec, ...]
@@ -50,13 +50,14 @@ def main(args: Sequence[str]) -> int:
     reply_format: ReplyFormat = FORMATS[options.family]
     for row in _rows():
         message = reply_format.parse(row.text, row.tools, in_reasoning=row.in_reasoning)
-        print(json.dumps(_said(message), allow_nan=False, default=dict), flush=True)  # whoever asks line by line waits
+        # flushed, as a caller may wait for each line
+        print(json.dumps(_message_json(message), allow_nan=False, default=dict), flush=True)
     return 0
 
 
 def _rows() -> Iterator[_Row]:
-    """The rows of standard input; raises ConfigError, which names the line, for the first that is none."""
-    lines = getattr(sys.stdin, "buffer", sys.stdin)  # bytes: JSON is UTF-8 whatever the locale says
+    """Yields the rows of standard input; raises ConfigError, which names the line, for the first invalid one."""
+    lines = getattr(sys.stdin, "buffer", sys.stdin)  # bytes: JSON is UTF-8 whatever the locale
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -89,7 +90,7 @@ def _tool(value: object, where: str) -> ToolSpec:
         raise ValueError(str(error)) from None
 
 
-def _said(message: Message) -> dict[str, JSON]:
+def _message_json(message: Message) -> dict[str, JSON]:
     calls: list[JSON] = []
     malformed: list[JSON] = []
     for call in message.tool_calls:

@@ -1,4 +1,4 @@
-"""`agentgym train`: plays, learns, and says what came of it."""
+"""`agentgym train`: trains a model on environments, and reports the result."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TrainOptions:
     output: Path | None = None
     """The folder of the run; by default a new one under runs/."""
     resume: bool = False
-    """Go on in --output from its newest checkpoint; without --env and --data, with the run's own settings."""
+    """Resume the run in --output from its newest checkpoint; without --env and --data, with the run's own settings."""
     print_config: bool = False
     """Show every setting, as YAML that --config takes, and stop."""
     dry_run: bool = False
@@ -91,7 +91,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def _defaults(args: Sequence[str]) -> TrainOptions | None:
-    """The settings of the file after `--config`, or of the run to go on with where no tasks are named."""
+    """Returns the settings of the file after `--config`, or of the run to resume if no tasks are named."""
     path, folder = _path_after("--config", args), _path_after("--output", args)
     names_tasks = any(arg.startswith(("--env", "--data.")) for arg in args)
     if path is None and folder is not None and "--resume" in args and not names_tasks:
@@ -116,7 +116,7 @@ def _defaults(args: Sequence[str]) -> TrainOptions | None:
 
 
 def _path_after(option: str, args: Sequence[str]) -> Path | None:
-    """The path that an option is given, the last time that it is."""
+    """Returns the path that an option is given at its last occurrence."""
     places = [index for index, arg in enumerate(args) if arg.partition("=")[0] == option]
     if not places:
         return None
@@ -125,7 +125,7 @@ def _path_after(option: str, args: Sequence[str]) -> Path | None:
 
 
 def _mixed_envs(practice: object) -> list[str]:
-    """The environments of a file's mix; none where what is there is no mix, which is told where settings are read."""
+    """Returns the environments of a file's mix; none for an invalid mix, which is reported when settings are read."""
     mix = practice.get("mix") if isinstance(practice, dict) else None
     return [entry.env for entry in read_mix(mix).values()] if isinstance(mix, dict) else []
 
@@ -175,7 +175,7 @@ def _finish(config: TrainConfig, result: TrainResult, *, as_json: bool) -> int:
 
 
 def _say_what_is_left(folder: Path, error: str) -> None:
-    """Of a run that failed: from where it can go on, and where its servers said why."""
+    """Logs from where a failed run can be resumed, and the files in which its servers logged why."""
     if logs := [path for path in sorted((folder / "servers").rglob("*.log")) if path.name not in error]:
         logger.warning("what the servers said last is in %s", ", ".join(map(str, logs)))
     if checkpoints := sorted((folder / "checkpoints").glob("step-*")):
@@ -189,9 +189,9 @@ def _environments(config: TrainConfig) -> list[EnvChoice]:
 
 
 def _eval_commands(config: TrainConfig, checkpoint: Path | None) -> list[str]:
-    """What evaluates the checkpoint as the run was evaluated, as far as an option can say it."""
+    """Returns commands that evaluate the checkpoint as the run was evaluated, as far as options can express it."""
     reward = f"--reward.function {shlex.quote(config.reward.function)} " if config.reward.function else ""
-    if config.data.given:
+    if config.data.has_files:
         held_out, train = shlex.join(config.data.eval_files), shlex.join(config.data.train_files)
         data = f"--data.eval {held_out}" if held_out else f"--data.train {train}"
         data += f" --data.eval-fraction {config.data.eval_fraction:g}" if config.data.eval_fraction else ""
@@ -208,13 +208,13 @@ def _eval_commands(config: TrainConfig, checkpoint: Path | None) -> list[str]:
 
 
 def _keywords(given: Mapping[str, JSON]) -> str:
-    """An environment's keywords, as they are given on the command line."""
+    """Formats an environment's keywords for the command line."""
     pairs = [shlex.quote(f"{name}={json.dumps(value, default=dict)}") for name, value in given.items()]
     return f"--env-kwargs {' '.join(pairs)} " if pairs else ""
 
 
 def _score_rows(name: str, score: EvalScore | None) -> list[list[str]]:
-    """The score's row, and one for each environment of a mix."""
+    """Returns the score's row, and one for each environment of a mix."""
     if score is None:
         return []
     parts = [_score_row(f"{name} {env}", part) for env, part in score.by_env.items()]

@@ -1,9 +1,12 @@
-"""What a training run shows while it goes: a live table on a terminal, plain lines elsewhere."""
+"""The display of a running training: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 
@@ -20,16 +23,20 @@ from agentgym.trajectory import Trajectory
 __all__ = ["TrainingDisplay"]
 
 COLUMNS = (
-    *("step", "success", "reward", "loss", "entropy", "grad", "dead", "failed", "cut", "calls lost"),
-    *("play s", "learn s"),
+    *("step", "success", "reward", "loss", "left", "cut", "failed", "dead", "entropy", "grad", "calls lost"),
+    *("play s", "learn s", "sync s", "mismatch", "sampled/s", "trained/s", "mfu", "bubble"),
 )
-"""`cut` counts replies that a limit of tokens ended."""
+"""The columns, the most important first: a narrow terminal shows as many as fit. `left` is the estimated time until the
+last step, and `cut` counts replies that a token limit ended."""
 SERVER_COLUMNS = ("sync s", "mismatch")
-"""With an engine that is a server: seconds of the weight update (part of `learn s`), and the largest difference of its
-logprobs from ours, in nats."""
+"""The columns for an engine that is a server: seconds of the weight update (part of `learn s`), and the largest
+difference between its logprobs and ours, in nats."""
 SPEED_COLUMNS = ("sampled/s", "trained/s", "mfu", "bubble")
-"""Tokens a second, model flops utilization of learning, and the share of the step in which
-neither engine nor learner worked. On a terminal they are shown where it is wide enough."""
+"""The columns of speed: tokens a second, model flops utilization of learning, and the share of the step in which
+neither engine nor learner worked."""
+WIDTHS = {name: len(name) for name in COLUMNS} | {"step": 7, "loss": 7, "left": 6, "dead": 5}
+"""The characters that a column is given at least."""
+ALWAYS_SHOWN = COLUMNS.index("cut") + 1
 SHOWN_STEPS = 12
 PHASES = {
     "compile": "compiling the engine's step (10 seconds the first time, 4 later)",
@@ -40,12 +47,14 @@ PHASES = {
 
 
 class TrainingDisplay:
-    """An Observer of the trainer."""
+    """An Observer of the trainer that shows its progress."""
 
     def __init__(self, config: TrainConfig, folder: Path) -> None:
         self._config, self._folder = config, folder
         self._envs = " and ".join(config.practice.mix) or config.env
-        self._columns = COLUMNS if config.engine == "local" else (*COLUMNS, *SERVER_COLUMNS)
+        is_server = config.engine != "local"
+        self._columns = [name for name in COLUMNS if is_server or name not in SERVER_COLUMNS]
+        self._began = 0.0
         self._rows: list[dict[str, str]] = []
         self._phase, self._played, self._total, self._won = "", 0, 0, 0
         self._live: Live | None = None
@@ -62,19 +71,22 @@ class TrainingDisplay:
             self._live.stop()
 
     def on_phase(self, name: str, episodes: int) -> None:
-        """A stage begins."""
+        """Shows that a phase begins."""
         self._phase, self._played, self._total, self._won = PHASES.get(name, name), 0, episodes, 0
+        if name == "train":
+            self._began = time.monotonic()
         if not self._live:
             what = f"{self._config.steps} steps of {episodes}" if name == "train" else str(episodes)
             say(f"{self._phase}: {what} episodes of {self._envs}" if episodes else self._phase)
             if name == "train":
-                say("  ".join([*self._columns, *SPEED_COLUMNS]))
+                self._columns = self._fitting([], _plain_width(), 2)
+                say(_plain_line({name: name for name in self._columns}))
         elif name not in PHASES:
             say(name)  # above the table, where it stays: a server's address, its token
         self._draw()
 
     def on_episode(self, trajectory: Trajectory) -> None:
-        """An evaluation episode is finished."""
+        """Counts a finished evaluation episode."""
         self._played += 1
         self._won += bool(trajectory.success)
         if self._live:
@@ -83,13 +95,14 @@ class TrainingDisplay:
             say(f"  success {self._won / self._total:.3f}")
 
     def on_step(self, metrics: StepMetrics) -> None:
-        """A step is recorded."""
+        """Shows a step's row."""
         rollout, update, sync = metrics.rollout, metrics.update, metrics.sync
         row = {
             "step": f"{metrics.step}/{self._config.steps}",
             "success": f"{rollout.success:.3f}",
             "reward": f"{rollout.reward_mean:.3f}",
             "loss": f"{update.loss:.4f}" if update else "-",
+            "left": self._time_left(metrics.step),
             "entropy": f"{update.entropy:.3f}" if update else "-",
             "grad": f"{update.grad_norm:.2f}" if update else "-",
             "dead": f"{rollout.dead_groups}/{rollout.groups}",
@@ -104,28 +117,35 @@ class TrainingDisplay:
         }
         self._rows.append(row)
         if not self._live:
-            say("  ".join(row[column].rjust(len(column)) for column in (*self._columns, *SPEED_COLUMNS)))
+            say(_plain_line({name: row[name] for name in self._columns}))
         self._draw()
 
     def _draw(self) -> None:
         if not self._live:
             return
         shown = self._rows[-SHOWN_STEPS:]
-        columns = self._fitting(shown, self._live.console.width)
+        columns = self._fitting(shown, self._live.console.width, 3)
         title = f"{self._config.algo} on {self._envs}, seed {self._config.seed}   {self._folder}"
         table = Table(*columns, title=title, title_justify="left", caption=self._caption(), caption_justify="left")
         for row in shown:
             table.add_row(*(row[column] for column in columns))
         self._live.update(table)
 
-    def _fitting(self, rows: Sequence[dict[str, str]], width: int) -> list[str]:
-        """The columns, with those of speed as far as there is room."""
-        columns = [*self._columns]
-        for column in SPEED_COLUMNS:
-            widths = [max(len(one), *(len(row[one]) for row in rows), 0) for one in (*columns, column)]
-            if sum(widths) + 3 * len(widths) + 1 <= width:
-                columns.append(column)
-        return columns
+    def _fitting(self, rows: Sequence[dict[str, str]], width: int, gap: int) -> list[str]:
+        """Returns the columns that fit into a width with a gap after each; those up to `cut` always."""
+        widths = [max([WIDTHS[name], *(len(row[name]) for row in rows)]) + gap for name in self._columns]
+        num_fitting = sum(total < width for total in accumulate(widths))
+        return self._columns[: max(ALWAYS_SHOWN, num_fitting)]
+
+    def _time_left(self, step: int) -> str:
+        """Returns the time until the last step, or until `max_minutes` if that is sooner, at the mean speed so far."""
+        used_s = time.monotonic() - self._began
+        left_s = used_s / (len(self._rows) + 1) * (self._config.steps - step)
+        if self._config.max_minutes is not None:
+            left_s = min(left_s, max(0.0, self._config.max_minutes * 60 - used_s))
+        minutes, seconds = divmod(round(left_s), 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours}h{minutes:02}m" if hours else f"{minutes}:{seconds:02}"
 
     def _caption(self) -> str:
         if self._phase == PHASES["train"] or not self._total:
@@ -134,12 +154,22 @@ class TrainingDisplay:
         return f"{self._phase}: {self._played}/{self._total}{won}"
 
 
+def _plain_width() -> int:
+    """Returns the characters of a plain line: `COLUMNS` if it is set, otherwise enough for every column."""
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and int(columns) > 0 else 1000
+
+
+def _plain_line(cells: Mapping[str, str]) -> str:
+    return "  ".join(cell.rjust(WIDTHS[name]) for name, cell in cells.items())
+
+
 def _speed_cells(speed: StepSpeed | None) -> dict[str, str]:
-    """A step's cells of `SPEED_COLUMNS`."""
+    """Returns a step's cells of `SPEED_COLUMNS`."""
     if speed is None:
         return dict.fromkeys(SPEED_COLUMNS, "-")
     rates = (speed.sampled_tokens_per_s, speed.trained_tokens_per_s)
     shares = (speed.mfu, speed.bubble)
-    cells = [f"{one:,.0f}" if one is not None else "-" for one in rates]
-    cells += [f"{one:.0%}" if one is not None else "-" for one in shares]
+    cells = [f"{rate:,.0f}" if rate is not None else "-" for rate in rates]
+    cells += [f"{share:.0%}" if share is not None else "-" for share in shares]
     return dict(zip(SPEED_COLUMNS, cells, strict=True))

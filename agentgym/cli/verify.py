@@ -30,7 +30,7 @@ FOREIGN_REWARDS = "the rewards are not the environment's own: only its answers w
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions:
     """Checks a run: recomputes tokens, masks, prompts, replies, sums and groups from episodes.jsonl, and finds by
-    digests what was edited or lost. Exit code 1 if something is wrong; docs/verify.md has what each property proves.
+    digests what was edited or lost. Exit code 1 if something is wrong; docs/verify.md explains each property.
 
     `agentgym verify --model FOLDER` verifies a tokenizer and its chat template instead, before any training; it has
     options of its own: `agentgym verify --model FOLDER --help`.
@@ -39,10 +39,10 @@ class VerifyOptions:
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """The run folder."""
     tokenizer: str | None = None
-    """The model folder whose chat format the run was made with; by default as the run's config.yaml says."""
+    """The model folder whose chat format the run was made with; by default that of the run's config.yaml."""
     deep: bool = False
-    """Computes again what the record says: advantages from the rewards, logprobs with the checkpoints that are there (a
-    sample of episodes for each), and every episode in its environment, with the recorded actions."""
+    """Compute the record again: advantages from the rewards, logprobs with the checkpoints that are there (a sample of
+    episodes for each), and every episode in its environment, with the recorded actions."""
     share: float = 1.0
     """The share of the episodes that --deep plays again, in (0, 1], drawn at random: for large runs."""
     json: bool = False
@@ -67,7 +67,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def _recomputations(options: VerifyOptions, renderer: Renderer | None) -> list[Recomputation]:
-    """What `--deep` computes again: of a training run all, of another run its episodes."""
+    """Returns what `--deep` computes again: all of a training run, only the episodes of another run."""
     run, share = options.run, options.share
     end_thinking = renderer.thinking[1] if renderer else "</think>"
     settings = settings_of_run(run)
@@ -76,7 +76,7 @@ def _recomputations(options: VerifyOptions, renderer: Renderer | None) -> list[R
         return [Replay(foreign_rewards=foreign, end_thinking=end_thinking, share=share)]
     recompute = import_module("agentgym.trainers.checkpoints.recompute")  # torch, which the other checks do not need
     config = recompute.config_of(run)
-    foreign = FOREIGN_REWARDS if config.reward.given or config.reward.overlong.buffer_tokens else ""
+    foreign = FOREIGN_REWARDS if config.reward.source_names or config.reward.overlong.buffer_tokens else ""
     served = ("train",) if config.serve is not None else ()
     return [
         recompute.RecomputedAdvantages(config),

@@ -1,4 +1,4 @@
-"""`agentgym verify --model FOLDER`: whether a tokenizer and its chat template can be trained on, before training."""
+"""`agentgym verify --model FOLDER`: checks before training that a tokenizer and its chat template can be trained on."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ __all__ = ["main"]
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyModelOptions:
-    """Holds a tokenizer and its chat template to what training needs, over a hundred adversarial conversations.
+    """Checks that a tokenizer and its chat template fit training, with a hundred adversarial conversations.
 
-    Of each property it says `ok`, `FAILED` (training would be wrong; exit code 1), or `noted` (the template does not
-    keep it, and what is trained is exact all the same). Exit code 2: there is nothing to verify. A model that agentgym
-    does not train is noted with the reason, and the exit code is that of the template.
+    The verdict of a property is `ok`, `FAILED` (training would be wrong; exit code 1), or `noted` (the template does
+    not keep it, and what is trained is exact all the same). Exit code 2: there is nothing to verify. A model that
+    agentgym does not train is noted with the reason, and the exit code is that of the template.
     """
 
     model: Annotated[str, tyro.conf.arg(metavar="FOLDER")]
     """The model folder with tokenizer.json, or `embedded`; weights are not needed."""
     chat_template: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """A Jinja file that counts instead of the folder's chat template."""
+    """A Jinja file that is used instead of the folder's chat template."""
     family: Annotated[str | None, tyro.conf.arg(metavar="F")] = None
-    """How the model writes replies, as `agentgym tools families` shows; by default the template tells it."""
+    """The format of the replies, of those that `agentgym tools families` shows; by default the template's own."""
     json: bool = False
     """End with one line of JSON."""
 
@@ -48,7 +48,7 @@ def main(args: Sequence[str]) -> int:
     """Runs `agentgym verify --model ...`."""
     options = parse_options(VerifyModelOptions, args, prog="agentgym verify --model")
     if options.family is not None:
-        FORMATS[options.family]  # an unknown name is told before anything is loaded
+        FORMATS[options.family]  # an unknown name is reported before anything is loaded
     template = _template(options.chat_template)
     folder = model_folder(options.model)
     tokenizer = _tokenizer(folder, template)
@@ -64,7 +64,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def _refusal(folder: Path) -> str | None:
-    """Why the folder's model does not train in process; None if it does, or if the folder is a tokenizer alone."""
+    """Returns why the folder's model cannot be trained here; None if it can, or if the folder has only a tokenizer."""
     path = folder / "config.json"
     if not path.is_file():
         return None
@@ -85,7 +85,7 @@ def _template(file: Path | None) -> str | None:
 
 
 def _tokenizer(folder: Path, template: str | None) -> ChatTokenizer:
-    """The folder's tokenizer; raises ConfigError where it has no template that compiles."""
+    """Loads the folder's tokenizer; raises ConfigError if it has no template that compiles."""
     try:
         tokenizer = ChatTokenizer.load(folder, template)
         for source in (tokenizer.template, tokenizer.tool_template):
@@ -96,7 +96,7 @@ def _tokenizer(folder: Path, template: str | None) -> ChatTokenizer:
 
 
 def _reference(folder: Path, template: str | None) -> Reference | str:
-    """What transformers makes of the folder, or in words why it makes nothing of it."""
+    """Loads the folder with transformers; returns the reason as text if that fails."""
     try:
         module = import_module("agentgym.evaluation.model_check.reference")
         reference: Reference = module.TransformersReference.load(folder, template)

@@ -22,12 +22,12 @@ __all__ = ["main"]
 
 @dataclass(frozen=True, kw_only=True)
 class ViewOptions:
-    """Writes report.html into a run folder: curves, episodes, and every token with who put it there."""
+    """Writes report.html into a run folder: curves, episodes, and every token with its source."""
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """The run folder."""
     tokenizer: str | None = None
-    """The model folder whose tokens these are; by default as the run's config.yaml says."""
+    """The model folder of these tokens; by default that of the run's config.yaml."""
     max_episodes: int = 200
     """Episodes shown token by token."""
     open: bool = False
@@ -39,7 +39,7 @@ class ViewOptions:
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym view ...`."""
     options = parse_options(ViewOptions, args, prog="agentgym view")
-    read_run(options.run)  # says what is wrong with the folder before anything about its tokenizer
+    read_run(options.run)  # reports a fault of the folder before one of its tokenizer
     renderer = renderer_of_run(options.run, options.tokenizer)
     try:
         path = _write(options, None if renderer is None else renderer.tokenizer.backend)

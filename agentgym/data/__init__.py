@@ -1,4 +1,4 @@
-"""Tasks from files and Python generators: what is read, what is too long, what is held out, in which order it comes."""
+"""Tasks from files and Python generators: reading, limiting the length, holding out, and ordering."""
 
 from agentgym.data.config import COLUMNS, DataConfig, env_of_data
 from agentgym.data.lengths import CountTokens

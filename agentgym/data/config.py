@@ -1,4 +1,4 @@
-"""What a user says about data."""
+"""The settings of the data."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "extra_info": ("extra_info",),
     "agent_name": ("agent_name",),
 }
-"""What a row is made of, to the columns that it is read from unless `columns` says otherwise: the first that is there.
-`a.b` is the key b of the mappings in column a."""
+"""The parts of a row, each with the columns that it is read from, unless `columns` overrides them: the first column
+that exists counts. `a.b` is the key b of the mappings in column a."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Tasks from files, and what is done to them before they are played.
+    """The files of tasks, and the steps between reading and playing them.
 
     A file is .parquet, .jsonl or .json (both also .gz), a pattern such as 'data/*.parquet', a folder or name of the
     `datasets` library (NAME:SPLIT or NAME:CONFIG:SPLIT), or path/to/file.py:generator.
@@ -34,22 +34,22 @@ class DataConfig:
     eval: tuple[str, ...] | str = ()
     """Files of the held-out tasks."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Where the parts of a row stand, such as prompt=problem ground_truth=reward.answer; verl's columns, and question
-    and answer, are found without. Parts: prompt, ground_truth, data_source, extra_info, agent_name."""
+    """The columns of a row's parts, such as prompt=problem ground_truth=reward.answer; verl's columns, and question
+    and answer, need no setting. Parts: prompt, ground_truth, data_source, extra_info, agent_name."""
     keep: tuple[str, ...] = ()
-    """Further columns that go into extra_info, for a reward function to see."""
+    """Further columns that go into extra_info, for a reward function to read."""
     agents: Mapping[str, str] = field(default_factory=dict)
-    """Which environment plays the rows of an agent_name, such as tool_agent=tools.py:Search."""
+    """The environment that plays the rows of an agent_name, such as tool_agent=tools.py:Search."""
     max_prompt_tokens: int | None = None
-    """Rows with a longer prompt are left out, and it is said which; None keeps all."""
+    """Rows with a longer prompt are left out and reported; None keeps all."""
     max_rows: int | None = None
-    """Rows read of each file, from its beginning; None reads all."""
+    """The rows to read from each file, from its beginning; None reads all."""
     eval_fraction: float = 0.0
-    """Holds that share of the prompts in train out, in place of files to evaluate on."""
+    """Holds out this share of the prompts in train, in place of files to evaluate on."""
     overlap: Literal["refuse", "drop-train", "drop-eval"] = "refuse"
-    """What to do about prompts that train and eval share: refuse them, or drop them from one side."""
+    """The treatment of prompts that train and eval share: refuse them, or drop them from one side."""
     shuffle: bool = True
-    """Whether each epoch has an order of its own; without, the tasks come as the files have them."""
+    """True gives each epoch its own order; otherwise the tasks come in the order of the files."""
 
     def __post_init__(self) -> None:
         for part in self.columns:
@@ -72,8 +72,8 @@ class DataConfig:
             raise ConfigError("eval_fraction holds tasks of train out, and train names none")
 
     @property
-    def given(self) -> bool:
-        """Whether any files are named."""
+    def has_files(self) -> bool:
+        """True if any files are named."""
         return bool(self.train or self.eval)
 
     @property
@@ -88,8 +88,8 @@ class DataConfig:
 
 
 def env_of_data(data: DataConfig) -> str:
-    """The environment of a run that names none; raises ConfigError where there is no data either."""
-    if not data.given:
+    """Returns the environment of a run that names none; raises ConfigError if there is no data either."""
+    if not data.has_files:
         raise ConfigError(
             "missing --env: name an environment (`agentgym env list` shows them), or files with tasks, which"
             " Prompt-v0 plays: data.train to train on, data.eval to evaluate on (--data.train FILE --data.eval FILE)"

@@ -1,4 +1,4 @@
-"""Digests that name a row, a prompt and a set of tasks by what they hold, wherever they stand."""
+"""Digests that identify a row, a prompt and a set of tasks by their content, wherever they are."""
 
 from __future__ import annotations
 
@@ -12,36 +12,40 @@ from agentgym.types import JSON, Task
 __all__ = ["SEED_RANGE", "data_digest", "prompt_digest", "row_seed", "task_digest"]
 
 SEED_RANGE = 1_000_000_000
-"""Seeds of rows are below it: training's half of the seeds, whose other half numbers an environment's own tasks."""
+"""The upper bound of seeds of rows: training's half of the seeds; the other half numbers an environment's own tasks."""
 
 
 def row_seed(env_id: str, options: Mapping[str, JSON]) -> int:
-    """The seed of a row: the same for equal rows, whichever file has them, in whatever order."""
+    """Returns the seed of a row: the same for equal rows in any file and any order."""
     return int(_digest([env_id, _without_nulls(options)])[:16], 16) % SEED_RANGE
 
 
 def task_digest(task: Task) -> str:
-    """Names a task by all that it is made of."""
+    """Returns a digest of all parts of a task."""
     return _digest([task.env_id, task.seed, _without_nulls(task.options), _without_nulls(task.kwargs)])
 
 
 def data_digest(tasks: Sequence[Task], *, ordered: bool) -> str:
-    """Names a set of tasks, and their order where it is `ordered`."""
+    """Returns a digest of a set of tasks, and also of their order if `ordered`."""
     digests = [task_digest(task) for task in tasks]
     return _digest(digests if ordered else sorted(digests))
 
 
 def prompt_digest(task: Task) -> str:
-    """Names what a task asks: equal for prompts that differ in letter case, width, spaces or the system prompt alone.
+    """Returns a digest of a task's prompt that ignores letter case, character width, spaces and the system prompt.
 
-    A task without messages is named by all that it is made of.
+    For a task without messages it is the `task_digest`.
     """
     messages = task.options.get("messages")
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         return task_digest(task)
-    said = [one for one in messages if isinstance(one, Mapping) and one.get("role") not in ("system", "developer")]
-    told = said or [one for one in messages if isinstance(one, Mapping)]
-    return _digest([[str(one.get("role")), _normalized(_text(one.get("content")))] for one in told])
+    said = [
+        message
+        for message in messages
+        if isinstance(message, Mapping) and message.get("role") not in ("system", "developer")
+    ]
+    told = said or [message for message in messages if isinstance(message, Mapping)]
+    return _digest([[str(message.get("role")), _normalize_text(_text(message.get("content")))] for message in told])
 
 
 def _text(content: JSON) -> str:
@@ -50,16 +54,16 @@ def _text(content: JSON) -> str:
     return "" if content is None else str(content)
 
 
-def _normalized(text: str) -> str:
+def _normalize_text(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def _without_nulls(value: JSON) -> JSON:
-    """Parquet gives every row all keys of a mapping, as null where a row has none; that makes no other row."""
+    """Returns the value without nulls: parquet gives every row all keys of a mapping, as null where a row has none."""
     if isinstance(value, Mapping):
-        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_without_nulls(one) for one in value]
+        return [_without_nulls(item) for item in value]
     return value
 
 

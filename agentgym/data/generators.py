@@ -1,4 +1,4 @@
-"""Rows from a user's Python: a generator function, or a list, in a module or a file."""
+"""Rows from a user's Python code: a generator function or a list, in a module or a file."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ GENERATOR = Wanted(
 
 
 def open_generator(name: str, limit: int | None = None) -> Table:
-    """The first `limit` rows that `path/to/file.py:name` or `package.module:name` yields: dicts or Tasks.
+    """Reads the first `limit` rows that `path/to/file.py:name` or `package.module:name` yields: dicts or Tasks.
 
-    The rows are taken before this returns, so a generator without end needs a `limit`. Raises EnvironmentFault, with
-    the cause, for what the user's code raises.
+    The rows are read before this returns, so an endless generator needs a `limit`. Raises EnvironmentFault, with the
+    cause, for an exception of the user's code.
     """
     rows: list[tuple[int, Cells]] = []
     try:

@@ -15,11 +15,11 @@ __all__ = ["open_dataset"]
 
 
 def open_dataset(name: str, parts: Sequence[str] = (), limit: int | None = None) -> Table:
-    """The first `limit` rows of a split of a data set.
+    """Opens the first `limit` rows of a split of a data set.
 
-    `name` is a folder (of `save_to_disk`, or with data files that the library knows), or a name that it finds in its
-    cache or downloads; `parts` are the split, or the configuration and the split. Raises ConfigError where there is
-    none, and where there are several splits and none is named.
+    `name` is a folder (of `save_to_disk`, or with data files that the library knows), or a name that the library finds
+    in its cache or downloads; `parts` are the split, or the configuration and the split. Raises ConfigError if there is
+    no such data set, or if there are several splits and none is named.
     """
     if len(parts) > 2:
         raise ConfigError(f"a data set is NAME, NAME:SPLIT or NAME:CONFIG:SPLIT, got {':'.join([name, *parts])!r}")

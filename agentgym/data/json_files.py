@@ -1,4 +1,4 @@
-"""JSON lines, and JSON files with a list of objects; both may be gzipped."""
+"""Rows from JSON lines, and from JSON files with a list of objects; both may be gzipped."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ JSON_SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json
 
 
 def open_json(path: Path, limit: int | None = None) -> Table:
-    """The first `limit` rows of a file. A `.json` file that does not begin with a list is read line by line."""
-    with _opened(path) as file:
+    """Reads the first `limit` rows of a file. A `.json` file that does not begin with a list is read line by line."""
+    with _open_text(path) as file:
         first = next((line for line in file if line.strip()), None)
     if first is None:
         raise ConfigError(f"{str(path)!r} is empty; a JSON object on each line was wanted")
     is_list = first.lstrip().startswith("[") and ".json" in path.suffixes
-    with _opened(path) as file:
+    with _open_text(path) as file:
         rows = list(islice(_items(file, path) if is_list else _lines(file, path), limit))
     if not rows:
         raise ConfigError(f"{str(path)!r} is an empty list; a list of JSON objects was wanted")
@@ -35,7 +35,7 @@ def open_json(path: Path, limit: int | None = None) -> Table:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[TextIO]:
+def _open_text(path: Path) -> Iterator[TextIO]:
     try:
         opened = gzip.open if path.suffix == ".gz" else open
         with opened(path, "rt", encoding="utf-8-sig") as file:
@@ -57,7 +57,7 @@ def _lines(file: TextIO, path: Path) -> Iterator[tuple[int, Mapping[str, object]
         except ValueError as error:
             cut = "" if line.endswith("\n") else "; it is the last line, without an end: the file may be cut off"
             raise ConfigError(f"{path}, line {number} is not JSON: {error}{cut}") from error
-        yield number, _checked(row, f"{path}, line {number}")
+        yield number, _check_row(row, f"{path}, line {number}")
 
 
 def _items(file: TextIO, path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
@@ -66,10 +66,10 @@ def _items(file: TextIO, path: Path) -> Iterator[tuple[int, Mapping[str, object]
     except ValueError as error:
         raise ConfigError(f"{str(path)!r} is not JSON: {error}; the file may be cut off") from error
     for number, row in enumerate(rows):
-        yield number, _checked(row, f"{path}, row {number}")
+        yield number, _check_row(row, f"{path}, row {number}")
 
 
-def _checked(row: object, where: str) -> Mapping[str, object]:
+def _check_row(row: object, where: str) -> Mapping[str, object]:
     if not isinstance(row, dict):
         raise ConfigError(f"{where} is a JSON object with columns, got {kind_of(row)}")
     return row

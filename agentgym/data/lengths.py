@@ -1,4 +1,4 @@
-"""Leaves out the rows whose prompt is too long, and says which."""
+"""Drops the rows whose prompt is too long, and reports them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from agentgym.types import Message
 __all__ = ["CountTokens", "without_long_prompts"]
 
 CountTokens: TypeAlias = Callable[[Sequence[Message]], int]
-"""Counts the tokens of a conversation, rendered for the model that is to answer it."""
+"""A function that counts the tokens of a conversation, rendered for the model that will answer it."""
 NUM_NAMED = 3
 
 
 def without_long_prompts(
     rows: Sequence[Placed], max_prompt_tokens: int, count_tokens: CountTokens
 ) -> tuple[list[Placed], str]:
-    """The rows whose prompt has at most `max_prompt_tokens` tokens, and a line on what was dropped ("" for nothing).
+    """Returns the rows with at most `max_prompt_tokens` prompt tokens, and a line on the dropped ones ("" for none).
 
-    Rows without messages are kept: their prompt is the environment's. Raises ConfigError where nothing would be left.
+    Rows without messages are kept: their prompt is the environment's. Raises ConfigError if no row would be left.
     """
     kept: list[Placed] = []
     dropped: list[tuple[int, Placed]] = []

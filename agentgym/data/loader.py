@@ -1,4 +1,4 @@
-"""Deals tasks out, epoch after epoch, in an order that nothing but the seed and the tasks decide."""
+"""Iterates over tasks, epoch after epoch, in an order that depends only on the seed and the tasks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ __all__ = ["TaskLoader"]
 
 
 class TaskLoader:
-    """Gives the next tasks; goes on after `load(state())` exactly as it would have.
+    """Returns the next tasks; after `load(state())` it continues exactly as it would have.
 
-    An epoch has every task once, in an order of its own, which depends on the seed, the epoch's number and what the
-    tasks are: not on the order of the files, nor on who asks for how many. Without `shuffle` it is the order given.
-    Epochs follow one another as one endless stream: when less is left of one than was asked for, that is given first,
-    and the rest comes from the next.
+    An epoch has every task once, in its own order, which depends on the seed, the epoch's number and the content of the
+    tasks. It does not depend on the order of the files or the sizes of the requests. Without `shuffle` it is the given
+    order. Epochs form one endless stream: if an epoch has fewer tasks left than requested, the next supplies the rest.
     """
 
     def __init__(self, tasks: Sequence[Task], seed: int = 0, shuffle: bool = True) -> None:
@@ -28,23 +27,23 @@ class TaskLoader:
         self.seed = seed
         self.shuffle = shuffle
         self.data = data_digest(self.tasks, ordered=not shuffle)
-        """Names the tasks, and their order where it counts."""
+        """The digest of the tasks, and of their order without `shuffle`."""
         self.position = 0
-        """How many tasks of the stream were taken."""
+        """The number of tasks that were taken from the stream."""
         self._digests = [task_digest(task) for task in self.tasks] if shuffle else []
         self._orders: dict[int, Sequence[int]] = {}
 
     def __len__(self) -> int:
-        """Tasks in an epoch."""
+        """Returns the number of tasks in an epoch."""
         return len(self.tasks)
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch that the next task is from."""
+        """The number of the epoch that contains the next task."""
         return self.position // len(self.tasks)
 
     def take(self, num_tasks: int) -> tuple[Task, ...]:
-        """The next `num_tasks` tasks; more than an epoch has is more than one epoch."""
+        """Takes the next `num_tasks` tasks, which may be more than an epoch has."""
         if num_tasks < 0:
             raise ConfigError(f"take gives 0 tasks or more, got {num_tasks}")
         taken = self.at(range(self.position, self.position + num_tasks))
@@ -52,12 +51,12 @@ class TaskLoader:
         return taken
 
     def at(self, places: range) -> tuple[Task, ...]:
-        """The tasks at these places of the stream, the same however often asked; what was taken plays no role."""
+        """Returns the tasks at these positions of the stream, independent of the tasks that were taken."""
         found = (divmod(place, len(self.tasks)) for place in places)
         return tuple(self.tasks[self._order(epoch)[index]] for epoch, index in found)
 
     def state(self) -> dict[str, JSON]:
-        """Where it stands, as JSON, and which tasks it deals out."""
+        """Returns the position and the identity of the tasks, as JSON."""
         return {
             "data": self.data,
             "num_tasks": len(self.tasks),
@@ -67,7 +66,7 @@ class TaskLoader:
         }
 
     def load(self, state: Mapping[str, JSON]) -> None:
-        """Goes to where `state` was; raises ConfigError for the state of other tasks, seeds or orders."""
+        """Restores a `state`; raises ConfigError for the state of other tasks, seeds or orders."""
         mine = self.state()
         if missing := [name for name in mine if name not in state]:
             raise ConfigError(f"this is no state of a TaskLoader: it has no {', '.join(missing)}")
@@ -85,7 +84,7 @@ class TaskLoader:
         self.position = position
 
     def _order(self, epoch: int) -> Sequence[int]:
-        """The indices of the tasks, in the epoch's order; those of the last two epochs asked for are kept."""
+        """Returns the indices of the tasks in the epoch's order; the orders of the last two epochs are cached."""
         if not self.shuffle:
             return range(len(self.tasks))
         if epoch not in self._orders:

@@ -1,4 +1,4 @@
-"""Parquet files, a batch of the wanted columns at a time; the only file that imports pyarrow."""
+"""Rows from parquet files, read in batches of the wanted columns; the only file that imports pyarrow."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ BATCH_ROWS = 1024
 
 
 def open_parquet(path: Path, limit: int | None = None) -> Table:
-    """The first `limit` rows of a file; raises ConfigError for what is no parquet file, or a part of one."""
+    """Opens the first `limit` rows of a file; raises ConfigError if it is no parquet file, or only a part of one."""
     _check_ends(path)
-    with _told(path), pyarrow.parquet.ParquetFile(path) as file:
+    with _convert_errors(path), pyarrow.parquet.ParquetFile(path) as file:
         columns, num_rows = tuple(file.schema_arrow.names), file.metadata.num_rows
     if not num_rows:
         raise ConfigError(f"{str(path)!r} has the columns {', '.join(columns) or 'none'} and no rows")
 
     def read(wanted: Sequence[str]) -> Iterator[tuple[int, dict[str, object]]]:
-        with _told(path), pyarrow.parquet.ParquetFile(path) as file:
+        with _convert_errors(path), pyarrow.parquet.ParquetFile(path) as file:
             batches = file.iter_batches(batch_size=BATCH_ROWS, columns=list(wanted))
             yield from islice(enumerate(row for batch in batches for row in batch.to_pylist()), limit)
 
@@ -36,7 +36,7 @@ def open_parquet(path: Path, limit: int | None = None) -> Table:
 
 
 def _check_ends(path: Path) -> None:
-    with _told(path), open(path, "rb") as file:
+    with _convert_errors(path), open(path, "rb") as file:
         start = file.read(len(MAGIC))
         end = b""
         if start == MAGIC and file.seek(0, 2) >= 2 * len(MAGIC):
@@ -52,7 +52,7 @@ def _check_ends(path: Path) -> None:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _convert_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (pyarrow.ArrowException, OSError) as error:

@@ -1,4 +1,4 @@
-"""A row becomes a task: its columns are found, checked and told as the options that an environment is reset with."""
+"""Converts a row to a task: finds its columns, checks them, and makes the options for the environment's reset."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ __all__ = ["PROMPT_ENV", "Layout", "Placed", "messages_of", "read_tasks"]
 PROMPT_ENV = "Prompt-v0"
 """The environment that plays a row unless something names another: one prompt, one reply."""
 SINGLE_TURN = ("single_turn_agent",)
-"""verl's names of an agent that gives one reply."""
+"""verl's names for an agent that sends one reply."""
 NAMES_ENV = re.compile(r".+:[A-Za-z_]\w*|.+-v\d+")
 MEDIA = ("images", "videos", "audios")
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A task, and where it stands: `Placed("train.parquet, row 17", task, prompt_digest(task))`."""
+    """A task with its location: `Placed("train.parquet, row 17", task, prompt_digest(task))`."""
 
     where: str
     task: Task
     prompt: str
-    """The digest of what it asks."""
+    """The digest of the task's prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Which columns of a table hold the parts of a row: `{"prompt": ("question",), ...}`, each a path of keys."""
+    """The columns of a table for the parts of a row: `{"prompt": ("question",), ...}`, each a path of keys."""
 
     paths: Mapping[str, tuple[str, ...]]
     kept: tuple[str, ...]
@@ -46,31 +46,33 @@ class Layout:
         """The columns that are read."""
         return tuple(dict.fromkeys([*(path[0] for path in self.paths.values()), *self.kept, *self.media]))
 
-    def told(self, table: Table) -> str:
-        """What is read as what, and which columns are not read."""
+    def describe_columns(self, table: Table) -> str:
+        """Returns a text with the column of each part, and the columns that are not read."""
         parts = [f"{part}: {'.'.join(path)}" for part, path in self.paths.items()]
         unread = [name for name in table.columns if name not in self.columns]
         return "; ".join([*parts, *([f"not read: {', '.join(unread)}"] if unread else [])])
 
 
 def layout_of(table: Table, config: DataConfig) -> Layout:
-    """Finds the columns; raises ConfigError, with the nearest right name, where one that is needed is not there."""
+    """Finds the columns; raises ConfigError, with the nearest valid name, if a required one is missing."""
     paths: dict[str, tuple[str, ...]] = {}
     for part, candidates in COLUMNS.items():
         given = config.columns.get(part)
-        path = next((found for one in ([given] if given else candidates) if (found := _path(one, table.columns))), None)
+        path = next(
+            (found for name in ([given] if given else candidates) if (found := _path(name, table.columns))), None
+        )
         if path is not None:
             paths[part] = path
         elif given:
-            raise ConfigError(f"{table.name} has no column {given!r} for {part}{_told_columns(given, table.columns)}")
+            raise ConfigError(f"{table.name} has no column {given!r} for {part}{_list_columns(given, table.columns)}")
     if "prompt" not in paths:
         missing = f"{table.name} has no column for the prompt ({', '.join(COLUMNS['prompt'])})"
-        near = next((one for name in COLUMNS["prompt"] if (one := nearest(name, table.columns))), "")
+        near = next((hint for name in COLUMNS["prompt"] if (hint := nearest(name, table.columns))), "")
         columns = ", ".join(table.columns)
         raise ConfigError(f"{missing}{near or '.'} It has {columns}; columns prompt=NAME says which it is")
     for name in config.keep:
         if name not in table.columns:
-            raise ConfigError(f"{table.name} has no column {name!r} to keep{_told_columns(name, table.columns)}")
+            raise ConfigError(f"{table.name} has no column {name!r} to keep{_list_columns(name, table.columns)}")
     media = tuple(name for name in MEDIA if name in table.columns)
     return Layout(paths=paths, kept=tuple(config.keep), media=media)
 
@@ -82,12 +84,12 @@ def _path(name: str, columns: Sequence[str]) -> tuple[str, ...] | None:
     return path if path[0] in columns else None
 
 
-def _told_columns(name: str, columns: Sequence[str]) -> str:
+def _list_columns(name: str, columns: Sequence[str]) -> str:
     return f"{nearest(name, columns) or '.'} It has {', '.join(columns)}"
 
 
 def read_tasks(table: Table, config: DataConfig, env_id: str | None) -> Iterator[Placed]:
-    """The tasks of a table, row by row; raises ConfigError, naming file, row and column, for a row that is none."""
+    """Yields the tasks of a table, row by row; raises ConfigError, naming file, row and column, for an invalid row."""
     reader = _Reader(layout_of(table, config), config, env_id) if table.columns else None
     for where, cells in table.rows(reader.layout.columns if reader else ()):
         if isinstance(cells, Task):
@@ -102,14 +104,14 @@ def read_tasks(table: Table, config: DataConfig, env_id: str | None) -> Iterator
 
 
 class _Reader:
-    """Reads the rows of one table, which are all laid out alike."""
+    """Reads the rows of one table, which all have the same layout."""
 
     def __init__(self, layout: Layout, config: DataConfig, env_id: str | None) -> None:
         self.layout = layout
         self.config = config
         self.env_id = env_id
         self._truths: dict[JSON, tuple[bool, str]] = {}
-        """Data source to whether its rows have a ground truth, and the first of them."""
+        """Maps each data source to whether its rows have a ground truth, and to the location of its first row."""
 
     def task(self, where: str, cells: Cells) -> Task:
         assert isinstance(cells, Mapping)
@@ -118,7 +120,7 @@ class _Reader:
                 raise ConfigError(f"{where}: column {name!r} holds media; only text is supported")
         options: dict[str, JSON] = {"messages": self._messages(where, cells)}
         source = self._text("data_source", where, cells)
-        truth = plain(self._cell("ground_truth", where, cells), self._told("ground_truth", where))
+        truth = plain(self._cell("ground_truth", where, cells), self._column_label("ground_truth", where))
         self._check_truth(truth is not None, source, where)
         extra = self._extra(where, cells)
         parts: dict[str, JSON] = {"ground_truth": truth, "data_source": source, "extra_info": extra}
@@ -126,11 +128,11 @@ class _Reader:
         env_id = self._env(self._text("agent_name", where, cells), where)
         return Task(env_id, row_seed(env_id, options), options)
 
-    def _told(self, part: str, where: str) -> str:
+    def _column_label(self, part: str, where: str) -> str:
         return f"{where}: column {'.'.join(self.layout.paths.get(part, (part,)))!r}"
 
     def _cell(self, part: str, where: str, cells: Mapping[str, object]) -> object:
-        """The value of a part; None where its column is null, or not in this row."""
+        """Returns the value of a part, or None if its column is null or not in this row."""
         path = self.layout.paths.get(part)
         if path is None:
             return None
@@ -142,20 +144,20 @@ class _Reader:
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{where}: column {column!r} is a mapping with {key!r}, got {kind_of(value)}")
             if key not in value:
-                raise ConfigError(f"{where}: column {column!r} has no {key!r}{_told_columns(key, [*map(str, value)])}")
+                raise ConfigError(f"{where}: column {column!r} has no {key!r}{_list_columns(key, [*map(str, value)])}")
             value = value[key]
         return value
 
     def _text(self, part: str, where: str, cells: Mapping[str, object]) -> str | None:
         value = self._cell(part, where, cells)
         if value is not None and not isinstance(value, str):
-            raise ConfigError(f"{self._told(part, where)} is a text, got {kind_of(value)}")
+            raise ConfigError(f"{self._column_label(part, where)} is a text, got {kind_of(value)}")
         return value
 
     def _extra(self, where: str, cells: Mapping[str, object]) -> JSON:
-        value = plain(self._cell("extra_info", where, cells), self._told("extra_info", where))
+        value = plain(self._cell("extra_info", where, cells), self._column_label("extra_info", where))
         if value is not None and not isinstance(value, Mapping):
-            raise ConfigError(f"{self._told('extra_info', where)} is a mapping, got {kind_of(value)}")
+            raise ConfigError(f"{self._column_label('extra_info', where)} is a mapping, got {kind_of(value)}")
         extra = dict(value or {})
         for name in self.layout.kept:
             if name in extra:
@@ -164,24 +166,24 @@ class _Reader:
         return extra if extra or value is not None else None
 
     def _messages(self, where: str, cells: Mapping[str, object]) -> JSON:
-        told, path = self._told("prompt", where), self.layout.paths["prompt"]
+        told, path = self._column_label("prompt", where), self.layout.paths["prompt"]
         if path[0] not in cells:
-            raise ConfigError(f"{where} has no {path[0]!r}, as other rows do{_told_columns(path[0], [*cells])}")
+            raise ConfigError(f"{where} has no {path[0]!r}, as other rows do{_list_columns(path[0], [*cells])}")
         value = plain(self._cell("prompt", where, cells), told)
         if isinstance(value, str) and value.strip():
             return [{"role": "user", "content": value}]
         if not isinstance(value, list) or not value:
             raise ConfigError(f"{told} is a list of messages or a text that is not empty, got {kind_of(value)}")
-        messages = [_without_nulls(one) for one in value]
+        messages = [_without_nulls(message) for message in value]
         _check_messages(messages, told)
         return messages
 
     def _check_truth(self, is_there: bool, source: str | None, where: str) -> None:
-        """Rows of one source are scored alike, so all of them have a ground truth or none."""
+        """Checks that either all or none of a source's rows have a ground truth, since they are scored alike."""
         others, first = self._truths.setdefault(source, (is_there, where))
         if others is not is_there:
             lacking, having = (first, where) if is_there else (where, first)
-            column = self._told("ground_truth", lacking)
+            column = self._column_label("ground_truth", lacking)
             raise ConfigError(f"{column} is null, and {having.rpartition(', ')[2]} has a ground truth")
 
     def _env(self, agent: str | None, where: str) -> str:
@@ -194,18 +196,18 @@ class _Reader:
         if self.env_id is None:
             near = nearest(agent, [*self.config.agents, *SINGLE_TURN]) or "."
             raise ConfigError(
-                f"{self._told('agent_name', where)}: {agent!r} names no environment{near} "
+                f"{self._column_label('agent_name', where)}: {agent!r} names no environment{near} "
                 f"agents {agent}=path/to/file.py:Class says which one plays it"
             )
         return self.env_id
 
 
 def messages_of(task: Task) -> tuple[Message, ...]:
-    """The messages of a row's task; () for a task that has none."""
+    """Returns the messages of a row's task; () for a task without messages."""
     messages = task.options.get("messages")
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         return ()
-    return tuple(message_from_openai(one) for one in messages)
+    return tuple(message_from_openai(message) for message in messages)
 
 
 def _check_messages(messages: Sequence[JSON], told: str) -> None:
@@ -220,7 +222,7 @@ def _check_messages(messages: Sequence[JSON], told: str) -> None:
                 raise ConfigError(f"{told}: message {index} has a tool call that cannot be read: {call.error}")
     if read[-1].role == "assistant":
         raise ConfigError(f"{told} ends with the assistant's own message; a prompt ends with what it is to answer")
-    if not any(one.content.strip() for one in read):
+    if not any(message.content.strip() for message in read):
         raise ConfigError(f"{told} holds messages without text")
 
 

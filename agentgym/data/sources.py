@@ -1,4 +1,4 @@
-"""Finds the rows that a user names: files, patterns of files, folders and names of `datasets`, Python generators."""
+"""Opens the sources of rows that a user names: files, file patterns, data sets of `datasets`, Python generators."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ FORMS = (
 
 
 def open_sources(names: tuple[str, ...], limit: int | None = None) -> Iterator[Table]:
-    """The tables that `names` lead to, in order; each gives at most `limit` rows."""
+    """Yields the tables of `names` in order; each has at most `limit` rows."""
     for name in names:
-        for one in _expanded(name):
-            yield _open(one, limit)
+        for source in _expand_pattern(name):
+            yield _open(source, limit)
 
 
-def _expanded(name: str) -> list[str]:
+def _expand_pattern(name: str) -> list[str]:
     if not any(mark in name for mark in "*?[") or Path(name).exists():
         return [name]
     found = sorted(glob.glob(name, recursive=True))
@@ -76,7 +76,7 @@ def _open_dataset(name: str, parts: Sequence[str], limit: int | None) -> Table:
 
 
 def _wrapper(module: str, library: str, name: str) -> ModuleType:
-    """The module that wraps an optional library, which is imported when a file needs it."""
+    """Imports the module that wraps an optional library, once a file needs it."""
     try:
         return import_module(f"agentgym.data.{module}")
     except ModuleNotFoundError as error:
@@ -87,9 +87,9 @@ def _wrapper(module: str, library: str, name: str) -> ModuleType:
 
 
 def _neighbour(path: Path) -> str:
-    """`": did you mean 'x'?"` for a file beside it with a name like it."""
+    """Returns `": did you mean 'x'?"` for a file with a similar name in the same folder."""
     folder = path.parent
     if not folder.is_dir():
         return f": there is no folder {str(folder)!r}."
-    near = nearest(path.name, [one.name for one in folder.iterdir()])
+    near = nearest(path.name, [file.name for file in folder.iterdir()])
     return near.replace("'", f"'{folder}/" if str(folder) != "." else "'", 1) or "."

@@ -1,4 +1,4 @@
-"""Train and eval without a prompt on both sides: rows go by a digest of what they ask."""
+"""Splits rows into train and eval without a prompt on both sides, by a digest of their prompts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ NUM_NAMED = 3
 def hold_out(rows: Sequence[Placed], fraction: float) -> tuple[list[Placed], list[Placed]]:
     """Splits rows into train and eval, with about `fraction` of the distinct prompts in eval.
 
-    Which side a prompt is on follows from its text alone: not from the order, the seed, or the other rows, so a file
-    that grows moves none. At least one prompt is on each side; raises ConfigError where there are not two.
+    The side of a prompt follows from its text alone, not from the order, the seed, or the other rows, so a file that
+    grows moves none. At least one prompt is on each side; raises ConfigError if there are fewer than two.
     """
     ranked = sorted({row.prompt for row in rows})
     if len(ranked) < 2:
@@ -30,9 +30,9 @@ def hold_out(rows: Sequence[Placed], fraction: float) -> tuple[list[Placed], lis
 def keep_apart(
     train: Sequence[Placed], held_out: Sequence[Placed], overlap: Literal["refuse", "drop-train", "drop-eval"]
 ) -> tuple[list[Placed], list[Placed], str]:
-    """Train and eval without the prompts that they share, and a line on what was dropped ("" for nothing).
+    """Returns train and eval without the prompts that they share, and a line on the dropped rows ("" for none).
 
-    Raises ConfigError where `overlap` refuses, or where dropping would leave a side empty.
+    Raises ConfigError if `overlap` refuses, or if dropping would leave a side empty.
     """
     sides = {"train": list(train), "eval": list(held_out)}
     asked = {side: {row.prompt for row in rows} for side, rows in sides.items()}

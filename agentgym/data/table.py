@@ -1,4 +1,4 @@
-"""What every source of rows is read as: named columns, and numbered rows of plain JSON values."""
+"""The common form of every source of rows: named columns, and numbered rows of plain JSON values."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from agentgym.types import JSON, Task
 __all__ = ["Cells", "Table", "kind_of", "plain"]
 
 Cells: TypeAlias = "Mapping[str, object] | Task"
-"""A row: its columns' values, or the task itself where a generator made one."""
+"""A row: the values of its columns, or the task itself if a generator made one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A source of rows, not yet read: `Table(name="a.jsonl", unit="line", columns=("prompt",), read=...)`."""
+    """A source of rows that is not read yet: `Table(name="a.jsonl", unit="line", columns=("prompt",), read=...)`."""
 
     name: str
-    """The file, or what else the user called it."""
+    """The file, or another name that the user gave."""
     columns: tuple[str, ...]
     read: Callable[[Sequence[str]], Iterable[tuple[int, Cells]]]
-    """Gives the numbered rows; only the columns that it is given need to be there."""
+    """A function that yields the numbered rows, with at least the columns that it is called with."""
     unit: str = "row"
-    """What is numbered: `row`, from 0, or `line`, from 1."""
+    """The unit that is numbered: `row`, from 0, or `line`, from 1."""
 
     def rows(self, columns: Sequence[str]) -> Iterator[tuple[str, Cells]]:
-        """Each row after where it stands: `"a.jsonl, line 3"`."""
+        """Yields each row with its location: `"a.jsonl, line 3"`."""
         for number, cells in self.read(columns):
             yield f"{self.name}, {self.unit} {number}", cells
 
 
 def plain(value: object, where: str) -> JSON:
-    """`value` as JSON has it: numpy's types become Python's, dates ISO text, and NaN (a missing number) null.
+    """Converts `value` to JSON: numpy's types become Python's, dates ISO text, and NaN (a missing number) null.
 
-    Raises ConfigError, naming `where`, for what JSON cannot hold.
+    Raises ConfigError, naming `where`, for a value that JSON cannot represent.
     """
-    if isinstance(value, np.longdouble):  # whose tolist() is itself
+    if isinstance(value, np.longdouble):  # its tolist() returns itself
         return plain(float(value), where)
     if isinstance(value, np.generic | np.ndarray):
         return plain(value.tolist(), where)
@@ -54,9 +54,9 @@ def plain(value: object, where: str) -> JSON:
             raise ConfigError(f"{where} holds an infinite number, which JSON cannot hold")
         return None if math.isnan(value) else value
     if isinstance(value, Mapping):
-        return {_key(key, where): plain(one, where) for key, one in value.items()}
+        return {_key(key, where): plain(item, where) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one, where) for one in value]
+        return [plain(item, where) for item in value]
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, Decimal):
@@ -66,7 +66,7 @@ def plain(value: object, where: str) -> JSON:
 
 
 def kind_of(value: object) -> str:
-    """What a value is, and how it begins: `int 5`."""
+    """Returns the type and the beginning of a value: `int 5`."""
     if value is None:
         return "null"
     shown = repr(value)

@@ -1,4 +1,4 @@
-"""`open_data`: files become the tasks to train on and the tasks to evaluate on, with a report of what was done."""
+"""`open_data` converts files to the tasks to train on and the tasks to evaluate on, with a report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TaskData:
     train: tuple[Task, ...]
     eval: tuple[Task, ...]
     report: tuple[str, ...]
-    """What was read as what, dropped and split, one line each, for a person."""
+    """Readable lines on the columns that were read, and the rows that were dropped and split."""
 
     @property
     def env_ids(self) -> tuple[str, ...]:
@@ -33,19 +33,19 @@ class TaskData:
         return tuple(sorted({task.env_id for task in (*self.train, *self.eval)}))
 
     def log_report(self) -> None:
-        """Logs the report as information of `agentgym.data`, which every command shows."""
+        """Logs the report at level INFO of `agentgym.data`, which every command shows."""
         for line in self.report:
             logger.info("%s", line)
 
 
 def open_data(config: DataConfig, count_tokens: CountTokens | None = None, env_id: str | None = None) -> TaskData:
-    """Reads all files of `config`, checks every row, leaves out what is too long, and keeps train and eval apart.
+    """Reads all files of `config`, checks every row, drops prompts that are too long, and keeps train and eval apart.
 
-    `count_tokens` counts a prompt, rendered for the model; it is asked only where there is a `max_prompt_tokens`.
-    `env_id` plays the rows that name no environment themselves; None leaves that to Prompt-v0.
+    `count_tokens` counts a prompt, rendered for the model; it is called only if `max_prompt_tokens` is set. `env_id`
+    plays the rows that name no environment themselves; None is Prompt-v0.
 
-    Raises ConfigError, naming file, row and column; UnknownName for a name in the user's code; EnvironmentFault for
-    what a generator raises.
+    Raises ConfigError, naming file, row and column; UnknownName for a name in the user's code; EnvironmentFault for an
+    exception of a generator.
     """
     if not (config.train or config.eval):
         raise ConfigError("there is no data: train and eval name no files")
@@ -58,8 +58,8 @@ def open_data(config: DataConfig, count_tokens: CountTokens | None = None, env_i
     train, held_out, line = keep_apart(train, held_out, config.overlap)
     report += [line] if line else []
     if config.max_prompt_tokens is not None:
-        train = _shortened("train", train, config.max_prompt_tokens, count_tokens, report)
-        held_out = _shortened("eval", held_out, config.max_prompt_tokens, count_tokens, report)
+        train = _drop_long_prompts("train", train, config.max_prompt_tokens, count_tokens, report)
+        held_out = _drop_long_prompts("eval", held_out, config.max_prompt_tokens, count_tokens, report)
     tasks = (tuple(row.task for row in rows) for rows in (train, held_out))
     return TaskData(train=next(tasks), eval=next(tasks), report=tuple(report))
 
@@ -68,7 +68,7 @@ def _read(side: str, names: tuple[str, ...], config: DataConfig, env_id: str | N
     rows: list[Placed] = []
     for table in open_sources(names, config.max_rows):
         found = list(read_tasks(table, config, env_id))
-        told = f" ({layout_of(table, config).told(table)})" if table.columns else ""
+        told = f" ({layout_of(table, config).describe_columns(table)})" if table.columns else ""
         report.append(f"{side}: {len(found)} tasks from {table.name}{told}")
         rows += found
     repeated = len(rows) - len({row.prompt for row in rows})
@@ -77,7 +77,7 @@ def _read(side: str, names: tuple[str, ...], config: DataConfig, env_id: str | N
     return rows
 
 
-def _shortened(
+def _drop_long_prompts(
     side: str, rows: list[Placed], max_prompt_tokens: int, count_tokens: CountTokens | None, report: list[str]
 ) -> list[Placed]:
     if count_tokens is None:

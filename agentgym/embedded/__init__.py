@@ -8,5 +8,5 @@ __all__ = ["embedded_folder"]
 
 
 def embedded_folder() -> Path:
-    """The folder of the model and tokenizer that ship with the package."""
+    """Returns the folder of the model and tokenizer that ship with the package."""
     return Path(__file__).parent

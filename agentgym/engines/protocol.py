@@ -1,4 +1,4 @@
-"""What the rollout asks of an inference engine: token ids in, token ids with logprobs and versions out."""
+"""The interface of an inference engine: token ids in, token ids with logprobs and versions out."""
 
 from __future__ import annotations
 
@@ -16,20 +16,26 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How one reply is sampled. `seed` is the request's own: equal prompt, sampling and weights give the same ids."""
+    """The settings for sampling one reply.
+
+    `seed` belongs to the request: equal prompt, sampling and weights give the same ids.
+    """
 
     max_tokens: int
     stop_ids: tuple[int, ...] = ()
     temperature: float = 1.0
-    """0 is greedy; logprobs are then those of temperature 1."""
+    """The temperature; 0 is greedy, and logprobs are then those of temperature 1."""
     top_p: float = 1.0
     top_k: int = 0
-    """0 is off."""
+    """The number of most probable ids to sample from; 0 is off."""
     seed: int = 0
     grammar: str = ""
-    """An XGrammar structural tag as JSON that the reply keeps to; empty for none. The logprobs are then those of the
-    distribution that was sampled from, which is the model's with what the grammar forbids taken out: a trainer that
-    knows the model alone computes others. Only an engine whose attribute `takes_grammar` is true can."""
+    """An XGrammar structural tag as JSON that constrains the reply; empty for none.
+
+    The logprobs are then those of the distribution that was sampled from: the model's own without what the grammar
+    forbids. A trainer that knows only the model computes others. It needs an engine whose attribute `takes_grammar` is
+    true.
+    """
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -44,8 +50,11 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One sampled reply: `ids` include the stop id that ended it; `logprobs` (fp32, natural) and
-    `policy_versions` have one entry per id. Example: `Completion((9, 2), (-0.2, -0.01), (0, 0), "stop")`."""
+    """One sampled reply.
+
+    `ids` include the stop id that ended it; `logprobs` (fp32, natural) and `policy_versions` have one entry per id.
+    Example: `Completion((9, 2), (-0.2, -0.01), (0, 0), "stop")`.
+    """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -60,53 +69,60 @@ class Completion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightSync:
-    """What an `update_weights` did, as far as the engine itself confirms it.
+    """The result of an `update_weights`, as far as the engine itself confirms it.
 
     Example: `WeightSync(version=3, checksum="9f2c...", num_tensors=46, num_bytes=4_160_000, transfer_s=0.05)`.
     """
 
     version: int
-    """The policy version that the engine says it has now."""
+    """The policy version that the engine reports now."""
     checksum: str = ""
-    """Of the engine's own parameters; empty where the engine samples from the trained tensors themselves."""
+    """The checksum of the engine's own parameters; empty if the engine samples from the trained tensors themselves."""
     num_tensors: int = 0
     num_bytes: int = 0
     gather_s: float = 0.0
-    """Seconds of bringing the tensors together, on the trainer's side."""
+    """Seconds for collecting the tensors on the trainer's side."""
     transfer_s: float = 0.0
-    """Seconds of sending them, the engine's copying included where it cannot be told apart."""
+    """Seconds for sending them, including the engine's copying if it cannot be measured apart."""
     load_s: float = 0.0
-    """Seconds of what follows: finishing the update, flushing the cache, checking."""
+    """Seconds for the rest: finishing the update, flushing the cache, checking."""
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """An inference engine. `session` names an episode: its turns share a prefix cache (and a replica)."""
+    """An inference engine.
+
+    `session` names an episode: its turns share a prefix cache (and a replica).
+    """
 
     @property
     def vocab_size(self) -> int:
-        """Ids in `[0, vocab_size)` may be sent."""
+        """The number of token ids: ids in `[0, vocab_size)` may be sent."""
 
     @property
     def context_window(self) -> int:
         """The most tokens that prompt and reply may have together."""
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
-        """Samples one reply; raises EngineError when it cannot (ids out of range, over the window, closed)."""
+        """Samples one reply; raises EngineError if it cannot (ids out of range, over the window, closed)."""
 
     async def update_weights(self, weights: Weights, version: int) -> WeightSync:
-        """Makes `weights` the policy from the next sampled token on, under the number `version`; raises EngineError
-        when the engine does not confirm it."""
+        """Makes `weights` the policy from the next sampled token on, as version `version`.
+
+        Raises EngineError if the engine does not confirm it.
+        """
 
     async def pause(self) -> None:
         """Stops sampling at a token boundary; requests stay in flight."""
 
     async def resume(self) -> None:
-        """Goes on where `pause` stopped."""
+        """Continues after `pause`."""
 
     async def abort(self, session: str) -> None:
-        """Ends the session's request in flight with finish reason `abort`, and releases what the session holds.
-        Called at the end of every episode; harmless when there is nothing to end."""
+        """Ends the session's request in flight with finish reason `abort`, and releases the session's resources.
+
+        Called at the end of every episode; harmless if there is nothing to end.
+        """
 
     async def close(self) -> None:
         """Releases everything; a second call does nothing."""

@@ -1,4 +1,4 @@
-"""The engine whose replies come from a function: exact ids, delays, faults and weight updates on demand."""
+"""An engine whose replies come from a function: exact ids, delays, faults and weight updates on demand."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from agentgym.types import Message
 __all__ = ["Fault", "LogNormalDelay", "MessageScript", "Reply", "ScriptedEngine", "ScriptedReply"]
 
 Fault: TypeAlias = Literal["raise", "hang", "abort", "lengths"]
-"""`raise` an EngineError; `hang` until aborted; `abort` after half of the ids; one logprob too few (`lengths`)."""
+"""The fault of a reply: `raise` an EngineError; `hang` until aborted; `abort` after half of the ids; `lengths` gives
+one logprob too few."""
 
 DEFAULT_LOGPROB = -0.25
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptedReply:
-    """A reply in full: `ScriptedReply((9, 2), logprobs=(-0.5, -0.125))`, or `ScriptedReply(fault="raise")`."""
+    """A complete reply: `ScriptedReply((9, 2), logprobs=(-0.5, -0.125))`, or `ScriptedReply(fault="raise")`."""
 
     ids: Sequence[int] = ()
     logprobs: Sequence[float] | None = None
-    """One per id; None gives each `-0.25`."""
+    """The logprob of each id; None makes each `-0.25`."""
     delay_s: float = 0.0
-    """Seconds before the first id, on top of the engine's own delay."""
+    """Seconds before the first id, in addition to the engine's own delay."""
     fault: Fault | None = None
 
 
@@ -51,7 +52,7 @@ class LogNormalDelay:
 
 
 class MessageScript:
-    """A `Reply` that says assistant messages: `act(session, turn)` gives the message, `encode` its ids.
+    """A `Reply` made of assistant messages: `act(session, turn)` gives the message, `encode` its ids.
 
     `encode` includes the end token (`agentgym.rollout.episode.replies.reply_ids` does it for any renderer). Turns count
     from 0 within a session.
@@ -70,7 +71,7 @@ class MessageScript:
 
 @dataclass(slots=True)
 class _Request:
-    """One reply in flight: what is planned, and how much of it is out."""
+    """A reply in flight: the planned ids, and how many of them were sampled."""
 
     ids: Sequence[int]
     logprobs: Sequence[float]
@@ -83,10 +84,10 @@ class _Request:
 class ScriptedEngine:
     """An Engine whose sampler is `reply`.
 
-    `delay_s` (a number, or a function giving one per request) passes before the first id and `token_s` before each
-    id. `on_update="abort"` makes `update_weights` end what is in flight with finish reason `abort` (as an engine
-    that retracts), and the next request of that session goes on with what was planned; `"continue"` keeps sampling,
-    so that later ids of the reply bear the new version.
+    `delay_s` (a number, or a function giving one per request) passes before the first id and `token_s` before each id.
+    With `on_update="abort"`, `update_weights` ends what is in flight with finish reason `abort` (as an engine that
+    retracts does), and the next request of that session continues what was planned. With `"continue"` it keeps
+    sampling, so that later ids of the reply have the new version.
     """
 
     def __init__(
@@ -112,11 +113,11 @@ class ScriptedEngine:
         self.version = 0
         self.num_requests = 0
         self.sessions: set[str] = set()
-        """Sessions that were used and not aborted yet: empty when every episode cleaned up after itself."""
+        """The sessions that were used and not aborted yet; empty if every episode cleaned up after itself."""
 
     @property
     def vocab_size(self) -> int:
-        """Ids in `[0, vocab_size)` may be sent."""
+        """The number of token ids: ids in `[0, vocab_size)` may be sent."""
         return self._vocab_size
 
     @property
@@ -125,7 +126,7 @@ class ScriptedEngine:
         return self._context_window
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
-        """The script's reply; raises EngineError for a prompt that no engine would take, and on demand."""
+        """Returns the script's reply; raises EngineError for a prompt that no engine would accept, and on demand."""
         self._check(prompt_ids, sampling, session)
         self.num_requests += 1
         self.sessions.add(session)
@@ -139,7 +140,7 @@ class ScriptedEngine:
         return self._complete(request, prompt_ids, sampling, session)
 
     async def update_weights(self, weights: Weights, version: int) -> WeightSync:
-        """Ids from now on bear `version`; requests in flight go on, or end as aborted (see `on_update`)."""
+        """Makes later ids have the version `version`; requests in flight continue, or end (see `on_update`)."""
         if version < self.version:
             raise EngineError(f"policy versions never fall: got {version} after {self.version}")
         self.version = version
@@ -153,7 +154,7 @@ class ScriptedEngine:
         self._paused = True
 
     async def resume(self) -> None:
-        """Lets held requests go on."""
+        """Lets held requests continue."""
         self._paused = False
         for request in self._in_flight.values():
             request.wake.set()
@@ -203,7 +204,7 @@ class ScriptedEngine:
             await request.wake.wait()
 
     async def _emit(self, request: _Request, num_ids: int) -> None:
-        """Samples `num_ids` ids, one version each, unless the request is aborted on the way."""
+        """Samples `num_ids` ids, one version each, unless the request is aborted meanwhile."""
         if request.fault == "abort":
             num_ids //= 2
         if not self._token_s:
@@ -221,7 +222,7 @@ class ScriptedEngine:
         finish: FinishReason = "length"
         if request.aborted or request.fault == "abort":
             finish = "abort"
-            if session in self.sessions:  # else it was `abort` that ended it, and nobody comes back
+            if session in self.sessions:  # else `abort` ended it, and no request of the session follows
                 self._unfinished[session] = (len(prompt_ids) + num_ids, request)
         elif ids and (not sampling.stop_ids or ids[-1] in sampling.stop_ids):
             finish = "stop"
@@ -237,6 +238,6 @@ class ScriptedEngine:
 
 
 def _through_stop(ids: Sequence[int], stop_ids: tuple[int, ...]) -> Sequence[int]:
-    """`ids` up to and including the first stop id."""
+    """Returns `ids` up to and including the first stop id."""
     stop = next((index for index, token in enumerate(ids) if token in stop_ids), None)
     return ids if stop is None else list(itertools.islice(ids, stop + 1))

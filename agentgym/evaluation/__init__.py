@@ -1,4 +1,4 @@
-"""Evaluation: held-out episodes by any policy, what they say, and whether their records hold."""
+"""Evaluation: plays held-out episodes by any policy, computes their scores, and verifies their records."""
 
 from agentgym.evaluation.play.evaluate import (
     EvalConfig,

@@ -1,4 +1,4 @@
-"""The keys of a `config.json` that are read, that change nothing, and those of which neither is known."""
+"""The keys of a `config.json`: those that are read, those without effect, and a check for unknown ones."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ READ = frozenset(
         "quantization_config", "architectures", "partial_rotary_factor",
     }
 )  # fmt: skip
-"""Keys that `DecoderConfig.from_hf` reads, or `refusal` judges."""
+"""The keys that `DecoderConfig.from_hf` reads or `refusal` checks."""
 WITHOUT_EFFECT = frozenset(
     {
-        # who made it, in which type and for which program
+        # the author, the dtype and the program
         "transformers_version", "torch_dtype", "dtype", "auto_map", "is_llama_config",
         "unsloth_version", "unsloth_fixed", "transformers.js_config", "finetuning_task", "task_specific_params",
         # the tokenizer's ids and how text is generated, which the renderer and the rollout decide
@@ -35,14 +35,14 @@ WITHOUT_EFFECT = frozenset(
     }
 )  # fmt: skip
 NEUTRAL: Mapping[str, JSON] = {"pretraining_tp": 1, "is_causal": True}
-"""Keys that change nothing with this value."""
+"""The keys that have no effect if they have this value."""
 
 
 def unknown_key(config: Mapping[str, JSON]) -> str | None:
     """Returns why a key could change what the model computes, or None if no key could.
 
-    A key that is not known passes only where it is switched off: null, false or empty. Keys with a leading underscore
-    are notes of the program that wrote the file.
+    An unknown key passes only if it is switched off: null, false or empty. Keys with a leading underscore are notes of
+    the program that wrote the file.
 
     >>> unknown_key({"residual_multiplier": 0.22})
     'residual_multiplier = 0.22 is not known, so it could change the model (take it out of config.json if it does not)'

@@ -1,4 +1,4 @@
-"""The model architectures that train and sample in process, and why another configuration is refused."""
+"""The model architectures that train and sample in process, and why other configurations are refused."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-"""`model_type` of a `config.json` -> the class in transformers."""
+"""The `model_type` of a `config.json`, mapped to the class in transformers."""
 SUPPORTED = "Llama, Mistral, Qwen2 and Qwen3 (dense, with plain rotary embeddings and full attention)"
-"""The supported models in words."""
+"""The supported models, as error messages name them."""
 ROPE_KEYS = {"rope_type", "type", "rope_theta"}
-"""Keys of plain rotary embeddings."""
+"""The keys of plain rotary embeddings."""
 
 
 def rope_of(config: Mapping[str, JSON]) -> Mapping[str, JSON]:
-    """The parameters of the rotary embeddings; empty if the configuration has none beside `rope_theta`."""
+    """Returns the parameters of the rotary embeddings; empty if the configuration has none except `rope_theta`."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return rope if isinstance(rope, Mapping) else {"rope_type": str(rope)}
 
 
 def refusal(config: Mapping[str, JSON]) -> str | None:
-    """Why a model with this `config.json` cannot be trained or run in process; None if it can.
+    """Returns why a model with this `config.json` cannot be trained or run in process, or None if it can.
 
-    Every key that changes what the four architectures compute is read by `DecoderConfig` or refused here, and so is a
-    key that is not known.
+    Every key that changes what the four architectures compute is either read by `DecoderConfig` or refused here.
+    Unknown keys are refused too.
 
     >>> refusal({"model_type": "llama", "hidden_act": "relu"})
     "hidden_act 'relu' is not supported, only 'silu' is"

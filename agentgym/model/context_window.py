@@ -13,7 +13,7 @@ from agentgym.types import JSON
 __all__ = ["declared_window", "folder_window"]
 
 DEFAULT_WINDOW = 2048
-"""The window of a model whose configuration does not declare one: the default of Llama in `transformers`."""
+"""The window of a model whose configuration does not declare one; the default of Llama in `transformers`."""
 
 
 def declared_window(config: Mapping[str, JSON]) -> int:
@@ -27,7 +27,7 @@ def declared_window(config: Mapping[str, JSON]) -> int:
 
 
 def folder_window(folder: str | os.PathLike[str]) -> int:
-    """Returns the window of the model in a folder; raises RunFolderError where it has no readable config.json."""
+    """Returns the window of the model in a folder; raises RunFolderError if it has no readable config.json."""
     path = Path(folder) / "config.json"
     try:
         config = json.loads(path.read_text())

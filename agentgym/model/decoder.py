@@ -1,7 +1,7 @@
-"""A decoder-only transformer of the Llama, Mistral, Qwen2 and Qwen3 families, one set of tensors for both uses.
+"""A decoder-only transformer of the Llama, Mistral, Qwen2 and Qwen3 families, shared by training and sampling.
 
-The projections that read the same input are stored as one tensor (q, k, v and gate, up), so that the trainer and the
-in-process engine use the same memory; `hf_checkpoint` maps them to and from the published parameter names.
+Projections that read the same input are stored as one tensor (q, k, v and gate, up). The trainer and the in-process
+engine use the same memory. `model_folder` maps the tensors to and from the published parameter names.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class DecoderConfig:
         )
 
     def to_hf(self) -> dict[str, JSON]:
-        """The `config.json` that `transformers` reads."""
+        """Returns the `config.json` that `transformers` reads."""
         return {
             "architectures": [ARCHITECTURES[self.family]],
             "model_type": self.family,
@@ -122,7 +122,7 @@ class DecoderConfig:
 
 
 def apply_rope(x_NHD: Tensor, cos_ND: Tensor, sin_ND: Tensor) -> Tensor:
-    """Rotary position embedding in the half-split layout of Su et al. 2021 as published checkpoints use it.
+    """Applies rotary position embedding in the half-split layout of published checkpoints (Su et al. 2021).
 
     `cos_ND` and `sin_ND` hold the D/2 frequencies twice; the first half of `sin_ND` is negated.
     """
@@ -134,7 +134,7 @@ class DecoderLayer(nn.Module):
     """One pre-norm block: attention with grouped key/value heads, then a gated feed-forward."""
 
     recomputes = False
-    """Whether the backward pass computes the block's inner states again, in place of keeping them."""
+    """True if the backward pass recomputes the block's inner states instead of keeping them."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class DecoderLayer(nn.Module):
 
     @property
     def projections(self) -> dict[str, tuple[int, int]]:
-        """Outputs and inputs of each published projection; their weights lie in the layer's matrices."""
+        """Returns the outputs and inputs of each published projection; its weights are part of a layer's matrix."""
         c = self.config
         outputs = dict(zip(QKV, (self.q_width, self.kv_width, self.kv_width), strict=True)) | {"o_proj": c.width}
         outputs |= dict.fromkeys(GATE_UP, c.ffn_width) | {"down_proj": c.width}
@@ -161,7 +161,7 @@ class DecoderLayer(nn.Module):
         return {name: (number, inputs.get(name, c.width)) for name, number in outputs.items()}
 
     def forward(self, x_NE: Tensor, rope: tuple[Tensor, Tensor], layout: PackedLayout, is_last: bool) -> Tensor:
-        """The residual stream behind this block: of all computed tokens, or only of the wanted ones in the last."""
+        """Returns the residual stream after this block, of all computed tokens (the last block: of the wanted)."""
         if not (self.recomputes and torch.is_grad_enabled()):
             return self._block(x_NE, rope, layout, is_last)
         computed: Tensor = checkpoint(
@@ -179,11 +179,11 @@ class DecoderLayer(nn.Module):
     def _project(
         self, x_NE: Tensor, rope: tuple[Tensor, Tensor], rows: LayoutRows | None, exchange: Exchange
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Normalized, rotated queries `[N, H, D]` of all rows, or of some, and keys and values `[N, K, D]` of all."""
+        """Returns normalized, rotated queries `[N, H, D]` of all or some rows; keys, values `[N, K, D]` of all."""
         c, weight = self.config, exchange.weight
         cos_ND, sin_ND = rope
         q_width, kv_width = self.q_width // exchange.num_parts, self.kv_width // exchange.num_parts
-        h_NE = exchange.gathered(rms_norm(x_NE, weight(self.input_norm), c.norm_eps))
+        h_NE = exchange.gather_tokens(rms_norm(x_NE, weight(self.input_norm), c.norm_eps))
         if rows is None:
             flat_q, flat_kv = self._qkv(h_NE, slice(None), QKV, exchange).split([q_width, 2 * kv_width], 1)
         else:
@@ -200,26 +200,26 @@ class DecoderLayer(nn.Module):
     def _qkv(self, h_NE: Tensor, outputs: slice, projections: tuple[str, ...], exchange: Exchange) -> Tensor:
         flat = linear(h_NE, exchange.weight(self.qkv)[outputs])
         flat = flat if self.qkv_bias is None else flat + exchange.weight(self.qkv_bias)[outputs]
-        return self._adapted(flat, h_NE, projections)
+        return self._add_adapters(flat, h_NE, projections)
 
-    def _adapted(self, product_NO: Tensor, x_NI: Tensor, projections: tuple[str, ...]) -> Tensor:
-        """The outputs of projections of `x_NI` with what the adapters add to them."""
+    def _add_adapters(self, product_NO: Tensor, x_NI: Tensor, projections: tuple[str, ...]) -> Tensor:
+        """Returns the outputs of projections of `x_NI` plus what the adapters add to them."""
         added_NO = None if self.adapters is None else self.adapters(x_NI, *projections)
         return product_NO if added_NO is None else product_NO + added_NO
 
     def _mix(self, x_NE: Tensor, attended_NHD: Tensor, exchange: Exchange) -> Tensor:
         """Adds the attention output and the feed-forward to the residual stream."""
-        c, weight, summed = self.config, exchange.weight, exchange.summed
+        c, weight, summed = self.config, exchange.weight, exchange.sum_parts
         flat = attended_NHD.flatten(1)
-        x_NE = x_NE + summed(self._adapted(linear(flat, weight(self.out)), flat, ("o_proj",)))
-        h_NE = exchange.gathered(rms_norm(x_NE, weight(self.ffn_norm), c.norm_eps))
-        gate, up = self._adapted(linear(h_NE, weight(self.gate_up)), h_NE, GATE_UP).chunk(2, dim=-1)
+        x_NE = x_NE + summed(self._add_adapters(linear(flat, weight(self.out)), flat, ("o_proj",)))
+        h_NE = exchange.gather_tokens(rms_norm(x_NE, weight(self.ffn_norm), c.norm_eps))
+        gate, up = self._add_adapters(linear(h_NE, weight(self.gate_up)), h_NE, GATE_UP).chunk(2, dim=-1)
         inner = F.silu(gate) * up
-        return x_NE + summed(self._adapted(linear(inner, weight(self.down)), inner, ("down_proj",)))
+        return x_NE + summed(self._add_adapters(linear(inner, weight(self.down)), inner, ("down_proj",)))
 
 
 class Decoder(nn.Module):
-    """The whole model. `hidden` is differentiable; `logits` are taken only where they are needed."""
+    """The whole model. `hidden_states` is differentiable; `logits` are computed only where they are needed."""
 
     cos_TD: Tensor
     sin_TD: Tensor
@@ -234,7 +234,7 @@ class Decoder(nn.Module):
         self.make_rope()
 
     def make_rope(self) -> None:
-        """Computes the tables of the rotary embedding: where the model was made without memory, it has none."""
+        """Computes the tables of the rotary embedding; a model that was made without memory has none yet."""
         c = self.config
         frequency = c.rope_theta ** -(torch.arange(0, c.head_width, 2, dtype=torch.float64) / c.head_width)
         angle_TD = torch.outer(torch.arange(c.context_window, dtype=torch.float64), frequency)
@@ -254,7 +254,7 @@ class Decoder(nn.Module):
         return self
 
     def like(self) -> Decoder:
-        """Another of the same shape, type and device, adapters included, whose weights are yet to be filled in."""
+        """Returns a model of the same shape, dtype and device, adapters included, with its weights not yet set."""
         other = Decoder(self.config)
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             assert isinstance(mine, DecoderLayer) and isinstance(theirs, DecoderLayer)
@@ -265,27 +265,31 @@ class Decoder(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """The `[V, E]` output matrix (the embedding itself when tied)."""
+        """The `[V, E]` output matrix (the embedding itself if tied)."""
         return self.embed if self.head is None else self.head
 
     def forward(self, ids_N: Tensor, layout: PackedLayout, read: Callable[[Tensor, Tensor], T]) -> T:
-        """What `read(hidden_ME, head_weight)` makes of the final states: where the parameters are sharded, they are
-        whole in here and nowhere else. `read` then gives tensors: one, or a tuple."""
-        return read(self.hidden(ids_N, layout), layout.exchange.whole_weight(self.head_weight))
+        """Returns `read(hidden_ME, head_weight)`, where `hidden_ME` are the final states.
 
-    def hidden(self, ids_N: Tensor, layout: PackedLayout) -> Tensor:
-        """Final normalized states `[M, E]` of the wanted entries of packed sequences (all N, where nothing else is
-        said; of ranks that share the pass, each has its own ones); attention is causal and stays inside each
-        sequence."""
+        Sharded parameters are whole only during this call. `read` then has to return tensors: one, or a tuple.
+        """
+        return read(self.hidden_states(ids_N, layout), layout.exchange.whole_weight(self.head_weight))
+
+    def hidden_states(self, ids_N: Tensor, layout: PackedLayout) -> Tensor:
+        """Returns the final normalized states `[M, E]` of the wanted entries of packed sequences (by default of all N).
+
+        Attention is causal and stays inside each sequence. Among ranks that share the pass, each returns its own
+        entries.
+        """
         every = layout.every
         rope = self.cos_TD[every.position_U], self.sin_TD[every.position_U]
-        x_NE = layout.exchange.embedded(ids_N[layout.source_U], self.embed)
+        x_NE = layout.exchange.embed_ids(ids_N[layout.source_U], self.embed)
         for index, layer in enumerate(self.layers):
             x_NE = layer(x_NE, rope, layout, index == self.config.num_layers - 1)
         return rms_norm(x_NE[layout.entry_M], layout.exchange.weight(self.final_norm), self.config.norm_eps)
 
     def logits(self, hidden_NE: Tensor) -> Tensor:
-        """Logits `[N, V]`; for training take them in chunks, never for a whole batch."""
+        """Returns logits `[N, V]`; for training, compute them in chunks, never for a whole batch."""
         return F.linear(hidden_NE, self.head_weight)
 
 
@@ -307,7 +311,7 @@ def _attend(q_RHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, layout: PackedLayout, r
 
 
 def _histories(x_NHD: Tensor, layout: PackedLayout) -> list[Tensor]:
-    """What each segment's queries see: the parts of its ancestors and its own, `[L, H, D]`."""
+    """Returns what each segment's queries attend to: its ancestors' parts and its own, `[L, H, D]`."""
     parts = x_NHD.split([*(segment.length for segment in layout.segments), layout.every.num_padding])
     return [
         torch.cat([parts[number] for number in (*segment.ancestors, index)]) if segment.ancestors else parts[index]

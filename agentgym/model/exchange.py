@@ -1,7 +1,7 @@
-"""What ranks that share one forward pass exchange in it; here, for a pass of one process: nothing.
+"""The exchange between ranks that share one forward pass; the base class is for one process and exchanges nothing.
 
-A pass may be shared two ways at once. The tokens lie on all of its ranks, a portion on each, for everything that looks
-at a token alone; and the heads are split, because attention looks at all tokens. See `trainers/split_layout.py`.
+A pass may be shared in two ways at once. Operations that look at one token at a time work on each rank's own portion of
+the tokens. Attention looks at all tokens, so the heads are split there. See `trainers/split_layout.py`.
 """
 
 from __future__ import annotations
@@ -16,49 +16,54 @@ __all__ = ["ALONE", "Exchange"]
 
 
 class Exchange:
-    """One process: every token, head and weight is here, and all of these give what they are given."""
+    """The exchange of one process: every token, head and weight is local, and all methods return their arguments."""
 
     num_parts = 1
-    """Ranks that the heads and the feed-forward are split over, each with its part of the weights."""
+    """The number of ranks that the heads and the feed-forward are split over, each with its part of the weights."""
 
     def weight(self, parameter: Tensor) -> Tensor:
-        """What this rank computes with of a parameter."""
+        """Returns the part of a parameter that this rank computes with."""
         return parameter
 
     def whole_weight(self, parameter: Tensor) -> Tensor:
-        """All of a parameter that lies on several ranks in parts."""
+        """Returns a whole parameter that is stored in parts on several ranks."""
         return parameter
 
-    def embedded(self, ids_N: Tensor, embed_VE: Tensor) -> Tensor:
-        """The embeddings `[P, E]` of this rank's portion of the tokens."""
+    def embed_ids(self, ids_N: Tensor, embed_VE: Tensor) -> Tensor:
+        """Returns the embeddings `[P, E]` of this rank's portion of the tokens."""
         return F.embedding(ids_N, embed_VE)
 
-    def gathered(self, x_PE: Tensor) -> Tensor:
-        """The tokens `[N, E]` that this rank multiplies with its part of the weights."""
+    def gather_tokens(self, x_PE: Tensor) -> Tensor:
+        """Returns the tokens `[N, E]` that this rank multiplies with its part of the weights."""
         return x_PE
 
-    def summed(self, x_NE: Tensor) -> Tensor:
-        """The sum `[P, E]` of what all parts of the weights gave, for this rank's own tokens."""
+    def sum_parts(self, x_NE: Tensor) -> Tensor:
+        """Returns the sum `[P, E]` of the outputs of all parts of the weights, for this rank's own tokens."""
         return x_NE
 
     def to_heads(self, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, cuts: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of all computed tokens, in the order of the layout, for a part of the heads;
-        `cuts` says that the queries are those of the wanted tokens alone."""
+        """Returns queries, keys and values of all computed tokens, in layout order, for a part of the heads.
+
+        `cuts` is true if the queries are those of the wanted tokens only.
+        """
         return q_NHD, k_NKD, v_NKD
 
     def to_tokens(self, x_UHD: Tensor, cuts: bool) -> Tensor:
-        """The way back: all heads of the tokens that `to_heads` was given."""
+        """Reverses `to_heads`: returns all heads of the tokens that were given to it."""
         return x_UHD
 
     def own(self, x_M: Tensor) -> Tensor:
-        """Of something about every wanted entry, what is about the entries whose final states are here."""
+        """Selects from `x_M`, which has every wanted entry, the entries whose final states are on this rank."""
         return x_M
 
-    def joined(self, x_O: Tensor) -> Tensor:
-        """Numbers of this rank's own entries, with those of the other ranks: `[M]`, the same on all of them. The
-        gradient goes to this rank's own: the other ranks compute with the same numbers, and each keeps its part."""
+    def gather_entries(self, x_O: Tensor) -> Tensor:
+        """Gathers numbers of all ranks' entries into `[M]`, equal on all ranks.
+
+        The gradient goes to this rank's own entries: the other ranks compute with the same numbers, and each keeps its
+        part.
+        """
         return x_O
 
 
 ALONE = Exchange()
-"""The exchange of a pass of one process."""
+"""The exchange of a pass in one process."""

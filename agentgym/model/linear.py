@@ -1,10 +1,11 @@
-"""Matrix products of the in-process engine and of training: the fastest kernel of the device.
+"""Matrix products of the in-process engine and of training, with the fastest kernel of the device.
 
-The engine's treat all rows alike, whatever their number.
+The engine's products treat all rows alike, whatever their number.
 
-On x86, MKL (behind `F.linear`) runs at half of oneDNN's speed on processors that are not Intel's, and oneDNN costs some
-microseconds more per call. Where both give the same bits (short inner dimensions; probed once per weight shape) small
-steps take MKL and large ones oneDNN, elsewhere everything takes oneDNN, so that the size of a step never shows.
+On x86, MKL (used by `F.linear`) runs at half of oneDNN's speed on processors that are not Intel's, and oneDNN costs
+some microseconds more per call. If both give the same bits (short inner dimensions; probed once per weight shape),
+small steps use MKL and large ones oneDNN. Otherwise everything uses oneDNN, so the size of a step never changes a
+result.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ __all__ = ["Products", "linear", "padded_rows", "padded_size", "row_linear", "we
 # Shape suffixes: N rows, I inputs, O outputs.
 
 MIN_ROWS = 4
-"""Products of fewer rows take other code paths with other bits, so a step is padded to this many."""
-_ONEDNN_WORK = 1 << 20  # multiplications from which on oneDNN's speed outweighs its overhead
+"""Products of fewer rows use other code paths with other bits, so a step is padded to this many rows."""
+_ONEDNN_WORK = 1 << 20  # multiplications above which oneDNN's speed outweighs its overhead
 
 
 def padded_rows(num_rows: int) -> int:
-    """The number of rows to compute for `num_rows`: at least MIN_ROWS, and few distinct numbers.
+    """Returns the number of rows to compute for `num_rows`: at least MIN_ROWS, and few distinct numbers.
 
     oneDNN compiles a kernel for each number of rows and keeps a thousand of them, which would be half a gigabyte.
     """
@@ -35,13 +36,13 @@ def padded_rows(num_rows: int) -> int:
 
 
 def padded_size(num_rows: int) -> int:
-    """The number of rows that training computes for `num_rows`, for the same reason: 8 sizes an octave."""
+    """Returns the number of rows that training computes for `num_rows`, for the same reason: 8 sizes per octave."""
     step = max(32, 1 << max(0, num_rows - 1).bit_length() >> 4)
     return -(-num_rows // step) * step
 
 
 def linear(x_NI: Tensor, weight_OI: Tensor) -> Tensor:
-    """Differentiable `x @ weight.T`, `[N, O]`: `F.linear`, on CPU in fp32 through oneDNN forward and backward."""
+    """Computes a differentiable `x @ weight.T`, `[N, O]`: `F.linear`, or on CPU in fp32 oneDNN forward and backward."""
     if _is_onednn(x_NI) and len(x_NI):
         product: Tensor = _OneDnnLinear.apply(x_NI, weight_OI)  # type: ignore[no-untyped-call]
         return product
@@ -68,7 +69,7 @@ class _OneDnnLinear(torch.autograd.Function):
 
 
 def weight_gradient(grad_NO: Tensor, x_NI: Tensor) -> Tensor:
-    """`grad.T @ x`, `[O, I]`, contiguous, without a graph: the gradient of the weight of `linear`."""
+    """Computes `grad.T @ x`, `[O, I]`, contiguous, without a graph: the gradient of the weight of `linear`."""
     if not _is_onednn(x_NI):
         return grad_NO.t() @ x_NI
     if grad_NO.shape[1] < x_NI.shape[1]:
@@ -82,20 +83,20 @@ def _onednn(x_NI: Tensor, weight_OI: Tensor) -> Tensor:
 
 
 class Products:
-    """Products with the weights of one model, all of one type on one device."""
+    """The matrix products with the weights of one model, all of one dtype on one device."""
 
     def __init__(self, like: Tensor) -> None:
         self._onednn = _is_onednn(like)
         self._agree: dict[torch.Size, bool] = {}
 
     def linear(self, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
-        """`x @ weight.T`, `[N, O]`; `N` is at least `MIN_ROWS`."""
+        """Computes `x @ weight.T`, `[N, O]`; `N` is at least `MIN_ROWS`."""
         if not self._takes_onednn(x_NI, weight_OI):
             return x_NI.mm(weight_OI.t())
         return _onednn(x_NI, weight_OI)
 
     def add_linear(self, residual_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
-        """`residual + x @ weight.T`, `[N, O]`."""
+        """Computes `residual + x @ weight.T`, `[N, O]`."""
         if not self._takes_onednn(x_NI, weight_OI):
             return residual_NO + x_NI.mm(weight_OI.t())
         total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x_NI, residual_NO, weight_OI, None, "add")
@@ -117,7 +118,7 @@ _library.define("row_linear(Tensor x, Tensor weight) -> Tensor")
 
 
 def row_linear(x_NI: Tensor, weight_OI: Tensor) -> Tensor:
-    """`Products.linear` on CPU, as one operator that a graph compiled by `torch.compile` calls as it is."""
+    """Computes `Products.linear` on CPU, as one operator that a graph compiled by `torch.compile` calls unchanged."""
     product: Tensor = torch.ops.agentgym.row_linear.default(x_NI, weight_OI)
     return product
 

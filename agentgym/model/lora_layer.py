@@ -1,7 +1,7 @@
 """Low-rank adapters of a decoder layer (LoRA, Hu et al. 2021): small matrices whose product is added to frozen weights.
 
-A published projection `W [O, I]` with an adapter computes `x W^T + scale (x A^T) B^T`. Projections that lie in one
-matrix of the decoder have adapters of their own, as they have in published adapters.
+A published projection `W [O, I]` with an adapter computes `x W^T + scale (x A^T) B^T`. Projections that share one
+matrix of the decoder have separate adapters, as in published adapters.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ __all__ = ["GATE_UP", "QKV", "Adapter", "LayerAdapters", "adapters_off"]
 # Shape suffixes: N packed tokens, I inputs, O outputs, R rank.
 
 QKV = ("q_proj", "k_proj", "v_proj")
-"""The published projections that lie in one matrix of the decoder, in this order along its outputs."""
+"""The published projections that share one matrix of the decoder, in this order along its outputs."""
 GATE_UP = ("gate_proj", "up_proj")
-"""Likewise."""
+"""The published projections of the feed-forward that share one matrix, in this order along its outputs."""
 
 _are_on: ContextVar[bool] = ContextVar("adapters_are_on", default=True)
 
 
 @contextmanager
 def adapters_off() -> Iterator[None]:
-    """While it lasts, models compute without their adapters, on this thread alone."""
+    """Disables the adapters of all models inside the context, on this thread only."""
     token = _are_on.set(False)
     try:
         yield
@@ -38,7 +38,7 @@ def adapters_off() -> Iterator[None]:
 
 
 class Adapter(nn.Module):
-    """The two matrices of one projection; nothing is added while B is 0."""
+    """The two matrices of one projection; they add nothing while B is 0."""
 
     def __init__(self, num_outputs: int, num_inputs: int, rank: int) -> None:
         super().__init__()
@@ -61,21 +61,21 @@ class LayerAdapters(nn.Module):
         self._adapters = nn.ModuleDict({name: Adapter(*shapes[name], rank) for name in shapes if name in adapted})
 
     def like(self) -> LayerAdapters:
-        """Adapters of the same shapes, which add nothing yet."""
+        """Returns adapters of the same shapes, which add nothing yet."""
         return LayerAdapters(self._shapes, tuple(self._adapters), rank=self.rank, scale=self.scale)
 
-    def named(self) -> Iterator[tuple[str, Adapter]]:
-        """Each adapter with the projection that it belongs to."""
+    def named_adapters(self) -> Iterator[tuple[str, Adapter]]:
+        """Yields each adapter with the name of its projection."""
         for name, adapter in self._adapters.items():
             assert isinstance(adapter, Adapter)
             yield name, adapter
 
     def forward(self, x_NI: Tensor, *projections: str) -> Tensor | None:
-        """What is added to the outputs of these projections of `x_NI`, side by side `[N, O]`; None for nothing."""
-        found = {name: adapter for name, adapter in self.named() if name in projections}
+        """Returns what is added to these projections' outputs of `x_NI`, concatenated `[N, O]`; None for nothing."""
+        found = {name: adapter for name, adapter in self.named_adapters() if name in projections}
         if not found or not _are_on.get():
             return None
-        first_KI = torch.cat([one.A_RI for one in found.values()])
+        first_KI = torch.cat([adapter.A_RI for adapter in found.values()])
         lows = (linear(x_NI, first_KI) * self.scale).split(self.rank, 1)
         parts = {name: linear(low_NR, found[name].B_OR) for name, low_NR in zip(found, lows, strict=True)}
         outputs = [parts[name] if name in parts else self._zeros(x_NI, name) for name in projections]

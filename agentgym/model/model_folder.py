@@ -1,4 +1,4 @@
-"""Decoders to and from model folders, under the parameter names that `transformers` publishes."""
+"""Reads and writes decoders as model folders, under the parameter names that `transformers` publishes."""
 
 from __future__ import annotations
 
@@ -34,14 +34,16 @@ __all__ = [
 ]
 
 LOCKED = "config.json"
-"""The file of a model folder that bears the lock of whoever reads it."""
+"""The file of a model folder that readers lock."""
 
 
 def published_views(
     model: Decoder, whole: Callable[[Tensor], Tensor] = lambda parameter: parameter
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter under its published name, as a view of the model's own memory, or of what `whole` makes of each
-    parameter in its turn."""
+    """Yields every parameter under its published name, as a view of the model's own memory.
+
+    With `whole`, the views are of what it returns for each parameter.
+    """
     yield "model.embed_tokens.weight", whole(model.embed)
     for index, layer in enumerate(model.layers):
         assert isinstance(layer, DecoderLayer)
@@ -70,8 +72,10 @@ def _layer_views(prefix: str, layer: DecoderLayer, whole: Callable[[Tensor], Ten
 
 
 def own_tensors(model: Decoder, weights: Weights) -> list[tuple[Tensor, Tensor]]:
-    """Each of the model's tensors with the one that takes its place; none for no weights. Raises EngineError for
-    weights that are not all of this model's."""
+    """Returns pairs of a model's tensor and the tensor that replaces it; empty if there are no weights.
+
+    Raises EngineError if the weights are not exactly those of this model.
+    """
     if isinstance(weights, LoraWeights):
         raise EngineError("the local engine takes no adapter alone: give it the merged weights")
     wanted, given = dict(published_views(model)), dict(weights)
@@ -89,14 +93,14 @@ def own_tensors(model: Decoder, weights: Weights) -> list[tuple[Tensor, Tensor]]
 
 
 def load_decoder(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32) -> Decoder:
-    """Loads a model folder (`config.json` and safetensors, sharded or not); raises RunFolderError naming what lacks."""
+    """Loads a folder of `config.json` and safetensors, sharded or not; raises RunFolderError naming what is missing."""
     model = Decoder(decoder_config(folder)).to(dtype)
     fill_decoder(model, folder, lambda parameter, stored: parameter.copy_(stored))
     return model
 
 
 def decoder_config(folder: str | os.PathLike[str]) -> DecoderConfig:
-    """The shape of the model in a folder; raises RunFolderError where there is none."""
+    """Returns the shape of the model in a folder; raises RunFolderError if there is no model."""
     path = Path(folder)
     if not (path / "config.json").is_file():
         raise RunFolderError(f"no model in {str(path)!r}: it needs a config.json and safetensors; give a model folder")
@@ -106,15 +110,17 @@ def decoder_config(folder: str | os.PathLike[str]) -> DecoderConfig:
 
 @torch.no_grad()
 def fill_decoder(model: Decoder, folder: str | os.PathLike[str], put: Callable[[nn.Parameter, Tensor], object]) -> None:
-    """Calls `put` with each parameter and its whole value in the folder, one after the other: no more than one of them
-    is in memory at a time. Raises RunFolderError as `load_decoder` does, before the first."""
+    """Calls `put` with each parameter and its whole value from the folder, one at a time.
+
+    Only one value is in memory at a time. Raises RunFolderError as `load_decoder` does, before the first call.
+    """
     path = Path(folder)
     with reading(path), _StoredTensors(path) as stored:
         stored.check({name: view.shape for name, view in published_views(model, _without_memory)})
         begun: list[tuple[nn.Parameter, Tensor]] = []
 
         def begin(parameter: Tensor) -> Tensor:
-            """Memory for the next parameter, whose views then follow; the one before is complete."""
+            """Returns memory for the next parameter, whose views follow; the previous parameter is complete."""
             assert isinstance(parameter, nn.Parameter)
             if begun:
                 put(*begun.pop())
@@ -131,7 +137,7 @@ def _without_memory(parameter: Tensor) -> Tensor:
 
 
 class _StoredTensors:
-    """The tensors of a folder's safetensors files, read one by one."""
+    """The tensors of a folder's safetensors files, read one at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._stack = path, ExitStack()
@@ -155,7 +161,7 @@ class _StoredTensors:
         self._stack.close()
 
     def check(self, wanted: Mapping[str, torch.Size]) -> None:
-        """Raises RunFolderError unless these tensors are there, and no others but a head that is the embedding."""
+        """Raises RunFolderError unless exactly these tensors are there; a head equal to the embedding may be extra."""
         found = {name for name in self._files if name in wanted or name != "lm_head.weight"}
         if missing := sorted(wanted.keys() - found):
             raise RunFolderError(f"{str(self._path)!r} lacks {len(missing)} tensors, the first is {missing[0]!r}")
@@ -170,33 +176,31 @@ class _StoredTensors:
                 )
 
     def read(self, name: str) -> Tensor:
-        """The tensor of that name."""
+        """Returns the tensor with this name."""
         tensor: Tensor = self._files[name].get_tensor(name)
         return tensor
 
 
 def on_device(model: Decoder, device: str) -> Decoder:
-    """The model, moved; raises ConfigError for a device that is not there."""
+    """Moves the model to a device and returns it; raises ConfigError if the device is not available."""
     try:
         return model.to(device)
-    except (RuntimeError, AssertionError) as error:  # torch's words for it
+    except (RuntimeError, AssertionError) as error:  # torch's errors for a missing device
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"device {device!r} cannot be used ({reason}); a model runs on cpu everywhere") from error
 
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """While it lasts, no run deletes the model folder, should it be one of its checkpoints."""
+    """Keeps runs from deleting the model folder inside the context, in case it is one of their checkpoints."""
     with open(folder / LOCKED, "rb") as file:
-        with suppress(
-            OSError
-        ):  # a file system without locks: there a run cannot tell, and keeps what it may not delete
+        with suppress(OSError):  # a file system without locks: a run cannot know, and keeps what it may not delete
             fcntl.flock(file, fcntl.LOCK_SH)
         yield
 
 
 def is_read(folder: Path) -> bool:
-    """Whether somebody, in this process or another, is `reading` it; true where the file system cannot tell."""
+    """True if this or another process is `reading` the folder, or if the file system cannot report it."""
     try:
         with open(folder / LOCKED, "rb+") as file:  # for writing: a network file system locks nothing else
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -208,7 +212,10 @@ def is_read(folder: Path) -> bool:
 
 
 def model_tensors(model: Decoder, *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """A copy of every parameter under its published name, on the CPU: what the model becomes later does not show."""
+    """Copies every parameter to the CPU under its published name.
+
+    Later changes of the model do not affect the copies.
+    """
     return {
         name: view.detach().to("cpu", dtype or view.dtype, copy=True, memory_format=torch.contiguous_format)
         for name, view in published_views(model)
@@ -216,8 +223,10 @@ def model_tensors(model: Decoder, *, dtype: torch.dtype | None = None) -> dict[s
 
 
 def write_model(config: DecoderConfig, tensors: Mapping[str, Tensor], folder: str | os.PathLike[str]) -> None:
-    """Writes `config.json`, with the dtype of the tensors, and `model.safetensors`; `transformers`' `from_pretrained`
-    reads the folder."""
+    """Writes `config.json`, with the dtype of the tensors, and `model.safetensors`.
+
+    `transformers`' `from_pretrained` reads the folder.
+    """
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     dtype = next(iter(tensors.values())).dtype

@@ -1,8 +1,8 @@
-"""How packed sequences lie in one forward pass: what they share is computed once, and to the end only what is wanted.
+"""The layout of packed sequences in one forward pass: shared prefixes are computed once, final states only if wanted.
 
-The rows of a group begin with the same prompt, and those of all groups with the same tools. Their tokens form a tree:
-a segment is a run of tokens with one history, and its queries see the keys of the segments before it on its path.
-Causal attention makes the states of a shared prefix the same for every sequence, so this changes rounding alone.
+The rows of a group begin with the same prompt, and those of all groups with the same tools. Their tokens form a tree: a
+segment is a run of tokens with one history, and its queries see the keys of the segments before it on its path. Causal
+attention makes the states of a shared prefix the same for every sequence, so sharing changes only rounding.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = ["MIN_SHARED", "Block", "LayoutRows", "PackedLayout", "Segment", "num_
 # Shape suffixes: N entries of the packed sequences, U computed tokens, M wanted entries, T rows of a block, L keys.
 
 MIN_SHARED = 32
-"""A shorter common prefix is computed twice: a segment costs an attention call of its own in every layer."""
+"""The length of the shortest prefix that is shared; a segment costs an attention call of its own in every layer."""
 _BLOCK_ROWS = 128  # attention rows of one call: later keys of a causal block are not computed
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Computed tokens `[start, start + length)`: each sees those before it, and all of the `ancestors`, root first."""
+    """The computed tokens `[start, start + length)`; each sees those before it and all `ancestors`, the root first."""
 
     start: int
     length: int
@@ -40,13 +40,13 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Consecutive rows of one segment, which see the first `num_keys` of what its ancestors and itself hold."""
+    """Consecutive rows of one segment, which see the first `num_keys` keys of its ancestors and itself."""
 
     num_rows: int
     segment: int
     num_keys: int
     bias_TL: Tensor | None
-    """0 and -inf; None where all rows of a segment without ancestors are plainly causal."""
+    """The bias of 0 and -inf; None if all rows of a segment without ancestors are simply causal."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,23 +54,23 @@ class LayoutRows:
     """Some of the computed tokens, in order, then padding to a size of `padded_size`."""
 
     index_U: Tensor
-    """Where they are among all computed tokens; of a pass that ranks share, among those that this rank's products
-    take."""
+    """The indices among all computed tokens; if ranks share the pass, among the tokens of this rank's products."""
     own_U: Tensor
-    """Where they are in this rank's own portion; the same in one process."""
+    """The indices in this rank's own portion; the same as `index_U` in one process."""
     position_U: Tensor
-    """Of the tokens of `index_U`, in their sequences."""
+    """The positions of the tokens of `index_U` in their sequences."""
     blocks: tuple[Block, ...]
-    """Of all tokens, whoever has them."""
+    """The blocks of all tokens, on whichever rank they are."""
     num_padding: int
 
 
 class PackedLayout:
-    """Where the entries of packed sequences are computed: `seqlens` of them each, one sequence after the other.
+    """The mapping of packed sequences, of `seqlens` entries each in order, to the tokens that are computed.
 
-    With `ids_N` prefixes that sequences have in common are computed once; with `wanted_N` (bool) only those entries
-    have a final state. `entry_M` gives each wanted entry's place among `wanted` rows, `exchange` what ranks that share
-    the pass tell each other in it.
+    With `ids_N`, prefixes that sequences have in common are computed once. With `wanted_N` (bool), only those entries
+    have a final state. `entry_M` is each wanted entry's index among the `wanted` rows. `exchange` is what ranks that
+    share the pass exchange in it.
+
     Example: ids (1, 2, 3) and (1, 2, 4) with a shared prefix (1, 2) compute 4 tokens: segments (1, 2), (3), (4).
     """
 
@@ -94,7 +94,7 @@ class PackedLayout:
         wanted = np.ones(len(place_N), bool) if wanted_N is None else wanted_N.cpu().numpy()
         wanted_U = np.zeros(self.num_tokens, bool)
         wanted_U[place_N[wanted]] = True
-        self.source_U = torch.from_numpy(_padded(source_U)).to(device)
+        self.source_U = torch.from_numpy(_pad_index(source_U)).to(device)
         self._causal = _CausalBias(device)
         self.every = self._rows(np.arange(self.num_tokens), position_U, device)
         is_all = bool(wanted_U.all())
@@ -121,12 +121,15 @@ class PackedLayout:
                 own_T = own[start : start + _BLOCK_ROWS]
                 bias_TL = self._causal.of(own_T + self._num_before(segment))
                 blocks.append(Block(len(own_T), number, bias_TL.shape[1], bias_TL))
-        padded, position = torch.from_numpy(_padded(index_U)).to(device), torch.from_numpy(_padded(position_U[index_U]))
+        padded, position = (
+            torch.from_numpy(_pad_index(index_U)).to(device),
+            torch.from_numpy(_pad_index(position_U[index_U])),
+        )
         return LayoutRows(padded, padded, position.to(device), tuple(blocks), len(padded) - len(index_U))
 
 
 class _Tree:
-    """The segments of packed sequences, and where each entry is computed; without ids nothing is shared."""
+    """The segments of packed sequences, and the computed token of each entry; without ids nothing is shared."""
 
     def __init__(self, seqlens: Sequence[int], ids_N: NDArray[np.int64] | None, min_shared: int) -> None:
         starts = [0, *accumulate(seqlens)]
@@ -139,7 +142,7 @@ class _Tree:
         self._grow(range(len(seqlens)), 0, ())
 
     def _grow(self, rows: Iterable[int], done: int, ancestors: tuple[int, ...]) -> None:
-        """Adds the segments of rows that are alike in their first `done` entries, which the ancestors hold."""
+        """Adds the segments of rows that are equal in their first `done` entries, which the ancestors hold."""
         alike: dict[object, list[int]] = {}
         for row in rows:
             if self._seqlens[row] > done:
@@ -155,7 +158,7 @@ class _Tree:
             self._grow(members, done + length, (*ancestors, number))
 
     def _key(self, row: int, done: int) -> object:
-        """Equal for rows whose next entries are worth sharing."""
+        """Returns a key that is equal for rows whose next entries are worth sharing."""
         if self._rows is None or self._seqlens[row] < done + self._min_shared:
             return row
         return self._rows[row][done : done + self._min_shared].tobytes()
@@ -168,27 +171,30 @@ class _Tree:
 
 
 def num_computed(rows: Sequence[Tensor], min_shared: int = MIN_SHARED) -> int:
-    """How many tokens a layout of these rows' ids computes, their shared prefixes once."""
+    """Returns the number of tokens that a layout of these rows' ids computes, shared prefixes counted once."""
     return _Tree([len(row) for row in rows], torch.cat(list(rows)).numpy(), min_shared).num_tokens
 
 
 def shared_length(a_T: NDArray[np.int64], b_T: NDArray[np.int64]) -> int:
-    """How many leading elements are equal."""
+    """Returns the number of equal leading elements."""
     length = min(len(a_T), len(b_T))
     differs = a_T[:length] != b_T[:length]
     return int(differs.argmax()) if differs.any() else length
 
 
 class _CausalBias:
-    """Biases that hide later keys. Those of consecutive rows are views of one memory: a copy for each block of a long
-    sequence would grow with the square of its length."""
+    """The biases that hide later keys.
+
+    Those of consecutive rows are views of one memory: a copy for each block of a long sequence would grow with the
+    square of its length.
+    """
 
     def __init__(self, device: torch.device | str) -> None:
         self._device = device
         self._shared_TL = torch.zeros(0, 0)
 
     def of(self, place_T: NDArray[np.int64]) -> Tensor:
-        """What rows at these places add to their scores, `[T, L]`: -inf on later keys."""
+        """Returns the biases that rows at these positions add to their scores, `[T, L]`: -inf on later keys."""
         first, last, num_rows = int(place_T[0]), int(place_T[-1]), len(place_T)
         if last - first + 1 != num_rows or num_rows > _BLOCK_ROWS:
             hidden_TL = torch.arange(last + 1) > torch.from_numpy(place_T)[:, None]
@@ -199,8 +205,8 @@ class _CausalBias:
             later_TT = torch.full((_BLOCK_ROWS, _BLOCK_ROWS), -torch.inf).triu(1)
             self._shared_TL = F.pad(later_TT, (num_before, 0)).to(self._device)
         bias_TL = self._shared_TL[:num_rows, num_before - first : num_before + num_rows]
-        return bias_TL if bias_TL.device.type == "cpu" else bias_TL.contiguous()  # a GPU's kernels want aligned rows
+        return bias_TL if bias_TL.device.type == "cpu" else bias_TL.contiguous()  # GPU kernels need aligned rows
 
 
-def _padded(index_U: NDArray[np.int64]) -> NDArray[np.int64]:
+def _pad_index(index_U: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.pad(index_U, (0, padded_size(len(index_U)) - len(index_U)))

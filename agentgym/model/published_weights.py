@@ -13,13 +13,13 @@ __all__ = ["LoraWeights", "Weights"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraWeights:
-    """An adapter alone, on top of the weights that the engine has: what is sent when only adapters are trained."""
+    """An adapter alone, on top of the weights that the engine has; sent if only adapters are trained."""
 
     tensors: Mapping[str, object]
-    """Parameter name, as PEFT publishes it (`base_model.model....lora_A.weight`), to tensor."""
+    """The tensors by parameter name, as PEFT publishes it (`base_model.model....lora_A.weight`)."""
     config: Mapping[str, JSON]
     """PEFT's `adapter_config.json`: at least `r`, `lora_alpha`, `target_modules`, `peft_type`."""
 
 
 Weights: TypeAlias = "Mapping[str, object] | LoraWeights"
-"""Parameter name to tensor; an in-process engine that shares the trained tensors ignores it."""
+"""The tensors by parameter name; an in-process engine that shares the trained tensors ignores them."""

@@ -1,4 +1,7 @@
-"""The norm of a decoder layer, for training: on CPU in half the time of the library's, whose backward is ten passes."""
+"""The norm of a decoder layer, for training.
+
+On CPU it takes half the time of torch's, whose backward pass consists of ten passes.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ __all__ = ["rms_norm"]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension (Zhang and Sennrich 2019), differentiable."""
+    """Computes `x / sqrt(mean(x^2) + eps) * weight` over the last dimension, differentiable (Zhang, Sennrich 2019)."""
     if x.device.type != "cpu" or x.dtype != torch.float32 or not x.numel():
         return F.rms_norm(x, weight.shape, weight, eps)
     normalized: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
@@ -20,7 +23,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 class _RmsNorm(torch.autograd.Function):
-    """With n = x / rms: d x = (g w - n mean(g w n)) / rms, d w = sum(g n)."""
+    """The norm and its gradients: with n = x / rms, d x = (g w - n mean(g w n)) / rms and d w = sum(g n)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:

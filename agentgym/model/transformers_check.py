@@ -1,4 +1,4 @@
-"""The decoder's forward pass compared with that of `transformers`, on the same weights.
+"""Compares the decoder's forward pass with that of `transformers`, on the same weights.
 
 Shapes: `T` position, `V` vocabulary.
 """
@@ -20,17 +20,17 @@ __all__ = ["check_forward"]
 
 NUM_TOKENS = 24
 MAX_DIFFERENCE = {torch.float32: 0.01, torch.float64: 0.01}
-"""Nats; rounding explains no more. Of other types the mean is bounded, by `MEAN_DIFFERENCE`."""
+"""The largest difference in nats that rounding explains, by dtype; others have a bound on the mean,
+`MEAN_DIFFERENCE`."""
 MEAN_DIFFERENCE = 0.1
 
 
 def check_forward(model: Decoder, folder: str | os.PathLike[str]) -> float | None:
-    """Computes the logprobs of a few tokens with the decoder and with `transformers`, and returns the largest
-    difference in nats.
+    """Computes logprobs of a few tokens here and with `transformers`; returns the largest difference in nats.
 
-    Both use the same tensors, so it takes no memory but the activations. Returns None, without a comparison, for a
-    folder that agentgym wrote: its config.json holds nothing to misread. Raises ConfigError where the two models differ
-    by more than rounding.
+    Both use the same tensors, so only activations take memory. Returns None, without a comparison, for a folder that
+    agentgym wrote: its config.json has nothing to misread. Raises ConfigError if the two models differ by more than
+    rounding.
     """
     given = json.loads((Path(folder) / "config.json").read_text())
     if given == model.config.to_hf() | {"torch_dtype": given.get("torch_dtype")}:
@@ -51,8 +51,8 @@ def check_forward(model: Decoder, folder: str | os.PathLike[str]) -> float | Non
 
 @torch.no_grad()
 def _logprobs(model: Decoder, folder: str | os.PathLike[str]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logprobs of every id after each of a few tokens, `[T, V]` float32, by both."""
-    from transformers import AutoConfig, AutoModelForCausalLM  # here, and not above: the import takes a second
+    """Returns both models' logprobs of every id after each of a few tokens, `[T, V]` float32."""
+    from transformers import AutoConfig, AutoModelForCausalLM  # imported here because it takes a second
 
     device = model.embed.device
     with torch.device("meta"):
@@ -65,6 +65,6 @@ def _logprobs(model: Decoder, folder: str | os.PathLike[str]) -> tuple[torch.Ten
     theirs.model.rotary_emb = type(theirs.model.rotary_emb)(config=config).to(device)  # its buffers are in no file
     count = min(NUM_TOKENS, model.config.context_window)
     ids_T = torch.arange(count, device=device) * 7919 % model.config.vocab_size
-    ours_TV = model.logits(model.hidden(ids_T, PackedLayout([count])))
+    ours_TV = model.logits(model.hidden_states(ids_T, PackedLayout([count])))
     theirs_TV = theirs.eval()(input_ids=ids_T[None]).logits[0]
     return ours_TV.float().log_softmax(-1), theirs_TV.float().log_softmax(-1)

@@ -1,4 +1,4 @@
-"""What an episode is worth: a function of yours, a scorer by name, a server, a judge or a learned model.
+"""Rewards of episodes: your own function, a scorer by name, a server, a judge or a learned model.
 
 async with open_rewards(RewardConfig(function="gsm8k")) as rewards:
     sampler = Sampler(rewards.loop(RolloutLoop(engine, renderer)))

@@ -1,4 +1,4 @@
-"""Where the reward of an episode comes from."""
+"""The settings for the source of an episode's reward."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ NUM_AT_ONCE = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardConfig:
-    """Where the reward of an episode comes from; without any of it, the environment's reward stays.
+    """The source of an episode's reward; without one, the environment's reward stays.
 
-    A function, a server, a judge or a model: whichever is given replaces the environment's reward.
+    A function, a server, a judge or a model, if set, replaces the environment's reward.
     """
 
     function: str | None = None
     """A scorer's name (gsm8k, math, exact_match, f1, code, format), `path/to/file.py:name` or `package.module:name`."""
     settings: Mapping[str, object] = field(default_factory=dict)
-    """The function's keyword-only parameters; a reward server gets them beside each episode."""
+    """The function's keyword-only parameters; a reward server gets them with each episode."""
     manner: Manner = "auto"
-    """How it is asked: `plain` in this process, `batch` with all episodes of a step in one call, `pool` in processes of
-    its own, `remote`, `judge`, `model`. `auto` goes by what is given; math and code run in a pool, others plain."""
+    """The way of scoring: `plain` in this process, `batch` with all episodes of a step in one call, `pool` in separate
+    processes, `remote`, `judge`, `model`. `auto` follows the source; math and code run in a pool, others plain."""
     timeout_s: float = 60.0
-    """Seconds that one call of a function or model may take; a server and a judge have time-outs of their own."""
+    """The seconds that one call of a function or model may take; a server and a judge have their own time-outs."""
     concurrency: int | None = None
-    """Calls at the same time; None is 64, and one process for each core in a pool."""
+    """The calls at the same time; None is 64, or one process per core in a pool."""
     memory_mb: int | None = 4096
-    """What a process of the pool may take beyond what it starts with; None does not limit it."""
+    """The memory in MiB that a process of the pool may take beyond its memory at the start; None sets no limit."""
     overlong: OverlongConfig = field(default_factory=OverlongConfig)
-    """A soft punishment of long episodes, added to whatever reward there is."""
+    """A soft punishment of long episodes, added to the reward of any source."""
     remote: RemoteConfig = field(default_factory=RemoteConfig)
-    """A server that gives rewards."""
+    """A server that computes rewards."""
     judge: JudgeConfig = field(default_factory=JudgeConfig)
-    """A judge model behind a chat endpoint."""
+    """A judge model at a chat endpoint."""
     model: RewardModelConfig = field(default_factory=RewardModelConfig)
     """A learned reward model."""
 
@@ -56,25 +56,25 @@ class RewardConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
-        if len(self.given) > 1:
-            raise ConfigError(f"an episode has one reward, got {' and '.join(self.given)}: leave one")
+        if len(self.source_names) > 1:
+            raise ConfigError(f"an episode has one reward, got {' and '.join(self.source_names)}: leave one")
         wanted = "function" if self.manner in FUNCTIONS else self.manner
-        if self.given and self.manner != "auto" and wanted not in self.given:
-            raise ConfigError(f"manner={self.manner} needs a {wanted}, got a {self.given[0]}")
+        if self.source_names and self.manner != "auto" and wanted not in self.source_names:
+            raise ConfigError(f"manner={self.manner} needs a {wanted}, got a {self.source_names[0]}")
 
     @property
-    def given(self) -> tuple[str, ...]:
-        """What is given of `function`, `remote`, `judge` and `model`."""
+    def source_names(self) -> tuple[str, ...]:
+        """The names of those of `function`, `remote`, `judge` and `model` that are set."""
         parts = {
             "function": self.function,
             "remote": self.remote.url,
             "judge": self.judge.url,
             "model": self.model.folder,
         }
-        return tuple(name for name, one in parts.items() if one)
+        return tuple(name for name, part in parts.items() if part)
 
     def num_calls(self, *, in_processes: bool = False) -> int:
-        """How many calls may run at the same time."""
+        """Returns the number of calls that may run at the same time."""
         if self.concurrency is not None:
             return self.concurrency
         if not in_processes:

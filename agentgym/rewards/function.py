@@ -1,4 +1,4 @@
-"""Reward functions as users write them, and how each is called."""
+"""The forms of reward functions that users write, and the calls of each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["RewardCall", "RewardFunction", "find_reward"]
 RewardFunction: TypeAlias = Callable[..., object]
 """`(trajectory, task)`, `(trajectories, tasks)`, or verl's `(data_source, solution_str, ground_truth, extra_info)`.
 
-Sync or async; keyword-only parameters are settings. It gives what `read_reward` reads, or a sequence of those."""
+Sync or async; keyword-only parameters are settings. It returns a value for `read_reward`, or a sequence of those."""
 
 WANTED = Wanted(
     noun="reward function",
@@ -35,7 +35,7 @@ POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR
 
 
 class Form(StrEnum):
-    """What a reward function takes."""
+    """The parameters of a reward function."""
 
     EPISODE = "(trajectory, task)"
     BATCH = "(trajectories, tasks)"
@@ -45,7 +45,7 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RewardCall:
-    """A reward function with its settings: called with trajectories, whatever it takes itself."""
+    """A reward function with its settings, called with trajectories whatever its own parameters are."""
 
     name: str
     function: RewardFunction
@@ -55,13 +55,13 @@ class RewardCall:
     def of(
         cls, function: RewardFunction, settings: Mapping[str, object], *, name: str = "", batch: bool = False
     ) -> RewardCall:
-        """Reads the function's signature; raises ConfigError for one that no reward has, and for wrong settings."""
+        """Reads the function's signature; raises ConfigError for one that is no reward, and for wrong settings."""
         name = name or getattr(function, "__qualname__", type(function).__name__)
         if inspect.isclass(function):
             raise ConfigError(f"reward {name!r} is a function (trajectory, task), got {function!r:.80}")
         form = _form(name, function, batch)
-        missing = [one for one, default in settings_of(function).items() if default is inspect.Parameter.empty]
-        if missing := [one for one in missing if one not in settings]:
+        missing = [setting for setting, default in settings_of(function).items() if default is inspect.Parameter.empty]
+        if missing := [setting for setting in missing if setting not in settings]:
             raise ConfigError(
                 f"reward {name!r} needs the settings {', '.join(missing)}: reward.settings {missing[0]}=…"
             )
@@ -69,19 +69,24 @@ class RewardCall:
 
     @property
     def together(self) -> bool:
-        """Whether it scores the episodes of a step in one call."""
+        """True if it scores the episodes of a step in one call."""
         return self.form in (Form.BATCH, Form.VERL_BATCH)
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> object:
-        """What the function gives, or a coroutine of it; without `together`, `trajectories` is one."""
-        tasks = [one.task for one in trajectories]
+        """Returns the function's result, or a coroutine; without `together`, `trajectories` contains one."""
+        tasks = [trajectory.task for trajectory in trajectories]
         if self.form is Form.BATCH:
             return self.function(list(trajectories), tasks)
         if self.form is Form.EPISODE:
             return self.function(trajectories[0], tasks[0])
         rows = [
-            (task.options.get("data_source", task.env_id), whole_reply(one), ground_truth(task), _extra(task.options))
-            for one, task in zip(trajectories, tasks, strict=True)
+            (
+                task.options.get("data_source", task.env_id),
+                whole_reply(played),
+                ground_truth(task),
+                _extra(task.options),
+            )
+            for played, task in zip(trajectories, tasks, strict=True)
         ]
         if self.form is Form.VERL:
             return self.function(**dict(zip(VERL, rows[0], strict=True)))
@@ -90,7 +95,7 @@ class RewardCall:
         )
 
     def values(self, result: object, num_episodes: int) -> list[object]:
-        """One value for each episode out of what a call gave; raises InvalidReward for another number of them."""
+        """Returns one value per episode from the result of a call; raises InvalidReward for another number of them."""
         if not self.together:
             return [result]
         if not isinstance(result, Iterable) or isinstance(result, (str, bytes, Mapping)):
@@ -102,8 +107,10 @@ class RewardCall:
 
 
 def find_reward(name: str) -> RewardFunction:
-    """The function of a name in REWARDS, `package.module:name` or `path/to/file.py:name`; raises UnknownName,
-    and UserCodeFault where the module raises as it is loaded."""
+    """Returns the function of a name in REWARDS, `package.module:name` or `path/to/file.py:name`.
+
+    Raises UnknownName, and UserCodeFault if the module raises while it is loaded.
+    """
     if not is_place(name):
         return REWARDS[name]
     found = load_named(name, WANTED)
@@ -125,16 +132,16 @@ def _form(name: str, function: RewardFunction, batch: bool) -> Form:
     names = list(parameters)
     if set(VERL[:3]) <= set(names):
         return Form.VERL
-    if {f"{one}s" for one in VERL[:3]} <= set(names):
+    if {f"{part}s" for part in VERL[:3]} <= set(names):
         return Form.VERL_BATCH
     try:
         inspect.signature(function).bind(*range(2), **dict.fromkeys(settings_of(function)))
     except TypeError:
         raise ConfigError(
             f"reward {name!r} takes {Form.EPISODE}, {Form.BATCH} or {Form.VERL}, and settings after a `*`; "
-            f"this is {_shown(function)}"
+            f"this is {_signature(function)}"
         ) from None
-    positional = [one.name for one in parameters.values() if one.kind in POSITIONAL]
+    positional = [parameter.name for parameter in parameters.values() if parameter.kind in POSITIONAL]
     if batch and positional[:1] == ["trajectory"]:
         raise ConfigError(f"reward {name!r} takes one trajectory: without manner=batch it is called once an episode")
     return Form.BATCH if batch or positional[:1] == ["trajectories"] else Form.EPISODE
@@ -147,29 +154,37 @@ def _with_settings(name: str, function: RewardFunction, settings: Mapping[str, o
     for setting in settings:
         if setting in parameters and parameters[setting].kind in POSITIONAL:
             raise ConfigError(
-                f"{setting!r} of reward {name!r} is a setting where it stands after a `*` in {_shown(function)}"
+                f"{setting!r} of reward {name!r} is a setting where it stands after a `*` in {_signature(function)}"
             )
     return with_settings(f"reward {name!r}", function, settings)
 
 
-def _shown(function: RewardFunction) -> str:
+def _signature(function: RewardFunction) -> str:
     return f"{getattr(function, '__name__', '')}{inspect.signature(function)}"
 
 
 def _verl_with_settings(name: str, function: RewardFunction, settings: Mapping[str, object]) -> RewardFunction:
-    """verl's users write settings as any parameter with a default."""
+    """Binds the settings of a function of verl's form, where any parameter with a default is a setting."""
     parameters = inspect.signature(function).parameters
-    taken = {*VERL, *(f"{one}s" for one in VERL)}
-    open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    known = [one.name for one in parameters.values() if one.name not in taken and one.kind is not one.VAR_KEYWORD]
+    taken = {*VERL, *(f"{part}s" for part in VERL)}
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    known = [
+        parameter.name
+        for parameter in parameters.values()
+        if parameter.name not in taken and parameter.kind is not parameter.VAR_KEYWORD
+    ]
     for setting in settings:
         if setting in taken or (setting not in known and not open_ended):
             told = ", ".join(known) or "none"
             raise ConfigError(
                 f"reward {name!r} has no setting {setting!r}{nearest(setting, known) or '.'} It has: {told}"
             )
-    required = [one for one in known if parameters[one].default is inspect.Parameter.empty and one not in settings]
-    required = [one for one in required if parameters[one].kind is not inspect.Parameter.VAR_POSITIONAL]
+    required = [
+        setting
+        for setting in known
+        if parameters[setting].default is inspect.Parameter.empty and setting not in settings
+    ]
+    required = [setting for setting in required if parameters[setting].kind is not inspect.Parameter.VAR_POSITIONAL]
     if required:
         raise ConfigError(f"reward {name!r} needs the settings {', '.join(required)}: reward.settings {required[0]}=…")
     accepts_extra = open_ended or {"extra_info", "extra_infos"} & set(parameters)
@@ -179,5 +194,5 @@ def _verl_with_settings(name: str, function: RewardFunction, settings: Mapping[s
 
 
 def _without_extra(function: RewardFunction, **given: object) -> object:
-    """For a function of verl's form that takes no extra_info."""
-    return function(**{name: one for name, one in given.items() if not name.startswith("extra_info")})
+    """Calls a function of verl's form that takes no extra_info."""
+    return function(**{name: value for name, value in given.items() if not name.startswith("extra_info")})

@@ -1,4 +1,4 @@
-"""Rewards from a judge: a model behind a chat endpoint that is shown the episode and names a score."""
+"""Rewards from a judge: a model at a chat endpoint that reads the episode and replies with a score."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MAX_SHOWN = 200
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgeConfig:
-    """Which model judges, what it is asked, and how its score is read."""
+    """The judge model, its question, and the format of its score."""
 
     url: str = ""
     """The endpoint's address, `http://HOST:PORT/v1`; empty for no judge."""
@@ -47,17 +47,17 @@ class JudgeConfig:
     """Model, key, time-outs, retries, rate limits."""
     template: str = TEMPLATE
     """The question, or the path of a `.txt` or `.md` file with it; `{question}`, `{reply}`, `{ground_truth}` and
-    `{conversation}` stand for the episode's."""
+    `{conversation}` are replaced by the episode's."""
     score: str = r"(?i)\**score:\**\s*(-?\d+(?:\.\d+)?)\**\.?"
-    """The regular expression that the last line of the verdict is to match as a whole; its first group is the score."""
+    """The regular expression that the whole last line of the verdict must match; its first group is the score."""
     lowest: float = 0.0
-    """The score that is reward 0."""
+    """The score that becomes reward 0."""
     highest: float = 10.0
-    """The score that is reward 1; a score outside of both is no verdict."""
+    """The score that becomes reward 1; a score outside of both is no verdict."""
     max_tokens: int = 1024
-    """The most tokens of a verdict; one that is cut is no verdict."""
+    """The most tokens of a verdict; a truncated one is no verdict."""
     temperature: float = 0.0
-    """The judge's."""
+    """The judge's sampling temperature."""
 
     def __post_init__(self) -> None:
         if not self.lowest < self.highest:
@@ -74,7 +74,7 @@ class JudgeConfig:
             endpoint_url(self.url)
 
     def question(self) -> str:
-        """The template's text; raises ConfigError for a placeholder that there is not, and a file that is missing."""
+        """Returns the template's text; raises ConfigError for an unknown placeholder or a missing file."""
         text = self.template
         if "\n" not in text and text.endswith((".txt", ".md")):
             if not Path(text).is_file():
@@ -93,7 +93,7 @@ class JudgeConfig:
 
 
 class Judge:
-    """Asks for a verdict on each episode; one that cannot be read is asked for no second time, and fails."""
+    """Asks for a verdict on each episode; one that cannot be parsed fails without a second request."""
 
     together = False
 
@@ -107,7 +107,7 @@ class Judge:
     async def score(self, trajectories: Sequence[Trajectory]) -> Sequence[object]:
         trajectory = trajectories[0]
         sampling = Sampling(max_tokens=self.config.max_tokens, temperature=self.config.temperature)
-        question = [Message("user", self._asked(trajectory))]
+        question = [Message("user", self._fill_template(trajectory))]
         session = f"judge-{trajectory.group}-{trajectory.member}"
         try:
             reply = await self._endpoint.complete(question, sampling=sampling, session=session)
@@ -118,8 +118,8 @@ class Judge:
             raise RewardFailure(f"the judge's verdict was cut at {self.config.max_tokens} tokens (judge.max_tokens)")
         return [self._read(verdict)]
 
-    def _asked(self, trajectory: Trajectory) -> str:
-        """The template with the episode in it; what stands in the episode is no placeholder."""
+    def _fill_template(self, trajectory: Trajectory) -> str:
+        """Fills the episode into the template; text of the episode is never read as a placeholder."""
         return PLACEHOLDER.sub(lambda match: _part(match[1], trajectory), self._template)
 
     def _read(self, verdict: str) -> Reward:
@@ -147,13 +147,13 @@ def _part(name: str, trajectory: Trajectory) -> str:
     if name == "ground_truth":
         return str(ground_truth(trajectory.task))
     if name == "question":
-        return "\n\n".join(one.content for one in opening(trajectory) if one.role == "user")
-    return "\n\n".join(_told(message) for message in conversation(trajectory))
+        return "\n\n".join(message.content for message in opening(trajectory) if message.role == "user")
+    return "\n\n".join(_format_message(message) for message in conversation(trajectory))
 
 
-def _told(message: Message) -> str:
+def _format_message(message: Message) -> str:
     calls = [
-        one.raw if isinstance(one, MalformedCall) else f"{one.name}({dict(one.arguments)})"
-        for one in message.tool_calls
+        call.raw if isinstance(call, MalformedCall) else f"{call.name}({dict(call.arguments)})"
+        for call in message.tool_calls
     ]
     return "\n".join([f"[{message.role}]", *([message.content] if message.content else []), *calls])

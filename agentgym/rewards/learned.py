@@ -22,18 +22,18 @@ __all__ = ["LearnedReward", "RewardModelConfig"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardModelConfig:
-    """Which classifier scores, and where it runs."""
+    """The classifier that scores, and its device."""
 
     folder: str = ""
     """A model folder of `transformers`, its tokenizer with a chat template inside; empty for no model."""
     device: str = "cpu"
-    """Where it runs: `cpu`, `cuda`, `cuda:1`."""
+    """The device that it runs on: `cpu`, `cuda`, `cuda:1`."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """The numbers of its weights."""
+    """The dtype of its weights."""
     max_tokens: int = 4096
-    """The longest conversation; a longer one is not cut, its episode fails."""
+    """The tokens of the longest conversation; a longer one is not truncated, its episode fails."""
     label: int | None = None
-    """Which of the model's outputs is the reward; None is for a model that has one."""
+    """The index of the model's output that is the reward; None is for a model with one output."""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1 or (self.label is not None and self.label < 0):
@@ -41,7 +41,7 @@ class RewardModelConfig:
 
 
 class LearnedReward:
-    """The model's output for each conversation, one after the other: a batch would let neighbours change its bits."""
+    """Scores conversations one at a time: in a batch, the other conversations would change a score's bits."""
 
     together = False
     num_at_once = 1
@@ -53,14 +53,16 @@ class LearnedReward:
         self._model: RewardModel | None = None
 
     async def open(self) -> None:
-        """Loads the model; raises RunFolderError or ConfigError for what is none."""
+        """Loads the model; raises RunFolderError or ConfigError if it is no reward model."""
         self._model = await self._worker.run(self._load)
 
     def _load(self) -> RewardModel:
-        from agentgym.rewards.reward_model import RewardModel  # here, and not above: only a model needs torch
+        from agentgym.rewards.reward_model import RewardModel  # imported here, since only a model needs torch
 
-        one = self.config
-        return RewardModel(one.folder, device=one.device, dtype=one.dtype, max_tokens=one.max_tokens, label=one.label)
+        config = self.config
+        return RewardModel(
+            config.folder, device=config.device, dtype=config.dtype, max_tokens=config.max_tokens, label=config.label
+        )
 
     async def score(self, trajectories: Sequence[Trajectory]) -> Sequence[object]:
         model, messages = self._model, conversation(trajectories[0])

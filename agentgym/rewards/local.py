@@ -1,4 +1,4 @@
-"""Reward functions in this process: those that block run on threads, the others on the event loop."""
+"""Reward functions in this process: blocking ones run on threads, the others on the event loop."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["LocalFunction"]
 
 
 class LocalFunction:
-    """A function's rewards. A call that takes over `timeout_s` fails; its thread ends as soon as it returns, or never.
+    """The rewards of a function. A call over `timeout_s` fails; its thread ends as soon as it returns, or never.
 
-    What holds Python's lock for long (a regular expression that backtracks) holds up everything: that is for a pool.
+    Code that holds Python's lock for long (a regular expression that backtracks) blocks everything: use a pool for it.
     """
 
     def __init__(self, call: RewardCall, *, timeout_s: float, num_at_once: int) -> None:
@@ -54,7 +54,7 @@ class LocalFunction:
                 ) from None
             raise RewardFailure.of(error) from error
         finally:
-            self._idle.append(worker)  # one that was abandoned starts another thread
+            self._idle.append(worker)  # an abandoned worker starts another thread
 
     async def close(self) -> None:
         for worker in self._idle:

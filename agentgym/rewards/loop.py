@@ -1,4 +1,4 @@
-"""An episode loop whose episodes are scored as soon as they are over."""
+"""An episode loop that scores each episode as soon as it is over."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["RewardedLoop"]
 
 
 class RewardedLoop(EpisodeLoop):
-    """Plays as `inner` does; then `score` gives the trajectory its reward, while other episodes still play.
+    """Plays as `inner` does; then `score` computes the trajectory's reward, while other episodes still play.
 
-    The time that scoring takes is not the episode's: `limits.deadline_s` is over before.
+    The time of scoring does not count for the episode: `limits.deadline_s` covers only its play.
     """
 
     def __init__(self, inner: EpisodeLoop, score: Callable[[Trajectory], Awaitable[Trajectory]]) -> None:
@@ -42,7 +42,7 @@ class RewardedLoop(EpisodeLoop):
             )
 
     async def close(self) -> None:
-        """Closes the inner loop; the rewards are closed by whoever opened them."""
+        """Closes the inner loop; the code that opened the rewards closes them."""
         await self.inner.close()
 
     async def _converse(self, env: HostedEnv, draft: Draft) -> Ending:

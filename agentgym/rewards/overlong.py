@@ -1,4 +1,4 @@
-"""Soft punishment of long episodes."""
+"""The soft punishment of long episodes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["OverlongConfig", "overlong_penalty", "with_overlong"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OverlongConfig:
-    """The budget that an episode should stay well within."""
+    """The token budget of an episode, and the punishment near its end."""
 
     buffer_tokens: int = 0
-    """The last tokens of the budget, over which the punishment grows; 0 switches it off."""
+    """The number of last tokens of the budget, over which the punishment grows; 0 switches it off."""
     max_tokens: int | None = None
-    """The budget: sampled tokens of a whole episode, from which on the punishment is whole."""
+    """The budget: the sampled tokens of a whole episode, beyond which the punishment is full."""
     penalty: float = 1.0
-    """The whole punishment."""
+    """The full punishment."""
 
     def __post_init__(self) -> None:
         if self.buffer_tokens < 0 or not self.penalty >= 0:
@@ -36,8 +36,8 @@ def overlong_penalty(num_tokens: int, config: OverlongConfig) -> float:
     """`-penalty * min(1, max(0, |y| - (L_max - L_cache)) / L_cache)`: 0 before the buffer, `-penalty` at its end.
 
     Yu et al. 2025 (DAPO), equation 13, with `L_max = max_tokens` and `L_cache = buffer_tokens`; the paper's penalty
-    is 1. `|y|` counts the sampled tokens of all turns. From verl: equal up to the budget, beyond which a reply of its
-    cannot go; here, as in the paper, the punishment stays what it is there.
+    is 1. `|y|` counts the sampled tokens of all turns. It equals verl's up to the budget, which no reply of verl
+    exceeds; here, as in the paper, the punishment stays the same beyond it.
 
     >>> overlong_penalty(90, OverlongConfig(buffer_tokens=20, max_tokens=100))
     -0.5
@@ -49,9 +49,10 @@ def overlong_penalty(num_tokens: int, config: OverlongConfig) -> float:
 
 
 def with_overlong(reward: Reward, trajectory: Trajectory, config: OverlongConfig) -> Reward:
-    """The reward with the punishment added, on the last turn; it is the component `overlong`.
+    """Returns the reward with the punishment added on the last turn, as the component `overlong`.
 
-    Success stays what it is without: where nobody says, whether the unpunished reward is positive.
+    Success does not change: if neither the reward nor the environment sets it, it is true for a positive unpunished
+    reward.
     """
     if not config.buffer_tokens:
         return reward
@@ -71,7 +72,7 @@ def with_overlong(reward: Reward, trajectory: Trajectory, config: OverlongConfig
 
 def _num_sampled(trajectory: Trajectory) -> int:
     if trajectory.has_ids:
-        return int(sum(row.sampled.sum() for row in trajectory.rows))
-    if "completion_tokens" in trajectory.metrics:  # a chat endpoint that gives no ids, and counts
+        return int(sum(row.sampled_mask.sum() for row in trajectory.rows))
+    if "completion_tokens" in trajectory.metrics:  # a chat endpoint that returns counts and no ids
         return int(trajectory.metrics["completion_tokens"])
     raise InvalidReward("an episode without token ids has no length to punish: overlong needs an engine that gives ids")

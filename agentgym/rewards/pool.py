@@ -1,4 +1,4 @@
-"""Reward functions in processes of their own: a hang is killed, and what takes too much memory harms nobody else."""
+"""Reward functions in separate processes: a hang is killed, and too much memory harms no other process."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from agentgym.trajectory import Trajectory
 __all__ = ["PoolJob", "RewardPool"]
 
 START_S = 120.0
-"""Seconds that a process may take to start and to load its function."""
+"""The seconds that a process may take to start and to load its function."""
 MAX_ANSWER = 1 << 26
 LENGTH = struct.Struct("!Q")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolJob:
-    """What a process of the pool is for."""
+    """The job of the pool's processes: a function with its settings and limits."""
 
     function: str
-    """A name in REWARDS, `package.module:name` or `path/to/file.py:name`; it is loaded in the processes alone."""
+    """A name in REWARDS, `package.module:name` or `path/to/file.py:name`; it is loaded only in the processes."""
     settings: Mapping[str, object]
     timeout_s: float
     memory_mb: int | None
 
 
 class RewardPool:
-    """`num_processes` processes that score, started when they are needed.
+    """A pool of `num_processes` processes that score, started when they are needed.
 
-    Episodes go in as pickles, rewards come back as JSON: nothing that a process says is run here. It has the user's
-    rights and files, so this keeps accidents apart, and is no sandbox.
+    Episodes are sent as pickles, rewards come back as JSON: no output of a process is executed here. A process has the
+    user's rights and files, so this contains accidents, and is no sandbox.
     """
 
     def __init__(self, job: PoolJob, num_processes: int) -> None:
@@ -60,7 +60,7 @@ class RewardPool:
         return 1 if self._together else self._num_processes
 
     async def open(self) -> None:
-        """Starts a process, to see whether the function loads; raises UnknownName or ConfigError where it does not."""
+        """Starts a process to check that the function loads; raises UnknownName or ConfigError if it does not."""
         process = _Process(self.job)
         try:
             self._together = await process.start()
@@ -76,7 +76,7 @@ class RewardPool:
         self._busy.add(process)
         healthy = False
         try:
-            if not process.started:
+            if not process.is_started:
                 await process.start()
             values = await process.score(trajectories)
             healthy = True
@@ -98,7 +98,7 @@ class RewardPool:
 
 
 class _Raised(RewardFailure):
-    """The function raised, and its process goes on."""
+    """The function raised, and its process continues."""
 
     out_of_memory = False
 
@@ -111,11 +111,11 @@ class _Process:
         self._child: asyncio.subprocess.Process | None = None
 
     @property
-    def started(self) -> bool:
+    def is_started(self) -> bool:
         return self._child is not None
 
     async def start(self) -> bool:
-        """Starts it; whether its function scores several episodes in a call."""
+        """Starts the process; returns true if its function scores several episodes in a call."""
         self._child = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "agentgym.rewards.pool_process"),
@@ -133,7 +133,7 @@ class _Process:
         return bool(answer["together"])
 
     async def score(self, trajectories: Sequence[Trajectory]) -> list[object]:
-        """A value for each; raises _Raised where the function did, RewardFailure where the process is lost."""
+        """Returns a value per trajectory; raises _Raised if the function did, RewardFailure if the process is lost."""
         answer = await self._ask(list(trajectories), self.job.timeout_s)
         if answer.get("kind") == UnusableReward.__name__:
             raise UnusableReward(answer["words"])
@@ -144,7 +144,7 @@ class _Process:
         values = answer.get("values")
         if not isinstance(values, list) or len(values) != len(trajectories):
             raise RewardFailure(f"the process of {self.job.function!r} answered what is no list of rewards")
-        return [_refused(one) if isinstance(one, dict) and "refused" in one else one for one in values]
+        return [_read_failure(value) if isinstance(value, dict) and "refused" in value else value for value in values]
 
     async def _ask(self, question: object, timeout_s: float) -> dict[str, Any]:
         child, name = self._child, self.job.function
@@ -177,7 +177,7 @@ class _Process:
         return f"by {signal.Signals(-code).name}" if by_signal and code is not None else f"with exit code {code}"
 
     async def kill(self) -> None:
-        """Ends it with all that it started; a second call does nothing."""
+        """Ends the process and all that it started; a second call does nothing."""
         child = self._child
         if child is None:
             return
@@ -188,6 +188,6 @@ class _Process:
         await child.wait()
 
 
-def _refused(answer: Mapping[str, Any]) -> RewardFailure:
+def _read_failure(answer: Mapping[str, Any]) -> RewardFailure:
     told = answer["refused"]
     return RewardFailure(told["error"], told["traceback"])

@@ -1,6 +1,6 @@
-"""One process of a RewardPool: reads episodes from its standard input, writes rewards to its standard output.
+"""A process of a RewardPool: reads episodes from its standard input, and writes rewards to its standard output.
 
-Every message is its length in eight bytes and the message. Whatever the function itself prints goes to standard error.
+A message is preceded by its length in eight bytes. The function's own output goes to standard error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agentgym.rollout.hosting.env_threads import attempt
 from agentgym.trajectory import Trajectory
 
 GRACE_S = 2.0
-"""Seconds after a time-out by which a process whose parent did not kill it (it is gone) ends by itself."""
+"""The seconds after a time-out at which a process ends by itself if its parent is gone and did not kill it."""
 
 
 def main() -> int:
@@ -37,7 +37,7 @@ def main() -> int:
     failure, call = attempt(lambda: RewardCall.of(find_reward(job.function), job.settings, name=job.function))
     if call is None:
         assert failure is not None
-        _write(answers, _told((failure.__cause__ if isinstance(failure, UserCodeFault) else None) or failure))
+        _write(answers, _error_to_json((failure.__cause__ if isinstance(failure, UserCodeFault) else None) or failure))
         return 1
     _write(answers, {"together": call.together})
     while (trajectories := _read(questions)) is not None:
@@ -52,27 +52,27 @@ def _answer(call: RewardCall, trajectories: list[Trajectory]) -> dict[str, Any]:
     def values() -> list[object]:
         result = call(trajectories)
         if inspect.isawaitable(result):
-            result = asyncio.run(_awaited(result))
-        return [_as_json(one) for one in call.values(result, len(trajectories))]
+            result = asyncio.run(_await_value(result))
+        return [_as_json(value) for value in call.values(result, len(trajectories))]
 
     error, scored = attempt(values)
-    return {"values": scored} if error is None else _told(error)
+    return {"values": scored} if error is None else _error_to_json(error)
 
 
-async def _awaited(value: Awaitable[object]) -> object:
+async def _await_value(value: Awaitable[object]) -> object:
     return await value
 
 
 def _as_json(value: object) -> object:
-    """A reward as JSON; of what is no reward, why, so that its own episode alone fails."""
+    """Returns a reward as JSON, or the error of an invalid one, so that only its own episode fails."""
     error, reward = attempt(lambda: read_reward(value))
     if reward is None:
         assert error is not None
-        return {"refused": _told(error)}
+        return {"refused": _error_to_json(error)}
     return dataclasses.asdict(reward)
 
 
-def _told(error: BaseException) -> dict[str, Any]:
+def _error_to_json(error: BaseException) -> dict[str, Any]:
     failure = RewardFailure.of(error)
     return {
         "kind": type(error).__name__,
@@ -83,7 +83,7 @@ def _told(error: BaseException) -> dict[str, Any]:
 
 
 def _pipes() -> tuple[BinaryIO, BinaryIO]:
-    """The pipes to the parent, out of the way of what the function reads and prints."""
+    """Opens the pipes to the parent, separate from the function's own input and output."""
     questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -92,7 +92,7 @@ def _pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 def _limit_memory(memory_mb: int | None) -> None:
-    """Bounds what is taken beyond what Python and its libraries have taken until now."""
+    """Limits the memory beyond that which Python and its libraries use already."""
     if memory_mb is None:
         return
     statm = Path("/proc/self/statm")

@@ -1,4 +1,4 @@
-"""The reward functions that have a name."""
+"""The registry of reward functions by name."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ F = TypeVar("F", bound=Callable[..., object])
 REWARDS: Registry[Callable[..., object]] = Registry(
     "reward", "A function of your own is written 'path/to/file.py:name' or 'package.module:name'; docs/rewards.md."
 )
-"""Scorers by name; `@REWARDS.register("mine")` adds a function of yours. A pool looks its name up in its processes."""
+"""The scorers by name; `@REWARDS.register("mine")` adds your own. A pool looks the name up in its processes."""
 
 _IN_PROCESSES: list[Callable[..., object]] = []
 
 
 def in_processes(function: F) -> F:
-    """Marks a function that may hang where no thread can be stopped: by default it runs in a pool of processes."""
+    """Marks a function that may hang and cannot be stopped on a thread: by default it runs in a pool of processes."""
     _IN_PROCESSES.append(function)
     return function
 
 
 def wants_processes(function: Callable[..., object]) -> bool:
-    """Whether the function was marked by `in_processes`."""
-    return any(one is function for one in _IN_PROCESSES)
+    """True if the function was marked by `in_processes`."""
+    return any(marked is function for marked in _IN_PROCESSES)

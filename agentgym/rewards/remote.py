@@ -1,4 +1,4 @@
-"""Rewards from a server of the user's own: an episode goes out as JSON, its reward comes back."""
+"""Rewards from the user's own server: an episode is sent as JSON, and its reward comes back."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ __all__ = ["RemoteConfig", "RemoteReward"]
 
 CHARACTERS_PER_TOKEN = 4
 MISTAKES = (401, 403, 404, 405, 501)
-"""Refusals that the next episode would meet as well."""
+"""The HTTP statuses that the next episode would get as well."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RemoteConfig:
-    """How a server that gives rewards is reached, and how much it may be asked."""
+    """The address of a server that computes rewards, and the limits of its use."""
 
     url: str = ""
-    """The whole address that episodes are posted to; empty for no server."""
+    """The full address to which episodes are posted; empty for no server."""
     timeout_s: float = 60.0
-    """Seconds that one request may take."""
+    """The seconds that one request may take."""
     max_retries: int = 6
-    """Requests that may follow a failed one: after 429, 5xx, a dropped connection or a time-out, with back-off."""
+    """The retries of a failed request: after 429, 5xx, a dropped connection or a time-out, with back-off."""
     requests_per_minute: float | None = None
-    """Requests sent in a minute, at most; None does not limit them."""
+    """The most requests sent in a minute; None sets no limit."""
     tokens_per_minute: float | None = None
-    """Tokens of the episodes that are sent in a minute, at most."""
+    """The most tokens of the episodes sent in a minute; None sets no limit."""
     api_key_env: str = ""
     """The environment variable that holds a bearer token; empty sends none. The token is written nowhere."""
 
@@ -56,7 +56,7 @@ class RemoteConfig:
 class RemoteReward:
     """Posts `{"trajectory": ..., "settings": ...}` and reads a number or an object with the fields of a Reward.
 
-    The trajectory is the JSON object that `episodes.jsonl` has for it.
+    The trajectory is the JSON object that `episodes.jsonl` contains for it.
     """
 
     together = False
@@ -80,9 +80,9 @@ class RemoteReward:
         self._limit = RateLimit(config.requests_per_minute, config.tokens_per_minute, sleep=sleep, clock=clock)
 
     async def score(self, trajectories: Sequence[Trajectory]) -> Sequence[object]:
-        """The reward of one episode, asked for until it is answered or the retries are used up."""
+        """Requests the reward of one episode until it is answered or the retries are used up."""
         trajectory = trajectories[0]
-        # The record's JSON has mappings that are no dicts.
+        # The record's JSON contains mappings that are not dicts.
         told = json.loads(json.dumps(trajectory_to_json(trajectory), default=dict))
         payload = {"trajectory": told, "settings": dict(self.settings)}
         num_retries = 0
@@ -95,7 +95,7 @@ class RemoteReward:
             num_retries += 1
 
     async def _back_off(self, failure: HttpRefusal | HttpUnreachable, place: str, num_retries: int) -> None:
-        """Waits before the next request; raises where there is none."""
+        """Waits before the next request; raises if there is none."""
         words = str(failure).replace(self._key, "***") if self._key else str(failure)
         after_s = None
         if isinstance(failure, HttpRefusal):
@@ -117,6 +117,6 @@ class RemoteReward:
 
 
 def _num_tokens(trajectory: Trajectory) -> int:
-    """Its ids; where it has none, as many as its text has in about."""
+    """Returns the number of its ids, or without ids an estimate from its text."""
     said = sum(len(turn.message.content) + len(turn.observation) for turn in trajectory.turns)
     return trajectory.num_tokens or said // CHARACTERS_PER_TOKEN

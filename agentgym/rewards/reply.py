@@ -1,4 +1,4 @@
-"""What a reward reads from an episode: the reply, the conversation, the true answer."""
+"""Functions that read an episode for a reward: the reply, the conversation, the true answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["conversation", "ground_truth", "last_reply", "opening", "whole_reply
 
 
 def ground_truth(task: Task) -> JSON:
-    """`task.options["ground_truth"]`; raises InvalidReward where the task has none."""
+    """Returns `task.options["ground_truth"]`; raises InvalidReward if the task has none."""
     if task.options.get("ground_truth") is None:
         have = ", ".join(sorted(task.options)) or "none"
         raise InvalidReward(f'a task of {task.env_id} has no options["ground_truth"] to score by; its options: {have}')
@@ -22,12 +22,12 @@ def ground_truth(task: Task) -> JSON:
 
 
 def last_reply(trajectory: Trajectory) -> str:
-    """The text of the last assistant message, without its reasoning; summaries that were asked for do not count."""
+    """Returns the last assistant message's text without its reasoning; summaries that were requested do not count."""
     return _last(trajectory).content
 
 
 def whole_reply(trajectory: Trajectory) -> str:
-    """`last_reply` with its reasoning in front, in `<think>` marks whatever the model's own are."""
+    """Returns `last_reply` with its reasoning in front, in `<think>` marks whatever the model's own are."""
     message = _last(trajectory)
     return message.content if message.reasoning is None else f"<think>{message.reasoning}</think>{message.content}"
 
@@ -38,7 +38,7 @@ def _last(trajectory: Trajectory) -> Message:
 
 
 def opening(trajectory: Trajectory) -> tuple[Message, ...]:
-    """The messages that the conversation began with; none where the record does not hold them."""
+    """Returns the messages that the conversation began with; empty if the record does not contain them."""
     if trajectory.rows and trajectory.rows[0].messages is not None:
         return trajectory.rows[0].messages
     endpoint = trajectory.info.get("chat_endpoint")
@@ -48,7 +48,7 @@ def opening(trajectory: Trajectory) -> tuple[Message, ...]:
 
 
 def conversation(trajectory: Trajectory) -> tuple[Message, ...]:
-    """All that was said, in order: the opening, the replies and what answered them."""
+    """Returns all messages in order: the opening, the replies and the answers to them."""
     said = list(opening(trajectory))
     for turn in trajectory.turns:
         if not turn.asked:

@@ -1,4 +1,4 @@
-"""What a reward function gives, and what becomes of an episode with it or without it."""
+"""The reward of an episode, and the trajectory with a reward or with a failed one."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from agentgym.rollout.hosting.tracebacks import user_traceback
 from agentgym.trajectory import MAX_REWARD, Status, StopReason, Trajectory, is_reward
 from agentgym.types import JSON
 
-__all__ = ["InvalidReward", "Reward", "RewardFailure", "UnusableReward", "read_reward", "rewarded", "unrewarded"]
+__all__ = ["InvalidReward", "Reward", "RewardFailure", "UnusableReward", "apply_failure", "apply_reward", "read_reward"]
 
 COMPONENT = "reward/"
-"""What the metrics of components begin with."""
+"""The prefix of the components' metrics."""
 ENVIRONMENT = "environment_reward"
-"""The entry of an episode's info that holds the reward which the environment gave."""
+"""The entry of an episode's info that contains the environment's reward."""
 NOTE = "reward"
-"""The entry of an episode's info that holds `Reward.info`."""
+"""The entry of an episode's info that contains `Reward.info`."""
 FIELDS = ("value", "components", "turns", "success", "info")
 MAX_LINE = 500
 
 
 class InvalidReward(AgentGymError, ValueError):
-    """What a reward function gave, and no episode can have."""
+    """A reward function returned a value that is no valid reward."""
 
 
 class UnusableReward(ConfigError):
-    """A reward that no episode can get: a setting or a library is missing. Raised by a function, it ends the run."""
+    """No episode can get a reward: a setting or a library is missing. Raised by a function, it ends the run."""
 
 
 class RewardFailure(AgentGymError, RuntimeError):
-    """An episode that could not be scored: its line, and the traceback where there is one."""
+    """An episode could not be scored: the error's line, and its traceback if there is one."""
 
     def __init__(self, message: str, traceback: str = "") -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class RewardFailure(AgentGymError, RuntimeError):
 
     @classmethod
     def of(cls, error: BaseException) -> RewardFailure:
-        """The failure that an exception of a reward function is."""
+        """Returns the failure for an exception of a reward function."""
         words = " ".join(str(error).split())
         line = f"{type(error).__name__}: {words}" if words else type(error).__name__
         return cls(line[:MAX_LINE], user_traceback(error))
@@ -53,28 +53,28 @@ class RewardFailure(AgentGymError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """The reward of an episode, with what it is made of: `Reward(0.7, {"answer": 1.0, "length": -0.3}, success=True)`.
+    """The reward of an episode with its components: `Reward(0.7, {"answer": 1.0, "length": -0.3}, success=True)`.
 
-    Raises InvalidReward for what is no finite number.
+    Raises InvalidReward for a value that is no finite number.
     """
 
     value: float
     """The episode's return, which replaces the environment's."""
     components: Mapping[str, float] = field(default_factory=dict)
-    """Numbers by name, kept as the metrics `reward/NAME`; they need not sum to the value."""
+    """The components by name, kept as the metrics `reward/NAME`; they need not sum to the value."""
     turns: tuple[float, ...] | None = None
-    """One number for each turn, which sum to the value; None puts all of it on the last turn."""
+    """One number for each turn, with the value as their sum; None puts all of it on the last turn."""
     success: bool | None = None
-    """Whether the task is solved, kept as the metric `success`; None leaves what the environment says."""
+    """True if the task is solved, kept as the metric `success`; None keeps the environment's value."""
     info: Mapping[str, JSON] = field(default_factory=dict)
-    """What a reader of the record should see, such as a judge's words; kept as the trajectory's `info["reward"]`."""
+    """Information for a reader of the record, such as a judge's words; kept as the trajectory's `info["reward"]`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "value", _number(self.value, "a reward"))
-        numbers_of = {str(name): _number(one, f"the component {name!r}") for name, one in self.components.items()}
+        numbers_of = {str(name): _number(value, f"the component {name!r}") for name, value in self.components.items()}
         object.__setattr__(self, "components", numbers_of)
         if self.turns is not None:
-            object.__setattr__(self, "turns", tuple(_number(one, "a turn's reward") for one in self.turns))
+            object.__setattr__(self, "turns", tuple(_number(turn, "a turn's reward") for turn in self.turns))
             total = math.fsum(self.turns)
             if not math.isclose(total, self.value, rel_tol=1e-6, abs_tol=1e-6):
                 raise InvalidReward(f"the rewards of the turns sum to the value: {total:g} is not {self.value:g}")
@@ -83,7 +83,7 @@ class Reward:
 
 
 def read_reward(value: object) -> Reward:
-    """The Reward that a function, a process or a server gave.
+    """Returns the Reward of a function, a process or a server.
 
     A number (also a bool, or numpy's), a Reward, a mapping with the fields of one (`{"value": 1, "success": true}`),
     or verl's `{"score": 1.0, ...}`, whose other numbers are components. Raises InvalidReward for anything else.
@@ -97,7 +97,7 @@ def read_reward(value: object) -> Reward:
     if "value" not in value or (unknown := [name for name in value if name not in FIELDS]):
         wrong = f"has the unknown {unknown}" if "value" in value else f"has no value: {sorted(map(str, value))}"
         raise InvalidReward(f"a reward as a mapping has value, and may have {', '.join(FIELDS[1:])}; this {wrong}")
-    given = {name: one for name, one in value.items() if one is not None}
+    given = {name: field_value for name, field_value in value.items() if field_value is not None}
     for name in ("components", "info"):
         if not isinstance(given.get(name, {}), Mapping):
             raise InvalidReward(f"the {name} of a reward are a mapping, got {given[name]!r:.80}")
@@ -109,9 +109,9 @@ def read_reward(value: object) -> Reward:
 
 
 def _read_score(value: Mapping[object, object]) -> Reward:
-    others = {str(name): one for name, one in value.items() if name != "score"}
-    components = {name: float(one) for name, one in others.items() if isinstance(one, numbers.Real)}
-    info = {name: cast(JSON, one) for name, one in others.items() if one is None or isinstance(one, str)}
+    others = {str(name): other for name, other in value.items() if name != "score"}
+    components = {name: float(other) for name, other in others.items() if isinstance(other, numbers.Real)}
+    info = {name: cast(JSON, other) for name, other in others.items() if other is None or isinstance(other, str)}
     return Reward(_number(value["score"], "the score"), components, info=info)
 
 
@@ -126,28 +126,28 @@ def _number(value: object, what: str) -> float:
     return float(value)
 
 
-def rewarded(trajectory: Trajectory, reward: Reward) -> Trajectory:
-    """The trajectory with the reward in place of its own; raises InvalidReward where the turns do not match."""
+def apply_reward(trajectory: Trajectory, reward: Reward) -> Trajectory:
+    """Returns the trajectory with the reward in place of its own; raises InvalidReward if the turns do not match."""
     num_turns = len(trajectory.turns)
     values = reward.turns if reward.turns is not None else (*(0.0,) * (num_turns - 1), reward.value)
     if len(values) != num_turns:
         raise InvalidReward(f"a reward has a number for each of the {num_turns} turns, got {len(values)}")
-    kept = {name: one for name, one in trajectory.metrics.items() if not name.startswith(COMPONENT)}
-    metrics = kept | {f"{COMPONENT}{name}": one for name, one in reward.components.items()}
+    kept = {name: number for name, number in trajectory.metrics.items() if not name.startswith(COMPONENT)}
+    metrics = kept | {f"{COMPONENT}{name}": number for name, number in reward.components.items()}
     if reward.success is not None:
         metrics["success"] = float(reward.success)
     info: dict[str, JSON] = {ENVIRONMENT: trajectory.reward, **trajectory.info}
     info.pop(NOTE, None)
     return replace(
         trajectory,
-        turns=tuple(replace(turn, reward=one) for turn, one in zip(trajectory.turns, values, strict=True)),
+        turns=tuple(replace(turn, reward=value) for turn, value in zip(trajectory.turns, values, strict=True)),
         metrics=metrics,
         info={**info, NOTE: reward.info} if reward.info else info,
     )
 
 
-def unrewarded(trajectory: Trajectory, failure: RewardFailure) -> Trajectory:
-    """The trajectory as one whose environment failed: it has no reward, and touches neither statistics nor loss."""
+def apply_failure(trajectory: Trajectory, failure: RewardFailure) -> Trajectory:
+    """Returns the trajectory as if its environment failed: without a reward, it affects neither statistics nor loss."""
     told: dict[str, JSON] = {"traceback": failure.traceback} if failure.traceback else {}
     return replace(
         trajectory,

@@ -1,4 +1,4 @@
-"""A learned reward model: a sequence classifier of `transformers` that reads a conversation and gives a number."""
+"""A learned reward model: a sequence classifier of `transformers` that scores a conversation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["RewardModel"]
 class RewardModel:
     """Scores conversations, one at a time, with the chat template of its own tokenizer.
 
-    Raises RunFolderError for a folder that holds no such model, ConfigError for one that cannot score (no chat
+    Raises RunFolderError for a folder without such a model, ConfigError for a model that cannot score (no chat
     template, several outputs and no `label`).
     """
 
@@ -58,9 +58,9 @@ class RewardModel:
         self._model: Any = loaded.to(self._device).eval()
 
     def score(self, messages: Sequence[Message]) -> float:
-        """The model's output for the conversation; raises EngineError for one that is too long."""
-        told = [_message(one) for one in messages]
-        ids = self._tokenizer.apply_chat_template(told, tokenize=True, return_dict=False)
+        """Returns the model's output for the conversation; raises EngineError for one that is too long."""
+        shown = [_message(message) for message in messages]
+        ids = self._tokenizer.apply_chat_template(shown, tokenize=True, return_dict=False)
         if len(ids) > self.max_tokens:
             raise EngineError(f"the conversation has {len(ids)} tokens, and the reward model takes {self.max_tokens}")
         with torch.inference_mode():
@@ -70,10 +70,10 @@ class RewardModel:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    """As chat templates take it: arguments are an object, and not text."""
+    """Returns the message in the form of chat templates: arguments are an object, not text."""
     told: dict[str, Any] = dict(message_to_openai(message))
     if message.tool_calls:
-        told["tool_calls"] = [_call(one) for one in message.tool_calls]
+        told["tool_calls"] = [_call(call) for call in message.tool_calls]
         told["content"] = message.content
     return told
 

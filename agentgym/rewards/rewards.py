@@ -1,4 +1,4 @@
-"""Applies rewards to episodes: each as soon as it is over, or those of a step together."""
+"""Applies rewards to episodes: to each as soon as it is over, or to those of a step together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentgym.rewards.overlong import OverlongConfig, with_overlong
 from agentgym.rewards.pool import PoolJob, RewardPool
 from agentgym.rewards.registry import wants_processes
 from agentgym.rewards.remote import RemoteReward
-from agentgym.rewards.reward import InvalidReward, Reward, RewardFailure, read_reward, rewarded, unrewarded
+from agentgym.rewards.reward import InvalidReward, Reward, RewardFailure, apply_failure, apply_reward, read_reward
 from agentgym.rewards.source import RewardSource
 from agentgym.rollout.episode.episode_loop import EpisodeLoop
 from agentgym.trajectory import Group, Trajectory
@@ -40,22 +40,22 @@ class Rewards:
 
     @property
     def together(self) -> bool:
-        """Whether the episodes of a step are to be given to `score`; `loop` then scores nothing."""
+        """True if `score` takes all episodes of a step; `loop` then scores nothing."""
         return self._source is not None and self._source.together
 
     def loop(self, inner: EpisodeLoop) -> EpisodeLoop:
-        """A loop that plays as `inner` does and scores each episode at its end; `inner` where nothing is to do."""
+        """Returns a loop that plays as `inner` and scores each episode at its end, or `inner` if there is no reward."""
         changes_nothing = self._source is None and not self._overlong.buffer_tokens
         return inner if self.together or changes_nothing else RewardedLoop(inner, self._score_one)
 
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """The trajectories with their rewards, in their order; those that have failed stay as they are.
+        """Returns the trajectories with their rewards, in their order; failed ones stay as they are.
 
-        An episode whose reward fails ends as `env_error`. To score once more replaces the reward once more.
+        An episode whose reward fails ends as `env_error`. Scoring again replaces the reward again.
         """
         if not self.together:
-            return await _all_of([self._score_one(one) for one in trajectories])
-        played = [index for index, one in enumerate(trajectories) if one.status.trainable]
+            return await _all_of([self._score_one(trajectory) for trajectory in trajectories])
+        played = [index for index, trajectory in enumerate(trajectories) if trajectory.status.trainable]
         scored = await self._ask([trajectories[index] for index in played]) if played else []
         result = list(trajectories)
         for index, value in zip(played, scored, strict=True):
@@ -63,8 +63,8 @@ class Rewards:
         return result
 
     async def score_groups(self, groups: Sequence[Group]) -> list[Group]:
-        """`score`, for the groups of a step."""
-        scored = iter(await self.score([one for group in groups for one in group.trajectories]))
+        """Calls `score` for the groups of a step."""
+        scored = iter(await self.score([trajectory for group in groups for trajectory in group.trajectories]))
         return [replace(group, trajectories=tuple(next(scored) for _ in group.trajectories)) for group in groups]
 
     async def close(self) -> None:
@@ -78,9 +78,9 @@ class Rewards:
         return self._apply(trajectory, (await self._ask([trajectory]))[0])
 
     async def _ask(self, trajectories: Sequence[Trajectory]) -> Sequence[object]:
-        """A value or a RewardFailure for each."""
+        """Returns a value or a RewardFailure for each trajectory."""
         if self._source is None:
-            return [_environment_reward(one) for one in trajectories]
+            return [_environment_reward(trajectory) for trajectory in trajectories]
         async with self._free:
             try:
                 return await self._source.score(trajectories)
@@ -89,18 +89,18 @@ class Rewards:
 
     def _apply(self, trajectory: Trajectory, value: object) -> Trajectory:
         if isinstance(value, RewardFailure):
-            return unrewarded(trajectory, value)
+            return apply_failure(trajectory, value)
         try:
-            return rewarded(trajectory, with_overlong(read_reward(value), trajectory, self._overlong))
+            return apply_reward(trajectory, with_overlong(read_reward(value), trajectory, self._overlong))
         except InvalidReward as error:
-            return unrewarded(trajectory, RewardFailure.of(error))
+            return apply_failure(trajectory, RewardFailure.of(error))
 
 
 @asynccontextmanager
 async def open_rewards(config: RewardConfig, function: RewardFunction | None = None) -> AsyncIterator[Rewards]:
-    """The rewards of `config`, or of a function given in Python in place of the configuration's.
+    """Opens the rewards of `config`, or of a Python function in place of the configuration's.
 
-    Raises ConfigError, UnknownName or RunFolderError, before any episode is played, for what can give no reward.
+    Raises ConfigError, UnknownName or RunFolderError, before any episode is played, if no reward can be computed.
     """
     source = await _open_source(config, function)
     rewards = Rewards(source, config.overlong)
@@ -113,28 +113,30 @@ async def open_rewards(config: RewardConfig, function: RewardFunction | None = N
 async def _open_source(config: RewardConfig, function: RewardFunction | None) -> RewardSource | None:
     if function is not None or config.function is not None:
         return await _open_function(config, function)
-    if not config.given:
+    if not config.source_names:
         if config.manner != "auto" or config.settings:
             raise ConfigError(
                 f"a reward with manner={config.manner} and settings needs a function, a server or a model"
             )
         return None
-    if config.settings and config.given != ("remote",):
-        raise ConfigError(f"reward.settings are those of a function or a server; a {config.given[0]} has its own")
-    if config.given == ("model",):
+    if config.settings and config.source_names != ("remote",):
+        raise ConfigError(
+            f"reward.settings are those of a function or a server; a {config.source_names[0]} has its own"
+        )
+    if config.source_names == ("model",):
         learned = LearnedReward(config.model, config.timeout_s)
         await learned.open()
         return learned
-    if config.given == ("judge",):
+    if config.source_names == ("judge",):
         return Judge(config.judge, config.num_calls())
     return RemoteReward(config.remote, config.settings, config.num_calls())
 
 
 async def _open_function(config: RewardConfig, function: RewardFunction | None) -> RewardSource:
     name = config.function
-    if function is not None and config.given:
+    if function is not None and config.source_names:
         raise ConfigError(
-            f"an episode has one reward, got a function in Python and the {config.given[0]} of the settings"
+            f"an episode has one reward, got a function in Python and the {config.source_names[0]} of the settings"
         )
     if function is not None and config.manner == "pool":
         raise ConfigError("processes of a pool load their function by name: give 'path/to/file.py:name'")
@@ -157,8 +159,8 @@ def _environment_reward(trajectory: Trajectory) -> Reward:
 
 
 async def _all_of(scorings: Sequence[Coroutine[object, object, Trajectory]]) -> list[Trajectory]:
-    """Their results; when one raises, the others are cancelled."""
-    tasks = [asyncio.ensure_future(one) for one in scorings]
+    """Returns the results; when one raises, the others are cancelled."""
+    tasks = [asyncio.ensure_future(scoring) for scoring in scorings]
     try:
         return list(await asyncio.gather(*tasks))
     finally:

@@ -1,4 +1,4 @@
-"""Playing episodes and recording every sampled id with its provenance."""
+"""Plays episodes and records every sampled id with its provenance."""
 
 from agentgym.rollout.episode.constrained import ConstrainedLoop
 from agentgym.rollout.episode.episode import Episode

@@ -1,4 +1,4 @@
-"""What an episode may use, and how its replies are sampled."""
+"""The limits of an episode, and the settings for sampling its replies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STALL_S = 120.0
 MAX_TURN_TOKENS = 8192
 """The largest default of `Limits.turn_tokens`: a reply that rambles in a window of 100,000 ids ends here."""
 UNKNOWN_WINDOW = 16_384
-"""The window that the default is derived from where an engine does not report its own."""
+"""The window that the default is derived from if an engine does not report its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,9 +23,9 @@ class SamplingConfig:
     """The distribution that replies are drawn from."""
 
     temperature: float = 1.0
-    """0 is greedy; logprobs are then those of temperature 1."""
+    """The temperature; 0 is greedy, and logprobs are then those of temperature 1."""
     top_p: float = 1.0
-    """Nucleus mass in (0, 1]; 1 is off."""
+    """The nucleus mass in (0, 1]; 1 is off."""
     top_k: int = 0
     """0 is off."""
 
@@ -40,31 +40,31 @@ class SamplingConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """The budgets of one episode; whichever runs out first truncates it and gives its name to the stop reason.
+    """The budgets of one episode; the first to run out truncates it and gives its name to the stop reason.
 
     A row is never shortened to fit: what does not fit is not sampled, or not appended.
     """
 
     max_turns: int = 200
-    """Replies in an episode; the environment's own limit is mostly lower."""
+    """Replies in an episode; the environment's own limit is usually lower."""
     turn_tokens: int | None = None
-    """The most ids of one reply. None takes a quarter of the model's window (more where an episode has fewer than four
+    """The most ids of one reply. None takes a quarter of the model's window (more if an episode has fewer than four
     turns: a half, or the whole window for a single one), and at most 8,192; config.yaml then has the number."""
     trajectory_tokens: int | None = None
     """The most ids of all rows together, prompts and answers included; None leaves it to the context window."""
     context_window: int | None = None
-    """The most ids that a prompt and its reply have together; None takes the engine's, and the smaller one holds."""
+    """The most ids that a prompt and its reply have together; None takes the engine's, and the smaller one applies."""
     deadline_s: float = 600.0
-    """Wall-clock seconds of a whole episode, from its reset; past it the episode has the status `timeout`."""
+    """Wall-clock seconds of a whole episode, from its reset; after that the episode has the status `timeout`."""
     env_step_s: float = 60.0
     """Wall-clock seconds of one environment call (make, reset or step), counted from when it begins to run."""
     close_s: float = 3.0
     """Wall-clock seconds that closing an environment may delay the rollout; then it closes by itself or never."""
     stall_s: float | None = STALL_S
-    """Seconds that an environment may hold Python's interpreter, so that no other episode and no Ctrl-C gets its turn;
-    then the run is ended, with the environment's name and stack. None never."""
+    """Seconds that an environment may hold Python's interpreter, so that no other episode and no Ctrl-C can run; then
+    the run is ended, with the environment's name and stack. None never ends it."""
     cut_reply: Literal["truncate", "answer"] = "truncate"
-    """What a reply that meets `turn_tokens` does: end the episode, or go to the environment as it is."""
+    """The effect of a reply that reaches `turn_tokens`: it ends the episode, or goes to the environment as it is."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -75,7 +75,7 @@ class Limits:
             raise ConfigError(f'cut_reply is "truncate" or "answer", got {self.cut_reply!r}')
 
     def turn_tokens_in(self, window: int | None, num_turns: int | None = None) -> int:
-        """The most ids of one reply in a model with this window (None where the window is unknown).
+        """Returns the most ids of one reply in a model with this window (None if the window is unknown).
 
         `num_turns` is the environment's own limit of turns, if it has one.
 

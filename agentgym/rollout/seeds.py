@@ -8,7 +8,7 @@ __all__ = ["derive"]
 
 
 def derive(run_seed: int, *path: int | str) -> int:
-    """A 63-bit seed `H(run_seed, *path)`; a rollout's path is step, group, member, turn.
+    """Returns a 63-bit seed `H(run_seed, *path)`; a rollout's path is step, group, member, turn.
 
     Unequal paths give unrelated seeds: `derive(0, "1", 2)`, `derive(0, 1, 2)` and `derive(0, "12")` all differ.
     """

@@ -14,7 +14,7 @@ __all__ = ["fake_sglang"]
 
 @pytest.fixture
 def fake_sglang() -> Iterator[Callable[..., FakeSglang]]:
-    """A function that starts a fake SGLang server, which ends with the test: `fake_sglang(token_s=0.01).url`.
+    """Yields a function that starts a fake SGLang server, which ends with the test: `fake_sglang(token_s=0.01).url`.
 
     Its keywords are the fields of `FakeConfig`; each call starts another server.
     """

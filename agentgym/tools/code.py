@@ -15,7 +15,7 @@ from agentgym.tools.sandbox import Ended, Language, Outcome, Sandbox, SandboxLim
 __all__ = ["CodeTools", "shared_sandbox"]
 
 ANSWER_S = 60.0
-"""Seconds beyond the program's own after which a call is given up: the sandbox itself has failed by then."""
+"""The seconds after the program's own limit when a call is given up: the sandbox itself has then failed."""
 STOPPED = {
     Ended.TIME_LIMIT: "it was stopped after {limits.time_limit_s:g} s",
     Ended.MEMORY: "it was stopped: its processes held more than {limits.memory_mb} MiB",
@@ -29,9 +29,9 @@ STOPPED = {
 class CodeTools:
     """Gives an environment the tools `python` and `shell`: `tool_sources=[CodeTools]`.
 
-    Each episode has a session of its own: Python's variables and the files live from call to call. All episodes of a
-    process that ask for the same limits share the sandbox's server. What a program does is answered to the model; a
-    failure of the sandbox itself is an EnvironmentFault, so that the episode is no zero.
+    Each episode has its own session: Python variables and files persist from call to call. All episodes of a process
+    that ask for the same limits share the sandbox's server. The model reads the outcome of its program. A failure of
+    the sandbox itself is an EnvironmentFault, so that the episode does not count as a zero.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class CodeTools:
         max_calls: int | None = None,
         max_seconds: float | None = None,
     ) -> None:
-        """`max_calls` and `max_seconds` are an episode's budgets: calls, and seconds of programs together."""
+        """`max_calls` and `max_seconds` are an episode's budgets: its calls, and the total seconds of its programs."""
         unknown = sorted(set(names) - {"python", "shell"})
         if unknown or not names:
             raise ConfigError(f"names must be of python and shell, got {list(names)}")
@@ -60,10 +60,10 @@ class CodeTools:
         self._calls, self._seconds = 0, 0.0
         timeout_s = self._limits.time_limit_s + ANSWER_S
         made = [as_tool(fn).bound_to(self, fn) for fn in (self.python, self.shell)]
-        return [replace(one, timeout_s=timeout_s, on_error="raise") for one in made if one.name in self._names]
+        return [replace(entry, timeout_s=timeout_s, on_error="raise") for entry in made if entry.name in self._names]
 
     def close(self) -> None:
-        """Ends the session, and all it has started."""
+        """Ends the session and everything it started."""
         if self._session is not None:
             self._session.close()
             self._session = None
@@ -106,11 +106,11 @@ class CodeTools:
         self._seconds += outcome.seconds
         if outcome.is_lost:
             self.close()
-        return told(outcome, replace(self._limits, time_limit_s=left), language)
+        return format_outcome(outcome, replace(self._limits, time_limit_s=left), language)
 
 
-def told(outcome: Outcome, limits: SandboxLimits, language: Language) -> str:
-    """What the model reads: standard output, standard error, and how it ended unless all went well."""
+def format_outcome(outcome: Outcome, limits: SandboxLimits, language: Language) -> str:
+    """Returns the text for the model: standard output, standard error and, unless all went well, how it ended."""
     parts = [text.removesuffix("\n") for text in (outcome.stdout, outcome.stderr) if text]
     notes = []
     if outcome.ended is not Ended.EXITED:
@@ -131,9 +131,9 @@ _sandboxes: dict[tuple[str, SandboxLimits, int], Sandbox] = {}
 
 
 def shared_sandbox(backend: str, limits: SandboxLimits) -> Sandbox:
-    """The process's sandbox with these limits; it ends with the process."""
+    """Returns the process's sandbox with these limits; it ends with the process."""
     with _lock:
-        key = (backend, limits, os.getpid())  # a fork would answer on the streams of its parent's containers
+        key = (backend, limits, os.getpid())  # a forked child must not use the streams of its parent's containers
         if key not in _sandboxes:
             _sandboxes[key] = open_sandbox(backend, limits=limits)
         return _sandboxes[key]

@@ -1,4 +1,4 @@
-"""Works out arithmetic that somebody else wrote: exact, and bounded in time and in size."""
+"""Evaluates untrusted arithmetic: exactly, and bounded in time and in size."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fractions import Fraction
 
 from agentgym.errors import AgentGymError
 
-__all__ = ["Evaluated", "ExpressionError", "evaluate", "shown"]
+__all__ = ["Evaluated", "ExpressionError", "evaluate", "format_value"]
 
 MAX_CHARS = 1000
 MAX_DEPTH = 128
-"""Operations and parentheses within each other; a chain of powers counts."""
+"""The deepest nesting of operations and parentheses; a chain of powers counts."""
 MAX_BITS = 4096
-"""No numerator and no denominator is longer: about 1,200 digits."""
+"""The longest numerator or denominator in bits: about 1,200 digits."""
 MAX_EXPONENT_DIGITS = 4
 SHOWN_DIGITS = 40
 ROUNDED_DIGITS = 12
@@ -34,26 +34,26 @@ FUNCTIONS = ("abs", "ceil", "floor", "round", "sqrt")
 
 
 class ExpressionError(AgentGymError, ValueError):
-    """Text that is no expression, or one without a value; the message is for whoever wrote it."""
+    """The text is not an expression, or has no value; the message is for its author."""
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What an expression comes to: `evaluate("(1 + 2) * 4")` is `Evaluated(Fraction(12), (1, 2, 4), True)`."""
+    """The result of an expression: `evaluate("(1 + 2) * 4")` is `Evaluated(Fraction(12), (1, 2, 4), True)`."""
 
     value: Fraction
     numbers: tuple[Fraction, ...]
-    """The numbers that stand in it, from left to right."""
+    """The numbers in the expression, from left to right."""
     is_exact: bool
-    """False where a root was taken that has no fraction; `value` is good to 50 digits then."""
+    """False if a root without an exact fraction was taken; `value` is then accurate to 50 digits."""
 
 
 def evaluate(text: str, *, plain: bool = False, max_chars: int = MAX_CHARS) -> Evaluated:
-    """The value of an expression; what follows a "=" is left out. Raises ExpressionError.
+    """Evaluates an expression, without anything after a "=". Raises ExpressionError.
 
-    + - * / // % ^ (also **) and parentheses bind as in Python; numbers are decimal, with commas between thousands and
-    an exponent (`1e3`) where wanted. `15%` is 0.15 where no number follows. Functions: abs, ceil, floor, round (halves
-    away from zero), sqrt. `plain` allows whole numbers, + - * / and parentheses alone.
+    + - * / // % ^ (also **) and parentheses bind as in Python. Numbers are decimal, with optional commas between
+    thousands and an optional exponent (`1e3`). `15%` is 0.15 if no number follows. Functions: abs, ceil, floor, round
+    (halves away from zero), sqrt. `plain` allows only whole numbers, + - * / and parentheses.
     """
     if len(text) > max_chars:
         raise ExpressionError(f"an expression has at most {max_chars} characters")
@@ -64,10 +64,10 @@ def evaluate(text: str, *, plain: bool = False, max_chars: int = MAX_CHARS) -> E
     return Evaluated(value, tuple(reader.numbers), reader.is_exact)
 
 
-def shown(result: Evaluated) -> str:
-    """The value for a reader: all digits where they end soon, else rounded, which is said.
+def format_value(result: Evaluated) -> str:
+    """Returns the value as text: all digits if they end soon, otherwise rounded and marked with "about".
 
-    >>> shown(evaluate("1 / 8")), shown(evaluate("2 / 3"))
+    >>> format_value(evaluate("1 / 8")), format_value(evaluate("2 / 3"))
     ('0.125', 'about 0.666666666667 (exactly 2/3)')
     """
     value, places = result.value, _decimal_places(result.value)
@@ -82,12 +82,12 @@ def shown(result: Evaluated) -> str:
 
 
 def _decimal_places(value: Fraction) -> int | None:
-    """How many decimals the value has; None where they do not end, or not soon."""
+    """Returns the number of decimals of the value, or None if they do not end, or not soon."""
     return next((n for n in range(SHOWN_DIGITS // 2) if 10**n % value.denominator == 0), None)
 
 
 class _Reader:
-    """Reads operations from left to right, by how tightly their signs bind."""
+    """Reads operations from left to right, by the precedence of their operators."""
 
     def __init__(self, text: str, plain: bool) -> None:
         self.numbers: list[Fraction] = []
@@ -109,11 +109,11 @@ class _Reader:
 
     @property
     def next(self) -> str | None:
-        """The token to come; None at the end."""
+        """The next token, or None at the end."""
         return self._tokens[-1] if self._tokens else None
 
     def operation(self, binds: int = SUM) -> Fraction:
-        """An operand, and what is done to it by signs that bind at least as tightly as `binds`."""
+        """Reads an operand and the operators after it that bind at least as tightly as `binds`; returns the value."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise ExpressionError(f"an expression is nested at most {MAX_DEPTH} deep")
@@ -121,26 +121,28 @@ class _Reader:
         while (sign := self.next) in BINDS:
             if sign == "%" and not self._begins_operand(self._tokens[-2:-1]):
                 self._tokens.pop()
-                value = _bounded(value / 100)
+                value = _check_size(value / 100)
                 continue
             if BINDS[sign] < binds:
                 break
             self._tokens.pop()
             right = self.operation(BINDS[sign] if BINDS[sign] == POWER else BINDS[sign] + 1)
-            value = _bounded(self._power(value, right) if BINDS[sign] == POWER else _applied(sign, value, right))
+            value = _check_size(
+                self._power(value, right) if BINDS[sign] == POWER else _apply_operator(sign, value, right)
+            )
         self._depth -= 1
         return value
 
     def _operand(self) -> Fraction:
         token = self._tokens.pop() if self._tokens else ""
         if token == "(":
-            return self._closed()
+            return self._read_parenthesis()
         if token in ("-", "+") and not self._plain:
             value = self.operation(POWER)
             return -value if token == "-" else value
         if token in FUNCTIONS and self.next == "(":
             self._tokens.pop()
-            return self._called(token, self._closed())
+            return self._call_function(token, self._read_parenthesis())
         if token.isalpha():
             raise ExpressionError(f"{token!r} is not known here; there are {', '.join(FUNCTIONS)}, with a parenthesis")
         if not token[:1].isdecimal() and not (token.startswith(".") and len(token) > 1):
@@ -148,13 +150,13 @@ class _Reader:
         self.numbers.append(_number(token))
         return self.numbers[-1]
 
-    def _closed(self) -> Fraction:
+    def _read_parenthesis(self) -> Fraction:
         value = self.operation()
         if not self._tokens or self._tokens.pop() != ")":
             raise ExpressionError("a parenthesis is not closed")
         return value
 
-    def _called(self, name: str, value: Fraction) -> Fraction:
+    def _call_function(self, name: str, value: Fraction) -> Fraction:
         if name == "sqrt":
             return self._power(value, Fraction(1, 2))
         if name == "round":
@@ -179,14 +181,14 @@ class _Reader:
             if root * root == base:
                 return root**exponent.numerator
         self.is_exact = False
-        near = [APPROXIMATE.divide(Decimal(one.numerator), Decimal(one.denominator)) for one in (base, exponent)]
+        near = [APPROXIMATE.divide(Decimal(part.numerator), Decimal(part.denominator)) for part in (base, exponent)]
         return Fraction(APPROXIMATE.power(*near))
 
     def _begins_operand(self, tokens: list[str]) -> bool:
         return bool(tokens) and (tokens[0] == "(" or tokens[0][0].isalnum() or tokens[0].startswith("."))
 
 
-def _applied(sign: str, left: Fraction, right: Fraction) -> Fraction:
+def _apply_operator(sign: str, left: Fraction, right: Fraction) -> Fraction:
     if not right and sign in ("/", "//", "%"):
         raise ExpressionError("that divides by zero")
     return Fraction(OPERATIONS[sign](left, right))
@@ -206,14 +208,14 @@ def _number(token: str) -> Fraction:
     digits, _, exponent = token.lower().replace(",", "").partition("e")
     if len(exponent.lstrip("+-")) > MAX_EXPONENT_DIGITS or len(digits) > MAX_BITS // 4:
         raise ExpressionError(f"the number {token[:20]!r} is too long")
-    return _bounded(Fraction(digits) * Fraction(10) ** int(exponent or 0))
+    return _check_size(Fraction(digits) * Fraction(10) ** int(exponent or 0))
 
 
 def _num_bits(value: Fraction) -> int:
     return max(value.numerator.bit_length(), value.denominator.bit_length())
 
 
-def _bounded(value: Fraction) -> Fraction:
+def _check_size(value: Fraction) -> Fraction:
     if _num_bits(value) > MAX_BITS:
         raise ExpressionError(f"numbers of more than {int(MAX_BITS * math.log10(2))} digits are not worked out")
     return value

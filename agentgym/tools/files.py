@@ -1,4 +1,4 @@
-"""The tools `view`, `create`, `str_replace`, `insert` and `list`: text files in a folder of an episode's own."""
+"""The tools `view`, `create`, `str_replace`, `insert` and `list`: text files in an episode's own folder."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from agentgym.tools.scratch import Scratch
 __all__ = ["FileTools"]
 
 SHOWN_AROUND = 3
-"""Lines shown before and after a change."""
+"""The number of lines shown before and after a change."""
 
 
 class FileTools:
     """Gives an environment tools to edit text files: `tool_sources=[FileTools]`.
 
-    The folder is made when the episode begins, with `files` in it, and removed when it ends. Paths stay in it by
-    construction (`Scratch`). What cannot be done is answered to the model.
+    The folder is created when the episode begins, with `files` in it, and removed when it ends. Paths cannot leave it
+    (`Scratch`). The model reads why a call cannot be done.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class FileTools:
         max_total_bytes: int = 4_000_000,
         max_files: int = 200,
     ) -> None:
-        """`files` are there from the begin, by path. The limits are the folder's."""
+        """`files` maps paths to the texts that are there from the start. The limits are the folder's."""
         for name, limit in (("max_file_bytes", max_file_bytes), ("max_total_bytes", max_total_bytes)):
             if limit < 1:
                 raise ConfigError(f"{name} must be at least 1, got {limit!r}")
@@ -40,7 +40,7 @@ class FileTools:
         self._scratch: Scratch | None = None
 
     def open(self) -> Sequence[Tool]:
-        """Makes the folder."""
+        """Creates the folder."""
         self._scratch = Scratch(*self._limits)
         for path, text in self._given.items():
             try:
@@ -57,11 +57,11 @@ class FileTools:
 
     @property
     def folder(self) -> str:
-        """Where the files are, for an environment that looks at what was made; "" outside of an episode."""
+        """The folder of the files, for an environment that inspects the result; "" outside of an episode."""
         return "" if self._scratch is None else self._scratch.folder
 
     def read(self, path: str) -> str:
-        """A file's text, for an environment that looks at what was made; raises ToolFailure as `view` does."""
+        """Returns a file's text, for an environment that inspects the result; raises ToolFailure as `view` does."""
         return self._text(path)
 
     @tool
@@ -79,7 +79,7 @@ class FileTools:
             return "(the file is empty)"
         if not 1 <= first_line <= len(lines) or last < first_line:
             raise ToolFailure(f"{path!r} has lines 1 to {len(lines)}; {first_line} to {last} were asked for")
-        return _numbered(lines, first_line, last)
+        return _number_lines(lines, first_line, last)
 
     @tool
     def create(self, path: str, text: str) -> str:
@@ -134,20 +134,20 @@ class FileTools:
         Args:
             path: A folder; left out, all that is there.
         """
-        return "\n".join(self._opened().names(path)) or "(nothing is there)"
+        return "\n".join(self._require_scratch().names(path)) or "(nothing is there)"
 
     def _around(self, path: str, first: int, count: int) -> str:
         lines = _lines(self._text(path))
-        shown = _numbered(lines, max(1, first - SHOWN_AROUND), min(len(lines), first + count - 1 + SHOWN_AROUND))
+        shown = _number_lines(lines, max(1, first - SHOWN_AROUND), min(len(lines), first + count - 1 + SHOWN_AROUND))
         return f"{path} is changed:\n{shown}" if shown else f"{path} is changed, and empty now"
 
-    def _opened(self) -> Scratch:
+    def _require_scratch(self) -> Scratch:
         if self._scratch is None:
             raise ToolFailure("the episode is over, and its files are gone")
         return self._scratch
 
     def _text(self, path: str) -> str:
-        content = self._opened().read(path)
+        content = self._require_scratch().read(path)
         try:
             text = content.decode()
         except UnicodeDecodeError:
@@ -157,13 +157,13 @@ class FileTools:
         return text
 
     def _write(self, path: str, text: str, *, new: bool) -> None:
-        self._opened().write(path, text.encode("utf-8", "replace"), new=new)
+        self._require_scratch().write(path, text.encode("utf-8", "replace"), new=new)
 
 
 def _lines(text: str) -> Sequence[str]:
-    """The lines of a text, as an editor counts them."""
+    """Returns the lines of a text, as an editor counts them."""
     return text.removesuffix("\n").split("\n") if text else []
 
 
-def _numbered(lines: Sequence[str], first: int, last: int) -> str:
+def _number_lines(lines: Sequence[str], first: int, last: int) -> str:
     return "\n".join(f"{number:6}\t{lines[number - 1]}" for number in range(first, last + 1))

@@ -1,4 +1,4 @@
-"""`LineProcess`: a program beside this process that answers each line with a line, and may end over one."""
+"""`LineProcess`: a program in its own process that answers each line with a line, and may end over one."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from agentgym.errors import EnvironmentFault
 __all__ = ["LineProcess"]
 
 START_S = 60.0
-"""Seconds for what the program imports, on a busy machine."""
+"""The seconds that the program's imports may take on a busy machine."""
 STARVED_S = 60.0
-"""Seconds by the clock without an answer, after which the machine is at fault: it did not let the program compute."""
+"""The wall-clock seconds without an answer after which the machine is at fault: it gave the program no CPU time."""
 NUM_TRIES = 2
 FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM)
-"""Signals that no question raises, however hard it is to answer."""
+"""The signals that come from outside: no question causes them, however hard it is to answer."""
 
 
 class LineProcess:
-    """Runs a Python file for work that may take for ever; it says `ready`, and then a line for each that it reads.
+    """Runs a Python file for work that may never end; it writes `ready`, and then a line for each that it reads.
 
-    The program ends itself where a question takes more than it may, by what it computes and not by the clock, which
-    says how busy the machine is. The questions of a process go to it one after the other. It is begun at the first
-    one, and again where it ended. `lacks` says what is wrong where it does not start.
+    The program ends itself if a question takes too much CPU time; wall-clock time would depend on how busy the machine
+    is. The questions of a process are asked one after the other. The program is started at the first question, and
+    restarted after it has ended. `lacks` is the error message if it does not start.
     """
 
     def __init__(self, program: Path, lacks: str) -> None:
@@ -39,15 +39,15 @@ class LineProcess:
         self._running: _Running | None = None
 
     def ask(self, question: str, limit_s: float) -> str | None:
-        """The line that answers; None where the program ended over it. `limit_s` is what the program may compute.
+        """Returns the answer, or None if the program ended over the question. `limit_s` is its CPU time in seconds.
 
-        One that was ended from outside, or was not let compute, has said nothing: it is asked once more, and then
-        raises EnvironmentFault.
+        A program that was ended from outside, or got no CPU time, gave no verdict: it is asked once more, and then
+        EnvironmentFault is raised.
         """
         with self._lock:
             for _ in range(NUM_TRIES):
                 try:
-                    return self._asked(question, limit_s + STARVED_S)
+                    return self._ask_once(question, limit_s + STARVED_S)
                 except _Lost:
                     continue
         raise EnvironmentFault(
@@ -55,13 +55,13 @@ class LineProcess:
             f"{NUM_TRIES} times: look for what kills it, and for a machine that is overloaded"
         )
 
-    def _asked(self, question: str, wait_s: float) -> str | None:
+    def _ask_once(self, question: str, wait_s: float) -> str | None:
         running, self._running = self._running, None
-        if running is None or running.owner != os.getpid():  # a fork does not share its parent's
+        if running is None or running.owner != os.getpid():  # a forked child does not share its parent's
             running = _Running(self._program, self._lacks)
         try:
             said = running.ask(question, wait_s)
-        except BaseException:  # its answer would be read as the next one's
+        except BaseException:  # its answer would be read as the next question's
             running.kill()
             raise
         if said is None:
@@ -72,7 +72,7 @@ class LineProcess:
 
 
 class _Lost(Exception):
-    """The program was ended by something else than the question, or kept from it."""
+    """The program was ended by something other than the question, or got no CPU time."""
 
 
 class _Running:
@@ -85,7 +85,7 @@ class _Running:
             stderr=subprocess.DEVNULL,
             text=True,
             bufsize=1,
-            start_new_session=True,  # Ctrl-C is for us: the episodes in flight still need it
+            start_new_session=True,  # Ctrl-C is for this process: the episodes in flight still need it
         )
         if self._line(START_S) != "ready":
             self.kill()
@@ -113,7 +113,7 @@ class _Running:
             assert pipe is not None
             try:
                 pipe.close()
-            except OSError:  # what was not sent cannot be
+            except OSError:  # unsent text cannot be sent now
                 continue
 
     def _leave(self) -> None:
@@ -121,7 +121,7 @@ class _Running:
             self.kill()
 
     def _line(self, limit_s: float) -> str | None:
-        """A line; "" where the program has ended, None where none came in time."""
+        """Reads a line; "" if the program has ended, None if none came in time."""
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)

@@ -1,4 +1,4 @@
-"""A folder for an episode's files, which no path leads out of."""
+"""A folder for an episode's files that no path can leave."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ MAX_NAME_BYTES = 255
 OF_THE_PATH = frozenset(
     {errno.EACCES, errno.EEXIST, errno.EILSEQ, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EPERM}
 )
-"""Refusals that follow from what the model asked for."""
+"""The system errors that the model's request can cause."""
 
 
 class Scratch:
-    """Reads, writes and lists files under a temporary folder of its own.
+    """Reads, writes and lists files in its own temporary folder.
 
-    A path is walked name by name, each opened in the folder before it and none followed where it is a link, so it stays
-    inside whatever it says and whatever is changed meanwhile. What cannot be done is a ToolFailure; what the machine
-    cannot do is an EnvironmentFault.
+    A path is opened name by name, each in the folder before it, and links are not followed. So it stays inside,
+    whatever it contains and whatever is changed meanwhile. An impossible request is a ToolFailure; a failure of the
+    machine is an EnvironmentFault.
     """
 
     def __init__(self, max_file_bytes: int, max_total_bytes: int, max_files: int) -> None:
@@ -41,15 +41,15 @@ class Scratch:
             raise
 
     def close(self) -> None:
-        """Removes the folder with all that is in it; a second call does nothing."""
+        """Removes the folder with its content; a second call does nothing."""
         if self._root >= 0:
             os.close(self._root)
             self._root = -1
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def read(self, path: str) -> bytes:
-        """A file's content."""
-        with self._parent_of(path) as (folder, name), _told(path):
+        """Returns a file's content."""
+        with self._parent_of(path) as (folder, name), _translate_errors(path):
             file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
             try:
                 self._check_regular(path, os.fstat(file))
@@ -59,16 +59,16 @@ class Scratch:
                 os.close(file)
 
     def write(self, path: str, content: bytes, *, new: bool) -> None:
-        """Writes a file, whole or not at all; `new` refuses one that is there. Folders on the way are made."""
+        """Writes a file atomically; `new` refuses an existing one. Missing folders are created."""
         if len(content) > self._max_file:
             raise ToolFailure(f"{path!r} would have {len(content)} bytes; a file may have {self._max_file}")
-        with self._parent_of(path, make=True) as (folder, name), _told(path):
+        with self._parent_of(path, make=True) as (folder, name), _translate_errors(path):
             before = self._size_of(path, folder, name)
             if before is not None and new:
                 raise ToolFailure(
                     f"{path!r} exists already: change it with str_replace or insert, or choose another name"
                 )
-            taken, count = self._taken()
+            taken, count = self._usage()
             if taken - (before or 0) + len(content) > self._max_total:
                 raise ToolFailure(f"no room: all files together may have {self._max_total} bytes, and have {taken}")
             if before is None and count >= self._max_files:
@@ -84,9 +84,9 @@ class Scratch:
                 raise
 
     def names(self, path: str) -> list[str]:
-        """What is under a folder, all the way down: folders end with a slash, files with their size."""
+        """Lists a folder recursively: folders end with a slash, files with their size."""
         names = self._split(path, may_be_root=True)
-        with contextlib.ExitStack() as stack, _told(path):
+        with contextlib.ExitStack() as stack, _translate_errors(path):
             folder = self._walk(stack, names)
             return sorted(self._tree(folder, ""))
 
@@ -94,7 +94,7 @@ class Scratch:
     def _parent_of(self, path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
         *folders, name = self._split(path)
         with contextlib.ExitStack() as stack:
-            with _told(path):
+            with _translate_errors(path):
                 folder = self._walk(stack, folders, make=make)
             yield folder, name
 
@@ -126,7 +126,7 @@ class Scratch:
         try:
             os.stat(name, dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
-            if self._taken()[1] >= self._max_files:
+            if self._usage()[1] >= self._max_files:
                 raise ToolFailure(f"no room: there may be {self._max_files} files and folders") from None
             os.mkdir(name, 0o700, dir_fd=folder)
 
@@ -146,8 +146,8 @@ class Scratch:
         if found.st_size > self._max_file:
             raise ToolFailure(f"{path!r} has {found.st_size} bytes; a file may have {self._max_file}")
 
-    def _taken(self) -> tuple[int, int]:
-        """Bytes of all files, and how many files and folders there are."""
+    def _usage(self) -> tuple[int, int]:
+        """Returns the bytes of all files, and the number of files and folders."""
         size = count = 0
         for _, folders, files, folder in os.fwalk(".", dir_fd=self._root):
             count += len(folders) + len(files)
@@ -173,10 +173,10 @@ class Scratch:
 
 
 @contextlib.contextmanager
-def _told(path: str) -> Iterator[None]:
-    """The system's refusals as what the model reads; nothing of the folder's real place is in them.
+def _translate_errors(path: str) -> Iterator[None]:
+    """Turns system errors into messages for the model, without the folder's real path.
 
-    A machine that has no room, no memory or no more open files is no mistake of the model's: an EnvironmentFault.
+    A machine without disk space, memory or open files is not the model's mistake: that is an EnvironmentFault.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Everything a training run can be told, composed of the parts' own configurations."""
+"""All settings of a training run, composed of the parts' own configurations."""
 
 from __future__ import annotations
 
@@ -40,14 +40,13 @@ __all__ = ["AdvantageConfig", "TrainConfig", "config_from_mapping", "with_curren
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageConfig:
-    """What credits the sampled tokens."""
+    """The estimator that credits the sampled tokens."""
 
     name: str | None = None
-    """By its name in `ADVANTAGES`, such as grpo, gae or gigpo, or your own by its place, `path/to/file.py:name` or
+    """The estimator's name in `ADVANTAGES`, such as grpo, gae or gigpo, or your own as `path/to/file.py:name` or
     `package.module:name`; None is that of the algo."""
     settings: Mapping[str, object] | None = None
-    """The settings of the estimator, such as gamma=0.95; what is not named has its default. None are those of the
-    algo."""
+    """The settings of the estimator, such as gamma=0.95; others have their defaults. None takes those of the algo."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,58 +54,58 @@ class TrainConfig:
     """One training run. Every step plays `tasks` x `group_size` episodes and learns from them."""
 
     replaced: ClassVar[Mapping[str, str]] = {"over_dispatch": "max_staleness"}
-    """Settings of earlier versions, and those in their place."""
+    """Settings of earlier versions, and their replacements."""
     env: str = ""
     """Environment id, `package.module:Class`, or `path/to/file.py:Class`; left out, `Prompt-v0` plays the rows of
     `data`."""
     env_kwargs: Mapping[str, object] = field(default_factory=dict)
-    """Keywords of the environment's class, such as level=2."""
+    """Keyword arguments of the environment's class, such as level=2."""
     data: DataConfig = field(default_factory=DataConfig)
     """Rows of files as tasks, in place of the environment's own."""
     reward: RewardConfig = field(default_factory=RewardConfig)
-    """Where the reward of an episode comes from, in place of the environment."""
+    """The source of an episode's reward, in place of the environment."""
     practice: PracticeConfig = field(default_factory=PracticeConfig)
     algo: str = "grpo"
-    """A preset (ppo, dapo, gspo, cispo...), the name of an advantage estimator (grpo, rloo, gigpo...), or the place of
-    one of yours: `agentgym algorithms list` shows all. It sets the advantage, loss and aggregation that are not named
-    themselves; config.yaml holds what came of it."""
+    """A preset (ppo, dapo, gspo, cispo...), the name of an advantage estimator (grpo, rloo, gigpo...), or your own as
+    `path/to/file.py:name`; `agentgym algorithms list` shows all. It sets the advantage, loss and aggregation that are
+    not set themselves; config.yaml holds the result."""
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     model: str = "embedded"
-    """`embedded`, or a folder with a model and its tokenizer."""
+    """The model to train: `embedded`, or a folder with a model and its tokenizer."""
     family: str | None = None
-    """The chat format of the model, by a name of `agentgym tools families`; None goes by its chat template, and
-    config.yaml then names what was found."""
+    """The chat format of the model, by a name of `agentgym tools families`; None detects it from the chat template, and
+    config.yaml then names it."""
     date: str | None = None
-    """What a chat template takes for the present date (`strftime_now`), such as 2026-03-01 or 2026-03-01T08:30:00. None
-    is the moment at which the run begins; where the template writes it, config.yaml then holds that moment."""
+    """The present date for chat templates (`strftime_now`), such as 2026-03-01 or 2026-03-01T08:30:00. None is the
+    moment at which the run begins; if the template writes it, config.yaml then holds that moment."""
     history: History = "append"
-    """`append` keeps the conversation as it was sampled, old reasoning included: one row an episode. `rerender` shows
-    what the chat template makes of it (most drop old reasoning), with a row for each rewrite."""
+    """`append` keeps the conversation as it was sampled, old reasoning included: one row per episode. `rerender` has
+    the chat template render it at every turn (most drop old reasoning), with a row for each rewrite."""
     engine: Literal["local", "sglang", "vllm"] = "local"
     """The engine that samples: `local` is the trained model in this process; `sglang` and `vllm` are servers."""
     executor: Literal["local", "ray"] = "local"
-    """Where the run's parts are: `local` is this process, `ray` actors on a cluster, with the same numbers."""
+    """The location of the run's parts: `local` is this process, `ray` actors on a cluster, with the same numbers."""
     ray: ClusterConfig = field(default_factory=ClusterConfig)
     seed: int = 0
-    """Every random number of the run follows from it."""
+    """The seed of every random number of the run."""
     steps: int = 40
-    """Optimizer steps."""
+    """Training steps: each plays, credits and learns once."""
     tasks: int = 16
-    """Tasks a step; each is played by one group."""
+    """Tasks per step; each is played by one group."""
     group_size: int = 8
     """Episodes of one task."""
     allow_single: bool = False
     """Accepts a group size of 1, whose advantages are all 0."""
     aggregation: str | None = None
-    """How token losses become one number, by its name in `AGGREGATIONS`, such as token-mean, seq-mean-token-mean or
-    turn-mean, or your own by its place; None is that of the algo."""
+    """The aggregation of token losses to one number, by its name in `AGGREGATIONS`, such as token-mean,
+    seq-mean-token-mean or turn-mean, or your own as `path/to/file.py:name`; None is that of the algo."""
     norm_tokens: int | None = None
     """The tokens that `seq-mean-token-sum-norm` divides by; an aggregation of your own may take it too. None takes the
-    most that an episode may sample, by its limits and the model's window; config.yaml then has the number."""
+    most that an episode may sample, by its limits and the model's window; config.yaml then holds the number."""
     truncated_episodes: Literal["learn", "leave_out"] = "learn"
-    """Episodes that a limit ended. `learn` treats them like all others; `leave_out` keeps them out of the loss, the
-    baselines and the denominators, as if they had failed (overlong filtering of DAPO, `mask_truncated_completions` of
-    TRL)."""
+    """The use of episodes that a limit ended. `learn` treats them like all others; `leave_out` keeps them out of the
+    loss, the baselines and the denominators, as if they had failed (overlong filtering of DAPO,
+    `mask_truncated_completions` of TRL)."""
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     limits: Limits = field(default_factory=Limits)
@@ -120,35 +119,35 @@ class TrainConfig:
     vllm: VllmConfig = field(default_factory=VllmConfig)
     parity: ParityConfig = field(default_factory=ParityConfig)
     max_staleness: int = 0
-    """How many updates older than the weights a step learns with a sampled token may be. 0 plays a step, then learns.
-    Above 0, later steps are played meanwhile, episodes go on over updates, and a step takes the groups that are
-    finished first; which those are depends on the clock."""
+    """The most updates by which a sampled token may be older than the weights that learn from it. 0 plays a step, then
+    learns. Above 0, later steps are played meanwhile, episodes go on over updates, and a step takes the groups that
+    finish first; which those are depends on the clock."""
     serve: int | None = None
-    """The port (0 takes a free one) at which the episodes of training wait for agents outside, which speak OpenAI's
-    chat completions; None plays them here. Evaluations are played here either way."""
+    """The port (0 takes a free one) at which external agents play the episodes of training through OpenAI's chat
+    completions; None plays them here. Evaluations are played here either way."""
     require_token: bool = False
-    """Demand a token of the agents outside (serve). It is printed at the start, or read from AGENTGYM_TOKEN where that
-    is set, which demands it too."""
+    """Requires a token from external agents (serve). It is printed at the start, or read from AGENTGYM_TOKEN; setting
+    that variable requires it too."""
     rival: str | None = None
-    """In self-play (an environment's opponent=self), the folder of a model that plays all seats of a game but one with
-    frozen weights, such as an earlier checkpoint; None has the trained policy play every seat."""
+    """The folder of a model with frozen weights, such as an earlier checkpoint, that plays all seats of a game but one
+    in self-play (an environment's opponent=self); None has the trained policy play every seat."""
     eval_episodes: int = 200
     """Held-out tasks played before and after training; 0 plays none."""
     trackers: tuple[str, ...] = ()
-    """Where the numbers of the run go besides its folder: any of tensorboard, wandb, mlflow and trackio, or your own by
-    its place, `path/to/file.py:Tracker`."""
+    """The trackers that receive the run's metrics, besides its folder: any of tensorboard, wandb, mlflow and trackio,
+    or your own as `path/to/file.py:Tracker`."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     speed: SpeedConfig = field(default_factory=SpeedConfig)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     max_minutes: float | None = None
-    """Ends training after this time, with a checkpoint; None goes by `steps` alone. A resumed run has it anew."""
+    """Ends training after this time, with a checkpoint; None trains for `steps`. A resumed run starts it over."""
 
     def __post_init__(self) -> None:
         refuse_credentials(self)
         if not self.env:
             object.__setattr__(self, "env", env_of_data(self.data))
         if not self.is_resolved:
-            _ = self.resolved  # is checked
+            _ = self.resolved_config  # is checked
             return
         self._check_algorithm()
         for name in ("steps", "tasks", "group_size"):
@@ -172,15 +171,15 @@ class TrainConfig:
 
     @property
     def is_resolved(self) -> bool:
-        """Whether nothing is left to the algo."""
+        """True if no setting is left to the algo."""
         learner = self.learner
         left = (self.aggregation, self.advantage.name, self.advantage.settings, learner.loss, learner.loss_settings)
         seed = learner.lora.seed if learner.lora.rank else 0
         return None not in (*left, learner.critic.trunk, self.practice.filter, seed)
 
     @property
-    def resolved(self) -> TrainConfig:
-        """The same run with everything said that the algo sets."""
+    def resolved_config(self) -> TrainConfig:
+        """The same run with explicit values for all settings that the algo sets."""
         preset, advantage, learner = preset_of(self.algo), self.advantage, self.learner
         if advantage.name is None:
             settings = preset.advantage_settings if advantage.settings is None else advantage.settings
@@ -203,13 +202,12 @@ class TrainConfig:
 
     @property
     def estimator(self) -> str:
-        """The name of what credits the sampled tokens."""
+        """The name of the estimator that credits the sampled tokens."""
         return self.advantage.name or preset_of(self.algo).advantage
 
     @property
     def cluster(self) -> ClusterConfig:
-        """The actors of a run on a cluster. For each server that runs already there is an engine actor, which reserves
-        nothing."""
+        """The actors of a run on a cluster; each running server has an engine actor, which reserves nothing."""
         urls = {"sglang": self.sglang.urls, "vllm": self.vllm.urls}.get(self.engine)
         if not urls:
             return self.ray
@@ -316,7 +314,7 @@ class TrainConfig:
 
     @property
     def episodes_per_step(self) -> int:
-        """Episodes behind one optimizer step, without those that replace others."""
+        """The number of episodes of one step, without those that replace others."""
         return self.tasks * self.group_size
 
 
@@ -332,34 +330,34 @@ def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_from_mapping(kind: type[C], given: Mapping[str, object], where: str = "") -> C:
-    """A configuration from nested mappings, such as a YAML file.
+    """Builds a configuration from nested mappings, such as those of a YAML file.
 
-    Raises ConfigError for an unknown key, naming the nearest right one, for a missing one, and for a value of another
+    Raises ConfigError for an unknown key, naming the nearest known one, for a missing one, and for a value of another
     type than the setting's. A number in quotes is a number: YAML reads `1e-4`, without a point, as text.
     """
     if not is_dataclass(kind):
         raise ConfigError(f"{where or 'the configuration'} holds no settings of its own")
-    known = {one.name for one in fields(kind)}
+    known = {setting.name for setting in fields(kind)}
     hints = get_type_hints(kind)
     values: dict[str, object] = {}
     for key, value in given.items():
         if key not in known:
-            told = nearest(replaced_by(kind, key) or key, known) or "."
-            raise ConfigError(f"unknown setting {where + key!r}{told} Known: {', '.join(sorted(known))}")
+            hint = nearest(replaced_by(kind, key) or key, known) or "."
+            raise ConfigError(f"unknown setting {where + key!r}{hint} Known: {', '.join(sorted(known))}")
         part = hints[key]
         if isinstance(part, type) and is_dataclass(part):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"setting {where + key!r} holds settings of its own, got {value!r}")
             value = config_from_mapping(part, value, f"{where}{key}.")
-        values[key] = value if is_dataclass(part) else _checked(part, value, where + key)
-    lacking = [one.name for one in fields(kind) if one.default is one.default_factory is MISSING]
+        values[key] = value if is_dataclass(part) else _coerce_value(part, value, where + key)
+    lacking = [setting.name for setting in fields(kind) if setting.default is setting.default_factory is MISSING]
     if absent := [where + name for name in lacking if name not in values]:
         raise ConfigError(f"missing setting {absent[0]!r}")
     return kind(**values)
 
 
-def _checked(hint: object, value: object, name: str) -> object:
-    """The value of the setting `name`, which is of the type `hint`."""
+def _coerce_value(hint: object, value: object, name: str) -> object:
+    """Returns the value of the setting `name` as the type `hint`; raises ConfigError for a value of another type."""
     kinds = get_args(hint) if get_origin(hint) in (UnionType, Union) else (hint,)
     for kind in kinds:
         if get_origin(kind) is Literal and value in get_args(kind):
@@ -372,14 +370,14 @@ def _checked(hint: object, value: object, name: str) -> object:
             return tuple(value)
         if isinstance(wanted, type) and isinstance(value, wanted) and (kind is bool or not isinstance(value, bool)):
             return value
-    told = " or ".join(_told(kind) for kind in kinds)
-    raise ConfigError(f"setting {name!r} is {told}, got {value!r}")
+    wanted_type = " or ".join(_format_type(kind) for kind in kinds)
+    raise ConfigError(f"setting {name!r} is {wanted_type}, got {value!r}")
 
 
-def _told(kind: object) -> str:
+def _format_type(kind: object) -> str:
     if get_origin(kind) is Literal:
-        return " or ".join(repr(one) for one in get_args(kind))
+        return " or ".join(repr(choice) for choice in get_args(kind))
     if get_origin(kind) is tuple:
         return "a list"
     words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", NoneType: "null"}
-    return next((word for one, word in words.items() if one is kind), "a mapping of names to values")
+    return next((word for known, word in words.items() if known is kind), "a mapping of names to values")

@@ -1,4 +1,4 @@
-"""What ends a run: the public names of `agentgym.trainers.monitoring.halt`."""
+"""Halts of a run: the public names of `agentgym.trainers.monitoring.halt`."""
 
 from agentgym.trainers.monitoring.halt import HaltedStep, keep_episodes, load_batch
 

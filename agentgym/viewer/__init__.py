@@ -1,4 +1,4 @@
-"""What a run looks like: `write_report` makes its self-contained page, `write_curve` its learning curve."""
+"""Views of a run: `write_report` writes its self-contained page, `write_curve` its learning curve."""
 
 from agentgym.viewer.curve import write_curve
 from agentgym.viewer.report import write_report

@@ -12,7 +12,7 @@ __all__ = ["write_curve"]
 
 def write_curve(metrics: Sequence[JSONObject], path: Path, evaluations: Sequence[EvaluationPoint] = ()) -> Path:
     """Draws success and reward against the optimizer step, evaluations as points, into the PNG `path`; returns it."""
-    # Only this function draws: whoever imports the viewer for the page alone does not wait for matplotlib.
+    # Imported here, so that a program which needs the page alone does not wait for matplotlib.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -91,7 +91,7 @@ def write_report(
         "episodes": _table(data.episodes, embedded={int(block.name[1:]) for block in blocks}),
         "num_episodes": len(data.episodes),
         "num_embedded": len(blocks),
-        "num_failed": sum(episode.failed for episode in data.episodes),
+        "num_failed": sum(episode.has_failed for episode in data.episodes),
         "texts": {str(token_id): visible(text) for token_id, text in texts.items()},
         "special": special,
     }
@@ -102,15 +102,18 @@ def write_report(
 
 
 def choose(episodes: Sequence[EpisodeSummary], limit: int) -> list[EpisodeSummary]:
-    """The episodes worth embedding, in file order: failed ones (at most half), the first and last step of each phase
-    (at most a half of the rest), and the others evenly over the run."""
+    """Returns the episodes to embed, in file order.
+
+    They are failed ones (at most half), the first and last step of each phase (at most half of the rest), and the
+    others evenly over the run.
+    """
     if len(episodes) <= limit:
         return list(episodes)
     ends: dict[str, tuple[int, int]] = {}
     for episode in episodes:
         first, last = ends.get(episode.phase, (episode.step, episode.step))
         ends[episode.phase] = (min(first, episode.step), max(last, episode.step))
-    chosen = {e.line: e for e in _evenly([e for e in episodes if e.failed], limit // 2)}
+    chosen = {e.line: e for e in _evenly([e for e in episodes if e.has_failed], limit // 2)}
     edges = [e for e in episodes if e.line not in chosen and e.step in ends[e.phase]]
     chosen.update({e.line: e for e in _evenly(edges, (limit - len(chosen)) // 2)})
     others = [e for e in episodes if e.line not in chosen]
@@ -125,7 +128,7 @@ def _evenly(items: Sequence[EpisodeSummary], count: int) -> list[EpisodeSummary]
 
 
 def _episode_blocks(data: RunData, chosen: Sequence[EpisodeSummary], max_bytes: int) -> tuple[list[_Block], set[int]]:
-    """The embedded episodes within the page's size, and every token id they hold."""
+    """Returns the embedded episodes within the page's size, and every token id in them."""
     blocks: list[_Block] = []
     token_ids: set[int] = set()
     num_bytes = 0
@@ -150,7 +153,7 @@ def _episode_blocks(data: RunData, chosen: Sequence[EpisodeSummary], max_bytes: 
 
 
 def _compact(record: JSONObject) -> tuple[JSONObject, set[int]]:
-    """An episode as the page wants it: spans as [source, ids, logprobs, versions], numbers shortened."""
+    """Returns an episode in the page's form: spans as [source, ids, logprobs, versions], numbers shortened."""
     rows: list[JSON] = []
     token_ids: set[int] = set()
     for row in objects(record["rows"]):
@@ -161,24 +164,24 @@ def _compact(record: JSONObject) -> tuple[JSONObject, set[int]]:
                 raise TypeError("the ids of a span are a list")
             token_ids.update(ids)
             source = SOURCES.index(str(span["source"]))
-            spans.append([source, ids, _rounded(span.get("logprobs"), 4), span.get("policy_versions")])
+            spans.append([source, ids, _round_values(span.get("logprobs"), 4), span.get("policy_versions")])
         rows.append(spans)
     advantages = record.get("advantages")
     shown = ("task", "turns", "metrics", "error", "info", "group", "member")
     compact: dict[str, JSON] = {key: record.get(key) for key in shown}
     compact["rows"] = rows
-    compact["advantages"] = [_rounded(row, 5) for row in advantages] if isinstance(advantages, list) else None
+    compact["advantages"] = [_round_values(row, 5) for row in advantages] if isinstance(advantages, list) else None
     return compact, token_ids
 
 
-def _rounded(values: JSON, digits: int) -> JSON:
+def _round_values(values: JSON, digits: int) -> JSON:
     if not isinstance(values, list):
         return None
     return [round(float(value), digits) for value in values]
 
 
 def _table(episodes: Sequence[EpisodeSummary], embedded: set[int]) -> list[JSON]:
-    """The table's rows; when there are too many, the embedded ones and others evenly."""
+    """Returns the table's rows; when there are too many, the embedded ones and others evenly."""
     kept = list(episodes)
     if len(kept) > MAX_TABLE_ROWS:
         others = _evenly([e for e in kept if e.line not in embedded], MAX_TABLE_ROWS - len(embedded))
@@ -193,7 +196,7 @@ def _table(episodes: Sequence[EpisodeSummary], embedded: set[int]) -> list[JSON]
 
 
 def _curves(metrics: Sequence[JSONObject]) -> JSON:
-    """`{"steps": [...], "series": [{"key", "title", "values", "extra"}]}`, thinned to `MAX_CURVE_POINTS`."""
+    """Returns `{"steps": [...], "series": [{"key", "title", "values", "extra"}]}`, thinned to `MAX_CURVE_POINTS`."""
     stride = max(1, -(-len(metrics) // MAX_CURVE_POINTS))
     kept = [record for position, record in enumerate(metrics) if (len(metrics) - 1 - position) % stride == 0]
     known = dict(CURVES)
@@ -207,14 +210,14 @@ def _curves(metrics: Sequence[JSONObject]) -> JSON:
 
 
 def _signs(metrics: Sequence[JSONObject]) -> list[JSON]:
-    """The signs of collapse that the run named: `{"text", "step", "last"}`, with the steps that showed them."""
+    """Returns the symptoms of collapse in the run: `{"text", "step", "last"}`, with the steps that showed them."""
     last: dict[str, JSON] = {}
-    told: list[tuple[str, JSON]] = []
+    reports: list[tuple[str, JSON]] = []
     for record in metrics:
         names, warnings, step = record.get("signs"), record.get("warnings"), record.get("step")
         last.update({str(name): step for name in names} if isinstance(names, list) else {})
-        told += [(str(text), step) for text in warnings] if isinstance(warnings, list) else []
-    return [{"text": text, "step": step, "last": last.get(text.partition(":")[0], step)} for text, step in told]
+        reports += [(str(text), step) for text in warnings] if isinstance(warnings, list) else []
+    return [{"text": text, "step": step, "last": last.get(text.partition(":")[0], step)} for text, step in reports]
 
 
 def _value(record: JSONObject, key: str) -> float | None:
@@ -233,7 +236,7 @@ def _block(name: str, record: JSONObject) -> _Block:
 
 
 def _page(name: str, blocks: Sequence[_Block]) -> str:
-    """The template with style, script and data in place; only our own script, known by its hash, may run."""
+    """Fills the template with style, script and data; only our own script, known by its hash, may run."""
     folder = files("agentgym.viewer") / "page"
     style, script = ((folder / file).read_text(encoding="utf-8") for file in ("report.css", "report.js"))
     parts = {

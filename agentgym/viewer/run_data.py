@@ -1,4 +1,4 @@
-"""What a report reads of a run folder: its metrics, one summary per episode, and single episodes on demand."""
+"""The parts of a run folder that a report reads: metrics, one summary per episode, and single episodes on demand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JSONObject: TypeAlias = Mapping[str, JSON]
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSummary:
-    """One line of `episodes.jsonl` in short; `line` counts from 1, `offset` is where the line begins, in bytes."""
+    """A summary of one line of `episodes.jsonl`; `line` counts from 1, `offset` is the line's start in bytes."""
 
     line: int
     offset: int
@@ -39,8 +39,8 @@ class EpisodeSummary:
     num_malformed_calls: int
 
     @property
-    def failed(self) -> bool:
-        """Whether the episode has no reward."""
+    def has_failed(self) -> bool:
+        """True if the episode has no reward."""
         return self.status not in ("completed", "truncated")
 
 
@@ -91,7 +91,7 @@ class RunData:
 
 
 def read_run(run: Path) -> RunData:
-    """Reads `metrics.jsonl` and `episodes.jsonl`, of which one may be absent; RunFolderError names what is torn."""
+    """Reads `metrics.jsonl` and `episodes.jsonl`, of which one may be absent; RunFolderError names what is damaged."""
     if not run.is_dir():
         what = "is a file" if run.exists() else "does not exist"
         raise RunFolderError(f"{run} {what}; a run folder was wanted: pass the `--output` of a train or eval run")
@@ -109,10 +109,10 @@ def read_run(run: Path) -> RunData:
 
 
 def _repeat_scores(path: Path) -> tuple[JSONObject, ...]:
-    """What the result of a finished evaluation says of repeated tasks."""
+    """Returns the scores of repeated tasks in the result of a finished evaluation."""
     try:
         result: JSON = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        return tuple(one for one in objects(_object(result).get("at_k", [])) if objects(one["k"]))
+        return tuple(scores for scores in objects(_object(result).get("at_k", [])) if objects(scores["k"]))
     except (ValueError, TypeError, KeyError) as error:
         raise RunFolderError(
             f"{path} is no result of `agentgym eval` ({error}): delete it to see the episodes alone"
@@ -120,7 +120,7 @@ def _repeat_scores(path: Path) -> tuple[JSONObject, ...]:
 
 
 def read_episode(file: BinaryIO, summary: EpisodeSummary) -> JSONObject:
-    """The whole record behind `summary`, from the open `episodes.jsonl`."""
+    """Reads the whole record of `summary` from the open `episodes.jsonl`."""
     file.seek(summary.offset)
     record: JSON = json.loads(file.readline())
     assert isinstance(record, Mapping)
@@ -128,7 +128,7 @@ def read_episode(file: BinaryIO, summary: EpisodeSummary) -> JSONObject:
 
 
 def _objects(path: Path) -> Iterator[tuple[int, int, JSONObject]]:
-    """Line number, byte offset and object of each line; nothing for an absent file."""
+    """Yields line number, byte offset and object of each line; nothing for an absent file."""
     if not path.is_file():
         return
     offset = 0
@@ -163,7 +163,7 @@ def _summary(path: Path, line: int, offset: int, record: JSONObject) -> EpisodeS
 
 
 def no_episode(path: Path, line: int, error: Exception) -> RunFolderError:
-    """The error for a line that is JSON and yet no episode."""
+    """Returns the error for a line that is JSON but not an episode."""
     return RunFolderError(
         f"{path}, line {line} is not an episode ({type(error).__name__}: {error}); a line as `agentgym train` and "
         "`agentgym eval` write it was wanted: `agentgym verify` names what is wrong with the file"
@@ -201,7 +201,7 @@ def _read_summary(line: int, offset: int, record: JSONObject) -> EpisodeSummary:
 
 
 def objects(value: JSON) -> list[JSONObject]:
-    """`value` as a list of JSON objects; TypeError when it is something else."""
+    """Returns `value` as a list of JSON objects; raises TypeError when it is something else."""
     if not isinstance(value, list):
         raise TypeError(f"a list was wanted, got {type(value).__name__}")
     return [_object(item) for item in value]

@@ -15,7 +15,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenizerLike(Protocol):
-    """What `TokenText` needs of a `tokenizers.Tokenizer` (`backend_tokenizer` of a transformers tokenizer)."""
+    """The part of a `tokenizers.Tokenizer` (transformers' `backend_tokenizer`) that `TokenText` needs."""
 
     def id_to_token(self, id: int) -> str | None:
         """The vocabulary entry of one id, in the tokenizer's own alphabet."""
@@ -24,11 +24,11 @@ class TokenizerLike(Protocol):
         """The text of the ids."""
 
     def get_added_tokens_decoder(self) -> Mapping[int, object]:
-        """The tokens beside the vocabulary proper, by id: the marks of the chat format."""
+        """The tokens outside the vocabulary proper, by id: the marks of the chat format."""
 
 
 def visible(text: str) -> str:
-    """`text` with what a reader cannot see made visible: newlines marked, controls and invisible marks escaped.
+    """Returns `text` with invisible characters made visible: newlines marked, controls and invisible marks escaped.
 
     >>> visible("a\\n")
     'a⏎\\n'
@@ -54,13 +54,13 @@ def _visible_character(character: str) -> str:
 
 
 def looks_special(text: str) -> bool:
-    """Whether a token of this text is one of the chat format's marks, as far as its spelling tells."""
+    """True if a token of this text is one of the chat format's marks, judging by its spelling."""
     return _SPECIAL.fullmatch(text) is not None
 
 
 @cache
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's alphabet for byte-level BPE: the character that stands for each byte."""
+    """Returns GPT-2's alphabet for byte-level BPE: the byte of each character."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in printable}
     rest = (byte for byte in range(0x100) if byte not in set(printable))

@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 from agentgym.cli.training_display import TrainingDisplay
+from agentgym.engines import LocalEngineConfig
+from agentgym.trainers import Trainer
 from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.loop.observer import Unobserved
+from agentgym.trainers.monitoring.metrics import StepMetrics
 
 CONTROL = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 
@@ -32,3 +36,64 @@ def test_the_address_and_the_token_of_a_server_stay_on_the_terminal(monkeypatch:
     lines = CONTROL.sub("", terminal.getvalue()).splitlines()
     assert "token: a-token-of-the-server" in lines
     assert "serving the episodes of training at http://127.0.0.1:8000" in lines
+
+
+def step_shown(
+    monkeypatch: pytest.MonkeyPatch, steps: list[StepMetrics], stream: io.StringIO, config: TrainConfig
+) -> list[str]:
+    """Returns the lines that a run of these steps leaves on standard output."""
+    monkeypatch.setattr("sys.stdout", stream)
+    with TrainingDisplay(config, Path("runs/one")) as display:
+        display.on_phase("train", 128)
+        for step in steps:
+            display.on_step(step)
+    return CONTROL.sub("", stream.getvalue()).splitlines()
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> list[StepMetrics]:
+    """The metrics of a run's only step."""
+    kept: list[StepMetrics] = []
+
+    class Keeper(Unobserved):
+        def on_step(self, metrics: StepMetrics) -> None:
+            kept.append(metrics)
+
+    engine = LocalEngineConfig(compile=False)
+    config = TrainConfig(env="TextGame-v0", steps=1, tasks=4, group_size=4, eval_episodes=0, local=engine)
+    Trainer(config, tmp_path_factory.mktemp("run") / "run", Keeper()).fit()
+    return kept
+
+
+def test_a_terminal_of_80_columns_shows_success_reward_loss_time_left_and_cut_replies(
+    steps: list[StepMetrics], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    config = TrainConfig(env="TextGame-v0", steps=40)
+    lines = step_shown(monkeypatch, steps, Terminal(), config)
+    header = next(line for line in lines if "success" in line)
+    assert re.findall(r"[a-z/]+", header)[:7] == "step success reward loss left cut failed".split()
+    row = lines[max(number for number, line in enumerate(lines) if "1/40" in line)]
+    assert "\u2026" not in row and re.search(r"\d\.\d{3}.+\d\.\d{3}.+\d\.\d{4}.+\d:\d\d", row)
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize(("columns", "last"), [("80", "grad"), ("40", "cut"), ("", "bubble")])
+def test_a_pipe_gets_lines_of_the_width_of_columns_or_all_columns(
+    columns: str, last: str, steps: list[StepMetrics], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    _, header, row = step_shown(monkeypatch, steps, io.StringIO(), TrainConfig(env="TextGame-v0", steps=40))
+    assert header.endswith(last) and len(header) == len(row)
+
+
+def test_the_time_left_ends_with_the_steps_or_the_minutes(
+    steps: list[StepMetrics], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 100.0])
+    monkeypatch.setattr("agentgym.cli.training_display.time.monotonic", lambda: next(clock))
+    config = TrainConfig(env="TextGame-v0", steps=40)
+    assert step_shown(monkeypatch, steps, io.StringIO(), config)[2].split()[4] == "1h05m"
+    clock = iter([0.0, 100.0])
+    config = TrainConfig(env="TextGame-v0", steps=40, max_minutes=10)
+    assert step_shown(monkeypatch, steps, io.StringIO(), config)[2].split()[4] == "8:20"

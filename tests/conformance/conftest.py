@@ -193,7 +193,7 @@ def model_engine(pairs: Sequence[tuple[list[int], list[int]]], vocab_size: int) 
                 parameter.mul_(8.0)
         for prompt, reply in {tuple(prompt): (prompt, reply) for prompt, reply in pairs}.values():
             ids = torch.tensor([*prompt, *reply[:-1]])
-            states.append(model.hidden(ids, PackedLayout([len(ids)]))[-len(reply) :])
+            states.append(model.hidden_states(ids, PackedLayout([len(ids)]))[-len(reply) :])
             targets += reply
         wanted = 40.0 * torch.nn.functional.one_hot(torch.tensor(targets), vocab_size).double()
         assert model.head is not None

@@ -79,7 +79,7 @@ def logprobs_of(model: Decoder, row: Row) -> torch.Tensor:
     """The logprob of each id but the first, by the textbook: one forward pass over the row and a full softmax."""
     ids = torch.tensor(row.ids)
     with torch.no_grad():
-        logits = model.logits(model.hidden(ids, PackedLayout([len(ids)])))
+        logits = model.logits(model.hidden_states(ids, PackedLayout([len(ids)])))
     return torch.log_softmax(logits.float(), -1)[:-1].gather(1, ids[1:, None])[:, 0]
 
 

@@ -76,7 +76,7 @@ class Reference:
     def logits(self, prompt: Sequence[int], reply: Sequence[int]) -> torch.Tensor:
         """Those that each id of the reply is sampled from, `[T, V]`."""
         ids = torch.tensor([*prompt, *reply], dtype=torch.int64)
-        return self.decoder.logits(self.decoder.hidden(ids, PackedLayout([len(ids)])))[len(prompt) - 1 : -1]
+        return self.decoder.logits(self.decoder.hidden_states(ids, PackedLayout([len(ids)])))[len(prompt) - 1 : -1]
 
     def logprobs(self, prompt: Sequence[int], reply: Sequence[int], temperature: float = 1.0) -> list[float]:
         """The logprob of each id of the reply; at temperature 0, as at 1."""

@@ -74,7 +74,7 @@ def check_run(folder: Path, steps: int) -> None:
     assert all(one.trajectory.status.trainable for one in records)
     for one in records:
         for row in one.trajectory.rows:
-            assert set(row.policy_versions[row.sampled]) <= {one.step - 1}
+            assert set(row.policy_versions[row.sampled_mask]) <= {one.step - 1}
     assert verify_run(folder).ok
 
 

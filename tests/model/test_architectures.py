@@ -87,7 +87,7 @@ def test_an_accepted_configuration_computes_what_transformers_computes(config: d
     (tmp_path / "config.json").write_text(json.dumps({**SMALL, **config}))
     ours = load_decoder(tmp_path)
     ids_N = torch.randint(0, 60, (40,), generator=torch.Generator().manual_seed(1))
-    ours_NV = ours.logits(ours.hidden(ids_N, PackedLayout([40]))).log_softmax(-1)
+    ours_NV = ours.logits(ours.hidden_states(ids_N, PackedLayout([40]))).log_softmax(-1)
     theirs_NV = theirs(ids_N[None]).logits[0].log_softmax(-1)
     assert (ours_NV - theirs_NV).abs().max() < 2e-4
 

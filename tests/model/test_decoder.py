@@ -49,7 +49,7 @@ def test_a_saved_decoder_gives_the_logits_of_transformers_for_packed_sequences(f
     save_decoder(model, tmp_path)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
     ids_N = torch.randint(0, 100, (30,), generator=torch.Generator().manual_seed(1))
-    ours_NV = model.logits(model.hidden(ids_N, PackedLayout([10, 7, 13])))
+    ours_NV = model.logits(model.hidden_states(ids_N, PackedLayout([10, 7, 13])))
     theirs_NV = torch.cat([theirs(part[None]).logits[0] for part in ids_N.split([10, 7, 13])])
     assert (ours_NV - theirs_NV).abs().max() < 1e-5
 

@@ -81,7 +81,7 @@ def decoder(family: str) -> Decoder:
 def states_and_gradients(
     model: Decoder, ids_N: torch.Tensor, layout: PackedLayout, wanted_N: torch.Tensor, weights_ME: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    hidden_ME = model.hidden(ids_N, layout)
+    hidden_ME = model.hidden_states(ids_N, layout)
     if len(hidden_ME) == len(ids_N):
         hidden_ME = hidden_ME[wanted_N]
     parameters = [parameter for name, parameter in model.named_parameters() if name != "head"]
@@ -114,7 +114,7 @@ def test_shared_and_partly_wanted_states_and_gradients_are_those_of_every_sequen
 def test_no_wanted_entry_gives_no_state() -> None:
     ids_N, seqlens = packed([[1, 2, 3], [4]])
     layout = PackedLayout(seqlens, ids_N=ids_N, wanted_N=torch.zeros(4, dtype=torch.bool))
-    assert decoder("qwen3").hidden(ids_N, layout).shape == (0, 32)
+    assert decoder("qwen3").hidden_states(ids_N, layout).shape == (0, 32)
 
 
 @few

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.rewards import InvalidReward, Reward, RewardFailure
-from agentgym.rewards.reward import read_reward, rewarded, unrewarded
+from agentgym.rewards.reward import apply_failure, apply_reward, read_reward
 from agentgym.trajectory import Status, Trajectory
 
 Make = Callable[..., Trajectory]
@@ -53,7 +53,7 @@ def test_numbers_rewards_and_mappings_are_read() -> None:
 
 def test_the_value_stands_at_the_last_turn_and_replaces_the_environments(episode: Make) -> None:
     played = episode("c", replies=["a", "b"], metrics={"success": 1.0, "reward/old": 3.0})
-    scored = rewarded(played, Reward(0.7, {"answer": 1.0, "length": -0.3}, success=False))
+    scored = apply_reward(played, Reward(0.7, {"answer": 1.0, "length": -0.3}, success=False))
     assert [turn.reward for turn in scored.turns] == [0.0, 0.0, 0.7]
     assert scored.reward == 0.7
     assert scored.metrics == {"success": 0.0, "reward/answer": 1.0, "reward/length": -0.3}
@@ -62,14 +62,14 @@ def test_the_value_stands_at_the_last_turn_and_replaces_the_environments(episode
 
 
 def test_without_a_verdict_the_environments_stays(episode: Make) -> None:
-    assert rewarded(episode("a", metrics={"success": 1.0}), Reward(0.0)).success is True
-    assert rewarded(episode("a"), Reward(0.0)).success is False
+    assert apply_reward(episode("a", metrics={"success": 1.0}), Reward(0.0)).success is True
+    assert apply_reward(episode("a"), Reward(0.0)).success is False
 
 
 def test_scoring_again_keeps_the_environments_reward_in_sight(episode: Make) -> None:
-    once = rewarded(episode("a"), Reward(0.5, info={"verdict": "so so"}))
+    once = apply_reward(episode("a"), Reward(0.5, info={"verdict": "so so"}))
     assert once.info == {"environment_reward": 0.25, "reward": {"verdict": "so so"}}
-    assert rewarded(once, Reward(0.9)).info == {"environment_reward": 0.25}
+    assert apply_reward(once, Reward(0.9)).info == {"environment_reward": 0.25}
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=9))
@@ -81,13 +81,13 @@ def test_turns_sum_to_the_value(turns: list[float]) -> None:
 
 def test_turns_are_as_many_as_the_episodes(episode: Make) -> None:
     played = episode("b", replies=["a"])
-    assert [turn.reward for turn in rewarded(played, Reward(1.0, turns=(1.5, -0.5))).turns] == [1.5, -0.5]
+    assert [turn.reward for turn in apply_reward(played, Reward(1.0, turns=(1.5, -0.5))).turns] == [1.5, -0.5]
     with pytest.raises(InvalidReward, match="each of the 2 turns, got 3"):
-        rewarded(played, Reward(1.0, turns=(0.5, 0.25, 0.25)))
+        apply_reward(played, Reward(1.0, turns=(0.5, 0.25, 0.25)))
 
 
 def test_an_episode_without_a_reward_is_a_failed_one(episode: Make) -> None:
-    failed = unrewarded(episode("a", info={"shown": 1}), RewardFailure("ValueError: no", "Traceback ..."))
+    failed = apply_failure(episode("a", info={"shown": 1}), RewardFailure("ValueError: no", "Traceback ..."))
     assert (failed.status, failed.reward, failed.success) == (Status.ENV_ERROR, None, None)
     assert failed.error == "the reward failed: ValueError: no"
     assert failed.info == {"shown": 1, "traceback": "Traceback ..."}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from agentgym.tools import ToolRunner
 from agentgym.tools.calculator import calculator
-from agentgym.tools.expression import ExpressionError, evaluate, shown
+from agentgym.tools.expression import ExpressionError, evaluate, format_value
 from agentgym.types import ToolCall
 
 GSM8K = Path(__file__).resolve().parents[3] / "shared" / "data" / "tasks" / "gsm8k" / "test.jsonl"
@@ -37,7 +37,7 @@ def test_an_expression_is_what_python_makes_of_it(text: str, plain: bool) -> Non
 def test_any_text_has_a_value_or_is_told_what_is_wrong(text: str) -> None:
     began = time.monotonic()
     try:
-        assert shown(evaluate(text))
+        assert format_value(evaluate(text))
     except ExpressionError as error:
         assert str(error)
     assert time.monotonic() - began < 2
@@ -73,7 +73,7 @@ def test_any_text_has_a_value_or_is_told_what_is_wrong(text: str) -> None:
     ],
 )
 def test_operators_bind_as_usual_and_values_are_exact(text: str, told: str) -> None:
-    assert shown(evaluate(text)) == told
+    assert format_value(evaluate(text)) == told
 
 
 def test_the_numbers_of_an_expression_are_told() -> None:

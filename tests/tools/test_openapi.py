@@ -345,7 +345,7 @@ def test_a_secret_is_hidden_however_it_is_spelt_and_nothing_else_is() -> None:
     seen = json.loads(call("getPet", {"id": "1"}, tells, query={"api_key": key}, headers=headers).content)
     url = "/v1/pets/1?api_key=***"
     assert seen == {"url": url, "key": "***", "seen": "The Bearer of Linux", "html": "***"}
-    hidden = Secrets(headers, {}).hidden("cr1sp s0ft hush-hush")
+    hidden = Secrets(headers, {}).mask_secrets("cr1sp s0ft hush-hush")
     assert hidden == "*** *** ***"
 
 

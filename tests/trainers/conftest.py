@@ -56,7 +56,7 @@ def make_model(
 def logprobs_of(model: Decoder, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
     """The model's logprob of every id after the first, by the plain formula."""
     ids_T = torch.tensor(ids)
-    logits_TV = model.logits(model.hidden(ids_T[:-1], PackedLayout([len(ids) - 1]))) / temperature
+    logits_TV = model.logits(model.hidden_states(ids_T[:-1], PackedLayout([len(ids) - 1]))) / temperature
     logp_TV = logits_TV.log_softmax(-1)
     found: list[float] = logp_TV.gather(1, ids_T[1:, None])[:, 0].tolist()
     return found

@@ -64,7 +64,7 @@ def test_a_run_ahead_learns_from_whole_groups_of_which_no_token_is_older_than_th
     ages = []
     for one in records:
         for row in one.trajectory.rows:
-            ages += [one.step - 1 - int(version) for version in row.policy_versions[row.sampled]]
+            ages += [one.step - 1 - int(version) for version in row.policy_versions[row.sampled_mask]]
     assert 0 <= min(ages) and 0 < max(ages) <= 2
     lines = lines_of(tmp_path / "run")
     assert max(line["staleness_max"] for line in lines) == max(ages)
@@ -83,7 +83,7 @@ def learned(learner: Learner, groups: Sequence[Group], config: TrainConfig, vers
 
 async def by_hand(config: TrainConfig) -> list[StepStats | None]:
     """Play, credit, learn, publish, one after the other, and nothing else."""
-    config = config.resolved
+    config = config.resolved_config
     model, renderer = load_decoder(embedded_folder()), renderer_for(embedded_folder())
     engine = LocalEngine(model, config.local)
     sampler = Sampler(RolloutLoop(engine, renderer, config.limits, config.sampling), config=config.sampler)
@@ -125,7 +125,7 @@ def test_what_is_sampled_before_the_first_update_is_what_the_synchronous_run_sam
         renewed = (row.policy_versions > 0).nonzero()[0]
         num_alike = int(renewed[0]) if len(renewed) else len(row)
         assert row.ids[:num_alike].tolist() == played[0][key].ids[:num_alike].tolist()
-        assert row.sampled[:num_alike].any()
+        assert row.sampled_mask[:num_alike].any()
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ def test_what_is_learned_beside_sampling_is_what_is_learned_of_the_recorded_grou
 ) -> None:
     """Loss by loss and weight by weight: neither the thread nor the episodes that go on meanwhile change a bit."""
     result, _ = train(ahead, tmp_path / "run")
-    ahead = ahead.resolved
+    ahead = ahead.resolved_config
     model = load_decoder(embedded_folder())
     learner = Learner(model, ahead.learner, ahead.optimizer, total_steps=ahead.steps)
     losses = []

@@ -231,4 +231,4 @@ def test_the_command_line_names_the_evaluation_of_what_it_trained(
 
 def test_the_advantage_may_be_named_apart_from_the_algo() -> None:
     config = TrainConfig(env="X", algo="ppo", advantage=AdvantageConfig(name="turn_gae", settings={"lam": 0.5}))
-    assert config.resolved.advantage == AdvantageConfig(name="turn_gae", settings={"lam": 0.5})
+    assert config.resolved_config.advantage == AdvantageConfig(name="turn_gae", settings={"lam": 0.5})

@@ -108,7 +108,7 @@ def by_hand(
     for own, advantage, weight in zip(rows, advantages, weights, strict=True):
         for row in own:
             ids_T = torch.tensor(row.ids)
-            logits_TV = model.logits(model.hidden(ids_T[:-1], PackedLayout([len(ids_T) - 1])))
+            logits_TV = model.logits(model.hidden_states(ids_T[:-1], PackedLayout([len(ids_T) - 1])))
             logp_T = logits_TV.log_softmax(-1).gather(1, ids_T[1:, None])[:, 0]
             loss = -(weight * advantage * logp_T[torch.tensor(row.mask)[1:]]).sum()
             for kept, one in zip(total, torch.autograd.grad(loss, list(model.parameters())), strict=True):

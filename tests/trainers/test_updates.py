@@ -55,7 +55,7 @@ def test_every_epoch_and_minibatch_is_an_optimizer_step_and_the_ratio_is_to_befo
     learner = learner_of(model, epochs=2, minibatches=3)
     stats = learner.update(batch)
     assert learner.optimizer.num_steps == 6 and learner.optimizer.total_steps == 60
-    logits_NV = model.logits(model.hidden(batch.ids_N, PackedLayout(batch.seqlens)))
+    logits_NV = model.logits(model.hidden_states(batch.ids_N, PackedLayout(batch.seqlens)))
     logp_N = logits_NV.log_softmax(-1).gather(1, batch.target_N[:, None])[:, 0]
     moved = float((logp_N - batch.old_logp_N)[batch.mask_N].detach().exp().max())
     assert stats.ratio_max > 1.1 and moved > 1.1

@@ -1,4 +1,4 @@
-"""Replies that are a sequence of addressed messages: a header, a mark, a body, and a mark that ends it."""
+"""Reads replies that are a sequence of addressed messages: a header, a mark, a body, and a mark that ends it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class AddressMarks:
     """The marks of a family: `AddressMarks("<|start|>", "<|message|>", ("<|end|>", "<|call|>"), ("<|channel|>",))`."""
 
     start: str
-    """Begins a header. The first header of a reply has none: the prompt ends behind the mark."""
+    """The mark that begins a header. The first header of a reply has none: the prompt ends after the mark."""
     message: str
-    """Ends a header; the body follows."""
+    """The mark that ends a header; the body follows."""
     ends: tuple[str, ...]
-    """End a body."""
+    """The marks that end a body."""
     inner: tuple[str, ...] = ()
-    """Marks of a header: inside a body one begins the next message, whose own start is missing."""
+    """The marks of a header: inside a body, one of them begins the next message, whose start mark is missing."""
     any: re.Pattern[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -36,14 +36,14 @@ class Addressed:
 
     header: str
     body: str | None
-    """None where no body follows the header: the reply is cut there, or is text without a header."""
+    """The body, or None if none follows the header: the reply is cut there, or is text without a header."""
     raw: str
     is_closed: bool
-    """Whether an end mark, or the next message, follows."""
+    """True if an end mark, or the next message, follows."""
 
 
 def addressed_messages(text: str, marks: AddressMarks) -> Iterator[Addressed]:
-    """The messages of a reply, in their order; raises nothing, takes time linear in the text."""
+    """Yields the messages of a reply in order; raises nothing, takes time linear in the text."""
     start, body = 0, None
     for match in marks.any.finditer(text):
         mark = match[0]
@@ -62,19 +62,19 @@ def addressed_messages(text: str, marks: AddressMarks) -> Iterator[Addressed]:
 def take_without_body(
     reply: ReplyBuilder, message: Addressed, marks: AddressMarks, *, is_call: bool, write: str
 ) -> None:
-    """Takes a message without a body: text without a header, or a header that the reply's end cuts.
+    """Adds a message without a body to the reply: text without a header, or a header that the reply's end cuts.
 
-    `is_call` says whether a header would address a tool, and `write` how to write a call.
+    `is_call` is true if a header would address a tool, and `write` is how to write a call.
     """
     is_header = message.raw.startswith(marks.start) or any(mark in message.raw for mark in marks.inner)
     if is_call and (is_header or BARE_HEADER.fullmatch(message.raw)):
-        reply.malformed(message.raw, f"the call has no arguments. {write}", truncated=not message.is_closed)
+        reply.add_malformed(message.raw, f"the call has no arguments. {write}", truncated=not message.is_closed)
     elif not is_header:
         reply.paragraph(message.header)
 
 
 def _message(text: str, marks: AddressMarks, places: tuple[int, int | None, int, int], *, is_closed: bool) -> Addressed:
-    """The message at these places: of its header, its body, the body's end, and its own end."""
+    """Returns the message at these offsets: of its header, its body, the body's end, and its own end."""
     start, body, body_end, end = places
     header_end = body_end if body is None else body - len(marks.message)
     header = text[start:header_end].removeprefix(marks.start)

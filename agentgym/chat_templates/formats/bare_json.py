@@ -1,4 +1,4 @@
-"""Families whose calls are JSON that nothing has to mark: Llama 3, xLAM, Gemma 2, and models that were only told to."""
+"""Families whose calls are JSON without required marks: Llama 3, xLAM, Gemma 2, and models that a prompt asked to."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["BARE_JSON"]
 
 THINK, END_THINK = THINKING = ("<think>", "</think>")
 VALUE = re.compile(r"\[(?=\s*+\{\s*+\")|\{(?=\s*+\")")
-"""Where a JSON object, or a list of them, may begin."""
+"""Matches the place where a JSON object, or a list of them, may begin."""
 STEP = re.compile(f"{re.escape(END_THINK)}|{VALUE.pattern}")
 MEANT = re.compile(r"[\[\s]*+\{\s*+\"(?:name|tool_calls?)\"\s*+:")
-"""How JSON begins that is meant as a call even if the rest of it cannot be read."""
+"""Matches the beginning of JSON that is meant as a call even if the rest of it cannot be read."""
 MEANT_IN_REASONING = re.compile(r"\{\s*+\"name\"\s*+:")
 FENCE, END_FENCE = re.compile(r"```\w*+\s*+\Z"), re.compile(r"\s*+```")
 SEPARATORS = re.compile(r"[\s;,]*+")
@@ -30,41 +30,41 @@ ARGUMENTS = ("arguments", "parameters")
 
 
 class BareCalls(JsonCalls):
-    """Calls that may stand in the form of the OpenAI API: `{"type": "function", "function": {"name": ...}}`."""
+    """Calls that may have the form of the OpenAI API: `{"type": "function", "function": {"name": ...}}`."""
 
     def call(self, value: JSON) -> FoundCall:
-        """The call that a JSON value is; ValueError says what it lacks."""
-        return super().call(unwrapped(value))
+        """Returns the call that a JSON value is; raises ValueError that names what it lacks."""
+        return super().call(unwrap_call(value))
 
 
 @dataclass(frozen=True)
 class BareFamily:
-    """What one family adds to bare JSON."""
+    """The details that one family adds to bare JSON."""
 
     name: str
     models: str
     marks: tuple[str, ...] = ()
-    """Marks around calls, which are no content."""
+    """The marks around calls, which are no content."""
     ends: tuple[str, ...] = ()
     write: str = '{"name": "tool", "arguments": {...}}'
-    """How a call is written, for error messages."""
+    """An example of a call, for error messages."""
     calls_only: str = ""
-    """The mark behind which nothing but a call makes sense."""
+    """The mark after which nothing but a call makes sense."""
     answers: bool = False
-    """Whether an answer may stand in JSON as well: `{"response": "It is sunny."}`."""
+    """True if an answer may be JSON as well: `{"response": "It is sunny."}`."""
     grammar: CallGrammar | None = None
 
     def format(self) -> ReplyFormat:
-        """The family's format."""
+        """Returns the family's format."""
         marks = (*THINKING, *self.marks)
         return ReplyFormat(self.name, self.models, self.read, marks, THINKING, self.ends, grammar=self.grammar)
 
     def read(self, text: str, context: ReplyContext) -> Message:
-        """The message of a reply.
+        """Returns the message of a reply.
 
-        A JSON object with a name and arguments is a call, wherever it stands beside text, alone or in a list; JSON
-        that is something else is content, and so is all that it holds. JSON that begins as a call does and cannot be
-        read is malformed; one that breaks takes the rest of the reply, because what follows may stand in its strings.
+        A JSON object with a name and arguments is a call, wherever it is in the text, alone or in a list; other JSON is
+        content, and so is all that it holds. JSON that begins like a call and cannot be read is malformed; if it breaks
+        off, it takes the rest of the reply, because what follows may belong to its strings.
         """
         return _Scan(text, context, self).message()
 
@@ -76,9 +76,9 @@ class _Scan:
         self.reply = ReplyBuilder()
         self.is_fenced = False
         self.begin = 0
-        """Where the text begins that was not taken yet."""
+        """The offset of the text that was not read yet."""
         self.stray = 0
-        """Where the next end of reasoning stands, if it is at this place or behind it."""
+        """The offset of the next end of reasoning, if it is at this place or after it."""
 
     def message(self) -> Message:
         if self.context.in_reasoning or self.text.lstrip().startswith(THINK):
@@ -90,7 +90,7 @@ class _Scan:
         return self.reply.message()
 
     def _reasoning(self) -> None:
-        """Takes the reasoning that the reply begins with; without an end it is all of the reply."""
+        """Reads the reasoning that the reply begins with; without an end it is all of the reply."""
         bare = self.text.lstrip()
         start = len(self.text) - len(bare) + len(THINK) if bare.startswith(THINK) else 0
         end = self.text.find(END_THINK, start)
@@ -103,10 +103,10 @@ class _Scan:
         call = MEANT_IN_REASONING.search(self.text, start)
         if call is not None:
             error = f"the call stands inside reasoning that was never closed; write {END_THINK} before calling"
-            self.reply.malformed(self.text[call.start() :], error)
+            self.reply.add_malformed(self.text[call.start() :], error)
 
     def _end_reasoning(self, end: int) -> int:
-        """Makes reasoning of all before an end that nothing opened, the first of them; gives where to look on."""
+        """Makes reasoning of all before the first end that nothing opened; returns where to continue the search."""
         if not self.reply.reasonings:
             self.reply.forget()
             self.reply.reason(self.text[: end - len(END_THINK)])
@@ -114,7 +114,7 @@ class _Scan:
         return end
 
     def _next_stray(self, start: int) -> int:
-        """Where an end of reasoning that nothing opened follows; else the text's end."""
+        """Returns the offset of the next end of reasoning that nothing opened; else the text's end."""
         if self.reply.reasonings or self.stray < 0:
             return len(self.text)
         if self.stray <= start:
@@ -122,7 +122,7 @@ class _Scan:
         return self.stray if self.stray >= 0 else len(self.text)
 
     def _value(self, start: int) -> int:
-        """Takes the JSON that begins at `start` if it is calls; gives where to look on."""
+        """Adds the calls of the JSON that begins at `start`, if any; returns where to continue the search."""
         end, is_whole = json_span(self.text, start)
         try:
             found = self._read(self.text[start:end])
@@ -130,7 +130,7 @@ class _Scan:
             is_cut = not is_whole and end == len(self.text)
             end = end if is_whole else self._next_stray(start)
             self._before_call(start)
-            self.reply.malformed(
+            self.reply.add_malformed(
                 self.text[start:end],
                 f"the call could not be read: {error}. Write {self.family.write}",
                 truncated=is_cut,
@@ -143,11 +143,11 @@ class _Scan:
             if isinstance(call, FoundCall):
                 self.reply.call(call.name, call.arguments, call.id)
             else:
-                self.reply.malformed(call.raw, f"the call could not be read: {call.error}")
+                self.reply.add_malformed(call.raw, f"the call could not be read: {call.error}")
         return self._after_call(end)
 
     def _read(self, raw: str) -> Sequence[FoundCall | UnreadCall] | None:
-        """The calls of JSON; None where it is something else; ValueError where it is meant as a call."""
+        """Returns the calls of JSON, or None if it is something else; raises ValueError if it is meant as a call."""
         try:
             value = read_json(raw)
         except ValueError:
@@ -182,7 +182,7 @@ class _Scan:
         return end
 
     def _rest(self, rest: str) -> None:
-        """Takes what stands behind the last call."""
+        """Reads what follows the last call."""
         mark = self.family.calls_only
         if self.reply.calls or not mark or mark not in rest:
             self._content(rest)
@@ -190,7 +190,7 @@ class _Scan:
         before, mark, after = rest.partition(mark)
         self._content(before)
         error = f"no JSON call stands behind {mark}. Write {self.family.write}"
-        self.reply.malformed(mark + after, error, truncated=json_span(after, 0) == (len(after), False))
+        self.reply.add_malformed(mark + after, error, truncated=json_span(after, 0) == (len(after), False))
 
     def _content(self, text: str) -> None:
         for mark in self.family.marks:
@@ -200,7 +200,7 @@ class _Scan:
 
 
 def calls_of(value: JSON, raw: str) -> tuple[JSON, str]:
-    """What holds the calls in a JSON value, `{"tool_calls": [...]}` or itself, and its text."""
+    """Returns the part of a JSON value that holds the calls, of `{"tool_calls": [...]}` or all of it, and its text."""
     if isinstance(value, Mapping):
         for key in ("tool_calls", "tool_call"):
             inner = value.get(key)
@@ -209,15 +209,15 @@ def calls_of(value: JSON, raw: str) -> tuple[JSON, str]:
     return value, raw
 
 
-def unwrapped(value: JSON) -> JSON:
-    """The call inside the form of the OpenAI API, or the value itself."""
+def unwrap_call(value: JSON) -> JSON:
+    """Returns the call inside the form of the OpenAI API, or the value itself."""
     inner = value.get("function") if isinstance(value, Mapping) and "name" not in value else None
     return inner if isinstance(inner, Mapping) else value
 
 
 def is_meant(value: JSON) -> bool:
-    """Whether a JSON value is meant as a call."""
-    inner = unwrapped(value)
+    """Returns True if a JSON value is meant as a call."""
+    inner = unwrap_call(value)
     return isinstance(inner, Mapping) and "name" in inner and any(key in inner for key in ARGUMENTS)
 
 

@@ -25,17 +25,17 @@ HOW_TO_WRITE_V31 = f"Write tool{SEPARATOR}{{...}}"
 
 
 def read_v3(text: str, context: ReplyContext) -> Message:
-    """The message of a reply of V3 or R1."""
+    """Returns the message of a reply of V3 or R1."""
     return read_tagged(text, context, TAGS, read_fenced_body)
 
 
 def read_v31(text: str, context: ReplyContext) -> Message:
-    """The message of a reply of V3.1."""
+    """Returns the message of a reply of V3.1."""
     return read_tagged(text, context, TAGS, read_body)
 
 
 def read_fenced_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
-    """The call of a body whose JSON is fenced; ValueError says what is wrong."""
+    """Returns the call of a body whose JSON is fenced; raises ValueError with the reason."""
     kind, separator, rest = body.partition(SEPARATOR)
     if not separator or kind.strip() != "function":
         raise ValueError(f"a call begins with function{SEPARATOR}. {HOW_TO_WRITE_V3}")
@@ -47,7 +47,7 @@ def read_fenced_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
 
 
 def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
-    """The call of a body that is a name and JSON; ValueError says what is wrong."""
+    """Returns the call of a body that is a name and JSON; raises ValueError with the reason."""
     name, separator, arguments = body.partition(SEPARATOR)
     if not separator:
         raise ValueError(f"{SEPARATOR} stands between the name and the arguments. {HOW_TO_WRITE_V31}")

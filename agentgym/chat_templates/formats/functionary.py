@@ -23,7 +23,7 @@ ADDRESSED = re.compile(r"[^\s<>{}\[\]\"=]++\n\s*+\{")
 
 
 def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall | UnreadCall]:
-    """The call of a name with arguments; ValueError says what is wrong."""
+    """Returns the call of a name with arguments; raises ValueError with the reason."""
     try:
         head = HEAD.match(body)
         if head is None:
@@ -37,7 +37,7 @@ def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall | UnreadCa
 
 
 def read(text: str, context: ReplyContext) -> Message:
-    """The message of a reply; a prompt of v3.2 ends with the `>>>` that a reply goes on from."""
+    """Returns the message of a reply; a prompt of v3.2 ends with the `>>>` after which a reply begins."""
     start = text.lstrip()
     if start.startswith(ALL) or ADDRESSED.match(start):
         text = ADDRESS + start

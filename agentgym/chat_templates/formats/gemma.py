@@ -22,7 +22,7 @@ HEAD = re.compile(r"\s*+(?:(?:call)?+:)?+([^{}]*+)")
 
 
 def _reader(tags: Tags, quote: str) -> ReadReply:
-    """Reads replies whose strings stand between two of `quote`."""
+    """Returns a reader of replies whose strings are between two of `quote`."""
     how_to_write = f"Write {tags.opening}call:tool{{name:{quote}text{quote},number:1}}{tags.closing}"
 
     def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
@@ -47,7 +47,7 @@ GEMMA4_TAGS = Tags(
     "<|tool_call>",
     "<tool_call|>",
     thinking=("<|channel>thought", "<channel|>"),
-    # A second end of reasoning says nothing.
+    # A second end of reasoning has no meaning.
     silent=("<channel|>",),
     must_close=True,
 )

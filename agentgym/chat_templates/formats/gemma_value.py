@@ -12,7 +12,7 @@ __all__ = ["ValueReader"]
 
 
 class ValueReader:
-    """Reads values of a text from `position` on; ValueError says what is wrong, and where.
+    """Reads values of a text from `position` on; raises ValueError that names what is wrong, and where.
 
     >>> ValueReader('{name:<|"|>text<|"|>,steps:[1,true]}', '<|"|>').object()
     {'name': 'text', 'steps': [1, True]}
@@ -25,7 +25,7 @@ class ValueReader:
         self._string = re.compile(rf"{mark}((?:[^<]++|<(?!{mark[1:]}))*+){mark}")
 
     def object(self) -> Mapping[str, JSON]:
-        """The object that begins here."""
+        """Reads the object that begins here."""
         pairs: dict[str, JSON] = {}
         self._enter("{")
         while not self._skip("}"):
@@ -38,7 +38,7 @@ class ValueReader:
         return pairs
 
     def end(self) -> None:
-        """ValueError unless the text ends here."""
+        """Raises ValueError unless the text ends here."""
         if self.text[self.position :].strip():
             raise self._error("the end of the call")
 
@@ -49,13 +49,13 @@ class ValueReader:
         if self.text.startswith("[", self.position):
             return self._list()
         if self.text.startswith(self.quote, self.position):
-            return self._quoted()
+            return self._quoted_string()
         match = BARE.match(self.text, self.position)
         bare = "" if match is None else match[0].strip()
         if match is None or not bare:
             raise self._error("a value")
         self.position = match.end()
-        if bare == "None":  # as Gemma 4's own template writes null; a text would stand between marks
+        if bare == "None":  # as Gemma 4's own template writes null; a text would be between marks
             return None
         try:
             return read_json(bare)
@@ -76,7 +76,7 @@ class ValueReader:
     def _key(self) -> str:
         self._space()
         if self.text.startswith(self.quote, self.position):
-            key = self._quoted()
+            key = self._quoted_string()
             self._expect(":")
             return key
         match = KEY.match(self.text, self.position)
@@ -85,7 +85,7 @@ class ValueReader:
         self.position = match.end()
         return match[1].strip()
 
-    def _quoted(self) -> str:
+    def _quoted_string(self) -> str:
         match = self._string.match(self.text, self.position)
         if match is None:
             raise ValueError(f"the string that begins at character {self.position} has no end")

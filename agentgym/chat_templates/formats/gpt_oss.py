@@ -2,7 +2,7 @@
 
 `<|channel|>analysis<|message|>...<|end|>` is reasoning, what is on the other channels is content, and a message to a
 function is a call: `<|start|>assistant<|channel|>commentary to=functions.go <|constrain|>json<|message|>{...}<|call|>`.
-The recipient may stand before the channel too. A reply begins right behind `<|start|>assistant`.
+The recipient may be before the channel too. A reply begins right after `<|start|>assistant`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PEOPLE = ("user", "all", "assistant")
 
 
 def read(text: str, context: ReplyContext) -> Message:
-    """The message of a reply."""
+    """Returns the message of a reply."""
     reply = ReplyBuilder()
     for message in addressed_messages(text, MARKS):
         role, _, channel = message.header.partition(CHANNEL)
@@ -58,7 +58,7 @@ def _call(reply: ReplyBuilder, name: str, message: Addressed) -> None:
         reply.call(*as_call({"name": name, "arguments": arguments}))
     except ValueError as error:
         error_text = f"the call could not be read: {error}. {HOW_TO_WRITE}"
-        reply.malformed(message.raw, error_text, truncated=not message.is_closed)
+        reply.add_malformed(message.raw, error_text, truncated=not message.is_closed)
 
 
 GPT_OSS = ReplyFormat(

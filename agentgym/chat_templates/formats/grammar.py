@@ -1,4 +1,4 @@
-"""What holds a sampled reply to its tools' schemas: a format's calls as the grammar of a constraining engine."""
+"""The calls of a format as a grammar, with which an engine holds a sampled reply to its tools' schemas."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from agentgym.types import JSON, ToolSpec
 __all__ = ["NAME", "TAGGED_OBJECT", "CallGrammar"]
 
 NAME = "{name}"
-"""Stands in `CallGrammar.begin` where the tool's name does."""
+"""The placeholder for the tool's name in `CallGrammar.begin`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallGrammar:
-    """How a format writes one call, for engines that mask what cannot follow.
+    """The form of one call, for engines that mask what cannot follow.
 
     Text is free up to `trigger`; from there a reply goes on with the `begin` of one of the tools, arguments by the
     tool's JSON Schema, and `end`, after which text is free again.
@@ -25,13 +25,13 @@ class CallGrammar:
 
     trigger: str
     begin: str
-    """Begins with `trigger`, and has `NAME` where the tool's name stands."""
+    """The text before the arguments: begins with `trigger`, and has `NAME` in place of the tool's name."""
     end: str
     arguments: Literal["json_schema", "qwen_xml_parameter"] = "json_schema"
-    """How the arguments are written: XGrammar's name for it."""
+    """XGrammar's name for the notation of the arguments."""
 
     def structural_tag(self, tools: Sequence[ToolSpec]) -> str:
-        """The grammar for these tools as JSON: XGrammar's structural tag, which SGLang and vLLM take."""
+        """Returns the grammar for these tools as JSON: XGrammar's structural tag, which SGLang and vLLM take."""
         tags: list[JSON] = [
             {
                 "type": "tag",
@@ -52,4 +52,4 @@ class CallGrammar:
 
 
 TAGGED_OBJECT = CallGrammar("<tool_call>", f'<tool_call>\n{{"name": "{NAME}", "arguments": ', "}\n</tool_call>")
-"""What most families write: `<tool_call>`, a JSON object on a line of its own, `</tool_call>`."""
+"""The form that most families write: `<tool_call>`, a JSON object on a line of its own, `</tool_call>`."""

@@ -16,7 +16,7 @@ TAGS = Tags("<tool_call>", "</tool_call>", json_body=True)
 
 
 def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
-    """The one call of a body that is a JSON object; ValueError says what is wrong."""
+    """Returns the one call of a body that is a JSON object; raises ValueError with the reason."""
     try:
         return [FoundCall(*as_call(read_json(body)))]
     except ValueError as error:
@@ -24,7 +24,7 @@ def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
 
 
 def read(text: str, context: ReplyContext) -> Message:
-    """The message of a reply."""
+    """Returns the message of a reply."""
     return read_tagged(text, context, TAGS, read_body)
 
 

@@ -14,27 +14,27 @@ from agentgym.types import JSON, ToolSpec
 __all__ = ["DEEPSEEK_V32", "DEEPSEEK_V41", "DOTS", "MINICPM5", "MINIMAX_M2", "STEP3"]
 
 
-def named(opening: str, group: str, attributes: str = "") -> str:
-    """The pattern of an opening with a name, in quotes of either kind or in none: `<invoke name="go">`."""
+def opening_pattern(opening: str, group: str, attributes: str = "") -> str:
+    """Returns the pattern of an opening with a name, in quotes of either kind or in none: `<invoke name="go">`."""
     return rf"""{re.escape(opening)}(?P<quote>["']?+)(?P<{group}>[^<>"'\n]++)(?P=quote){attributes}\s*+>"""
 
 
 def invokes(prefix: str, *frames: tuple[str, str]) -> Markup:
-    """The markup of calls whose tags have that prefix, within those frames."""
+    """Returns the markup of calls whose tags have that prefix, within those frames."""
     call, value = f"<{prefix}invoke name=", f"<{prefix}parameter name="
     inside = f'{call}"TOOL">\n{value}"NAME">VALUE</{prefix}parameter>\n</{prefix}invoke>'
     return Markup(
         example="\n".join([frames[0][0], inside, frames[0][1]]),
         call=(call, f"</{prefix}invoke>"),
-        head=named(call, "name"),
+        head=opening_pattern(call, "name"),
         value=(value, f"</{prefix}parameter>"),
-        value_head=named(value, "key"),
+        value_head=opening_pattern(value, "key"),
         frames=frames,
     )
 
 
 def declared_value(head: re.Match[str], text: str, tool: ToolSpec | None) -> JSON:
-    """A value that its own tag calls a string (`string="true"`), or JSON; by the tool's schema if it does neither."""
+    """Reads a value as its own tag marks it: a string (`string="true"`) or JSON; else by the tool's schema."""
     if head["string"] == "true":
         return text
     if head["string"] == "false":
@@ -46,7 +46,7 @@ def declared_value(head: re.Match[str], text: str, tool: ToolSpec | None) -> JSO
 
 
 def character_value(head: re.Match[str], text: str, tool: ToolSpec | None) -> JSON:
-    """A CDATA section as it is, and other text with XML's entities read, each by the tool's schema."""
+    """Reads a CDATA section as it is, and other text with XML's entities replaced, each by the tool's schema."""
     section, (opening, closing) = text.strip(), CDATA
     if section.startswith(opening) and section.endswith(closing):
         return bare_value(head, section.removeprefix(opening).removesuffix(closing), tool)
@@ -58,7 +58,7 @@ ENTITIES = {"&lt;": "<", "&gt;": ">", "&amp;": "&", "&quot;": '"', "&apos;": "'"
 ENTITY = re.compile("|".join(ENTITIES))
 CDATA = ("<![CDATA[", "]]>")
 HIDDEN = r"<!\[CDATA\[(?:[^\]<]++|\](?!\]>)|<(?!function name=))*+"
-"""What a CDATA section hides: all but a call, which hides itself."""
+"""The part of a text that a CDATA section hides: all but a call, which hides itself."""
 
 MINIMAX = invokes("", ("<minimax:tool_call>", "</minimax:tool_call>"))
 DOTS_MARKUP = replace(invokes("", ("<dots_function_call>", "</dots_function_call>")), json_frames=True)
@@ -73,15 +73,19 @@ STEP3_MARKUP = replace(
 
 
 def dsml(prefix: str, *frames: str, other: str) -> Markup:
-    """The markup of a DeepSeek model whose tags have that prefix, in frames of those names; marks with the prefix of
-    the `other` models are malformed."""
+    """Returns the markup of a DeepSeek model whose tags have that prefix, in frames of those names.
+
+    Marks with the prefix of the `other` models are malformed.
+    """
     invoke, value = f'{prefix}invoke name="TOOL"', f'{prefix}parameter name="NAME" string="true|false"'
     inside = f"<{invoke}>\n<{value}>VALUE</{prefix}parameter>\n</{prefix}invoke>"
     wrong = [(f"<{other}{name}>", f"</{other}{name}>") for name in ("calls", "tool_calls", "function_calls")]
     return replace(
         invokes(prefix, *((f"<{prefix}{name}>", f"</{prefix}{name}>") for name in frames)),
         example=f"<{prefix}{frames[0]}>\n{inside}\n</{prefix}{frames[0]}>",
-        value_head=named(f"<{prefix}parameter name=", "key", attributes=r'(?:\s++string="(?P<string>true|false)")?+'),
+        value_head=opening_pattern(
+            f"<{prefix}parameter name=", "key", attributes=r'(?:\s++string="(?P<string>true|false)")?+'
+        ),
         read_value=declared_value,
         misspelled=(*wrong, (f"<{other}invoke name=", f"</{other}invoke>")),
     )
@@ -92,9 +96,9 @@ SPACED_DSML = dsml("｜DSML｜ ", "calls", other="｜DSML｜")
 MINICPM = Markup(
     example='<function name="TOOL"><param name="NAME">VALUE</param></function>',
     call=("<function name=", "</function>"),
-    head=named("<function name=", "name"),
+    head=opening_pattern("<function name=", "name"),
     value=("<param name=", "</param>"),
-    value_head=named("<param name=", "key"),
+    value_head=opening_pattern("<param name=", "key"),
     verbatim=HIDDEN,
     misspelled=(("<functionname=", "</function>"),),
     read_value=character_value,

@@ -1,4 +1,4 @@
-"""Bodies of calls that are JSON: one object, or a list of them."""
+"""Reads bodies of calls that are JSON: one object, or a list of them."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ OBJECT = '{"name": "tool", "arguments": {...}}'
 
 @dataclass(frozen=True)
 class JsonCalls:
-    """How a family writes calls as JSON; called with a body it gives the body's calls (a `ReadBody`).
+    """The form in which a family writes calls as JSON; called with a body it returns the body's calls (a `ReadBody`).
 
     >>> JsonCalls(listed=True)('[{"name": "go", "arguments": {"direction": "north"}}]', ReplyContext())
     [FoundCall(name='go', arguments={'direction': 'north'}, id=None)]
     """
 
     write: str = OBJECT
-    """How a call is written, for error messages."""
+    """An example of a call, for error messages."""
     single: bool = True
-    """Whether a body may be one object."""
+    """True if a body may be one object."""
     listed: bool = False
-    """Whether a body may be a list of objects."""
+    """True if a body may be a list of objects."""
     names: tuple[str, ...] = ("name",)
-    """Keys of the name; the first that is there counts."""
+    """The keys of the name; the first that is present counts."""
     arguments: tuple[str, ...] = ("arguments",)
-    """Keys of the arguments."""
+    """The keys of the arguments."""
     needs_arguments: bool = False
-    """Whether an object without arguments is no call."""
+    """True if an object without arguments is no call."""
     id: str = ""
-    """The key of the model's own id for a call, where its template needs it back."""
+    """The key of the model's own id for a call, if its template needs it back."""
 
     def __call__(self, body: str, context: ReplyContext) -> Sequence[FoundCall | UnreadCall]:
-        """The calls of a body; ValueError says what is wrong."""
+        """Returns the calls of a body; raises ValueError with the reason."""
         try:
             return self.of(read_json(body), body)
         except ValueError as error:
             raise ValueError(f"{error}. Write {self.write}") from None
 
     def of(self, value: JSON, body: str) -> Sequence[FoundCall | UnreadCall]:
-        """The calls of a body that was read as JSON; ValueError says what is wrong."""
+        """Returns the calls of a body that was read as JSON; raises ValueError with the reason."""
         if self.listed and isinstance(value, Sequence) and not isinstance(value, str):
             return self._items(value, body)
         if not self.single:
@@ -55,7 +55,7 @@ class JsonCalls:
         return [self.call(value)]
 
     def call(self, value: JSON) -> FoundCall:
-        """The call that a JSON value is; ValueError says what it lacks."""
+        """Returns the call that a JSON value is; raises ValueError that names what it lacks."""
         name, arguments = as_call(value, self.names, self.arguments)
         assert isinstance(value, Mapping)  # as_call refuses everything else
         if self.needs_arguments and not any(key in value for key in self.arguments):
@@ -64,7 +64,7 @@ class JsonCalls:
         return FoundCall(name, arguments, call_id if isinstance(call_id, str) and call_id else None)
 
     def _items(self, values: Sequence[JSON], body: str) -> Sequence[FoundCall | UnreadCall]:
-        """Each item's call; neighbours that are none are one UnreadCall. ValueError if all are none."""
+        """Returns each item's call; adjacent unreadable items make one UnreadCall. Raises ValueError if all fail."""
         calls = [self._call_or_error(value) for value in values]
         found = [call for call in calls if isinstance(call, FoundCall)]
         if len(found) == len(calls):

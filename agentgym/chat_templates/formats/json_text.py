@@ -1,4 +1,4 @@
-"""JSON as models write it: strictly read, whole or from a place in a text on."""
+"""Reads JSON as models write it: strictly, whole or from an offset in a text on."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["as_call", "json_end", "json_kind", "json_span", "list_items", "read_
 
 
 def read_json(text: str) -> JSON:
-    """The value that `text` spells; ValueError says what is wrong.
+    """Returns the value that `text` spells; raises ValueError with the reason.
 
-    What JSON does not have (NaN, infinities, lone surrogates) is refused.
+    Values that JSON does not have (NaN, infinities, lone surrogates) are refused.
     """
     try:
-        value: JSON = _decoded(text)
+        value: JSON = _decode_json(text)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
@@ -31,8 +31,8 @@ def read_json(text: str) -> JSON:
     return value
 
 
-def _decoded(text: str) -> JSON:
-    """What the decoder makes of a text, without its two regular expressions for white space."""
+def _decode_json(text: str) -> JSON:
+    """Decodes a text without the decoder's two regular expressions for white space."""
     bare = text.strip(_BLANKS)
     try:
         value, end = _SCAN(bare, 0)
@@ -44,17 +44,16 @@ def _decoded(text: str) -> JSON:
 
 
 def json_end(text: str, start: int) -> int | None:
-    """Where the JSON object or list that begins at `start` (after white space or not) ends; None where none does."""
+    """Returns the end of the JSON object or list that begins at `start` (after white space or not), or None."""
     end, is_whole = json_span(text, start)
     return end if is_whole else None
 
 
 def json_span(text: str, start: int) -> tuple[int, bool]:
-    """Where the JSON object or list that begins at `start` ends, or stops being one, and whether it is whole.
+    """Returns where the JSON object or list that begins at `start` ends, or stops being one, and whether it is whole.
 
-    What is inside is looked at as far as brackets and strings go. It stops at the first character that JSON cannot
-    have there, so that asking at each of many places costs no more than the text is long; at the text's end when the
-    text could go on.
+    Only brackets and strings are checked. It stops at the first character that JSON cannot have there, so that asking
+    at each of many offsets costs no more than the text is long; at the text's end if the text could go on.
     """
     depth, position = 0, start
     while (match := _TOKEN.match(text, position)) is not None:
@@ -71,7 +70,7 @@ def json_span(text: str, start: int) -> tuple[int, bool]:
 
 
 def list_items(text: str) -> list[tuple[int, int]]:
-    """Where each item of a JSON list, which `read_json` reads, begins and ends."""
+    """Returns the start and end of each item of a JSON list that `read_json` accepts."""
     items = []
     position = _GAP.match(text, text.index("[") + 1).end()  # type: ignore[union-attr]  # it matches nothing as well
     while not text.startswith("]", position):
@@ -84,11 +83,11 @@ def list_items(text: str) -> list[tuple[int, int]]:
 def as_call(
     value: JSON, name_keys: Sequence[str] = ("name",), argument_keys: Sequence[str] = ("arguments",)
 ) -> tuple[str, Mapping[str, JSON]]:
-    """Name and arguments of a call that is a JSON object; ValueError says what it lacks.
+    """Returns the name and arguments of a call that is a JSON object; raises ValueError that names what it lacks.
 
-    The first key that is there counts. Arguments may be an object, a string that holds one, or absent (none).
+    The first key that is present counts. Arguments may be an object, a string that holds one, or absent (none).
     """
-    if not isinstance(value, dict | Mapping):  # a dict is told at once
+    if not isinstance(value, dict | Mapping):  # a dict is recognized at once
         raise ValueError(f"a call is a JSON object, got {json_kind(value)}")
     name_key, key = _first_key(value, name_keys), _first_key(value, argument_keys)
     name = None if name_key is None else value[name_key]
@@ -110,7 +109,7 @@ def _first_key(value: Mapping[str, JSON], keys: Sequence[str]) -> str | None:
 
 
 def json_kind(value: JSON) -> str:
-    """What kind of value it is, for a message: `a list`."""
+    """Returns the kind of a value, for a message: `a list`."""
     if isinstance(value, str):
         return "a string"
     if isinstance(value, Mapping):

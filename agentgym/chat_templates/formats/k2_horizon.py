@@ -1,7 +1,7 @@
-"""Calls as K2 Horizon writes them: in a section, each with a key and a value an argument, or as JSON.
+"""Calls as K2 Horizon writes them: in a section, with a key and a value for each argument, or as JSON.
 
 `<ifm|tool_call>go<ifm|arg_key>to</ifm|arg_key><ifm|arg_value>north</ifm|arg_value></ifm|tool_call>`, where an
-`<ifm|arg_type>` may stand before the value.
+`<ifm|arg_type>` may precede the value.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from agentgym.chat_templates.formats.json_text import as_call, read_json
 from agentgym.chat_templates.formats.protocol import ReplyContext, ReplyFormat
-from agentgym.chat_templates.formats.schema_types import read_bare, tool_named, typed
+from agentgym.chat_templates.formats.schema_types import read_bare, tool_named, typed_value
 from agentgym.chat_templates.formats.tagged import FoundCall, Tags, read_tagged
 from agentgym.types import JSON, Message
 
@@ -28,7 +28,7 @@ HOW_TO_WRITE = (
     "and </ifm|tool_call>"
 )
 THINKING = tuple(_element(name) for name in ("think", "think_fast", "think_faster"))
-"""The template opens one of them, by the effort that is asked for."""
+"""The template opens one of them, by the requested effort."""
 TAGS = Tags(*_element("tool_call"), thinking=THINKING[0], section=_element("tool_calls"), must_close=True)
 ARGUMENT = re.compile(
     r"\s*+<ifm\|arg_key>(?P<key>[^<]++)</ifm\|arg_key>"
@@ -40,7 +40,7 @@ THINKING_MARK = re.compile("|".join(re.escape(mark) for pair in THINKING for mar
 
 
 def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
-    """The call of a body; ValueError says what is wrong."""
+    """Returns the call of a body; raises ValueError with the reason."""
     try:
         if body.lstrip().startswith("{"):
             return [FoundCall(*as_call(read_json(body)))]
@@ -54,7 +54,7 @@ def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
                 raise ValueError(f"expected an argument, got {body[position : position + 40]!r}")
             key, value, kind = match["key"].strip(), match["value"], (match["type"] or "").strip()
             by_kind = value if kind == "string" else read_bare(value)
-            arguments[key] = by_kind if kind else typed(value, key, tool, bare_json=True)
+            arguments[key] = by_kind if kind else typed_value(value, key, tool, bare_json=True)
             position = match.end()
     except ValueError as error:
         raise ValueError(f"{error}. {HOW_TO_WRITE}") from None
@@ -62,7 +62,7 @@ def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
 
 
 def read(text: str, context: ReplyContext) -> Message:
-    """The message of a reply; the first mark of reasoning says which pair is in use."""
+    """Returns the message of a reply; the first mark of reasoning decides which pair is in use."""
     mark = THINKING_MARK.search(text)
     pair = THINKING[0] if mark is None else next(pair for pair in THINKING if mark[0] in pair)
     return read_tagged(text, context, replace(TAGS, thinking=pair), read_body)

@@ -1,4 +1,4 @@
-"""Calls as Kimi K2 writes them, in a section of their own, each with the id that its answer bears.
+"""Calls as Kimi K2 writes them, in a section of their own, each with the id that its answer has.
 
 `<|tool_call_begin|>functions.go:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`
 """
@@ -23,7 +23,7 @@ CALL_ID = re.compile(r"(?:functions\.)?+(?P<name>[^\s:]++):[0-9]++")
 
 
 def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
-    """The call of a body; ValueError says what is wrong."""
+    """Returns the call of a body; raises ValueError with the reason."""
     call_id, separator, arguments = body.partition(SEPARATOR)
     match = CALL_ID.fullmatch(call_id.strip())
     if not separator or match is None:
@@ -36,7 +36,7 @@ def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
 
 
 def read(text: str, context: ReplyContext) -> Message:
-    """The message of a reply."""
+    """Returns the message of a reply."""
     return read_tagged(text, context, TAGS, read_body)
 
 

@@ -1,7 +1,7 @@
 """Calls as Kimi K3 writes them, by three marks: `<|open|>call tool="go" index="1"<|sep|>...<|close|>call<|sep|>`.
 
 A reply is a `think`, a `response` and a `tools` element; a call holds `argument` elements, whose text is a string or
-else JSON, as their `type` says, or one `json` element.
+JSON by their `type`, or one `json` element.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PART = re.compile(
 
 
 def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
-    """The call of a body, which begins with the attributes; ValueError says what is wrong."""
+    """Returns the call of a body, which begins with the attributes; raises ValueError with the reason."""
     attributes, separator, parts = body.partition(SEPARATOR)
     try:
         if not separator:
@@ -80,7 +80,7 @@ def _attributes(text: str) -> Mapping[str, str]:
 
 
 def read(text: str, context: ReplyContext) -> Message:
-    """The message of a reply."""
+    """Returns the message of a reply."""
     return read_tagged(text, context, TAGS, read_body)
 
 

@@ -16,7 +16,7 @@ TAGS = Tags("<|tool_call_start|>", "<|tool_call_end|>")
 
 
 def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall | UnreadCall]:
-    """The calls of a body: a list in Python's syntax, or, as the models can be asked to write, in JSON."""
+    """Returns the calls of a body: a list in Python's syntax, or in JSON, which the models can be asked to write."""
     if not body.lstrip("[ \n").startswith("{"):
         return read_calls(body, context)
     value = read_json(body)
@@ -24,7 +24,7 @@ def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall | UnreadCa
 
 
 def read(text: str, context: ReplyContext) -> Message:
-    """The message of a reply."""
+    """Returns the message of a reply."""
     return read_tagged(text, context, TAGS, read_body)
 
 

@@ -1,4 +1,4 @@
-"""Families that write calls as JSON behind a mark that nothing has to close: `<|tool_call|> [{"name": ...}]`."""
+"""Families that write calls as JSON after a mark that needs no closing: `<|tool_call|> [{"name": ...}]`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["MARKED_JSON"]
 def marked_json(
     name: str, models: str, tags: Tags, calls: JsonCalls, marks: tuple[str, ...], ends: tuple[str, ...]
 ) -> ReplyFormat:
-    """The format of a family; `marks` are the single texts that its tags consist of."""
+    """Returns the format of a family; `marks` are the single texts that its tags consist of."""
 
     def read(text: str, context: ReplyContext) -> Message:
         return read_open_json(text, context, tags, calls)

@@ -1,4 +1,4 @@
-"""Calls as elements with one element an argument: `<function=go><parameter=to>north</parameter></function>`."""
+"""Calls as elements with one element per argument: `<function=go><parameter=to>north</parameter></function>`."""
 
 from __future__ import annotations
 
@@ -10,62 +10,63 @@ from agentgym.chat_templates.formats.json_text import as_call, json_end, read_js
 from agentgym.chat_templates.formats.nesting import element_marks, elements, value_ends
 from agentgym.chat_templates.formats.protocol import ReplyContext
 from agentgym.chat_templates.formats.reply import ReplyBuilder
-from agentgym.chat_templates.formats.schema_types import tool_named, typed
+from agentgym.chat_templates.formats.schema_types import tool_named, typed_value
 from agentgym.chat_templates.formats.tagged import Tags, scan_tagged
 from agentgym.types import JSON, Message, ToolSpec
 
 __all__ = ["Markup", "ReadElements", "ReadValue", "bare_value", "line_value", "read_markup", "text_value"]
 
 ReadValue = Callable[["re.Match[str]", str, "ToolSpec | None"], JSON]
-"""The value of an argument, of what opened it, its text, and the tool that is called."""
+"""Returns the value of an argument, given the match of its opening, its text, and the tool that is called."""
 
 ReadElements = Callable[[str, int, "ToolSpec | None"], "tuple[Mapping[str, JSON], int]"]
-"""Arguments and end of a call whose inside begins there, for a family whose arguments are not tags with a name in it;
-ValueError says why it cannot be read."""
+"""Returns the arguments and end of a call whose inside begins there; raises ValueError if it cannot be read.
+
+It is for a family whose arguments are not tags with a name in them."""
 
 
 def text_value(head: re.Match[str], text: str, tool: ToolSpec | None) -> JSON:
-    """By the tool's schema; without one, the text."""
-    return typed(text, head["key"].strip(), tool)
+    """Returns the value by the tool's schema; without one, the text."""
+    return typed_value(text, head["key"].strip(), tool)
 
 
 def bare_value(head: re.Match[str], text: str, tool: ToolSpec | None) -> JSON:
-    """By the tool's schema; without one, the JSON value that the text spells, else the text."""
-    return typed(text, head["key"].strip(), tool, bare_json=True)
+    """Returns the value by the tool's schema; without one, the JSON value that the text spells, else the text."""
+    return typed_value(text, head["key"].strip(), tool, bare_json=True)
 
 
 def line_value(head: re.Match[str], text: str, tool: ToolSpec | None) -> JSON:
-    """As `text_value`, of a text that stands on lines of its own."""
+    """Returns the `text_value` of a text that is on lines of its own."""
     return text_value(head, text.removeprefix("\n").removesuffix("\n"), tool)
 
 
 @dataclass(frozen=True)
 class Markup:
-    """How a family writes calls: the marks as they are, the whole openings as patterns."""
+    """The form in which a family writes calls: the marks as they are, the whole openings as patterns."""
 
     example: str
-    """A call, for a model that wrote one wrong."""
+    """An example of a call, for a model that wrote a wrong one."""
     call: tuple[str, str]
-    """What every call opens and closes with: `<function=` and `</function>`."""
+    """The opening and closing of every call: `<function=` and `</function>`."""
     head: str
-    """The whole opening of a call, with its `name`."""
+    """The pattern of the whole opening of a call, with its `name`."""
     value: tuple[str, str]
-    """What every argument's value opens and closes with: `<parameter=` and `</parameter>`."""
+    """The opening and closing of every argument's value: `<parameter=` and `</parameter>`."""
     value_head: str
-    """All that opens an argument's value, with its `key`."""
+    """The pattern of all that opens an argument's value, with its `key`."""
     frames: tuple[tuple[str, str], ...] = ()
-    """What stands around one call or several, such as `<tool_call>` and `</tool_call>`; it may be missing."""
+    """The marks around one call or several, such as `<tool_call>` and `</tool_call>`; they may be missing."""
     lead: str = r"\s"
-    """What may stand between the opening of a frame and its call."""
+    """The pattern of what may be between the opening of a frame and its call."""
     misspelled: tuple[tuple[str, str], ...] = ()
-    """Openings and closings that models write in place of the right ones: what begins with one is a malformed call."""
+    """Openings and closings that models write in place of the right ones: a call that begins with one is malformed."""
     verbatim: str = ""
-    """What is text whatever marks it holds, such as a CDATA section."""
+    """The pattern of what is text whatever marks it holds, such as a CDATA section."""
     thinking: tuple[str, str] = ("<think>", "</think>")
     read_value: ReadValue = text_value
     read_elements: ReadElements | None = None
     json_frames: bool = False
-    """Whether a frame may hold a call as JSON instead."""
+    """True if a frame may hold a call as JSON instead."""
     tags: Tags = field(init=False, repr=False)
     patterns: _Patterns = field(init=False, repr=False)
 
@@ -91,16 +92,16 @@ class Markup:
 
 @dataclass(frozen=True)
 class _Patterns:
-    """What a family's marks are searched with."""
+    """The patterns that find a family's marks."""
 
     head: re.Pattern[str]
     value_head: re.Pattern[str]
     lead: re.Pattern[str]
-    """The openings of frames, and what stands between them and a call."""
+    """The openings of frames, and what is between them and a call."""
     trail: re.Pattern[str]
     """The closings of frames, and the space before them."""
     stop: re.Pattern[str]
-    """Where a call that cannot be read ends at the latest: `past` it, or before it."""
+    """The latest end of a call that cannot be read: after the match (`past`), or before it."""
     elements: re.Pattern[str]
     misspelled: re.Pattern[str]
     """Openings that are no marks of the family, one after the other."""
@@ -123,11 +124,11 @@ class _Patterns:
 
 
 def read_markup(text: str, context: ReplyContext, markup: Markup) -> Message:
-    """The message of a reply; raises nothing, takes time linear in the text.
+    """Returns the message of a reply; raises nothing, takes time linear in the text.
 
     A value ends where its own closing does: examples of calls and stray marks within it are text, as far as the marks
-    of the call fit together. Where they do not, a value ends at the last of several closings on end, at another
-    argument that begins on the next line, or at the call's closing. A call that does not close is malformed.
+    of the call match. Where they do not, a value ends at the last of several consecutive closings, at another argument
+    that begins on the next line, or at the call's closing. A call that does not close is malformed.
     """
     return scan_tagged(text, context, markup.tags, _Calls(text, context, markup).take)
 
@@ -138,10 +139,10 @@ class _Calls:
     def __init__(self, text: str, context: ReplyContext, markup: Markup) -> None:
         self.text, self.tools, self.markup, self.patterns = text, context.tools, markup, markup.patterns
         self.fitting: Mapping[int, Sequence[int]] | None = None
-        """Where the values of calls end whose marks fit together; None until the first call."""
+        """The ends of the values of calls whose marks match; None until the first call."""
 
     def take(self, reply: ReplyBuilder, start: int) -> int:
-        """Reads what begins with a frame or a call, and gives where it ends."""
+        """Reads what begins with a frame or a call; returns where it ends."""
         wrong = self.patterns.misspelled.match(self.text, start)
         if wrong is not None:
             return self._unread(reply, start, wrong.end(), ValueError(f"{wrong['first']} is no mark of a call"))
@@ -156,7 +157,7 @@ class _Calls:
         return self._match(self.patterns.trail, end).end()
 
     def _call(self, start: int) -> tuple[str, Mapping[str, JSON], int]:
-        """Name, arguments and end of a call; ValueError says why it cannot be read."""
+        """Returns the name, arguments and end of a call; raises ValueError if it cannot be read."""
         head = self.patterns.head.match(self.text, start)
         name = "" if head is None else head["name"].strip()
         if head is None or not name:
@@ -182,15 +183,15 @@ class _Calls:
         return name, arguments, position + len(self.markup.call[1])
 
     def _value_ends(self, start: int) -> Sequence[int]:
-        """Where the values of the call end; empty where its marks do not fit together."""
+        """Returns the ends of the call's values; empty if its marks do not match."""
         if self.fitting is None:
             self.fitting = value_ends(self.text, start, self.patterns.elements)
         return self.fitting.get(start, ())
 
     def _loose_end(self, begin: int, given: tuple[str, Mapping[str, JSON]]) -> tuple[int, int]:
-        """Where a value ends, and where what follows begins, in a call whose marks do not fit together.
+        """Returns where a value ends and where what follows begins, in a call whose marks do not match.
 
-        `given` is the argument's name, and the arguments before it.
+        `given` is the argument's name and the arguments before it.
         """
         marks = element_marks(self.text, begin, self.patterns.elements)
         mark = next(marks, None)
@@ -209,14 +210,14 @@ class _Calls:
         raise ValueError("its last argument does not end")
 
     def _is_further(self, mark: re.Match[str], given: tuple[str, Mapping[str, JSON]]) -> bool:
-        """Whether an argument that is not given yet begins there, on a line of its own."""
+        """Returns True if an argument that is not given yet begins there, on a line of its own."""
         head = self.patterns.value_head.match(self.text, mark.start())
         if head is None or self.text[mark.start() - 1] != "\n":
             return False
         return head["key"].strip() != given[0] and head["key"].strip() not in given[1]
 
     def _frame(self, reply: ReplyBuilder, start: int, begin: int) -> int:
-        """Reads a frame that no call follows at once."""
+        """Reads a frame that no call follows immediately."""
         if self.markup.json_frames and (end := json_end(self.text, begin)) is not None:
             try:
                 reply.call(*as_call(read_json(self.text[begin:end]), ("name",), ("arguments", "parameters")))
@@ -236,16 +237,16 @@ class _Calls:
         if stop is not None and stop["past"]:
             end = self._match(self.patterns.trail, stop.end()).end()
         message = f"the call could not be read: {error}. Write {self.markup.example}"
-        reply.malformed(self.text[start:end], message, truncated=stop is None)
+        reply.add_malformed(self.text[start:end], message, truncated=stop is None)
         return end
 
     def _stop(self, begin: int) -> re.Match[str] | None:
-        """What ends a call that cannot be read; None where the reply's end does."""
+        """Returns the match that ends a call that cannot be read; None if the reply's end does."""
         stops = self.patterns.stop.finditer(self.text, begin)
         return next((stop for stop in stops if stop.lastgroup != "hidden"), None)
 
     def _match(self, pattern: re.Pattern[str], position: int) -> re.Match[str]:
-        """The match of a pattern that matches anywhere, if only nothing."""
+        """Returns the match of a pattern that matches everywhere, at least the empty text."""
         match = pattern.match(self.text, position)
         assert match is not None
         return match

@@ -1,4 +1,4 @@
-"""Calls as MiniMax M3 writes them: every tag behind the mark `]<]minimax[>[`, an element an argument, nested as it is.
+"""Calls as MiniMax M3 writes them: every tag after the mark `]<]minimax[>[`, a nested element for each argument.
 
 A list's values are `<item>` elements; a value within a value is an element within its element. Tags without the mark
 are text.
@@ -21,14 +21,14 @@ __all__ = ["MINIMAX_M3"]
 
 @dataclass(slots=True)
 class _Element:
-    """An element in the making: its path in the arguments, and what stands in it."""
+    """An element that is being read: its path in the arguments, and its content so far."""
 
     path: tuple[str, ...] = ()
     text: list[str] = field(default_factory=list)
     inner: list[tuple[str, JSON]] = field(default_factory=list)
 
     def value(self, tool: ToolSpec | None) -> JSON:
-        """A list, an object, or what the text spells."""
+        """Returns a list, an object, or the value that the text spells."""
         kinds = kinds_at(self.path, tool)
         text = "".join(self.text)
         if not self.inner and (text.strip() or not kinds & {"array", "object"} or "string" in kinds):
@@ -39,18 +39,18 @@ class _Element:
         return self.members()
 
     def members(self) -> Mapping[str, JSON]:
-        """The elements within as an object."""
+        """Returns the inner elements as an object."""
         self.only_elements()
         return dict(self.inner)
 
     def only_elements(self) -> None:
-        """ValueError when text stands beside the elements."""
+        """Raises ValueError if there is text besides the elements."""
         if "".join(self.text).strip():
             raise ValueError(f"text stands beside the arguments or within <{'.'.join(self.path) or 'invoke'}>")
 
 
 def read_elements(text: str, begin: int, tool: ToolSpec | None) -> tuple[Mapping[str, JSON], int]:
-    """Arguments and end of a call whose inside begins there; ValueError says why it cannot be read."""
+    """Returns the arguments and end of a call whose inside begins there; raises ValueError if it cannot be read."""
     stack = [_Element()]
     position = begin
     for mark in ELEMENT.finditer(text, begin):

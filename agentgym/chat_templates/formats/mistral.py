@@ -1,5 +1,7 @@
-"""Calls as Mistral writes them: a JSON list (v3), `[TOOL_CALLS]go[CALL_ID]123456789[ARGS]{...}` (v11), both after
-reasoning in `[THINK]` (v13)."""
+"""Calls as Mistral writes them: a JSON list (v3), or `[TOOL_CALLS]go[CALL_ID]123456789[ARGS]{...}` (v11).
+
+Both may follow reasoning in `[THINK]` (v13).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ __all__ = ["MISTRAL"]
 
 CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 THINKING = ("[THINK]", "[/THINK]")
-TAGS = Tags(CALLS, thinking=THINKING, further=(f"{CALLS}{CALLS}", f"{CALLS} {CALLS}"))  # a doubled mark says nothing
+TAGS = Tags(CALLS, thinking=THINKING, further=(f"{CALLS}{CALLS}", f"{CALLS} {CALLS}"))  # a doubled mark counts once
 LISTED = JsonCalls(listed=True, id="id", write='[{"name": "tool", "arguments": {...}}]')
 NAMED = re.compile(
     r"\s*+(?P<name>[^\s\[\]{}\"]++)\s*+(?:\[CALL_ID\](?P<id>[^\s\[\]{}\"]*+)\s*+)?(?:\[ARGS\]\s*+)?(?=\{)"
@@ -27,7 +29,7 @@ HEAD = re.compile(rf"{NAMED.pattern}|{BEFORE_LIST}")
 
 
 def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall | UnreadCall]:
-    """The calls behind one mark: several of a list, or the one that a name begins."""
+    """Returns the calls after one mark: several of a list, or the one that a name begins."""
     named = NAMED.match(body)
     if named is None:
         before = re.match(BEFORE_LIST, body)
@@ -44,7 +46,7 @@ def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall | UnreadCa
 
 
 def read(text: str, context: ReplyContext) -> Message:
-    """The message of a reply."""
+    """Returns the message of a reply."""
     return read_open_json(text, context, TAGS, read_body, HEAD)
 
 

@@ -1,7 +1,7 @@
 """Replies as Muse Glimmer writes them: messages to `self` (reasoning), to `user` (content), and to tools (calls).
 
 ` to=go<|message|><atem:function_calls>`, an `<atem:invoke name="go">` with its parameters, `</atem:function_calls>`
-and `<|eom|>`. A reply begins right behind `<|start|>assistant`.
+and `<|eom|>`. A reply begins right after `<|start|>assistant`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RECIPIENT = re.compile(r"\s*+(?:assistant\s++)?+to=(\S*+)\s*+")
 
 
 def read(text: str, context: ReplyContext) -> Message:
-    """The message of a reply."""
+    """Returns the message of a reply."""
     reply = ReplyBuilder()
     for message in addressed_messages(text, MARKS):
         recipient = RECIPIENT.fullmatch(message.header)
@@ -45,20 +45,20 @@ def read(text: str, context: ReplyContext) -> Message:
 
 
 def _calls(reply: ReplyBuilder, message: Addressed, context: ReplyContext) -> None:
-    """Takes the calls of a message to a tool."""
+    """Adds the calls of a message to a tool."""
     found = read_markup(message.body or "", ReplyContext(context.tools), CALLS).tool_calls
     for call in found:
         if isinstance(call, ToolCall):
-            reply.call(_known(call.name, context.tools), call.arguments)
+            reply.call(_tool_name(call.name, context.tools), call.arguments)
         else:
-            reply.malformed(call.raw, call.error, truncated=call.truncated and not message.is_closed)
+            reply.add_malformed(call.raw, call.error, truncated=call.truncated and not message.is_closed)
     if not found:
         error = f"no call stands in a message to a tool. {HOW_TO_WRITE}"
-        reply.malformed(message.raw, error, truncated=not message.is_closed)
+        reply.add_malformed(message.raw, error, truncated=not message.is_closed)
 
 
-def _known(name: str, tools: Sequence[ToolSpec]) -> str:
-    """The name of the tool that is meant: the template shows `go` as the namespace `go.*`, and models write `go.go`."""
+def _tool_name(name: str, tools: Sequence[ToolSpec]) -> str:
+    """Returns the name of the tool meant: the template shows `go` as the namespace `go.*`, and models write `go.go`."""
     names = {tool.name for tool in tools}
     first, _, rest = name.partition(".")
     return first if name not in names and first == rest and first in names else name

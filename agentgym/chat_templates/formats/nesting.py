@@ -1,4 +1,4 @@
-"""Which marks of a text belong together: a call's opening, its arguments' closings, and its closing."""
+"""Matches the marks of a text: a call's opening, its arguments' closings, and its closing."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ __all__ = ["element_marks", "elements", "value_ends"]
 
 
 def elements(call: tuple[str, str], value: tuple[str, str], verbatim: str = "") -> re.Pattern[str]:
-    """Any opening or closing of a call or of an argument's value; `verbatim` is a pattern of what hides marks."""
+    """Returns the pattern of any opening or closing of a call or a value; `verbatim` matches what hides marks."""
     kinds = {"call": call[0], "end_call": call[1], "value": value[0], "end_value": value[1]}
     marks = [f"(?P<{kind}>{re.escape(mark)})" for kind, mark in kinds.items()]
     return re.compile("|".join([f"(?P<verbatim>{verbatim})", *marks] if verbatim else marks), re.DOTALL)
 
 
 def element_marks(text: str, start: int, marks: re.Pattern[str]) -> Iterator[re.Match[str]]:
-    """The marks from `start` on."""
+    """Yields the marks from `start` on."""
     return (mark for mark in marks.finditer(text, start) if mark.lastgroup != "verbatim")
 
 
 def value_ends(text: str, start: int, marks: re.Pattern[str]) -> Mapping[int, Sequence[int]]:
-    """Of each call all of whose elements close: where it begins, and where its arguments' closings begin.
+    """Returns, for each call whose elements all close, its start and the starts of its arguments' closings.
 
-    A call that stands in an argument's value, as an example that the model quotes, is that call's own and hides
-    nothing of the call around it. A call whose marks do not fit together is left out.
+    A call inside an argument's value, such as an example that the model quotes, is separate and hides nothing of the
+    call around it. A call whose marks do not match is left out.
     """
     found: dict[int, Sequence[int]] = {}
     stack: list[tuple[int, list[int] | None]] = []  # calls with their arguments' ends, and values, which have none
@@ -47,7 +47,7 @@ def _close_value(stack: list[tuple[int, list[int] | None]], place: int) -> None:
     if len(stack) > 1 and stack[-1][1] is not None:  # what looked like a call in the value was only text
         stack.pop()
     _, ends = stack[-1]
-    if ends is not None:  # nothing is open: the call does not fit together
+    if ends is not None:  # nothing is open: the marks of the call do not match
         ends.append(UNOPENED)
         return
     stack.pop()

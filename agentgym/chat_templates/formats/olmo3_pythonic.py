@@ -1,4 +1,4 @@
-"""Calls as Olmo 3 writes them, one a line: `<function_calls>go(direction="north")</function_calls>`."""
+"""Calls as Olmo 3 writes them, one per line: `<function_calls>go(direction="north")</function_calls>`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TAGS = Tags("<function_calls>", "</function_calls>")
 
 
 def read(text: str, context: ReplyContext) -> Message:
-    """The message of a reply."""
+    """Returns the message of a reply."""
     return read_tagged(text, context, TAGS, read_calls)
 
 

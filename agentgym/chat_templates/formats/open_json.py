@@ -18,16 +18,16 @@ NOTHING = re.compile("")
 def read_open_json(
     text: str, context: ReplyContext, tags: Tags, read_body: ReadBody, head: re.Pattern[str] = NOTHING
 ) -> Message:
-    """The message of a reply whose calls no tag closes, by the rules of `read_tagged`.
+    """Returns the message of a reply whose calls no tag closes, by the rules of `read_tagged`.
 
-    `head` is what may stand between the opening and the JSON, and belongs to the body. An opening that ends with a
-    bracket shares it with the body.
+    `head` is what may be between the opening and the JSON; it belongs to the body. An opening that ends with a bracket
+    shares it with the body.
     """
     return scan_tagged(text, context, tags, OpenJson(text, context, tags, read_body, head).take)
 
 
 class OpenJson:
-    """What takes such calls in a `scan_tagged`."""
+    """The reader of such calls in a `scan_tagged`."""
 
     def __init__(
         self, text: str, context: ReplyContext, tags: Tags, read_body: ReadBody, head: re.Pattern[str]
@@ -35,7 +35,7 @@ class OpenJson:
         self.text, self.context, self.tags, self.read_body, self.head = text, context, tags, read_body, head
 
     def take(self, reply: ReplyBuilder, start: int) -> int:
-        """Adds the calls of the opening at `start`, and gives where they end."""
+        """Adds the calls of the opening at `start`; returns where they end."""
         opening = self.tags.openings.match(self.text, start)
         begin = start if opening is None else opening.end() - opening[0].endswith(("[", "{"))
         end, is_cut = self._end(begin)
@@ -43,7 +43,7 @@ class OpenJson:
         try:
             found = self.read_body(self.text[begin:end], self.context)
         except ValueError as error:
-            reply.malformed(raw, f"the call could not be read: {error}", truncated=is_cut)
+            reply.add_malformed(raw, f"the call could not be read: {error}", truncated=is_cut)
             return end
         if not found:
             reply.text(raw)
@@ -51,11 +51,11 @@ class OpenJson:
             if isinstance(call, FoundCall):
                 reply.call(call.name, call.arguments, call.id)
             else:
-                reply.malformed(call.raw, f"the call could not be read: {call.error}")
+                reply.add_malformed(call.raw, f"the call could not be read: {call.error}")
         return end
 
     def _end(self, begin: int) -> tuple[int, bool]:
-        """Where the body ends, and whether the reply ended in it; broken JSON ends at the next mark after its break."""
+        """Returns the body's end, and whether the reply ended in it; broken JSON ends at the next mark after it."""
         head = self.head.match(self.text, begin)
         if head is not None:
             begin, is_whole = json_span(self.text, head.end())

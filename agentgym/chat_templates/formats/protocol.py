@@ -1,4 +1,4 @@
-"""What reads a reply's text: the format of one model family, and what it has to know beside the text."""
+"""The format that reads the replies of one model family, and the context that it needs besides the text."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["ReadReply", "ReplyContext", "ReplyFormat"]
 
 @dataclass(frozen=True, slots=True)
 class ReplyContext:
-    """What a reply was sampled under: `ReplyContext(tools=(go,), in_reasoning=True)`."""
+    """The conditions under which a reply was sampled: `ReplyContext(tools=(go,), in_reasoning=True)`."""
 
     tools: Sequence[ToolSpec] = ()
     """The tools that the model was shown: a format whose arguments have no types reads them by their schemas."""
     in_reasoning: bool = False
-    """Whether the generation prompt already opened the reasoning."""
+    """True if the generation prompt already opened the reasoning."""
 
 
 ReadReply = Callable[[str, ReplyContext], Message]
@@ -28,23 +28,25 @@ ReadReply = Callable[[str, ReplyContext], Message]
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormat:
-    """How a model family writes replies: reasoning, content and calls."""
+    """The form in which a model family writes replies: reasoning, content and calls."""
 
     name: str
     models: str
-    """The models that write so, for people: `Qwen2.5, Qwen3, Hermes 2 and 3`."""
+    """The models that use the format, for people: `Qwen2.5, Qwen3, Hermes 2 and 3`."""
     read: ReadReply
     marks: tuple[str, ...]
-    """Texts that structure a reply. Where the tokenizer has one as a single id that id alone is the mark: the reader
-    is given text that only spells it in another spelling, and never takes it for structure."""
+    """Texts that structure a reply.
+
+    If the tokenizer has one as a single id, that id alone is the mark: the reader gets text that only spells it in
+    another spelling, and never takes it for structure."""
     thinking: tuple[str, str] = ("<think>", "</think>")
-    """What opens and closes reasoning; two empty texts for a format that knows none."""
+    """The texts that open and close reasoning; two empty texts for a format without any."""
     ends: tuple[str, ...] = ()
     """Texts that end a reply, such as `<|im_end|>`."""
     aliases: tuple[str, ...] = ()
     """Other names of the format."""
     grammar: CallGrammar | None = None
-    """How an engine that constrains what it samples is told of the calls; None where that cannot be said."""
+    """The grammar of the calls for an engine that constrains what it samples; None if the calls have no grammar."""
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = (), *, in_reasoning: bool = False) -> Message:
         """Reads a reply's text up to the first of `ends` that is not inside the arguments of a call.

@@ -1,4 +1,4 @@
-"""Calls in Python's syntax: `go(direction="north", steps=2)`, alone or in a list."""
+"""Reads calls in Python's syntax: `go(direction="north", steps=2)`, alone or in a list."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from agentgym.chat_templates.formats.protocol import ReplyContext
-from agentgym.chat_templates.formats.python_literal import LiteralReader, unescaped
+from agentgym.chat_templates.formats.python_literal import LiteralReader, resolve_escapes
 from agentgym.chat_templates.formats.tagged import FoundCall, UnreadCall
 from agentgym.types import JSON
 
@@ -18,9 +18,9 @@ NAME = r"[^\W\d][\w-]*+(?:\.[\w-]++)*+"
 
 
 def read_calls(body: str, context: ReplyContext) -> Sequence[FoundCall | UnreadCall]:
-    """The calls of a list, or of a sequence without brackets; a call that cannot be read does not take the others.
+    """Returns the calls of a list, or of a sequence without brackets; an unreadable call does not affect the others.
 
-    Nothing for an empty list; ValueError for a body that ends before a call.
+    The result is empty for an empty list. Raises ValueError for a body that ends before a call.
     """
     reader, calls = LiteralReader(body), list[FoundCall | UnreadCall]()
     in_list, forgiving = reader.skip("["), True
@@ -37,11 +37,11 @@ def read_calls(body: str, context: ReplyContext) -> Sequence[FoundCall | UnreadC
         except ValueError as error:
             wrong = reader.position
             reader.position = start
-            call = _forgiven(reader) if forgiving else None
+            call = _try_forgiving(reader) if forgiving else None
             if call is not None:
                 calls.append(call)
             else:
-                forgiving = False  # once: it looks as far as the end of the body
+                forgiving = False  # once: it reads as far as the end of the body
                 following = NEXT_CALL.search(body, wrong)
                 reader.position = len(body) if following is None else following.start("next")
                 raw = body[start : reader.position].rstrip(", \n")
@@ -51,7 +51,7 @@ def read_calls(body: str, context: ReplyContext) -> Sequence[FoundCall | UnreadC
 
 
 def read_python_call(reader: LiteralReader, *, forgiving: bool = False) -> FoundCall:
-    """The call that begins at the reader's position; ValueError says what is wrong with it.
+    """Returns the call that begins at the reader's position; raises ValueError with the reason.
 
     `forgiving` reads a string as far as a quote that an argument, or the calls, can end with: models write shell
     commands with quotes of the same kind inside.
@@ -68,14 +68,14 @@ def read_python_call(reader: LiteralReader, *, forgiving: bool = False) -> Found
         if key[1] in arguments:
             raise ValueError(f"the argument {key[1]} is given twice")
         text = reader.take(FORGIVING_STRING) if forgiving else None
-        arguments[key[1]] = reader.value() if text is None else unescaped(text[1] if text[2] is None else text[2])
+        arguments[key[1]] = reader.value() if text is None else resolve_escapes(text[1] if text[2] is None else text[2])
         if not reader.skip(","):
             reader.expect(")")
             break
     return FoundCall(name[1], arguments)
 
 
-def _forgiven(reader: LiteralReader) -> FoundCall | None:
+def _try_forgiving(reader: LiteralReader) -> FoundCall | None:
     try:
         return read_python_call(reader, forgiving=True)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Python literals as models write them in calls: read character by character, evaluated by nothing."""
+"""Reads Python literals as models write them in calls: character by character, without evaluating anything."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import unicodedata
 
 from agentgym.types import JSON
 
-__all__ = ["LiteralReader", "unescaped"]
+__all__ = ["LiteralReader", "resolve_escapes"]
 
 
 class LiteralReader:
-    """Reads literals of a text from `position` on, which it moves behind what it read.
+    """Reads literals of a text from `position` on, which it moves past what it read.
 
-    After a ValueError `position` is where the text goes wrong: its end where the text stops too early. JSON's `true`,
-    `false` and `null` are literals too, a raw line break may stand in a string, and an integer may begin with zeros.
+    After a ValueError `position` is where the text goes wrong: its end if the text stops too early. JSON's `true`,
+    `false` and `null` are literals too, a string may hold a raw line break, and an integer may begin with zeros.
     Tuples and sets are read as lists, and a key that is not a string as the string that JSON makes of it.
     """
 
@@ -24,11 +24,11 @@ class LiteralReader:
         self._depth = 0
 
     def value(self) -> JSON:
-        """The literal that begins here, behind white space; ValueError says what stands there instead."""
+        """Reads the literal that begins here, after white space; raises ValueError that names what is there instead."""
         self.space()
         opening = self.text[self.position : self.position + 1]
         if opening and opening in "[({":
-            return self._nested(opening)
+            return self._container(opening)
         if STRING_START.match(self.text, self.position) is not None:
             return self._strings()
         if (number := self.take(NUMBER)) is not None:
@@ -40,17 +40,17 @@ class LiteralReader:
         return CONSTANTS[word[0]]
 
     def space(self) -> None:
-        """Moves behind white space."""
+        """Moves past white space."""
         self.take(SPACE)
 
     def take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """What the pattern matches here, which is then passed; None where it does not."""
+        """Returns the pattern's match here and moves past it; None if it does not match."""
         match = pattern.match(self.text, self.position)
         self.position = self.position if match is None else match.end()
         return match
 
     def skip(self, mark: str) -> bool:
-        """Whether `mark` stands here, behind white space; it is then passed."""
+        """Returns True if `mark` follows here, after white space, and moves past it."""
         self.space()
         if not self.text.startswith(mark, self.position):
             return False
@@ -58,17 +58,17 @@ class LiteralReader:
         return True
 
     def expect(self, mark: str) -> None:
-        """Passes `mark`; ValueError says what stands here instead."""
+        """Moves past `mark`; raises ValueError that names what is here instead."""
         if not self.skip(mark):
             raise self.error(mark)
 
     def error(self, wanted: str) -> ValueError:
-        """What is wrong here."""
+        """Returns an error that names what is wrong here."""
         found = self.text[self.position : self.position + 20]
         what = f"got {found!r}" if found else "the text ends"
         return ValueError(f"expected {wanted} at character {self.position}, {what}")
 
-    def _nested(self, opening: str) -> JSON:
+    def _container(self, opening: str) -> JSON:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise ValueError(f"nested too deeply (more than {MAX_DEPTH} levels)")
@@ -78,7 +78,7 @@ class LiteralReader:
         return value
 
     def _items(self, closing: str) -> JSON:
-        """The rest of a list, of a tuple, or of a value in parentheses."""
+        """Reads the rest of a list, of a tuple, or of a value in parentheses."""
         values: list[JSON] = []
         while not self.skip(closing):
             values.append(self.value())
@@ -88,7 +88,7 @@ class LiteralReader:
         return values
 
     def _braces(self) -> JSON:
-        """The rest of a dictionary or of a set."""
+        """Reads the rest of a dictionary or of a set."""
         pairs: dict[str, JSON] = {}
         values: list[JSON] = []
         while not self.skip("}"):
@@ -105,7 +105,7 @@ class LiteralReader:
         return values or pairs
 
     def _strings(self) -> str:
-        """One string, or several side by side, which are one."""
+        """Reads one string, or several adjacent ones, which are one."""
         parts: list[str] = []
         while (start := STRING_START.match(self.text, self.position)) is not None:
             match = self.take(STRING)
@@ -116,13 +116,13 @@ class LiteralReader:
             prefix = match[1].lower()
             if "b" in prefix or "f" in prefix:
                 raise ValueError(f"bytes and f-strings are no values ({match[0][:20]})")
-            parts.append(raw if "r" in prefix else unescaped(raw))
+            parts.append(raw if "r" in prefix else resolve_escapes(raw))
             self.space()
         return "".join(parts)
 
 
-def unescaped(raw: str) -> str:
-    """The inside of a string with its escapes resolved; one that Python does not know stays as it is."""
+def resolve_escapes(raw: str) -> str:
+    """Returns the inside of a string with its escapes resolved; one that Python does not know stays as it is."""
     if "\\" not in raw:
         return raw
     text = ESCAPE.sub(_character, raw)

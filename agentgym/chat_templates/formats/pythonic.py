@@ -23,11 +23,11 @@ LIST = re.compile(rf"\[\s*+(?={NAME}\s*+\()")
 
 
 def read(text: str, context: ReplyContext) -> Message:
-    """The message of a reply; raises nothing, takes time linear in the text.
+    """Returns the message of a reply; raises nothing, takes time linear in the text.
 
-    A list of calls counts wherever it stands. One that cannot be read is a malformed call where it begins a line, and
+    A list of calls counts wherever it is. One that cannot be read is a malformed call if it begins a line, and
     otherwise text that happens to look like one. Quotes that Llama 4's template puts around every value, and leaves as
-    they are within one, are read for what the tool's schema and the reply's end make of them, in the last list alone.
+    they are within one, are read by the tool's schema and the reply's end, in the last list alone.
     """
     reply = ReplyBuilder()
     begin = position = _reasoning(text, context, reply)
@@ -49,7 +49,7 @@ def read(text: str, context: ReplyContext) -> Message:
             raw, error = text[found.read_end : position], f"the call could not be read: {found.error}. {HOW_TO_WRITE}"
             if raw.strip(", \n"):  # a list that lacks its end alone is a list
                 is_cut = position == len(text) and not (found.end < len(text) and raw.rstrip().endswith("]"))
-                reply.malformed(raw, error, truncated=is_cut)
+                reply.add_malformed(raw, error, truncated=is_cut)
         begin = position
     reply.text(SILENT.sub("", text[begin:]))
     return reply.message()
@@ -59,15 +59,17 @@ def read(text: str, context: ReplyContext) -> Message:
 class _FoundList:
     calls: Sequence[FoundCall]
     read_end: int
-    """Behind the last call that could be read."""
+    """The offset after the last call that could be read."""
     end: int
-    """Behind the list, or where it goes wrong."""
+    """The offset after the list, or where it goes wrong."""
     error: ValueError | None
 
 
 def _read_list(text: str, start: int, *, forgiving: bool = False) -> _FoundList:
-    """The calls of a list from behind its bracket on, as far as they can be read; `forgiving` as in
-    `read_python_call`."""
+    """Returns the calls of a list from after its bracket on, as far as they can be read.
+
+    `forgiving` is as in `read_python_call`.
+    """
     reader, calls, read_end = LiteralReader(text, start), list[FoundCall](), start
     try:
         while not reader.skip("]"):
@@ -93,7 +95,7 @@ def _line_end(text: str, position: int) -> int:
 
 
 def _reasoning(text: str, context: ReplyContext, reply: ReplyBuilder) -> int:
-    """Takes the reasoning that a reply begins with; where what follows it begins."""
+    """Adds the reasoning that a reply begins with; returns where what follows it begins."""
     think, end_think = THINKING
     start = len(text) - len(text.lstrip())
     is_opened = text.startswith(think, start)
@@ -106,7 +108,7 @@ def _reasoning(text: str, context: ReplyContext, reply: ReplyBuilder) -> int:
         return end + len(end_think)
     if (call := LIST.search(text, start)) is not None:
         error = f"the call stands inside reasoning that was never closed; write {end_think} before calling"
-        reply.malformed(text[call.start() :], error)
+        reply.add_malformed(text[call.start() :], error)
     return len(text)
 
 

@@ -1,4 +1,4 @@
-"""Values that a template writes between quotes whatever their type: `go(steps="3", stops="['a', 'b']")`."""
+"""Reads values that a template writes between quotes whatever their type: `go(steps="3", stops="['a', 'b']")`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["without_quotes"]
 
 
 def without_quotes(arguments: Mapping[str, JSON], tool: ToolSpec | None) -> Mapping[str, JSON]:
-    """The arguments, a text as the value that it spells where the tool's schema allows that and no text.
+    """Returns the arguments; a text becomes the value that it spells if the tool's schema allows that and no text.
 
-    Everything else stays as the model wrote it, so that validation names it. Values are Python's or JSON's.
+    Everything else stays as the model wrote it, so that validation reports it. Values are Python's or JSON's.
 
     >>> tool = ToolSpec("go", "", {"type": "object", "properties": {"steps": {"type": "integer"}}})
     >>> without_quotes({"steps": "3", "to": "3"}, tool), without_quotes({"steps": "few"}, tool)
@@ -22,10 +22,10 @@ def without_quotes(arguments: Mapping[str, JSON], tool: ToolSpec | None) -> Mapp
     """
     if tool is None:
         return arguments
-    return {name: _spelled(value, kinds_at((name,), tool)) for name, value in arguments.items()}
+    return {name: _spelled_value(value, kinds_at((name,), tool)) for name, value in arguments.items()}
 
 
-def _spelled(value: JSON, kinds: frozenset[str]) -> JSON:
+def _spelled_value(value: JSON, kinds: frozenset[str]) -> JSON:
     if not isinstance(value, str) or not kinds or "string" in kinds:
         return value
     reader = LiteralReader(value)
@@ -38,7 +38,7 @@ def _spelled(value: JSON, kinds: frozenset[str]) -> JSON:
 
 
 def _kinds_of(value: JSON) -> tuple[str, ...]:
-    """The JSON types that a value is of."""
+    """Returns the JSON types of a value."""
     if value is None or isinstance(value, bool):
         return ("null" if value is None else "boolean",)
     if isinstance(value, int | float):

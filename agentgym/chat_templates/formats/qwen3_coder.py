@@ -1,4 +1,4 @@
-"""Calls as Qwen3-Coder writes them: `<tool_call>`, in it `<function=go>`, in that a `<parameter=to>` an argument."""
+"""Calls as Qwen3-Coder writes them: `<tool_call>`, in it `<function=go>`, in that `<parameter=to>` per argument."""
 
 from __future__ import annotations
 

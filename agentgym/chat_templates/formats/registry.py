@@ -28,7 +28,7 @@ from agentgym.registry import Registry
 __all__ = ["FORMATS"]
 
 FORMATS: Registry[ReplyFormat] = Registry("reply format", "`agentgym tools families` shows all.")
-"""Name or alias to format."""
+"""The formats by name or alias."""
 
 for _format in (
     HERMES,

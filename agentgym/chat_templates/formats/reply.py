@@ -1,4 +1,4 @@
-"""A reply in the making: what a format reads, put together by the rules that all formats share."""
+"""Builds a reply from what a format reads, by the rules that all formats share."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["ReplyBuilder", "reply_problem"]
 
 
 class ReplyBuilder:
-    """Takes a reply's parts in their order; `message` is the whole.
+    """Collects a reply's parts in their order; `message` is the whole.
 
-    Without calls the content is the text as it is; with calls it is the stripped texts around them, one a line. Calls
+    Without calls the content is the text as it is; with calls it is the stripped texts around them, one per line. Calls
     are numbered `call_0`, `call_1` unless the model gives each an id of its own.
     """
 
@@ -23,27 +23,27 @@ class ReplyBuilder:
         self._next = 0
         """The least number that may be free as an id."""
         self._texts: list[list[str]] = [[]]
-        """Content before, between and after the calls, each in parts."""
+        """The content before, between and after the calls, each in parts."""
 
     def text(self, text: str) -> None:
-        """Content."""
+        """Adds content."""
         if text:
             self._texts[-1].append(text)
 
     def paragraph(self, text: str) -> None:
-        """Content that is a message of its own: it begins a line."""
+        """Adds content that is a message of its own: it begins a line."""
         self.text(f"\n{text}" if text and self._texts[-1] else text)
 
     def reason(self, text: str) -> None:
-        """Reasoning; line breaks around it are the format's."""
+        """Adds reasoning; line breaks around it belong to the format."""
         self.reasonings.append(text.strip("\n"))
 
     def call(self, name: str, arguments: Mapping[str, JSON], call_id: str | None = None) -> None:
-        """A call that could be read; `call_id` is the model's own id for it."""
+        """Adds a call that could be read; `call_id` is the model's own id for it."""
         self._add(ToolCall(self._id(call_id), name, arguments))
 
-    def malformed(self, raw: str, error: str, *, truncated: bool = False) -> None:
-        """What was meant as a call and cannot be read; `truncated` says that the reply ended in it."""
+    def add_malformed(self, raw: str, error: str, *, truncated: bool = False) -> None:
+        """Adds a text that was meant as a call and cannot be read; `truncated` is true if the reply ended in it."""
         self._add(MalformedCall(self._id(None), raw, error, truncated))
 
     def forget(self) -> None:
@@ -58,12 +58,12 @@ class ReplyBuilder:
         self._texts = [[] for _ in self._texts]
 
     def message(self) -> Message:
-        """The reply."""
+        """Returns the reply."""
         reasoning = "\n".join(filter(None, self.reasonings)) or None
         return Message("assistant", self._content(), reasoning, tuple(self.calls))
 
     def _id(self, own: str | None) -> str:
-        """An id that no other call of the reply has: the model's own, else a number."""
+        """Returns an id that no other call of the reply has: the model's own, else a number."""
         if not own or own in self._ids:
             self._next = max(self._next, len(self.calls))
             while f"call_{self._next}" in self._ids:
@@ -88,7 +88,7 @@ class ReplyBuilder:
 
 
 def reply_problem(message: Message, end_thinking: str = "</think>") -> str | None:
-    """One sentence to tell the model about a reply that neither says nor calls anything, else None."""
+    """Returns a sentence to the model about a reply without content and calls, or None if the reply has either."""
     if message.content.strip() or message.tool_calls:
         return None
     if message.reasoning:

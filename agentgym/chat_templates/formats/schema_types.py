@@ -1,6 +1,6 @@
-"""Arguments that a format writes as bare text, read by the tool's JSON Schema.
+"""Reads arguments that a format writes as bare text, by the tool's JSON Schema.
 
-A value that does not fit its schema stays the text that the model wrote, so that validation names it.
+A value that does not fit its schema stays the text that the model wrote, so that validation reports it.
 """
 
 from __future__ import annotations
@@ -11,26 +11,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from agentgym.chat_templates.formats.json_text import read_json
 from agentgym.types import JSON, ToolSpec
 
-__all__ = ["ITEM", "kinds_at", "read_bare", "tool_named", "typed", "typed_at"]
+__all__ = ["ITEM", "kinds_at", "read_bare", "tool_named", "typed_at", "typed_value"]
 
 
-def typed(text: str, name: str, tool: ToolSpec | None, *, bare_json: bool = False) -> JSON:
-    """The value that `text` spells for the argument `name` of `tool`; raises nothing.
+def typed_value(text: str, name: str, tool: ToolSpec | None, *, bare_json: bool = False) -> JSON:
+    """Returns the value that `text` spells for the argument `name` of `tool`; raises nothing.
 
-    Of several types that the schema allows the most particular one that the text spells counts: null, boolean,
-    integer, number, object, array, and a string last; where it allows whatever there is, it is read by `read_bare`. An
-    argument without a schema (the tool is unknown, or does not declare it) is the text as it is, with `bare_json`
-    again what `read_bare` reads.
+    Of several types that the schema allows, the most specific one that the text spells counts: null, boolean,
+    integer, number, object, array, and a string last. If the schema allows any value, `read_bare` reads the text. An
+    argument without a schema (the tool is unknown, or does not declare it) is the text as it is; with `bare_json`
+    `read_bare` reads it too.
 
     >>> tool = ToolSpec("go", "", {"type": "object", "properties": {"steps": {"type": ["integer", "null"]}}})
-    >>> typed("3", "steps", tool), typed("null", "steps", tool), typed("a few", "steps", tool), typed("3", "to", tool)
-    (3, None, 'a few', '3')
+    >>> typed_value("3", "steps", tool), typed_value("null", "steps", tool), typed_value("a few", "steps", tool)
+    (3, None, 'a few')
+    >>> typed_value("3", "to", tool)
+    '3'
     """
     return typed_at(text, (name,), tool, bare_json=bare_json)
 
 
 def typed_at(text: str, path: Sequence[str], tool: ToolSpec | None, *, bare_json: bool = False) -> JSON:
-    """As `typed`, of a value within an argument: `("order", "items", "item")`, where `item` is any of a list."""
+    """Returns the `typed_value` within an argument: `("order", "items", "item")`, where `item` is any of a list."""
     schema = None if tool is None else _Schema(tool.parameters).at(path)
     if schema is None:
         return read_bare(text) if bare_json else text
@@ -38,18 +40,18 @@ def typed_at(text: str, path: Sequence[str], tool: ToolSpec | None, *, bare_json
 
 
 def kinds_at(path: Sequence[str], tool: ToolSpec | None) -> frozenset[str]:
-    """The JSON types that the schema allows at a place of the arguments; empty where it says nothing."""
+    """Returns the JSON types that the schema allows at a path of the arguments; empty if it declares none."""
     schema = None if tool is None else _Schema(tool.parameters).at(path)
     return frozenset() if schema is None else frozenset(schema.kinds)
 
 
 def tool_named(name: str, tools: Iterable[ToolSpec]) -> ToolSpec | None:
-    """The tool of that name; None where no tool has it."""
+    """Returns the tool of that name, or None."""
     return next((tool for tool in tools if tool.name == name), None)
 
 
 def read_bare(text: str) -> JSON:
-    """The value that `text` spells where nothing says its type: a JSON value other than a string, else the text."""
+    """Returns the value that `text` spells if its type is unknown: a JSON value that is no string, else the text."""
     for kind in ("null", "boolean", "integer", "number", "object", "array"):
         try:
             return _READERS[kind](text.strip())
@@ -59,31 +61,31 @@ def read_bare(text: str) -> JSON:
 
 
 class _Schema:
-    """What a tool's schema says of one argument, or of one value within it."""
+    """The types and values that a tool's schema allows for one argument, or for one value within it."""
 
     def __init__(self, root: JSON) -> None:
         self.root = root
         self.kinds: set[str] = set()
         self.values: list[JSON] = []
-        """Of `enum` and `const`."""
+        """The values of `enum` and `const`."""
         self._steps = MAX_STEPS
 
     @property
     def is_open(self) -> bool:
-        """Whether it allows whatever the text may be."""
+        """True if it allows any text."""
         return not self.kinds and not self.values
 
     def at(self, path: Sequence[str]) -> _Schema | None:
-        """The schema at that place; None where none is declared."""
+        """Returns the schema at that path, or None if none is declared."""
         found: list[JSON] = [self.root]
         for step in path:
-            found = [inner for schema in found for inner in self._declared(schema, step)]
+            found = [inner for schema in found for inner in self._declared_schemas(schema, step)]
         for schema in found:
             self._allow(schema)
         return self if found else None
 
     def read(self, text: str) -> JSON:
-        """The value that `text` spells."""
+        """Returns the value that `text` spells."""
         if text in self.values:
             return text
         stripped = text.strip()
@@ -100,8 +102,8 @@ class _Schema:
                 return value
         return text
 
-    def _declared(self, schema: JSON, name: str) -> Iterable[JSON]:
-        """The schemas of a property or an item, in the outer schema or in one that it is composed of."""
+    def _declared_schemas(self, schema: JSON, name: str) -> Iterable[JSON]:
+        """Yields the schemas of a property or an item, in the outer schema or in one that it is composed of."""
         schema = self._target(schema)
         if not isinstance(schema, Mapping):
             return
@@ -112,7 +114,7 @@ class _Schema:
         if name == ITEM and isinstance(items := schema.get("items"), Mapping):
             yield items
         for part in _parts(schema):
-            yield from self._declared(part, name)
+            yield from self._declared_schemas(part, name)
         if isinstance(further := schema.get("additionalProperties"), Mapping):
             yield further
 
@@ -138,16 +140,16 @@ class _Schema:
             self._allow(part)
 
     def _target(self, schema: JSON) -> JSON:
-        """What a schema refers to, in the end; null where that leads nowhere, or too far."""
+        """Returns the schema that a reference leads to in the end; null if it leads nowhere, or too far."""
         while self._steps > 0:
             self._steps -= 1
             reference = schema.get("$ref") if isinstance(schema, Mapping) else None
             if not isinstance(reference, str):
                 return schema
-            schema = self._pointed(reference)
+            schema = self._resolve_pointer(reference)
         return None
 
-    def _pointed(self, reference: str) -> JSON:
+    def _resolve_pointer(self, reference: str) -> JSON:
         place, target = reference.removeprefix("#"), self.root
         for step in place.split("/")[1:]:
             step = step.replace("~1", "/").replace("~0", "~")
@@ -209,7 +211,7 @@ def _structure(text: str, opening: str, closing: str) -> JSON:
 
 
 def _as_json(text: str) -> str:
-    """The JSON of a text that may spell Python's literals: `{'open': True}`."""
+    """Returns the JSON of a text that may spell Python's literals: `{'open': True}`."""
     parts: list[str] = []
     position = 0
     for match in _PYTHON.finditer(text):
@@ -223,22 +225,22 @@ def _as_json(text: str) -> str:
 
 
 def _double_quoted(inside: str) -> str:
-    """A single-quoted string's inside as a JSON string; an escape that JSON does not have is left for it to refuse."""
+    """Returns a single-quoted string's inside as a JSON string; escapes unknown to JSON stay, to be refused."""
     return '"' + _ESCAPE.sub(lambda match: {"\\'": "'", '"': '\\"'}.get(match[0], match[0]), inside) + '"'
 
 
 ITEM = "item"
-"""The step of a path to a value of a list."""
+"""The step of a path that leads to a value of a list."""
 MAX_STEPS = 200
-"""How many schemas are looked at for one argument: references may go in circles."""
+"""The maximum number of schemas read for one argument: references may go in circles."""
 KINDS = ("null", "boolean", "integer", "number", "object", "array", "string")
-"""JSON Schema's types, the most particular first."""
+"""JSON Schema's types, the most specific first."""
 SPELLINGS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "dict": "object", "list": "array"}
-"""Python's words for the types, which tool documentations use."""
+"""Python's names for the types, which some tool documentation uses."""
 IMPLIED = {"properties": "object", "additionalProperties": "object", "items": "array", "prefixItems": "array"}
-"""What a schema without a type is of by its keywords."""
+"""The type of a schema that names none, by its keywords."""
 NULLS = ("null", "None")
-"""Templates write null as JSON or as Python has it."""
+"""The spellings of null in templates: JSON's and Python's."""
 BOOLEANS = {"true": True, "false": False}
 INTEGER = re.compile(r"[+-]?[0-9]++")
 NUMBER = re.compile(r"[+-]?(?:[0-9]++\.?+[0-9]*+|\.[0-9]++)(?:[eE][+-]?[0-9]++)?+")

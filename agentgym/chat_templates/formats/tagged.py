@@ -1,4 +1,4 @@
-"""Replies whose calls stand between tags, beside reasoning and text: one scan for all families of that kind."""
+"""Reads replies whose calls are between tags, among reasoning and text: one scan for all families of that kind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["FoundCall", "ReadBody", "Tags", "TakeCall", "UnreadCall", "read_tagg
 
 @dataclass(frozen=True, slots=True)
 class FoundCall:
-    """A call as its body says it: `FoundCall("go", {"direction": "north"})`."""
+    """A call as its body spells it: `FoundCall("go", {"direction": "north"})`."""
 
     name: str
     arguments: Mapping[str, JSON]
@@ -26,20 +26,20 @@ class FoundCall:
 
 @dataclass(frozen=True, slots=True)
 class UnreadCall:
-    """A call of a body with several that cannot be read among those that can: `UnreadCall("go(", "no end")`."""
+    """A call that cannot be read, in a body with others that can: `UnreadCall("go(", "no end")`."""
 
     raw: str
     error: str
 
 
 ReadBody = Callable[[str, ReplyContext], Sequence[FoundCall | UnreadCall]]
-"""Reads what stands between the tags of a call; ValueError says why it cannot, and how to write it.
+"""Reads the text between the tags of a call; raises ValueError that names why it cannot, and how to write it.
 
 A body that holds no call at all, such as an empty list of them, is content, tags included."""
 
 
 TakeCall = Callable[[ReplyBuilder, int], int]
-"""Adds to the reply what begins with the opening tag at that place, and gives where it ends."""
+"""Adds to the reply what begins with the opening tag at that offset; returns where it ends."""
 
 
 @dataclass(frozen=True)
@@ -48,26 +48,26 @@ class Tags:
 
     opening: str
     closing: str = ""
-    """Empty where the next opening, or the reply's end, ends a call."""
+    """The closing tag; empty if the next opening, or the reply's end, ends a call."""
     thinking: tuple[str, str] = ("<think>", "</think>")
     silent: tuple[str, ...] = ()
-    """Further marks, which frame calls and are no content: `<tool_calls>` around all of them."""
+    """Other marks that frame calls and are no content: `<tool_calls>` around all of them."""
     section: tuple[str, str] = ("", "")
-    """Silent marks around all calls, between which nothing but calls counts: other text there is no content."""
+    """Silent marks around all calls; only calls count between them, other text there is no content."""
     further: tuple[str, ...] = ()
-    """Further tags that open a call."""
+    """Other tags that open a call."""
     json_body: bool = False
-    """The body is one JSON value: tags in its strings are text."""
+    """True if the body is one JSON value: tags in its strings are text."""
     before_json: str = ""
     """The mark between the opening tag and that value."""
     must_close: bool = False
-    """A body does not show where it ends: one that the reply's end leaves open is never complete."""
+    """True if a body does not show where it ends: one that the reply's end leaves open is never complete."""
     openings: re.Pattern[str] = field(init=False, repr=False)
-    """Any tag that opens a call."""
+    """Matches any tag that opens a call."""
     marks: re.Pattern[str] = field(init=False, repr=False)
-    """Any tag."""
+    """Matches any tag."""
     calls: re.Pattern[str] = field(init=False, repr=False)
-    """The tags of calls alone."""
+    """Matches the tags of calls alone."""
 
     def __post_init__(self) -> None:
         openings = [self.opening, *self.further]
@@ -78,10 +78,10 @@ class Tags:
 
 
 def read_tagged(text: str, context: ReplyContext, tags: Tags, read_body: ReadBody) -> Message:
-    """The message of a reply; raises nothing, takes time linear in the text (given that `read_body` does).
+    """Returns the message of a reply; raises nothing, takes time linear in the text (given that `read_body` does).
 
-    - A call inside reasoning is not a call. Reasoning that is never closed takes everything: when it holds a call,
-      one MalformedCall from the first call on says so.
+    - A call inside reasoning is not a call. Reasoning that is never closed takes everything: if it holds a call, one
+    MalformedCall from the first call on reports it.
     - A closing of reasoning that nothing opened closes reasoning which began with the reply.
     - A call that the reply's end leaves open is read if its body is complete, else malformed and truncated; a call
       that another call interrupts is malformed.
@@ -90,7 +90,7 @@ def read_tagged(text: str, context: ReplyContext, tags: Tags, read_body: ReadBod
 
 
 def scan_tagged(text: str, context: ReplyContext, tags: Tags, take_call: TakeCall) -> Message:
-    """The message of a reply by the rules of `read_tagged`, where `take_call` reads the calls."""
+    """Returns the message of a reply by the rules of `read_tagged`, where `take_call` reads the calls."""
     return _Scan(text, context, tags, lambda body, context: [], take_call).message()
 
 
@@ -108,7 +108,7 @@ class _Scan:
         self.reply = ReplyBuilder()
         self.position = 0
         self.section: tuple[int, int] | None = None
-        """Where the section that is open began, and how many calls stood before it."""
+        """The start of the open section, and the number of calls before it."""
 
     def message(self) -> Message:
         if self.context.in_reasoning and self.tags.thinking[1]:
@@ -146,7 +146,7 @@ class _Scan:
             self.reply.text(text)
 
     def _end_section(self, end: int, *, truncated: bool = False) -> None:
-        """Closes the section that is open; one that holds something, yet no call, was meant as one."""
+        """Closes the open section; one that holds text, yet no call, was meant as a call."""
         if self.section is None:
             return
         (start, num_calls), self.section = self.section, None
@@ -154,27 +154,27 @@ class _Scan:
         raw = self.text[start:end]
         if len(self.reply.calls) == num_calls and raw.removeprefix(opening).removesuffix(closing).strip():
             error = f"no call stands behind {opening}; a call begins with {self.tags.opening}"
-            self.reply.malformed(raw, error, truncated=truncated)
+            self.reply.add_malformed(raw, error, truncated=truncated)
 
     def _reasoning(self) -> None:
         think, end_think = self.tags.thinking
-        while self.text.startswith(think, self.position):  # an opening right after the opening says nothing
+        while self.text.startswith(think, self.position):  # a repeated opening counts once
             self.position += len(think)
         end = self.text.find(end_think, self.position)
         if end < 0:
-            self._unclosed(end_think)
+            self._unclosed_reasoning(end_think)
             return
         self.reply.reason(self.text[self.position : end])
         self.position = end + len(end_think)
 
-    def _unclosed(self, end_think: str) -> None:
+    def _unclosed_reasoning(self, end_think: str) -> None:
         rest = self.text[self.position :]
         self.reply.drop_text()
         self.reply.reason(rest)
         opening = self.tags.openings.search(rest)
         if opening is not None:
             error = f"the call stands inside reasoning that was never closed; write {end_think} before calling"
-            self.reply.malformed(rest[opening.start() :], error)
+            self.reply.add_malformed(rest[opening.start() :], error)
         self.position = len(self.text)
 
     def _take_call(self, reply: ReplyBuilder, start: int) -> int:
@@ -204,7 +204,7 @@ class _Scan:
         return begin if head is None else head.end()
 
     def _add(self, found: Sequence[FoundCall | UnreadCall], start: int) -> None:
-        """Takes a body's calls; the body ends at the current position, and its call began at `start`."""
+        """Adds a body's calls; the body ends at the current position, and its call began at `start`."""
         if not found:
             self._text(self.text[start : self.position])
         for number, call in enumerate(found, 1):
@@ -212,15 +212,15 @@ class _Scan:
                 self.reply.call(call.name, call.arguments, call.id)
             else:
                 error = f"the call could not be read: {call.error}"
-                self.reply.malformed(call.raw, error, truncated=number == len(found) and self._is_cut())
+                self.reply.add_malformed(call.raw, error, truncated=number == len(found) and self._is_cut())
 
     def _is_cut(self) -> bool:
-        """Whether the reply ended in the body that was read last."""
+        """Returns True if the reply ended in the body that was read last."""
         closing = self.tags.closing
         return self.position == len(self.text) and not (closing and self.text.endswith(closing))
 
     def _close(self, begin: int, end: int) -> Sequence[FoundCall | UnreadCall]:
-        """The calls of a body, whose closing tag is then passed; ValueError says why it cannot be read."""
+        """Returns the calls of a body and moves past its closing tag; raises ValueError if it cannot be read."""
         closing, text = self.tags.closing, self.text
         if closing and end < len(text) and not text.startswith(closing, end):
             raise ValueError(f"it was not closed with {closing} before the next one")
@@ -234,10 +234,10 @@ class _Scan:
         closed = self.text.startswith(self.tags.closing, end)
         self.position = end + (len(self.tags.closing) if closed else 0)
         raw = self.text[start : self.position]
-        self.reply.malformed(raw, f"the call could not be read: {error}", truncated=end == len(self.text))
+        self.reply.add_malformed(raw, f"the call could not be read: {error}", truncated=end == len(self.text))
 
     def _body_end(self, begin: int) -> int:
-        """Where the body ends: at the next opening or closing tag, or with the reply."""
+        """Returns the body's end: at the next opening or closing tag, or with the reply."""
         match = self.tags.calls.search(self.text, begin)
         return len(self.text) if match is None else match.start()
 

@@ -23,7 +23,7 @@ def tagged_json(
     ends: tuple[str, ...],
     marks: tuple[str, ...] = (),
 ) -> ReplyFormat:
-    """The format of a family; `names` are its name and aliases, `marks` are those beside its tags."""
+    """Returns the format of a family; `names` are its name and aliases, `marks` are those besides its tags."""
 
     def read(text: str, context: ReplyContext) -> Message:
         return read_tagged(text, context, tags, read_body)
@@ -33,10 +33,10 @@ def tagged_json(
 
 
 class KeyedCalls(JsonCalls):
-    """Calls whose one key is the name: `[{"go": {"direction": "north"}}]`."""
+    """Calls that are objects with one key, the name: `[{"go": {"direction": "north"}}]`."""
 
     def call(self, value: JSON) -> FoundCall:
-        """The call that a JSON value is; ValueError says what it lacks."""
+        """Returns the call that a JSON value is; raises ValueError that names what it lacks."""
         if not isinstance(value, dict) or len(value) != 1:
             raise ValueError(f"a call is a JSON object with one key, the tool's name, got {json_kind(value)}")
         ((name, arguments),) = value.items()
@@ -44,7 +44,7 @@ class KeyedCalls(JsonCalls):
 
 
 def read_lines(body: str, context: ReplyContext) -> Sequence[FoundCall | UnreadCall]:
-    """The calls of a body that is JSON objects one behind the other; one that cannot be read ends them."""
+    """Returns the calls of a body that is a sequence of JSON objects; one that cannot be read ends them."""
     calls, position = list[FoundCall | UnreadCall](), 0
     while rest := body[position:].strip():
         end, _ = json_span(body, position)
@@ -59,7 +59,7 @@ def read_lines(body: str, context: ReplyContext) -> Sequence[FoundCall | UnreadC
 
 
 def read_action(body: str, context: ReplyContext) -> Sequence[FoundCall | UnreadCall]:
-    """The call of an action of InternLM, which says first what it addresses."""
+    """Returns the call of an action of InternLM, which begins with what it addresses."""
     inner = body.lstrip()
     if not inner.startswith(PLUGIN):
         raise ValueError(f"{PLUGIN} does not follow {ACTION}. Write {ACTION}{PLUGIN}{OBJECT.write}")

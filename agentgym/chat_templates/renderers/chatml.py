@@ -1,4 +1,4 @@
-"""ChatML as Hermes, Qwen2.5 and Qwen3 write it: exact extension of a conversation at the price of the new text."""
+"""ChatML as Hermes, Qwen2.5 and Qwen3 write it: exact extension of a conversation at the cost of the new text."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NO_REPLY, _PROMPT = "reply", "prompt"
 
 @dataclass(frozen=True, slots=True)
 class _Glue:
-    """What stands between two contents: text up to the first mark, ids from there to the last mark, text behind it.
+    """The glue between two contents: text up to the first mark, ids from there to the last mark, text after it.
 
-    `ids` is None when there is no mark, so that `head` alone joins the contents.
+    `ids` is None if there is no mark, so that `head` alone joins the contents.
     """
 
     head: str
@@ -32,11 +32,11 @@ class _Glue:
 
 
 class ChatMLRenderer(TemplateRenderer):
-    """`TemplateRenderer` for ChatML, whose `extend` needs no Jinja and encodes little more than the new contents.
+    """A `TemplateRenderer` for ChatML, whose `extend` needs no Jinja and encodes little more than the new contents.
 
-    At construction it reads off the template what stands between a reply, user, system and tool messages and the
-    next reply, as ids, and compares what `extend` gives with the template's own ids for messages alone and together:
-    a template that is no append-only ChatML, or changes contents, raises RenderError.
+    At construction it measures the template's ids between a reply, user, system and tool messages and the next reply,
+    and compares the result of `extend` with the template's own ids for messages alone and together: a template that is
+    no append-only ChatML, or changes contents, raises RenderError.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ChatMLRenderer(TemplateRenderer):
         self._verify()
 
     def extend(self, ids: Sequence[int], new_messages: Sequence[Message]) -> list[int]:
-        """The ids to append to `ids`; see `TemplateRenderer.extend`."""
+        """Returns the ids to append to `ids`; see `TemplateRenderer.extend`."""
         appended: list[int] = []
         pending, before = "", _NO_REPLY
         for message in new_messages:
@@ -76,7 +76,7 @@ class ChatMLRenderer(TemplateRenderer):
         return appended[1:] if ids and ids[-1] in self._stop_ids else appended
 
     def _join(self, appended: list[int], pending: str, glue: _Glue) -> str:
-        """Appends what `glue` completes, and gives the text that waits for what follows."""
+        """Appends what `glue` completes; returns the text that waits for what follows."""
         text = pending + glue.head
         if glue.ids is None:
             return text
@@ -115,11 +115,11 @@ class ChatMLRenderer(TemplateRenderer):
 
 
 class BielikRenderer(ChatMLRenderer):
-    """`ChatMLRenderer` for a template that looks one message too early for a result's neighbours where a system prompt
-    stands first (`messages[loop.index0 + 1]`, in a loop over `messages[1:]`), and so leaves out where the turn of
-    results begins or ends.
+    """A `ChatMLRenderer` for a template that frames results wrongly if a system prompt comes first.
 
-    `extend` frames the results as the template does without a system prompt: one turn around all of them.
+    It looks one message too early for a result's neighbours (`messages[loop.index0 + 1]`, in a loop over
+    `messages[1:]`), and so omits where the turn of results begins or ends. `extend` frames the results as the template
+    does without a system prompt: one turn around all of them.
     """
 
     keeps_what_was_shown = True

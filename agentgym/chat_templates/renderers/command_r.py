@@ -1,4 +1,4 @@
-"""Command R7B's template, which numbers the calls of a whole conversation and frames replies in marks of their own."""
+"""Command R7B's template, which numbers the calls of a whole conversation and frames replies in special marks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ _UNNUMBERED = re.compile(r"call_\d+")
 
 
 class CommandRenderer(TemplateRenderer):
-    """`TemplateRenderer` for a template whose generation prompt closes the thinking which its history leaves out
-    (`not enable_thinking`), and whose results bear the number of their call in the conversation
-    (`tool_call_id_to_int`).
+    """A `TemplateRenderer` for a template that numbers calls over the conversation (`tool_call_id_to_int`).
 
-    A row keeps the prompt as it was shown. A result bears the number that the model gave its call; one whose call has
-    none (it could not be read) bears an empty one, which is what the template writes for a call that it does not find.
+    Its results have the number of their call. Its generation prompt closes the thinking that its history leaves out
+    (`not enable_thinking`).
+
+    A row keeps the prompt as it was shown. A result has the number that the model gave its call. If the call has none
+    (it could not be read), the number is empty, as the template writes it for a call that it does not find.
     """
 
     keeps_what_was_shown = True
@@ -34,13 +35,13 @@ class CommandRenderer(TemplateRenderer):
         tools: Sequence[ToolSpec] | None = None,
         guard: str = "",
     ) -> str:
-        """What the template puts after a reply, the results' numbers being those of the calls."""
+        """Returns what the template puts after a reply, the results' numbers being those of the calls."""
         text = super().after_reply(new_messages, history, tools, guard)
         numbers = iter([_number(message.tool_call_id or "") for message in new_messages if message.role == "tool"])
         return _NUMBER.sub(lambda match: f'        "tool_call_id": "{next(numbers)}",', text)
 
     def _closing(self, ids: Sequence[int]) -> str:
-        """The end of what a cut reply was in: its response, its calls or its thinking."""
+        """Returns the end mark of the part in which a reply was cut: its response, its calls or its thinking."""
         for index in reversed(ids):
             mark = self.marks.texts.get(index, "")
             if mark.startswith("<|START_") and mark != "<|START_OF_TURN_TOKEN|>":

@@ -12,25 +12,28 @@ __all__ = ["DeepSeekRenderer", "DeepSeekV32Renderer"]
 
 
 class DeepSeekRenderer(TemplateRenderer):
-    """`TemplateRenderer` for templates whose `ns.is_output_first` is never set back: only the first results of a whole
-    conversation get `<｜tool▁outputs▁begin｜>`, though all get `<｜tool▁outputs▁end｜>`.
+    """A `TemplateRenderer` for templates whose `ns.is_output_first` is never reset.
 
-    `extend` frames the results of every reply as those of the first, begin and end. The dummy reply says something
-    beside its calls, because the template follows a silent one with an empty message of the assistant.
+    Only the first results of a whole conversation get `<｜tool▁outputs▁begin｜>`, though all get
+    `<｜tool▁outputs▁end｜>`.
+
+    `extend` frames the results of every reply like those of the first, begin and end. The dummy reply has text besides
+    its calls, because the template follows one without text with an empty message of the assistant.
     """
 
     keeps_what_was_shown = True
 
     def dummies(self, new_messages: Sequence[Message]) -> Iterator[Message]:
-        """Replies for `new_messages` to follow, those with text first."""
+        """Yields replies for `new_messages` to follow, those with text first."""
         replies = list(dummy_replies(new_messages))
         yield from sorted(replies, key=lambda reply: not reply.content)
 
 
 class DeepSeekV32Renderer(TemplateRenderer):
-    """`TemplateRenderer` for a template that closes `<function_results>`, and prompts for a reply, only where as many
-    results follow as the reply has calls (`call_order == tool_call_count`).
+    """A `TemplateRenderer` for a template that closes `<function_results>` only after as many results as calls.
 
-    `extend` closes behind the last result it is given: every call is answered before the model goes on, and one that
+    It also prompts for a reply only if as many results follow as the reply has calls (`call_order == tool_call_count`).
+
+    `extend` closes after the last result it is given: every call is answered before the model goes on, and one that
     could not be read, which the template does not count, is answered as well.
     """

@@ -1,4 +1,4 @@
-"""Harmony, the format of gpt-oss: channels, one call a reply, and ends that depend on what is ended."""
+"""Harmony, the format of gpt-oss: channels, one call per reply, and end marks that depend on what they end."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ _CALL, _RETURN = "<|call|>", "<|return|>"
 
 
 class HarmonyRenderer(TemplateRenderer):
-    """`TemplateRenderer` for Harmony. A reply begins behind `<|start|>assistant` and ends with `<|return|>` or
-    `<|call|>`; `<|end|>` ends one of its messages only, though the template puts it where a past answer ended.
+    """A `TemplateRenderer` for Harmony.
+
+    A reply begins after `<|start|>assistant` and ends with `<|return|>` or `<|call|>`; `<|end|>` ends only one of its
+    messages, though the template puts it where a past answer ended.
 
     A row keeps the `<|return|>` that was sampled and the analysis that the template drops from past answers. The
-    template takes one call a reply and names every result after it; `extend` names each result by its own tool, and
-    one whose call could not be read `functions.unknown`. What was cut in mid-message gets the template's end.
+    template takes one call per reply and names every result after it; `extend` names each result by its own tool, and
+    one whose call could not be read `functions.unknown`. A reply that was cut within a message gets the template's end.
     """
 
     unnamed = "unknown"
 
     def dummies(self, new_messages: Sequence[Message]) -> Iterator[Message]:
-        """A reply with one call of the first result's tool, or with text."""
+        """Yields a reply with one call of the first result's tool, then one with text."""
         first = next((message for message in new_messages if message.role == "tool"), None)
         if first is not None:
             call = ToolCall(first.tool_call_id or "000000000", first.name or self.unnamed, {"where": PROBE})
@@ -41,7 +43,7 @@ class HarmonyRenderer(TemplateRenderer):
         tools: Sequence[ToolSpec] | None = None,
         guard: str = "",
     ) -> str:
-        """What the template puts after a reply, each run of results behind a call of their tool."""
+        """Returns what the template puts after a reply, each run of results after a call of their tool."""
         runs = [
             list(run) for _, run in itertools.groupby(new_messages, key=lambda message: (message.role, message.name))
         ]
@@ -54,12 +56,12 @@ class HarmonyRenderer(TemplateRenderer):
         return _CALL
 
     def _find_stops(self) -> tuple[int, ...]:
-        """Harmony's two, though a folder without generation_config.json names one of them alone."""
+        """Returns Harmony's two stop ids, even if a folder without generation_config.json names only one of them."""
         own = [self.tokenizer.backend.token_to_id(text) for text in (_RETURN, _CALL)]
         within = (self.tokenizer.backend.token_to_id(_END), None)
         return tuple(dict.fromkeys(index for index in (*own, *super()._find_stops()) if index not in within))
 
-    def _joined(self, ids: Sequence[int], appended: list[int]) -> list[int]:
-        """What to append behind `ids`; the end is there if they end with any of Harmony's ends."""
+    def _ids_to_append(self, ids: Sequence[int], appended: list[int]) -> list[int]:
+        """Returns what to append to `ids`; they need no end if they end with any of Harmony's ends."""
         ends = (*self._stop_ids, self.tokenizer.backend.token_to_id(_END))
         return appended[1:] if ids and ids[-1] in ends else appended

@@ -16,30 +16,34 @@ _ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
 class MistralRenderer(TemplateRenderer):
-    """`TemplateRenderer` for templates that move `[AVAILABLE_TOOLS]` to the last user message, and with v3 the system
-    prompt as well (`message == user_messages[-1]`, `loop.last and system_message is defined`).
+    """A `TemplateRenderer` for templates that move `[AVAILABLE_TOOLS]` to the last user message.
+
+    With v3 they move the system prompt as well (`message == user_messages[-1]`,
+    `loop.last and system_message is defined`).
 
     A row keeps both where the first prompt showed them, and what is appended is framed as in a conversation without
-    them: a template that moves what was said cannot be followed by appending. The template refuses call ids that are
-    not nine letters and digits; another id becomes the first nine hexadecimal digits of its SHA-256, for the call and
-    for its result alike.
+    them: appending cannot reproduce a template that moves earlier text. The template refuses call ids that are not nine
+    letters and digits; another id becomes the first nine hexadecimal digits of its SHA-256, for the call and for its
+    result alike.
     """
 
     keeps_what_was_shown = True
 
     def prepare(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The messages with call ids that the template takes."""
+        """Returns the messages with call ids that the template takes."""
         return [_with_fitting_ids(message) for message in messages]
 
 
 def _with_fitting_ids(message: Message) -> Message:
     if message.tool_call_id is not None:
-        return replace(message, tool_call_id=_fitting(message.tool_call_id))
+        return replace(message, tool_call_id=_fitting_id(message.tool_call_id))
     if not message.tool_calls:
         return message
-    calls = [replace(call, id=_fitting(call.id)) if isinstance(call, ToolCall) else call for call in message.tool_calls]
+    calls = [
+        replace(call, id=_fitting_id(call.id)) if isinstance(call, ToolCall) else call for call in message.tool_calls
+    ]
     return replace(message, tool_calls=tuple(calls))
 
 
-def _fitting(call_id: str) -> str:
+def _fitting_id(call_id: str) -> str:
     return call_id if _ID.fullmatch(call_id) else hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]

@@ -16,18 +16,18 @@ _SWITCHED_OFF = (Message("system", "/no_think"), USER)
 
 
 class NemotronRenderer(TemplateRenderer):
-    """`TemplateRenderer` for a template whose generation prompt depends on the last `/think` or `/no_think` that a
-    system or user message holds (`ns.enable_thinking`).
+    """A `TemplateRenderer` for a template whose generation prompt depends on the last `/think` or `/no_think`.
 
-    How the reply before was prompted is read off the ids right before it, so `extend` needs nothing of the history.
+    Both may be in a system or user message (`ns.enable_thinking`). The prompt of the previous reply is read from the
+    ids right before it, so `extend` needs nothing of the history.
     """
 
     def extend(self, ids: Sequence[int], new_messages: Sequence[Message]) -> list[int]:
-        """The ids to append to `ids`; see `TemplateRenderer.extend`."""
+        """Returns the ids to append to `ids`; see `TemplateRenderer.extend`."""
         return self._behind(ids, new_messages, _SWITCHED_OFF if self._is_switched_off(ids) else (USER,))
 
     def _is_switched_off(self, ids: Sequence[int]) -> bool:
-        """Whether the last generation prompt in `ids` closed the reasoning at once; reads the reply alone."""
+        """Returns True if the last generation prompt in `ids` closed the reasoning at once; reads only the reply."""
         wanted = self._switched_off_ids
         for place in range(len(ids) - 1, -1, -1):
             if ids[place] == wanted[0]:

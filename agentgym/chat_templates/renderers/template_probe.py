@@ -1,4 +1,4 @@
-"""What a chat template does to a conversation that goes on, measured by rendering small ones."""
+"""Measures what a chat template does to a conversation that goes on, by rendering small ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PLAIN_CALL = Message("assistant", "", tool_calls=(ToolCall("000000000", "look", 
 _RESULT = Message("tool", "North: a door.", tool_call_id="000000000", name="look")
 _AGAIN = Message("assistant", "", tool_calls=(ToolCall("000000001", "look", {"where": "é <b>", "n": [1, 2]}),))
 _NEXT_RESULT = Message("tool", "North: a door.", tool_call_id="000000001", name="look")
-"""A call and its result behind those of `CALLING`: no two calls of a conversation have one id."""
+"""A call and its result after those of `CALLING`: no two calls of a conversation have the same id."""
 _MORE = Message("user", "Go on.")
 _LOOKS_AHEAD = re.compile(
     r"loop\.(?:last|nextitem|revindex|length)|\[-1\]|\[::-1\]|\blast_|messages\s*\|\s*length|loop\.index0? *[+>]"
@@ -53,14 +53,14 @@ _REMEMBERS = re.compile(r"namespace\(|\bns\.|loop\.(?:index|first)|_idx\b|_seen\
 
 
 class Probed(Protocol):
-    """What is needed of a renderer to measure its template."""
+    """The parts of a renderer that are needed to measure its template."""
 
     keeps_what_was_shown: bool
     probe_tools: tuple[ToolSpec, ...]
 
     @property
     def source(self) -> str:
-        """The template."""
+        """The template's source."""
 
     def text(
         self,
@@ -70,7 +70,7 @@ class Probed(Protocol):
         guard: str = "",
         generation_prompt: bool = True,
     ) -> str:
-        """The template's text."""
+        """Returns the template's text."""
 
     def after_reply(
         self,
@@ -79,22 +79,22 @@ class Probed(Protocol):
         tools: Sequence[ToolSpec] | None = None,
         guard: str = "",
     ) -> str:
-        """What the template puts after a reply."""
+        """Returns what the template puts after a reply."""
 
 
-def shared_start(one: str, other: str) -> str:
-    """The longest text that both begin with."""
-    low, high = 0, min(len(one), len(other))
+def shared_start(text: str, other: str) -> str:
+    """Returns the longest text that both begin with."""
+    low, high = 0, min(len(text), len(other))
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
-    return one[:low]
+        low, high = (middle, high) if text[low:middle] == other[low:middle] else (low, middle - 1)
+    return text[:low]
 
 
 def reply_text(prompt: str, whole: str) -> tuple[str, bool]:
-    """The text of the reply to a `prompt` that asks `USER`, and whether it goes on from all of that.
+    """Returns the text of the reply to a `prompt` that asks `USER`, and whether it goes on from all of that.
 
-    What stands before the question may be moved or rewritten once it is answered.
+    The template may move or rewrite what precedes the question once it is answered.
     """
     shared = shared_start(prompt, whole)
     asked, tail = prompt.find(USER.content, len(shared)), prompt.rpartition(USER.content)[2]
@@ -105,10 +105,10 @@ def reply_text(prompt: str, whole: str) -> tuple[str, bool]:
 
 
 def dummy_replies(new_messages: Sequence[Message]) -> Iterator[Message]:
-    """Replies for `new_messages` to follow, with `PROBE` where a template may show it: the likeliest first.
+    """Yields replies for `new_messages` to follow, with `PROBE` where a template may show it: the likeliest first.
 
-    Results follow a reply with a call for each, of its id and name. A template that takes one call a reply, or none,
-    gets such a reply: then that is what stands before the results in the real conversation as well.
+    Results follow a reply with a call for each, of its id and name. A template that takes one call per reply, or none,
+    gets such a reply: then that is what precedes the results in the real conversation as well.
     """
     answered = [message for message in new_messages if message.role == "tool"]
     ids = [message.tool_call_id or f"{number:09d}" for number, message in enumerate(answered)]
@@ -127,7 +127,7 @@ def dummy_replies(new_messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def refusals_of(chat: Probed) -> dict[str, str]:
-    """For each role whose message cannot be appended exactly, the reason."""
+    """Returns the reason for each role whose message cannot be appended exactly."""
     refusals: dict[str, str] = {}
     roles: tuple[Role, ...] = ("user", "tool", "system")
     for role in roles:
@@ -142,12 +142,12 @@ def refusals_of(chat: Probed) -> dict[str, str]:
 
 
 def rewrites_of(chat: Probed) -> tuple[str, ...]:
-    """How the text of a longer conversation differs from that of a shorter one which it goes on from."""
+    """Returns sentences on how a longer conversation's text differs from that of a shorter one that it continues."""
     return tuple(dict.fromkeys(sentence for sentence in (_rewrite(chat, case) for case in _CASES) if sentence))
 
 
 def drops_of(chat: Probed) -> dict[str, str]:
-    """What the template leaves out, to a sentence about it."""
+    """Returns what the template leaves out, mapped to a sentence about it."""
     drops: dict[str, str] = {}
     tool = ToolSpec("Qv7tool", TOOL.description, TOOL.parameters)
     calls = tuple(ToolCall(f"{n:09d}", TOOL.name, {"where": f"Qv7place{n}"}) for n in range(2))
@@ -176,13 +176,13 @@ def drops_of(chat: Probed) -> dict[str, str]:
 
 
 def written_arguments(chat: Probed) -> str:
-    """A sentence for a template whose arguments cannot be read back though its calls can be."""
+    """Returns a sentence for a template whose arguments cannot be read back though its calls can be."""
     lines = _lines(chat.source, "arguments|parameters")
     return f"the chat template writes arguments of calls so that they cannot be read back ({lines})"
 
 
 def result_needs_of(chat: Probed) -> frozenset[str]:
-    """Which of `name` and `tool_call_id` the template writes around a tool message."""
+    """Returns those of `name` and `tool_call_id` that the template writes around a tool message."""
     others = {"name": replace(_RESULT, name="stare"), "tool_call_id": replace(_RESULT, tool_call_id="999999999")}
     try:
         expected = chat.after_reply([_RESULT], (USER,))
@@ -192,7 +192,7 @@ def result_needs_of(chat: Probed) -> frozenset[str]:
 
 
 def probe_tools_of(chat: Probed) -> tuple[ToolSpec, ...]:
-    """Tools to measure the template with: none, unless it cannot do without."""
+    """Returns the tools to measure the template with: none, unless it requires some."""
     try:
         chat.text([USER])
     except RenderError:
@@ -202,7 +202,7 @@ def probe_tools_of(chat: Probed) -> tuple[ToolSpec, ...]:
 
 
 def begins_each_result(chat: Probed, mark: str) -> bool:
-    """Whether the template puts the mark between two results of one reply."""
+    """Returns True if the template puts the mark between two results of one reply."""
     results = [Message("tool", f"Qv7result{n}", tool_call_id=f"{n:09d}", name=TOOL.name) for n in range(2)]
     try:
         text = chat.after_reply(results)
@@ -212,7 +212,7 @@ def begins_each_result(chat: Probed, mark: str) -> bool:
 
 
 def ends_calls_alone(chat: Probed, call_end: str, end: str) -> bool:
-    """Whether `call_end` ends the calls of a reply, and not the reply: where no result follows, `end` does."""
+    """Returns True if `call_end` ends the calls of a reply, and not the reply: if no result follows, `end` does."""
     calling = Message("assistant", "", tool_calls=(ToolCall("000000000", TOOL.name, {"where": PROBE}),))
     text = _try_text(chat, [USER, calling, USER], chat.probe_tools)
     if text is None or call_end == end:
@@ -222,7 +222,7 @@ def ends_calls_alone(chat: Probed, call_end: str, end: str) -> bool:
 
 
 def names_by_id(chat: Probed) -> bool:
-    """Whether the template gives a result whose call it does not find the call's id for a name."""
+    """Returns True if the template names a result whose call it does not find by the call's id."""
     unknown = Message("tool", "A door.", tool_call_id="Qv7unfound")
     named = (unknown, replace(unknown, name="Qv7unfound"), replace(unknown, name="Qv7other"))
     talk = [USER, Message("assistant", PROBE)]
@@ -231,7 +231,7 @@ def names_by_id(chat: Probed) -> bool:
 
 
 def takes_nameless(chat: Probed) -> bool:
-    """Whether the template has a word for a tool that a result does not name, and does not look its call up."""
+    """Returns True if the template has a word for a tool that a result does not name, and does not look up its call."""
     try:
         return chat.after_reply([replace(_RESULT, name=None)], (USER,)) != chat.after_reply([_RESULT], (USER,))
     except RenderError:
@@ -239,7 +239,7 @@ def takes_nameless(chat: Probed) -> bool:
 
 
 def call_refusal_of(chat: Probed) -> str:
-    """Why the template refuses every reply with calls where there are tools; empty where it takes one."""
+    """Returns why the template refuses every reply with calls if there are tools; empty if it takes one."""
     refusal = ""
     for following in ([], [_RESULT]):
         try:
@@ -252,8 +252,10 @@ def call_refusal_of(chat: Probed) -> str:
 
 
 def unread_because(chat: Probed, end: str, format_name: str) -> str:
-    """Why calls cannot be read: the template refuses them, or puts the `end` of a reply before them, or writes
-    something else than the format has."""
+    """Returns why calls cannot be read.
+
+    It is that the template refuses them, puts the `end` of a reply before them, or writes another form than the format.
+    """
     if _ends_before_call(chat, end):
         return f"its chat template writes the end of a reply, {end!r}, before the calls of one; use no tools"
     return call_refusal_of(chat) or (
@@ -270,7 +272,7 @@ def _ends_before_call(chat: Probed, end: str) -> bool:
 
 
 def _try_text(chat: Probed, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str | None:
-    """The template's text, or None where it refuses."""
+    """Returns the template's text, or None if it refuses."""
     try:
         return chat.text(messages, tools)
     except RenderError:
@@ -278,7 +280,7 @@ def _try_text(chat: Probed, messages: Sequence[Message], tools: Sequence[ToolSpe
 
 
 def _difference(chat: Probed, new: Message) -> str | None:
-    """How what stands around a reply depends on the history or on the new message, or None."""
+    """Returns how the text around a reply depends on the history or on the new message, or None."""
     expected = chat.after_reply([new], (USER,))
     histories = () if chat.keeps_what_was_shown else (*_HISTORIES, *_LOOPS)
     for history in histories:
@@ -292,7 +294,7 @@ def _difference(chat: Probed, new: Message) -> str | None:
                 lines = _lines(chat.source, _REMEMBERS)
                 return f"what the template puts there depends on what came before ({lines})"
             if history in _LOOPS:
-                continue  # here it may rewrite replies, which stay as they were sampled
+                continue  # here it may rewrite replies, which stay as sampled
             whole = chat.text([*history, next(dummy_replies([new])), new], tools)
             if not whole.startswith(shared_start(*prompts)):
                 pattern = f"['\"]{new.role}['\"]" if new.role == "system" else _LOOKS_AHEAD
@@ -302,7 +304,7 @@ def _difference(chat: Probed, new: Message) -> str | None:
 
 
 def _rewrite(chat: Probed, case: _Case) -> str | None:
-    """What happens to a prompt and the reply to it when more follows, or None where they stay."""
+    """Returns what happens to a prompt and its reply when more follows, or None if they stay."""
     name, history, reply, new = case.name, case.history, case.reply, case.new
     tools = (TOOL,) if reply.tool_calls or len(history) > 1 else chat.probe_tools
     try:
@@ -321,7 +323,7 @@ def _rewrite(chat: Probed, case: _Case) -> str | None:
 
 
 def _lines(source: str, pattern: str | re.Pattern[str]) -> str:
-    """The template's lines that match, for people: `lines 5, 9`."""
+    """Returns the template's lines that match, for people: `lines 5, 9`."""
     found = [str(number) for number, line in enumerate(source.split("\n"), 1) if re.search(pattern, line)]
     if not found:
         return "no line of it names them"

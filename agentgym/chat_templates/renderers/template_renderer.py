@@ -46,25 +46,24 @@ _log = logging.getLogger(__name__)
 class TemplateRenderer:
     """Renders with the tokenizer's own template and parses replies in a family's format. Implements `Renderer`.
 
-    `render` gives what `apply_chat_template(add_generation_prompt=True)` gives, except that text of messages and tools
-    which spells a mark (`<|im_end|>`, `<tool_call>`) stays plain text. `extend` renders the new messages behind a
-    fixed dummy conversation and keeps what stands after its reply, so its cost does not grow with the history.
-    What the template does to older replies (dropping their reasoning) does not matter to it: they stay as sampled.
+    `render` returns the same ids as `apply_chat_template(add_generation_prompt=True)`, except that text of messages and
+    tools which spells a mark (`<|im_end|>`, `<tool_call>`) stays plain text. `extend` renders the new messages after a
+    fixed dummy conversation and keeps what follows its reply, so its cost does not grow with the history.
+    What the template does to older replies (dropping their reasoning) does not matter: they stay as sampled.
 
-    Built with a template whose text after a reply depends on what came before, it still renders; `refusals` says for
-    which roles `extend` raises RenderError, and why. A subclass is a family whose template needs more than that.
+    With a template whose text after a reply depends on what came before, it still renders; `refusals` holds the roles
+    for which `extend` raises RenderError, and why. A subclass is a family whose template needs more than that.
     `variables` are template variables (`enable_thinking=False`).
     """
 
     _opening_ids: Collection[int] = frozenset()
 
     keeps_what_was_shown = False
-    """Whether `extend` gives what the template puts behind a bare conversation even where more stands before it: for a
+    """True if `extend` gives what the template puts after a bare conversation even if more precedes it. It is for a
     family whose class describes what its template moves or numbers, and why the row is right as it is."""
 
     unnamed = ""
-    """What a template that names the tool of a result calls the one whose call could not be read; where it is empty,
-    such a result is refused."""
+    """The template's name for the tool of a result whose call could not be read; if empty, such a result is refused."""
 
     def __init__(
         self,
@@ -79,9 +78,9 @@ class TemplateRenderer:
         self._template = ChatTemplate(tokenizer.template, seen)
         self._tool_template = ChatTemplate(tokenizer.tool_template, seen) if tokenizer.tool_template else self._template
         self.marks = Marks(tokenizer, reply_format.marks)
-        """What encodes the text that the template writes."""
+        """The encoder of the text that the template writes."""
         self.text_arguments = self._wants_text()
-        """Whether the template takes the arguments of calls as JSON text alone."""
+        """True if the template takes the arguments of calls only as JSON text."""
         self.probe_tools = probe_tools_of(self)
         self._end = self._measure_end()
         self._call_end = self._measure_call_end()
@@ -93,21 +92,21 @@ class TemplateRenderer:
         self._prompt_end = PromptEnd(tokenizer, self.marks, reply_format.thinking)
         self._in_reasoning = opens_reasoning(self.text([USER], self.probe_tools), reply_format.thinking)
         self.refusals: Mapping[str, str] = refusals_of(self)
-        """Role of a new message to the reason why `extend` cannot be exact for it."""
+        """The reason why `extend` cannot be exact for a new message, by role."""
         self._takes_nameless = takes_nameless(self)
         self.result_needs = result_needs_of(self)
-        """What `extend` wants of a tool message: of `name` and `tool_call_id`, those that the template writes."""
+        """The fields that `extend` requires of a tool message: of `name` and `tool_call_id`, those that it writes."""
         self.names_by_id = "name" in self.result_needs and names_by_id(self)
-        """Whether the template gives a result whose call it does not find the call's id for a name."""
+        """True if the template names a result whose call it does not find by the call's id."""
         self.rewrites: tuple[str, ...] = rewrites_of(self)
-        """How the text of a longer conversation differs from that of the shorter one which it goes on from, one
-        sentence each. A row that was extended keeps what was shown; a history that is rendered anew loses it."""
+        """Sentences on how the text of a longer conversation differs from that of the shorter one that it continues. A
+        row that was extended keeps what was shown; a history that is rendered again loses it."""
         self.drops: Mapping[str, str] = drops_of(self)
-        """What the template leaves out to a sentence that says so: `tools`, `calls`, `further calls` (all but one of a
-        reply), `text beside calls`, `calls beside text`, `reasoning`, and `arguments` where what it writes of them
-        cannot be read back, though sampled calls are read."""
+        """The omissions of the template, each with a sentence: `tools`, `calls`, `further calls` (all but one of a
+        reply), `text beside calls`, `calls beside text`, `reasoning`, and `arguments` if what it writes of them cannot
+        be read back, though sampled calls are read."""
         self.unread = self._find_unread()
-        """Why the calls that the template writes are not read; empty if they are."""
+        """The reason why the calls that the template writes are not read; empty if they are."""
         if not self._reads(Message("assistant", PROBE), self.probe_tools, self._reader):
             _log.warning("parsing leaves what frames replies in the template of %r in their text", tokenizer.name)
 
@@ -118,7 +117,7 @@ class TemplateRenderer:
 
     @property
     def vocab_size(self) -> int:
-        """One more than the greatest id the tokenizer can give."""
+        """One more than the greatest id that the tokenizer has."""
         return self.tokenizer.vocab_size
 
     @property
@@ -128,12 +127,12 @@ class TemplateRenderer:
 
     @property
     def prefix_preserving(self) -> bool:
-        """Whether the ids of a longer conversation begin with those of the shorter; `rewrites` says how they do not."""
+        """True if a longer conversation's ids begin with those of the shorter; `rewrites` lists the differences."""
         return not self.rewrites
 
     @property
     def reads_calls(self) -> bool:
-        """Whether `parse` reads the calls that the template writes; if not, `render` refuses tools."""
+        """True if `parse` reads the calls that the template writes; if not, `render` refuses tools."""
         return not self.unread
 
     @property
@@ -142,7 +141,7 @@ class TemplateRenderer:
         return self._tool_template.source
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
-        """Ids of the whole conversation, ending with the generation prompt."""
+        """Returns the ids of the whole conversation, ending with the generation prompt."""
         if tools and not self.reads_calls:
             raise RenderError(f"{self.tokenizer.name!r} cannot be given tools: {self.unread}")
         if tools and "tools" in self.drops:
@@ -151,9 +150,10 @@ class TemplateRenderer:
         return self.marks.encode(self.text(messages, tools, guard=guard), guard)
 
     def rerender(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
-        """The prompt for the next reply when the template may rewrite history (`history="rerender"`): parsed replies
-        are rendered anew, so the ids need not begin with those sampled before. Raises RenderError where the template
-        leaves calls out of the history."""
+        """Returns the prompt for the next reply if the template may rewrite history (`history="rerender"`).
+
+        The ids need not begin with those sampled before. Raises RenderError if the template leaves out earlier calls.
+        """
         for message in messages:
             for kind, least in (("calls", 1), ("further calls", 2)):
                 if kind in self.drops and len(message.tool_calls) >= least:
@@ -161,40 +161,41 @@ class TemplateRenderer:
         return self.render(messages, tools)
 
     def extend(self, ids: Sequence[int], new_messages: Sequence[Message]) -> list[int]:
-        """The ids to append to `ids`. A reply that ends with any of `stop_ids` is ended; another one is a cut reply
-        and gets the template's end first. Raises RenderError for roles in `refusals`."""
+        """Returns the ids to append to `ids`; raises RenderError for roles in `refusals`.
+
+        A reply that ends with any of `stop_ids` is complete; any other is a cut reply, which gets the template's end.
+        """
         return self._behind(ids, new_messages, (USER,))
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSpec] = (), prompt: Sequence[int] = ()) -> Message:
-        """The reply as a message, up to its first stop id; `tools` are those that the model was shown, and `prompt` is
-        what it was sampled on: as behind a question where none is given."""
+        """Returns the reply as a message, up to its first stop id.
+
+        `tools` are those that the model was shown, `prompt` is what it was sampled on: by default, a question.
+        """
         opened = self._prompt_end.opens(prompt)
         return self._reader.parse(ids, ReplyContext(tools, self._in_reasoning if opened is None else opened))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The ids' text, special tokens included; ids out of range give none."""
+        """Returns the ids' text, special tokens included; ids out of range give none."""
         return self._reader.decode(ids)
 
     def call_grammar(self, tools: Sequence[ToolSpec]) -> str:
-        """What holds calls to the tools' schemas in an engine that takes grammars (`Sampling.grammar`).
-
-        Raises RenderError for a format that cannot say it.
-        """
+        """Returns the grammar that holds calls to the tools' schemas (`Sampling.grammar`); raises RenderError if none."""
         grammar = self.reply_format.grammar
         if grammar is None:
             raise RenderError(f"the format {self.reply_format.name} says no grammar for its calls: leave them free")
         return grammar.structural_tag(tools)
 
     def can_read(self, reply_format: ReplyFormat, call: Message = CALLING) -> bool:
-        """Whether a format reads the calls that the template writes."""
+        """Returns True if a format reads the calls that the template writes."""
         return self._reads(call, (TOOL,), ReplyReader(self.tokenizer, reply_format, self._stop_ids))
 
     def prepare(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The messages in the form that the template takes; as they are, unless the family says otherwise."""
+        """Returns the messages in the form that the template takes; unchanged, unless the family overrides this."""
         return messages
 
     def dummies(self, new_messages: Sequence[Message]) -> Iterator[Message]:
-        """Replies for `new_messages` to follow, the likeliest first; the first that the template shows is taken."""
+        """Yields replies for `new_messages` to follow, the likeliest first; the first one that is shown counts."""
         return dummy_replies(new_messages)
 
     def text(
@@ -205,7 +206,7 @@ class TemplateRenderer:
         guard: str = "",
         generation_prompt: bool = True,
     ) -> str:
-        """The template's text of a conversation; `guard` goes inside every mark that a message spells."""
+        """Returns the template's text of a conversation; `guard` goes inside every mark that a message spells."""
 
         def clean(text: str) -> str:
             return self.marks.guard(text, guard) if guard else text
@@ -222,7 +223,7 @@ class TemplateRenderer:
         tools: Sequence[ToolSpec] | None = None,
         guard: str = "",
     ) -> str:
-        """What the template puts after a reply to `history` that `new_messages` follow, its end token first."""
+        """Returns what the template puts after a reply to `history` that `new_messages` follow, its end token first."""
         tools = self.probe_tools if tools is None else tools
         end = self._call_end if new_messages and new_messages[0].role == "tool" else self._end
         refusal: RenderError | None = None
@@ -239,18 +240,17 @@ class TemplateRenderer:
         raise refusal or dropped
 
     def _behind(self, ids: Sequence[int], new_messages: Sequence[Message], history: Sequence[Message]) -> list[int]:
-        """What to append to `ids`, which end with a reply to a conversation that prompts like `history`."""
+        """Returns what to append to `ids`, which end with a reply to a conversation that prompts like `history`."""
         self._check_new(new_messages)
         named = new_messages
         if "name" in self.result_needs:
             named = [replace(each, name=each.name or self._stand_in_name(each)) for each in new_messages]
         guard = self.guard_for(named)
         text = self.after_reply(named, history, guard=guard)
-        return self._joined(ids, self.marks.encode(text, guard))
+        return self._ids_to_append(ids, self.marks.encode(text, guard))
 
     def _end_place(self, text: str, end: str) -> int | None:
-        """Where the reply with `PROBE` in it ends, or None. Where nothing but the next message ends replies, and they
-        begin differently, it is the first mark."""
+        """Returns the end of the reply with `PROBE` in it, or None: the first mark if only messages end replies."""
         probe = text.find(PROBE)
         if probe < 0 or self.marks.ids.get(end) not in self._opening_ids:
             start = text.find(end, probe)
@@ -277,13 +277,13 @@ class TemplateRenderer:
         return bool(self._stand_in_name(message)) or (self._takes_nameless and not self.names_by_id)
 
     def _stand_in_name(self, message: Message) -> str | None:
-        """What the template calls the tool of a result without a name; None where it has nothing for it."""
+        """Returns the template's name for the tool of a result without a name, or None if it has none."""
         if message.role != "tool":
             return None
         return self.unnamed or (message.tool_call_id if self.names_by_id else None)
 
-    def _joined(self, ids: Sequence[int], appended: list[int]) -> list[int]:
-        """What to append of `appended`, which begins with the reply's end, behind `ids`."""
+    def _ids_to_append(self, ids: Sequence[int], appended: list[int]) -> list[int]:
+        """Returns what to append to `ids` of `appended`, which begins with the reply's end."""
         last = ids[-1] if ids else -1
         if last not in self._stop_ids:
             return self.marks.encode(self._closing(ids)) + appended
@@ -292,11 +292,11 @@ class TemplateRenderer:
         return appended[1:] if last == appended[0] or not begins_next else appended
 
     def _closing(self, ids: Sequence[int]) -> str:
-        """What the template puts between the text of a reply and its end, where `ids` lack it."""
+        """Returns what the template puts between the text of a reply and its end, if `ids` lack it."""
         return "" if ids and self.decode(ids[-1:]).endswith(self._before_end) else self._before_end
 
     def guard_for(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
-        """The `guard` that `text` and `marks.encode` need: a character when some text spells a mark, else empty."""
+        """Returns the `guard` for `text` and `marks.encode`: a character if some text spells a mark, else empty."""
         texts: list[str] = []
 
         def collect(text: str) -> str:
@@ -310,13 +310,13 @@ class TemplateRenderer:
         return "" if all(map(self.marks.is_plain, texts)) else pick_guard(texts)
 
     def _wants_text(self) -> bool:
-        """Whether calls are refused with arguments as they are, and taken with their JSON text."""
+        """Returns True if calls are refused with arguments as they are, and taken with their JSON text."""
         self.text_arguments = False
         self.text_arguments = bool(call_refusal_of(self))
         return self.text_arguments and not call_refusal_of(self)
 
     def _measure_end(self) -> str:
-        """The mark that the template puts after a reply: a known end token, or else the first mark."""
+        """Returns the mark that the template puts after a reply: a known end token, or else the first mark."""
         text = self.text([USER, Message("assistant", PROBE), USER], self.probe_tools)
         _, found, after = text.partition(PROBE)
         if not found:
@@ -336,7 +336,7 @@ class TemplateRenderer:
         return between[place][0]
 
     def _measure_call_end(self) -> str:
-        """The mark that the template puts after a reply with calls which results follow."""
+        """Returns the mark that the template puts after a reply with calls which results follow."""
         result = Message("tool", "Qv7result", tool_call_id="000000000", name=TOOL.name)
         for reply in self.dummies([result]):
             try:
@@ -362,7 +362,7 @@ class TemplateRenderer:
         return self._end
 
     def _find_unread(self) -> str:
-        """See `unread`; where only some arguments cannot be read, `drops` is told."""
+        """Returns `unread`; if only some arguments cannot be read, adds them to `drops` instead."""
         is_read = "calls" in self.drops or self.can_read(self.reply_format)
         if not is_read and self.can_read(self.reply_format, PLAIN_CALL):
             self.drops, is_read = {**self.drops, "arguments": written_arguments(self)}, True
@@ -375,7 +375,7 @@ class TemplateRenderer:
         return tuple(dict.fromkeys(index for index in stops if index is not None))
 
     def _find_openings(self) -> Collection[int]:
-        """Stop ids that begin the next message (`<|observation|>`) rather than end the reply."""
+        """Returns the stop ids that begin the next message (`<|observation|>`) rather than end the reply."""
         first = self.marks.split(self.text([USER], self.probe_tools).partition(USER.content)[0])
         before = [part for part, index in first if index is not None]
         openings = {end for end in (self._end, self._call_end) if before and end == before[-1]}
@@ -384,7 +384,7 @@ class TemplateRenderer:
         return frozenset(self.marks.ids[end] for end in openings)
 
     def _reads(self, reply: Message, tools: Sequence[ToolSpec], reader: ReplyReader) -> bool:
-        """Whether `reader` reads the template's text of `reply` as `reply`, whatever ids its calls get."""
+        """Returns True if `reader` reads the template's text of `reply` as `reply`, whatever ids its calls get."""
         try:
             prompt = self.text([USER], tools)
             whole = self.text([USER, reply], tools, generation_prompt=False)

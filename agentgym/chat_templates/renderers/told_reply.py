@@ -1,4 +1,4 @@
-"""What a model would have to sample to give a reply that somebody else wrote, in the conversation where it stands."""
+"""Encodes a reply that the model did not sample as the ids that it would have to sample in that conversation."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _NEXT = Message("user", "?")
 def told_reply(
     renderer: TemplateRenderer, history: Sequence[Message], reply: Message, tools: Sequence[ToolSpec] = ()
 ) -> list[int]:
-    """The ids of `reply` behind `renderer.render(history, tools)`, the end token included.
+    """Returns the ids of `reply` after `renderer.render(history, tools)`, the end token included.
 
-    It is the text that the template puts behind that prompt where the reply is the conversation's last message. Where
-    the template tells such a conversation without what the prompt has (a system prompt that moves, reasoning that the
-    prompt opens or leaves out), it is what stands behind the prompt of a single question. Reasoning that the template
-    has no place for is left out. Raises RenderError where the template tells the reply elsewhere, or so that it does
-    not read back as it is: without its calls, or without its text.
+    They are the text that the template puts after that prompt if the reply is the conversation's last message. If the
+    template writes such a conversation without what the prompt has (a system prompt that moves, reasoning that the
+    prompt opens or leaves out), they are the text after the prompt of a single question. Reasoning that the template
+    has no place for is left out. Raises RenderError if the template writes the reply elsewhere, or so that it does not
+    read back as it is: without its calls, or without its text.
     """
     guard = renderer.guard_for([*history, reply], tools)
     prompt = renderer.text(history, tools, guard=guard)
@@ -36,7 +36,7 @@ def told_reply(
     if text is None:
         raise RenderError(f"the chat template does not tell the reply behind its prompt, which ends {prompt[-30:]!r}")
     prompt_ids = renderer.marks.encode(prompt, guard)
-    ids = _ended(renderer, prompt_ids, renderer.marks.encode(text, guard), reply)
+    ids = _cut_after_end(renderer, prompt_ids, renderer.marks.encode(text, guard), reply)
     _check_read(renderer, reply, renderer.parse(ids, tools, prompt_ids))
     return ids
 
@@ -44,16 +44,18 @@ def told_reply(
 def _behind(
     renderer: TemplateRenderer, history: Sequence[Message], reply: Message, tools: Sequence[ToolSpec], guard: str
 ) -> str | None:
-    """The reply's text behind the prompt for it, and what the template puts there; None where it is told elsewhere."""
+    """Returns the reply's text after its prompt, and what the template puts there; None if it is written elsewhere."""
 
-    def told(last: Message) -> str:
+    def text_with(last: Message) -> str:
         return renderer.text([*history, last], tools, guard=guard, generation_prompt=False)
 
-    prompt, whole = renderer.text(history, tools, guard=guard), told(reply)
+    prompt, whole = renderer.text(history, tools, guard=guard), text_with(reply)
     if whole.startswith(prompt):
         return whole[len(prompt) :]
     think, end_think = map(re.escape, renderer.thinking)
-    if think and (closed := re.search(rf"{think}\s*{end_think}\s*\Z", prompt)):  # the prompt thinks nothing already
+    if think and (
+        closed := re.search(rf"{think}\s*{end_think}\s*\Z", prompt)
+    ):  # the prompt has empty reasoning already
         if reply.reasoning:
             raise RenderError(
                 f"the prompt leaves reasoning out (it ends {prompt[-30:]!r}), and the reply has some;"
@@ -64,20 +66,22 @@ def _behind(
         return re.sub(rf"\A(?:{think})?\s*{end_think}\s*", "", whole[closed.start() :])
     if not think or reply.reasoning:
         return None
-    whole = told(replace(reply, reasoning=PROBE))  # the prompt opens reasoning: it is closed with nothing in it
+    whole = text_with(replace(reply, reasoning=PROBE))  # the prompt opens reasoning: it is closed with nothing in it
     return whole[len(prompt) :].replace(PROBE, "", 1) if whole.startswith(prompt) else None
 
 
-def _ended(renderer: TemplateRenderer, prompt: Sequence[int], ids: list[int], reply: Message) -> list[int]:
-    """The reply's ids up to its first end token; a template that ends a reply with the next message's beginning
-    says in `extend` which that is."""
+def _cut_after_end(renderer: TemplateRenderer, prompt: Sequence[int], ids: list[int], reply: Message) -> list[int]:
+    """Returns the reply's ids up to its first end token.
+
+    If a template ends a reply with the next message's beginning, `extend` gives that token.
+    """
     place = _first_stop(renderer, ids)
     if place is None:
         call = next((call for call in reply.tool_calls if isinstance(call, ToolCall)), None)
         answer = _NEXT if call is None else Message("tool", "?", tool_call_id=call.id, name=call.name)
         ids = ids + renderer.extend([*prompt, *ids], [answer])
         place = _first_stop(renderer, ids)
-    elif behind := renderer.decode([one for one in ids[place + 1 :] if one not in renderer.marks.texts]).strip():
+    elif behind := renderer.decode([index for index in ids[place + 1 :] if index not in renderer.marks.texts]).strip():
         raise RenderError(f"the chat template ends the reply before all of it is told: {behind[:40]!r} stands behind")
     if place is None:
         raise RenderError("the chat template puts no end token after a reply")
@@ -89,7 +93,7 @@ def _first_stop(renderer: TemplateRenderer, ids: Sequence[int]) -> int | None:
 
 
 def _check_read(renderer: TemplateRenderer, reply: Message, said: Message) -> None:
-    """Raises RenderError where the ids say something else than the reply."""
+    """Raises RenderError if the ids parse into something else than the reply."""
     wanted = [getattr(call, "name", "") for call in reply.tool_calls]
     told = [getattr(call, "name", "") for call in said.tool_calls]
     unread = next((call.error for call in said.tool_calls if isinstance(call, MalformedCall)), "")
@@ -106,5 +110,5 @@ def _check_read(renderer: TemplateRenderer, reply: Message, said: Message) -> No
 
 
 def _words(text: str) -> str:
-    """The text without the white space that templates trim, composed as tokenizers compose it."""
+    """Returns the text without the white space that templates trim, composed as tokenizers compose it."""
     return "".join(unicodedata.normalize("NFC", text).split())

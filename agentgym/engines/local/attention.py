@@ -1,7 +1,7 @@
-"""Attention of one step over the slot cache, each row's bits independent of the other rows and of padded keys.
+"""Attention of one step over the slot cache; each row's bits are independent of other rows and of padded keys.
 
-Decoded rows go through one padded product over many slots. The rows of a prompt go through the very same products, one
-row each, their common keys expanded by a zero stride: slower than one product for the whole prompt, but then a token
+Decoded rows go through one padded product over many slots. The rows of a prompt go through the same products, one row
+each, their common keys expanded by a zero stride. This is slower than one product for the whole prompt, but a token
 gets the same bits whether it was read or sampled, and the cache has no history that a reply could depend on.
 """
 
@@ -24,11 +24,11 @@ __all__ = ["AttentionPlan"]
 
 _SPAN = 16  # decoded rows attended at once
 _CHUNK = 64  # rows of a prompt attended at once
-_QUERIES = 2  # query heads per product: with more, other kernels run whose bits depend on the padding
+_QUERIES = 2  # query heads per product: with more, other kernels run, and their bits depend on the padding
 
 
 class AttentionPlan:
-    """What every layer of a step shares: which slots are attended, and the biases that hide later keys."""
+    """The data that all layers of a step share: which slots are attended, and the biases that hide later keys."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class AttentionPlan:
         ]
 
     def attend(self, q_NHD: Tensor, kv: Tensor) -> Tensor:
-        """Attention outputs `[N, H, D]` for scaled queries over one layer's `kv` `[2, S, K, W, D]`."""
+        """Returns attention outputs `[N, H, D]` for scaled queries over one layer's `kv` `[2, S, K, W, D]`."""
         if len(self._spans) == 1 and self._num_decode == q_NHD.shape[0]:
             return _attend_span(q_NHD, kv, self._spans[0])
         out_NHD = q_NHD.new_empty(q_NHD.shape)
@@ -75,16 +75,16 @@ class AttentionPlan:
 
 @dataclass(frozen=True, eq=False)
 class _Span:
-    """Decoded rows `[first, last)` of the step, whose slots lie in `[low, high)`."""
+    """The decoded rows `[first, last)` of the step; their slots are in `[low, high)`."""
 
     first: int
     last: int
     low: int
     high: int
     copied: list[int] | None
-    """The slots, when they are few in a wide range: their keys are copied together."""
+    """The slots if they are few in a wide range; their keys are then copied together."""
     inside_A: Tensor | None
-    """Where the rows lie in a range with a few idle slots, which take part unread."""
+    """The indices of the rows in a range with a few idle slots, which are computed but not read."""
     bias_AL: Tensor
 
 
@@ -121,7 +121,7 @@ def _attend_span(q_AHD: Tensor, kv: Tensor, span: _Span) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Chunk:
-    """Rows `[first, last)` of the step, all of `slot`, each seeing the keys up to its own position."""
+    """The rows `[first, last)` of the step, all of `slot`; each sees the keys up to its own position."""
 
     slot: int
     first: int

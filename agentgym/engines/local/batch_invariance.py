@@ -1,4 +1,4 @@
-"""Whether this machine's matrix products give a row the same bits whoever shares the step."""
+"""Checks that this machine's matrix products give a row the same bits whichever other rows share the step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _Steps = list[list[tuple[int, int, int]]]  # per step: (slot, first position, nu
 
 @torch.inference_mode()
 def batch_invariance_findings(runner: StepRunner | CompiledStep) -> list[str]:
-    """Reasons why replies may depend on their neighbours, or on how a prefix was computed; empty when they do not.
+    """Returns reasons why replies may depend on other requests or on how a prefix was computed; empty without any.
 
-    The same tokens run as one prompt, token by token, and beside longer neighbours; logits are compared bitwise. The
-    runner's cache must hold nothing yet; what is written there is erased.
+    The same tokens run as one prompt, token by token, and together with longer sequences; logits are compared bitwise.
+    The runner's cache must be empty; what is written there is erased.
     """
     cache = runner.cache
     window, num_slots = min(_WINDOW, cache.window), min(_NUM_SLOTS, cache.num_slots)

@@ -1,9 +1,9 @@
-"""The in-process engine's step as one graph, compiled by `torch.compile`: the same function as `hf_step`, faster.
+"""The in-process engine's step as one graph, compiled by `torch.compile`: the same function as `step`, but faster.
 
-Where the model is small a step is mostly the cost of calling a hundred operators. Compiled, everything between two
-matrix products is one loop over the rows; attention is one too, whether a row was sampled or read, so that here as well
-a token's bits depend on the tokens before it and on the weights alone. They differ in the last place from those of the
-uncompiled step: an engine uses one or the other for all its life.
+In a small model a step is mostly the cost of calling a hundred operators. Compiled, everything between two matrix
+products is one loop over the rows. Attention is one loop too, whether a row was sampled or read, so a token's bits
+depend only on the tokens before it and on the weights. They differ in the last place from those of the uncompiled step:
+an engine uses one or the other for its whole life.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentgym.engines.local.kv_cache import L_BLOCK, SlotCache, round_up
-from agentgym.engines.local.step import Rows, padded
+from agentgym.engines.local.step import Rows, pad_rows
 from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder, DecoderConfig
 from agentgym.model.linear import MIN_ROWS, row_linear
@@ -31,11 +31,11 @@ _log = logging.getLogger(__name__)
 # Shape suffixes: N rows, R rows whose logits are wanted, H query heads, K key/value heads, G query heads per key/value
 # head, D head width, L padded keys, E model width, V vocabulary, W window.
 
-# What a step costs, as ratios: another call is worth it when it spares so many (row, key) pairs of attention.
+# The costs of a step, as ratios: another call is worth it if it saves this many (row, key) pairs of attention.
 _CALL_COST = 4096
-_MOST_ENGINES = 256  # that compile in one process; the default of 8 is meant for functions that should not vary
+_MOST_ENGINES = 256  # engines that compile in one process; the default of 8 is meant for functions that should not vary
 
-# Indices are the engine's own, and no check of them is left in the loops.
+# Indices are the engine's own, so the loops do not check them.
 _OPTIONS: dict[str, str | int | bool | Callable[..., object]] = {
     "assert_indirect_indexing": False,
     "size_asserts": False,
@@ -64,9 +64,9 @@ class _Weights(NamedTuple):
 
 
 class CompiledStep:
-    """Runs steps of one model over one cache, on CPU; compiles when it first runs (seconds, kept on disk by torch).
+    """Runs steps of one model over one cache, on CPU; compiles at its first run (seconds, cached on disk by torch).
 
-    Example: `CompiledStep(model, cache).forward(rows)` gives the `[R, V]` logits that `StepRunner` would.
+    Example: `CompiledStep(model, cache).forward(rows)` returns the `[R, V]` logits that `StepRunner` would return.
     """
 
     def __init__(self, model: Decoder, cache: SlotCache) -> None:
@@ -83,7 +83,7 @@ class CompiledStep:
         self._step: Callable[..., Tensor] | None = None
 
     def forward(self, rows: Rows) -> Tensor:
-        """Logits `[R, V]` of the wanted rows; writes keys and values into the cache."""
+        """Computes logits `[R, V]` of the wanted rows; writes keys and values into the cache."""
         parts = _parts(rows.position_N)
         if len(parts) == 1:
             return self._run(rows.slot_N, rows.position_N, rows.wanted_R)
@@ -99,10 +99,10 @@ class CompiledStep:
     def _run(self, slot_N: NDArray[np.int64], position_N: NDArray[np.int64], wanted_R: NDArray[np.int64]) -> Tensor:
         num_keys = round_up(int(position_N.max()) + 1, L_BLOCK)
         indices = (
-            padded(self.cache.tokens_SW[slot_N, position_N]),
-            padded(slot_N, self.cache.num_slots),
-            padded(position_N),
-            padded(wanted_R),
+            pad_rows(self.cache.tokens_SW[slot_N, position_N]),
+            pad_rows(slot_N, self.cache.num_slots),
+            pad_rows(position_N),
+            pad_rows(wanted_R),
         )
         due = (*map(torch.from_numpy, indices), self._key_L[:num_keys])
         if self._step is None:
@@ -112,9 +112,9 @@ class CompiledStep:
 
     @torch.inference_mode()
     def compile(self) -> None:
-        """Compiles now; raises whatever `torch.compile` does where it cannot (a missing header, a read-only disk)."""
+        """Compiles now; raises whatever `torch.compile` raises if it cannot (a missing header, a read-only disk)."""
         step = torch.compile(_Graph(self.model.config).step, fullgraph=True, options=_OPTIONS)
-        # Traced at sizes that differ, so that no two of them are taken for one.
+        # Traced at sizes that differ, so that the compiler does not take two of them for the same.
         slot_N = torch.full((2 * MIN_ROWS,), self.cache.num_slots)
         zeros_N, zeros_R = torch.zeros_like(slot_N), torch.zeros(MIN_ROWS, dtype=torch.int64)
         due = (zeros_N, slot_N, zeros_N.clone(), zeros_R, self._key_L[: 2 * L_BLOCK])
@@ -122,7 +122,7 @@ class CompiledStep:
             torch._dynamo.mark_dynamic(tensor, 0)
         for kv in self.cache.kv:
             torch._dynamo.mark_dynamic(kv, 1)
-        # What differs between the engines of a process, such as the model, is not to be taken for variable.
+        # What differs between the engines of a process, such as the model, must not be taken for variable.
         with torch._dynamo.config.patch(cache_size_limit=_MOST_ENGINES, automatic_dynamic_shapes=False):
             step(due, self.cache.kv, self._weights, self._rope)
         self._step = step
@@ -134,7 +134,7 @@ def compiled_step(model: Decoder, cache: SlotCache, *, required: bool) -> Compil
         step = CompiledStep(model, cache)
         step.compile()
         return step
-    except Exception as error:  # a compiler may fail in any way, and is not needed to go on
+    except Exception as error:  # a compiler may fail in any way, and is not needed to continue
         if required:
             raise
         reason = " ".join(str(error).partition("Set TORCHDYNAMO")[0].split())[:300]
@@ -143,7 +143,7 @@ def compiled_step(model: Decoder, cache: SlotCache, *, required: bool) -> Compil
 
 
 def _parts(position_N: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Cuts a step's rows into calls of alike positions, ascending, where that pays: every row pays for the longest."""
+    """Splits a step's rows into calls of similar positions, ascending, if it pays: rows cost as much as the longest."""
     order_N = np.argsort(position_N, kind="stable")
     length_N = position_N[order_N] // L_BLOCK * L_BLOCK
     parts: list[NDArray[np.int64]] = []
@@ -163,7 +163,7 @@ def _weights(model: Decoder) -> _Weights:
 
 
 class _Graph:
-    """The traced function. It holds sizes alone; all tensors are arguments, so that weights stay live."""
+    """The traced function. It holds only sizes; all tensors are arguments, so that weights stay live."""
 
     def __init__(self, config: DecoderConfig) -> None:
         self.config = config
@@ -171,7 +171,7 @@ class _Graph:
     def step(
         self, due: tuple[Tensor, ...], kvs: tuple[Tensor, ...], weights: _Weights, rope: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """Logits `[R, V]`; `due` is the tokens, slots and positions `[N]`, the wanted rows `[R]`, and 0 to L - 1."""
+        """Computes logits `[R, V]`; `due` is tokens, slots, positions `[N]`, the wanted rows `[R]`, and 0 to L - 1."""
         ids_N, slot_N, position_N, wanted_R, key_L = due
         cos_N1D, sin_N1D = (table_WD[position_N][:, None] for table_WD in rope)
         bias_NL = torch.where(key_L > position_N[:, None], -torch.inf, 0.0)

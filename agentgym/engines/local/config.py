@@ -19,17 +19,16 @@ class LocalEngineConfig:
     window: int | None = None
     """Tokens of prompt and reply together; None is the model's context window."""
     max_step_tokens: int = 512
-    """Tokens computed in one step; a longer prompt is read over several, while others go on sampling."""
+    """Tokens computed in one step; a longer prompt is read over several steps, while others continue sampling."""
     keep_idle_s: float = 0.5
     """Seconds that a session between two turns keeps its slot while others wait for one. It never changes a reply."""
     threads: int | None = None
-    """CPU threads of the worker; None is one for models under 20 million parameters, else what torch has. The matrix
-    products of the whole process follow (a property of MKL)."""
+    """CPU threads of the worker; None is one for models under 20 million parameters, else torch's default. The matrix
+    products of the whole process use the same number (a property of MKL)."""
     compile: bool | None = False
     """Runs each step as one graph made by `torch.compile`, on CPU in float32: about 1.6 times as fast for a small
-    model. It needs a C++ compiler and takes 10 s the first time, 4 s later. None decides: yes for models under 20
-    million parameters where a compiler is found, and where compiling then fails, a warning says why and the steps run
-    uncompiled."""
+    model. It needs a C++ compiler and takes 10 s the first time, 4 s later. None compiles models under 20 million
+    parameters if a compiler is found; if compiling fails, a warning gives the reason and the steps run uncompiled."""
 
     def __post_init__(self) -> None:
         for name in ("num_slots", "window", "max_step_tokens", "threads"):

@@ -1,7 +1,7 @@
 """The in-process engine: the trained model itself generates, batching continuously over one preallocated cache.
 
-The event loop only submits and awaits; one worker thread runs the steps. A reply depends on its prompt ids, its
-sampling and the weights alone, bit for bit: not on what else is in flight, nor on what the cache holds (`hf_step`).
+The event loop only submits and awaits; one worker thread runs the steps. A reply depends bit for bit only on its prompt
+ids, its sampling and the weights, and not on other requests in flight or on the contents of the cache (see `step`).
 """
 
 from __future__ import annotations
@@ -36,21 +36,23 @@ from agentgym.model.published_weights import Weights
 __all__ = ["LocalEngine"]
 
 _log = logging.getLogger(__name__)
-_SMALL_MODEL = 20_000_000  # parameters; below it calling operators is much of the work: one thread is best, and a graph
-_CLOSING_S = 0.005  # between two looks at whether the worker has ended
+_SMALL_MODEL = (
+    20_000_000  # parameters; below it calling operators is much of the work: one thread and a compiled graph are best
+)
+_CLOSING_S = 0.005  # between two checks that the worker has ended
 _CLOSED = "the local engine is closed; make a new one"
-_RELEASED = -1  # in place of the weights' mark: a step before new weights fails, and reads nothing
+_RELEASED = -1  # replaces the weights' mark: a step before new weights fails, and reads nothing
 _Delivery = tuple[Request, "Completion | EngineError"]
 
 
 class LocalEngine:
-    """Samples from a live `Decoder`: no copy and no transfer of weights, training shares the tensors.
+    """Samples from a live `Decoder`: no copy and no transfer of weights, since training shares the tensors.
 
     A trainer calls `pause`, changes the weights, `update_weights({}, version)`, `resume`. Weights that change under a
-    request, or are used without the call, are an EngineError: their cached keys would be those of older weights. One
-    that samples while another copy of the model is trained gives that copy's weights to `update_weights`, and need not
-    pause: they are taken over between two steps.
-    Replies in flight over an update go on under the new weights, their cache computed anew, and bear both versions.
+    request, or are used without the call, raise EngineError: the cached keys would be those of older weights. If
+    another copy of the model is trained, its weights are given to `update_weights`, and no pause is needed: they are
+    copied between two steps. Replies in flight during an update continue under the new weights, with their cache
+    recomputed, and record both versions.
     """
 
     def __init__(self, model: Decoder, config: LocalEngineConfig | None = None, *, version: int = 0) -> None:
@@ -76,13 +78,13 @@ class LocalEngine:
         can_compile = model.embed.device.type == "cpu" and model.embed.dtype == torch.float32
         wanted = self.config.compile
         self.compiles = is_small and can_compile and cpp_compiler() is not None if wanted is None else wanted
-        """Whether the steps are to run as a compiled graph; `prepare` or the first request makes it."""
+        """True if the steps will run as a compiled graph, made by `prepare` or by the first request."""
         self._worker = threading.Thread(target=self._work, name="agentgym-local-engine", daemon=True)
         self._worker.start()
 
     @property
     def vocab_size(self) -> int:
-        """Ids in `[0, vocab_size)` may be sent."""
+        """The number of token ids: ids in `[0, vocab_size)` may be sent."""
         return self.model.config.vocab_size
 
     @property
@@ -97,12 +99,12 @@ class LocalEngine:
 
     @property
     def num_steps(self) -> int:
-        """Forward passes so far."""
+        """The number of forward passes so far."""
         return self._num_steps
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
-        """Samples one reply; raises EngineError when it cannot (ids out of range, over the window, closed)."""
-        prompt_T = self._checked(prompt_ids, sampling)
+        """Samples one reply; raises EngineError if it cannot (ids out of range, over the window, closed)."""
+        prompt_T = self._checked_prompt(prompt_ids, sampling)
         if self._closed:
             raise EngineError(_CLOSED)
         if session in self._in_flight:
@@ -121,7 +123,7 @@ class LocalEngine:
             if self._in_flight.get(session) is request:
                 del self._in_flight[session]
 
-    def _checked(self, prompt_ids: Sequence[int], sampling: Sampling) -> NDArray[np.int64]:
+    def _checked_prompt(self, prompt_ids: Sequence[int], sampling: Sampling) -> NDArray[np.int64]:
         prompt_T = np.asarray(prompt_ids, np.int64)
         if not prompt_T.size:
             raise EngineError("the prompt is empty; the local engine needs at least one token id")
@@ -140,9 +142,11 @@ class LocalEngine:
         return prompt_T
 
     async def update_weights(self, weights: Weights, version: int) -> WeightSync:
-        """Takes the weights over, by their published names, and declares them version `version` from the next token
-        on; without any, the model's tensors were changed already. Raises EngineError when the version falls, and for
-        weights of another model."""
+        """Copies the weights, by their published names, and makes them version `version` from the next token on.
+
+        Without any weights, the model's tensors were already changed. Raises EngineError if the version decreases, and
+        for weights of another model.
+        """
         if version < self._version:
             raise EngineError(f"policy versions never fall: the engine is at {self._version}, got {version}")
         started = time.perf_counter()
@@ -157,7 +161,7 @@ class LocalEngine:
         return WeightSync(version=version, num_tensors=len(tensors), num_bytes=num_bytes, transfer_s=transfer_s)
 
     async def prepare(self) -> None:
-        """Compiles and tries the kernels now, which the first request would wait for."""
+        """Compiles and tries the kernels now, so that the first request does not wait for it."""
         await self._command(self._prepare)
 
     async def pause(self) -> None:
@@ -165,12 +169,14 @@ class LocalEngine:
         await self._command(lambda: self._set_paused(True))
 
     async def resume(self) -> None:
-        """Goes on where `pause` stopped."""
+        """Continues after `pause`."""
         await self._command(lambda: self._set_paused(False))
 
     async def release_memory(self) -> None:
-        """Gives up the memory of weights and cache until the next update, which has to bring all weights; the engine
-        is paused, and the model is nobody else's."""
+        """Frees the memory of weights and cache until the next update, which has to bring all weights.
+
+        The engine has to be paused, and nothing else may use the model.
+        """
         await self._command(self._release)
 
     async def abort(self, session: str) -> None:
@@ -180,7 +186,7 @@ class LocalEngine:
     async def close(self) -> None:
         """Ends requests in flight with EngineError and waits for the worker thread; a second call does nothing.
 
-        A compilation, which nothing can stop, is not waited for: its thread is a daemon and ends after it.
+        A compilation cannot be stopped and is not waited for: its thread is a daemon and ends after it.
         """
         with self._wake:
             self._closed = True
@@ -212,7 +218,7 @@ class LocalEngine:
                 self._wake.notify()
             return not self._stopped
 
-    # What follows runs on the worker thread alone.
+    # Everything below runs on the worker thread only.
 
     def _work(self) -> None:
         if self._threads is not None and self.model.embed.device.type == "cpu":
@@ -348,12 +354,12 @@ class LocalEngine:
         return self._scheduler.active.get(request.slot) is not request
 
     def _mark_weights(self) -> int:
-        """Counts in-place changes of the parameters (autograd keeps the count), so that a forgotten update shows."""
+        """Counts in-place changes of the parameters (autograd keeps the count), to detect a forgotten update."""
         return sum(parameter._version for parameter in self._parameters)
 
 
 def _settle(done: asyncio.Future[None], failure: EngineError | None) -> None:
-    if done.done():  # whoever waited may have been cancelled meanwhile
+    if done.done():  # the task that waited may have been cancelled meanwhile
         return
     if failure:
         done.set_exception(failure)

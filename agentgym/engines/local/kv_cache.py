@@ -1,4 +1,4 @@
-"""The slots of the in-process engine: preallocated keys and values, the tokens they stand for, and who owns them."""
+"""The slots of the in-process engine: preallocated keys and values, their tokens, and their owners."""
 
 from __future__ import annotations
 
@@ -21,45 +21,45 @@ __all__ = ["L_BLOCK", "SlotCache", "fitting_slots", "round_up"]
 # Shape suffixes: S slots, W window (positions of a slot), K key/value heads, D head width.
 
 L_BLOCK = 64
-"""Attention reads keys up to a multiple of this; what lies beyond a row's own position is masked."""
-_QUICK = 16  # tokens compared first when prefixes are sought
+"""Attention reads keys up to a multiple of this; keys beyond a row's own position are masked."""
+_QUICK = 16  # tokens compared first in the search for prefixes
 
 
 def round_up(value: int, multiple: int) -> int:
-    """The smallest multiple of `multiple` that is at least `value`."""
+    """Returns the smallest multiple of `multiple` that is at least `value`."""
     return -(-value // multiple) * multiple
 
 
 def fitting_slots(model: Decoder, window: int, wanted: int = 128) -> int:
-    """The number of slots of `window` tokens that fit into half of the free memory: at most `wanted`, at least 1."""
+    """Returns how many slots of `window` tokens fit into half of the free memory: at most `wanted`, at least 1."""
     slot_bytes = int(np.prod(_slot_shape(model, window))) * model.embed.element_size() * model.config.num_layers
     free = _free_memory(model.embed.device)
     return max(1, min(wanted, free // 2 // slot_bytes - 1))  # one more slot is scratch
 
 
 def _slot_shape(model: Decoder, window: int) -> tuple[int, int, int, int]:
-    """Keys and values, heads, positions and width of a slot in a layer.
+    """Returns the sizes of a slot in a layer: keys and values, heads, positions and width.
 
-    There is a block of positions more than can be read, so that what is read is a part whatever its length: one graph
-    serves all.
+    There is one block of positions more than can be read. So what is read is a part whatever its length, and one graph
+    serves all lengths.
     """
     c = model.config
     return 2, c.num_kv_heads, round_up(window, L_BLOCK) + L_BLOCK, c.head_width
 
 
 def _free_memory(device: torch.device) -> int:
-    """Bytes that a device can give; on CPU the limit of the container counts too."""
+    """Returns the bytes that a device can give; on CPU the limit of the container counts too."""
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_memory()
 
 
 class SlotCache:
-    """Keys and values of `num_slots` sequences of up to `window` tokens, and the books about them.
+    """The keys and values of `num_slots` sequences of up to `window` tokens, with their bookkeeping.
 
-    `kv` is one `[2, S + 1, K, W, D]` a layer (of its own storage each: a compiled step that writes a part of a tensor
-    may copy the whole); the last slot is scratch for padding rows. `num_valid_S` counts the leading
-    positions of `tokens_SW` whose keys and values are those of the current weights; `num_known_S` counts the tokens.
-    A slot is free, owned by a session at work, or owned by a session between two turns (idle). When a session needs a
-    slot and none is free, the one idle for longest is evicted: its prefix is computed again if its session comes back.
+    `kv` is one `[2, S + 1, K, W, D]` tensor per layer (each with a storage of its own: a compiled step that writes a
+    part of a tensor may copy the whole); the last slot is scratch for padding rows. `num_valid_S` counts the leading
+    positions of `tokens_SW` whose keys and values are those of the current weights; `num_known_S` counts the tokens. A
+    slot is free, owned by a session at work, or owned by a session between two turns (idle). If a session needs a slot
+    and none is free, the one idle for longest is evicted: its prefix is recomputed if its session comes back.
     """
 
     def __init__(self, model: Decoder, num_slots: int, window: int) -> None:
@@ -77,19 +77,19 @@ class SlotCache:
         self.num_valid_S = np.zeros(num_slots, np.int64)
         self._slot_of: dict[str, int] = {}
         self._session_of: list[str | None] = [None] * num_slots
-        self._idle: OrderedDict[int, float] = OrderedDict()  # since when, the longest first
+        self._idle: OrderedDict[int, float] = OrderedDict()  # idle since when, the longest idle first
         self._free = list(range(num_slots))
 
     def owns(self, session: str) -> bool:
-        """Whether the session has a slot."""
+        """Returns whether the session has a slot."""
         return session in self._slot_of
 
     def num_available(self, idle_before: float) -> int:
-        """How many slots new sessions may take: the free ones, and those idle since before `idle_before`."""
+        """Returns the number of slots for new sessions: the free ones, and those idle since before `idle_before`."""
         return len(self._free) + sum(since <= idle_before for since in self._idle.values())
 
     def acquire(self, session: str, idle_before: float) -> int:
-        """The session's own slot, else a free one, else the one idle for longest, of the `num_available`."""
+        """Returns the session's own slot, else a free one, else the one idle for longest, of the `num_available`."""
         slot = self._slot_of.get(session)
         if slot is not None:
             self._idle.pop(slot, None)
@@ -104,16 +104,16 @@ class SlotCache:
         return slot
 
     def rest(self, slot: int, now: float) -> None:
-        """Marks the slot idle since `now`: kept for its session's next turn."""
+        """Marks the slot idle since `now`: it is kept for its session's next turn."""
         self._idle[slot] = now
 
     @property
     def idle_since(self) -> float | None:
-        """Since when the slot idle for longest is idle."""
+        """Returns the time since which the longest idle slot is idle."""
         return next(iter(self._idle.values()), None)
 
     def release(self, session: str) -> None:
-        """Frees what the session holds, if anything. Its tokens stay readable as a prefix until the slot is reused."""
+        """Frees the session's slot, if it has one. Its tokens stay readable as a prefix until the slot is reused."""
         slot = self._slot_of.get(session)
         if slot is not None:
             self._idle.pop(slot, None)
@@ -121,7 +121,7 @@ class SlotCache:
             heapq.heappush(self._free, slot)
 
     def load(self, slot: int, prompt_T: NDArray[np.int64]) -> None:
-        """Makes `prompt_T` the slot's tokens, keeping as valid the prefix it shares with what was there."""
+        """Makes `prompt_T` the slot's tokens; the prefix shared with the tokens before stays valid."""
         known = min(int(self.num_valid_S[slot]), len(prompt_T) - 1)
         differs = np.flatnonzero(self.tokens_SW[slot, :known] != prompt_T[:known])
         self.num_valid_S[slot] = int(differs[0]) if differs.size else known
@@ -129,7 +129,7 @@ class SlotCache:
         self.num_known_S[slot] = len(prompt_T)
 
     def common_prefix_S(self, slot: int) -> NDArray[np.int64]:
-        """How many leading tokens every slot shares with `slot`, whether their keys are computed yet or not, `[S]`."""
+        """Returns how many leading tokens each slot shares with `slot`, their keys computed or not, `[S]`."""
         num_known = int(self.num_known_S[slot])
         tokens_T = self.tokens_SW[slot, :num_known]
         shared_S = np.zeros(self.num_slots, np.int64)
@@ -142,11 +142,11 @@ class SlotCache:
         return shared_S
 
     def flat_indices(self, slot_N: NDArray[np.int64], position_N: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The rows of a layer's `kv_flat` that hold the keys, then the values, of each token, `[N * 2K]`."""
+        """Returns the rows of a layer's `kv_flat` that hold the keys, then the values, of each token, `[N * 2K]`."""
         return (self._first_row_SH[slot_N] + position_N[:, None]).ravel()
 
     def release_memory(self) -> None:
-        """Gives up the memory of keys and values, which are stale then; on CPU it comes back where they are written."""
+        """Frees the memory of keys and values, which become stale; on CPU it is allocated again as it is written."""
         self.invalidate()
         for kv in self.kv:
             if kv.device.type != "cpu":
@@ -155,7 +155,7 @@ class SlotCache:
             pages.madvise(mmap.MADV_DONTNEED)
 
     def regain_memory(self) -> None:
-        """Takes memory for keys and values again."""
+        """Allocates memory for keys and values again."""
         for kv in self.kv:
             if not kv.untyped_storage().nbytes():
                 kv.untyped_storage().resize_(kv.numel() * kv.element_size())
@@ -168,11 +168,11 @@ class SlotCache:
         self.num_valid_S[target] = num_tokens
 
     def invalidate(self) -> None:
-        """Declares every key and value stale: the weights are others now."""
+        """Marks every key and value as stale, because the weights changed."""
         self.num_valid_S[:] = 0
 
     def erase(self) -> None:
-        """Zeroes keys and values: what a failed step wrote (NaN among it) must reach no later request."""
+        """Zeroes keys and values, so that no later request reads what a failed step wrote (possibly NaN)."""
         self.invalidate()
         for kv in self.kv:
             kv.zero_()
@@ -185,7 +185,7 @@ class SlotCache:
 
 
 def _zeros(num_layers: int, shape: tuple[int, ...], like: Tensor) -> tuple[tuple[Tensor, ...], tuple[mmap.mmap, ...]]:
-    """A tensor a layer; on CPU also the pages that each lies in."""
+    """Returns a tensor per layer; on CPU also the pages that each is stored in."""
     num_bytes = int(np.prod(shape)) * like.element_size()
     try:
         if like.device.type != "cpu":
@@ -196,7 +196,7 @@ def _zeros(num_layers: int, shape: tuple[int, ...], like: Tensor) -> tuple[tuple
             f"the key/value cache needs {num_layers * num_bytes / 2**30:.1f} GiB ({shape[1] - 1} slots of {shape[3]}"
             f" tokens), which {like.device} does not give; lower num_slots or window"
         ) from error
-    return tuple(torch.frombuffer(one, dtype=like.dtype).view(shape) for one in pages), pages
+    return tuple(torch.frombuffer(page, dtype=like.dtype).view(shape) for page in pages), pages
 
 
 def _lazy_zeros(num_bytes: int) -> mmap.mmap:

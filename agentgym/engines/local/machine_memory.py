@@ -14,16 +14,16 @@ FILES = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
 )
-"""Where control groups of version 2 and 1 have a container's limit, its use, and how much of it is file cache."""
+"""The files with a container's limit, its use and its share of file cache, for control groups of version 2 and 1."""
 
 
 def total_memory() -> int:
-    """Returns the bytes that this process may use with others: the machine's, or the limit of its container."""
+    """Returns the bytes that this process shares with others: the machine's, or the limit of its container."""
     return min([int(psutil.virtual_memory().total), *(limit for limit, _ in _limits())])
 
 
 def available_memory() -> int:
-    """Returns the bytes that are free, or would be without the cache of files."""
+    """Returns the bytes that are free, or would be without the file cache."""
     left = (max(0, limit - used) for limit, used in _limits())
     return min([int(psutil.virtual_memory().available), *left])
 

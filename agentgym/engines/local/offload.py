@@ -1,4 +1,4 @@
-"""The memory of an in-process engine, given up while others need it: tensors stay, what they lie in goes."""
+"""Releases the memory of an in-process engine while others need it: tensors stay valid, their storage is freed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ __all__ = ["regain_memory", "release_memory"]
 
 
 def release_memory(parameters: Sequence[Tensor], cache: SlotCache) -> None:
-    """Frees what weights and cache lie in. Until `regain_memory` and new weights nobody may read them; views of the
-    weights that were made before may be of what lay there then."""
+    """Frees the storage of weights and cache; until `regain_memory` and new weights they must not be read.
+
+    Views of the weights that were made before may show other data later.
+    """
     cache.release_memory()
     for parameter in parameters:
-        if not parameter.untyped_storage().resizable():  # as what safetensors read
+        if not parameter.untyped_storage().resizable():  # such as what safetensors read
             parameter.data = parameter.data.clone()
         parameter.untyped_storage().resize_(0)
     if any(parameter.is_cuda for parameter in parameters):
@@ -25,7 +27,7 @@ def release_memory(parameters: Sequence[Tensor], cache: SlotCache) -> None:
 
 
 def regain_memory(parameters: Sequence[Tensor], cache: SlotCache) -> None:
-    """Takes memory again where it was given up; the weights are then whatever lay there."""
+    """Allocates memory again that was released; the contents of the weights are undefined then."""
     cache.regain_memory()
     for parameter in parameters:
         storage = parameter.untyped_storage()

@@ -1,4 +1,4 @@
-"""Sampling for the in-process engine: per-request random numbers and vectorised draws with the logprobs drawn from."""
+"""Sampling for the in-process engine: per-request random numbers and vectorized draws with their logprobs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ __all__ = ["draw", "uniforms"]
 
 # Shape suffixes: B rows, V vocabulary, T tokens.
 
-# Times this, a sum is strictly smaller, however it is rounded: so the id found has a probability above zero.
+# Multiplied by this, a sum gets strictly smaller however it is rounded, so the id found has a probability above zero.
 _BELOW_ONE = np.float32(1 - 2**-23)
 
 
 def uniforms(seed: int, num_tokens: int) -> NDArray[np.float32]:
-    """Uniform numbers in [0, 1) for tokens 0, 1, ... of a reply, `[T]`; number `t` depends on `(seed, t)` alone.
+    """Returns uniform numbers in [0, 1) for tokens 0, 1, ... of a reply, `[T]`; number `t` depends only on `(seed, t)`.
 
-    SplitMix64 (Steele, Lea and Flood 2014), the seed itself mixed once first, so that neighbouring seeds are unrelated.
+    SplitMix64 (Steele, Lea and Flood 2014); the seed itself is mixed once first, so that neighboring seeds are
+    unrelated.
     """
     with np.errstate(over="ignore"):
         start = _mix(np.array([seed & (2**64 - 1)], np.uint64) + np.uint64(0x9E3779B97F4A7C15))
@@ -40,11 +41,11 @@ def draw(
     top_k_B: NDArray[np.int64],
     top_p_B: NDArray[np.float32],
 ) -> tuple[Tensor, Tensor]:
-    """One id per row and its fp32 logprob under the distribution it was drawn from, `[B]` each.
+    """Draws one id per row, with its fp32 logprob under the distribution it was drawn from, `[B]` each.
 
-    Rows of temperature 0 take the greatest logit and report the logprob of temperature 1. Temperature comes first,
-    then `top_k_B` (0 is off), then `top_p_B` (1 is off), and what is left is normalized again. Every row is computed
-    from that row alone.
+    Rows of temperature 0 take the greatest logit and report the logprob of temperature 1. Temperature comes first, then
+    `top_k_B` (0 is off), then `top_p_B` (1 is off); the rest is normalized again. Every row is computed from that row
+    alone.
     """
     device, greedy_B = logits_BV.device, temperature_B == 0
     logits_BV = logits_BV.float()

@@ -1,4 +1,4 @@
-"""Who runs in the next step of the in-process engine: waiting requests, requests at work, and their sampled tokens."""
+"""The scheduler of the in-process engine: waiting requests, requests at work, and their sampled tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MIN_SHARED = 16  # waiting a step for a prefix that another request is computin
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One reply in the making."""
+    """A reply that is being sampled."""
 
     prompt_T: NDArray[np.int64]
     sampling: Sampling
@@ -32,13 +32,13 @@ class Request:
     future: asyncio.Future[Completion]
     loop: asyncio.AbstractEventLoop
     slot: int = -1
-    """-1 while it waits."""
+    """The slot index; -1 while the request waits."""
     fresh: bool = field(default=True)
-    """Its prompt is not being read yet, so a prefix may still be taken from another slot."""
+    """True until the prompt is being read, so a prefix may still be copied from another slot."""
 
 
 class Scheduler:
-    """Joins waiting requests to slots first come first served, plans steps, and keeps what they sampled."""
+    """Assigns slots to waiting requests in order of arrival, plans steps, and stores the sampled tokens."""
 
     def __init__(self, cache: SlotCache, max_step_tokens: int, keep_idle_s: float) -> None:
         self.cache, self.max_step_tokens, self.keep_idle_s = cache, max_step_tokens, keep_idle_s
@@ -64,11 +64,11 @@ class Scheduler:
             self._join(request, now)
         count = min(len(self.waiting), self.cache.num_available(now - self.keep_idle_s))
         joining = [self.waiting.popleft() for _ in range(count)]
-        for request in sorted(joining, key=lambda request: len(request.prompt_T)):  # alike lengths become neighbours
+        for request in sorted(joining, key=lambda request: len(request.prompt_T)):  # similar lengths become neighbors
             self._join(request, now)
 
     def patience_s(self) -> float | None:
-        """How long until a waiting request may take an idle session's slot; None when nothing waits for that."""
+        """Returns the seconds until a waiting request may take an idle session's slot; None if nothing waits."""
         since = self.cache.idle_since
         return None if not self.waiting or since is None else max(0.0, since + self.keep_idle_s - time.monotonic())
 
@@ -93,7 +93,7 @@ class Scheduler:
         self._stop_SJ[slot, : len(sampling.stop_ids)] = sampling.stop_ids
 
     def plan(self) -> Rows:
-        """The rows of the next step; at least one while any request is active."""
+        """Returns the rows of the next step; at least one while any request is active."""
         if self._slots is None:
             self._slots = np.array(sorted(self.active), np.int64)
         slots, cache = self._slots, self.cache
@@ -124,7 +124,7 @@ class Scheduler:
         return Rows(slot_N, position_N, len(decode), tuple(extends), np.array(wanted, np.int64))
 
     def _share(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Copies prefixes into fresh slots; leaves out those that do better to wait for one being computed."""
+        """Copies prefixes into fresh slots; leaves out slots that gain by waiting for a prefix being computed."""
         cache, late, reading = self.cache, [], np.zeros(self.cache.num_slots, bool)
         reading[[slot for slot in slots.tolist() if not self.active[slot].fresh]] = True
         for slot in slots.tolist():
@@ -148,7 +148,7 @@ class Scheduler:
     def commit(
         self, rows: Rows, id_R: NDArray[np.int64], logprob_R: NDArray[np.float32], version: int
     ) -> list[Request]:
-        """Keeps the sampled tokens; returns the requests that they end, which are no longer active."""
+        """Stores the sampled tokens; returns the requests that they end, which are no longer active."""
         cache = self.cache
         cache.num_valid_S[rows.slot_N[: rows.num_decode]] += 1
         for slot, start, num_rows in rows.extends:
@@ -163,11 +163,11 @@ class Scheduler:
         return [self._leave(slot) for slot in slot_R[ended_R].tolist()] if ended_R.any() else []
 
     def uniform_R(self, slot_R: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The random number of each slot's next token."""
+        """Returns the random number of each slot's next token."""
         return self._uniform_SW[slot_R, self.cache.num_known_S[slot_R]]
 
     def completion(self, request: Request, reason: FinishReason | None = None) -> Completion:
-        """What the request has sampled so far; without a reason it ended by itself: `stop` or `length`."""
+        """Returns what the request has sampled so far; without a reason, it ended by itself: `stop` or `length`."""
         if request.slot < 0:
             return Completion((), (), (), reason or "abort")
         slot, start, stop = request.slot, len(request.prompt_T), int(self.cache.num_known_S[request.slot])
@@ -180,14 +180,14 @@ class Scheduler:
         )
 
     def end(self, request: Request) -> None:
-        """Takes a request out before it ended by itself."""
+        """Removes a request before it ended by itself."""
         if request.slot < 0:
             self.waiting.remove(request)
         else:
             self._leave(request.slot)
 
     def restart(self) -> None:
-        """All keys are stale: every active request reads its tokens again, sharing prefixes as at the start."""
+        """Marks all keys as stale: every active request reads its tokens again, sharing prefixes as at the start."""
         self.cache.invalidate()
         for request in self.active.values():
             request.fresh = True

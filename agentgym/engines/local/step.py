@@ -1,9 +1,9 @@
-"""One forward pass of the in-process engine over whatever tokens are due, with bits that no neighbour can change.
+"""One forward pass of the in-process engine over the tokens that are due, with bits independent of other requests.
 
-Every row (a token at a position of a slot) gets the same bits however the step is composed: matrix products
-(`hf_linear`) and norms treat rows alike, and attention (`hf_attention`) is one small product per row and key/value
-head. So keys and values at a position depend on the tokens up to it and on the weights alone, and any prefix may be
-shared, dropped or computed again.
+Every row (a token at a position of a slot) gets the same bits however the step is composed: matrix products (`linear`)
+and norms treat rows alike, and attention (`attention`) is one small product per row and key/value head. So keys and
+values at a position depend only on the tokens up to it and on the weights, and any prefix may be shared, dropped or
+recomputed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.model.decoder import Decoder, DecoderLayer
 from agentgym.model.linear import Products, padded_rows
 
-__all__ = ["Rows", "StepRunner", "padded"]
+__all__ = ["Rows", "StepRunner", "pad_rows"]
 
 # Shape suffixes: N rows of the step, R rows whose logits are wanted, H query heads, K key/value heads, D head width,
 # E model width, V vocabulary, W window.
@@ -33,6 +33,7 @@ class Rows:
 
     The first `num_decode` rows belong to distinct slots, ascending; the rest are `extends`: (slot, first position,
     number of rows), one after the other. `wanted_R` are the rows to sample from.
+
     Example: slots 0 and 2 decode at positions 9 and 4, slot 5 reads a prompt of 3: `Rows(slot_N=[0, 2, 5, 5, 5],
     position_N=[9, 4, 0, 1, 2], num_decode=2, extends=((5, 0, 3),), wanted_R=[0, 1, 4])`.
     """
@@ -51,7 +52,7 @@ class StepRunner:
         c = model.config
         self.model, self.cache = model, cache
         self._num_rotated = c.num_heads + c.num_kv_heads
-        # Queries are scaled by their table, so that scores need no pass of their own.
+        # The rotary table of the queries includes their scale, so that scores need no pass of their own.
         scale_H1 = torch.ones(self._num_rotated, 1, device=model.cos_TD.device, dtype=model.cos_TD.dtype)
         scale_H1[: c.num_heads] = c.head_width**-0.5
         self._cos_WHD = model.cos_TD[: cache.window, None] * scale_H1
@@ -59,11 +60,11 @@ class StepRunner:
         self._products = Products(model.embed)
 
     def forward(self, rows: Rows) -> Tensor:
-        """Logits `[R, V]` of the wanted rows; writes keys and values into the cache."""
+        """Computes logits `[R, V]` of the wanted rows; writes keys and values into the cache."""
         model, cache, device = self.model, self.cache, self.model.embed.device
-        slot_N = padded(rows.slot_N, cache.num_slots)
-        position_N = padded(rows.position_N)
-        ids_N = padded(cache.tokens_SW[rows.slot_N, rows.position_N])
+        slot_N = pad_rows(rows.slot_N, cache.num_slots)
+        position_N = pad_rows(rows.position_N)
+        ids_N = pad_rows(cache.tokens_SW[rows.slot_N, rows.position_N])
         index_N = torch.from_numpy(position_N).to(device)
         cos_NHD, sin_NHD = self._cos_WHD[index_N], self._sin_WHD[index_N]
         write_M = torch.from_numpy(cache.flat_indices(slot_N, position_N)).to(device)
@@ -79,7 +80,7 @@ class StepRunner:
         return self._logits(x_NE, rows.wanted_R)
 
     def _project(self, layer: DecoderLayer, x_NE: Tensor, cos_NHD: Tensor, sin_NHD: Tensor) -> Tensor:
-        """Queries, keys (both rotated) and values of every row, `[N, H + 2K, D]`."""
+        """Computes queries, keys (both rotated) and values of every row, `[N, H + 2K, D]`."""
         c = layer.config
         h_NE = torch.rms_norm(x_NE, (c.width,), layer.input_norm, c.norm_eps)
         flat = self._products.linear(h_NE, layer.qkv)
@@ -107,13 +108,13 @@ class StepRunner:
 
     def _logits(self, x_NE: Tensor, wanted_R: NDArray[np.int64]) -> Tensor:
         if len(wanted_R) < x_NE.shape[0]:
-            x_NE = x_NE[torch.from_numpy(padded(wanted_R)).to(x_NE.device)]
+            x_NE = x_NE[torch.from_numpy(pad_rows(wanted_R)).to(x_NE.device)]
         h_RE = torch.rms_norm(x_NE, (self.model.config.width,), self.model.final_norm, self.model.config.norm_eps)
         return self._products.linear(h_RE, self.model.head_weight)[: len(wanted_R)]
 
 
-def padded(values_N: NDArray[np.int64], value: int = 0) -> NDArray[np.int64]:
-    """`values_N`, then as many of `value` as bring it to the number of `padded_rows`."""
+def pad_rows(values_N: NDArray[np.int64], value: int = 0) -> NDArray[np.int64]:
+    """Pads `values_N` with `value` up to the number of rows that `padded_rows` gives."""
     num_rows = padded_rows(len(values_N))
     if num_rows == len(values_N):
         return values_N

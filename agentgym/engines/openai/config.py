@@ -1,4 +1,4 @@
-"""How a chat endpoint is reached, what it may be asked, and what it costs."""
+"""The settings of a chat endpoint: its address, key, limits and prices."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ChatEndpointConfig:
     stream: bool = True
     """Ask for the reply token by token, which gives the time to the first one."""
     token_ids: bool = True
-    """Ask for token ids and logprobs, before streaming where a server (SGLang) gives not both. An endpoint that gives
+    """Ask for token ids and logprobs; without streaming if a server (SGLang) cannot give both. An endpoint that gives
     none is asked once."""
     text_marks: bool = True
     """Read `<tool_call>` and `<think>` marks that a server without a parser for them leaves in the text."""
@@ -55,11 +55,11 @@ class ChatEndpointConfig:
                 raise ConfigError(f"{name} must be at least 0, got {value}")
 
     def api_key(self) -> str | None:
-        """The key, out of the environment; raises ConfigError for one that no header can carry."""
+        """Returns the key from the environment; raises ConfigError for a key that no header can carry."""
         return read_key(self.api_key_env, default="OPENAI_API_KEY") or None
 
     def cost(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> float | None:
-        """The price of a reply, in the currency of the prices; None where none is set."""
+        """Returns the price of a reply, in the currency of the prices; None if no price is set."""
         prices = (self.price_prompt, self.price_cached, self.price_completion)
         if all(price is None for price in prices):
             return None
@@ -70,14 +70,14 @@ class ChatEndpointConfig:
 
 
 def is_url(text: str) -> bool:
-    """Whether `text` means an endpoint."""
+    """Returns whether `text` is the address of an endpoint."""
     return text.startswith(("http://", "https://"))
 
 
 def endpoint_url(text: str) -> str:
-    """The address before `/chat/completions`: `http://host:8000` is `http://host:8000/v1`, another path stays.
+    """Returns the address before `/chat/completions`: `http://host:8000` is `http://host:8000/v1`, another path stays.
 
-    Raises ConfigError for what is no address of a server, or holds a secret.
+    Raises ConfigError if it is not the address of a server, or holds a secret.
     """
     refuse_credentials(text, "the endpoint")
     try:

@@ -1,4 +1,4 @@
-"""What one endpoint takes of the requests that we would like to make, learned from what it refuses."""
+"""The form of requests that an endpoint accepts, learned from its refusals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ __all__ = ["Dialect", "to_wire"]
 
 IDS = ("return_token_ids", "return_prompt_token_ids", "return_meta_info", "logprobs")
 NEUTRAL: Mapping[str, JSON] = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-"""SGLang and vLLM would sample by the model's `generation_config.json` where these are not given."""
+"""The sampling settings that SGLang and vLLM would take from the model's `generation_config.json` if they were
+missing."""
 SEED_BITS = 31
 
 
@@ -31,17 +32,17 @@ class Dialect:
     stream_usage: bool = True
     limit_name: str = "max_tokens"
     calls_in_text: bool = False
-    """The server cannot parse calls: it is told not to, and leaves them in the text."""
+    """True if the server cannot parse calls: it is asked not to, and leaves them in the text."""
     strict: bool = False
-    """Calls are held to their schemas."""
+    """True if calls are constrained to their schemas."""
     revision: int = 0
-    """Counts the changes: whoever was refused in an older form asks again in the newer one."""
+    """The number of changes; a request that was refused in an older form is sent again in the newer one."""
     _given_up: list[str] = field(default_factory=list)
     _wants_stream: bool = True
 
     @staticmethod
     def of(config: ChatEndpointConfig) -> Dialect:
-        """The most that is asked for."""
+        """Returns the form that asks for the most."""
         return Dialect(
             stream=config.stream,
             token_ids=config.token_ids,
@@ -57,7 +58,7 @@ class Dialect:
         sampling: Sampling,
         max_tokens: int | None,
     ) -> dict[str, JSON]:
-        """The JSON of a request; without `max_tokens` the context window alone ends the reply."""
+        """Returns the JSON of a request; without `max_tokens`, only the context window ends the reply."""
         body: dict[str, JSON] = {
             "model": model,
             "messages": [to_wire(message) for message in messages],
@@ -92,13 +93,13 @@ class Dialect:
         return wire
 
     def adapt(self, refusal: HttpRefusal, *, first: bool) -> bool:
-        """Gives up what the refusal names; or, before the `first` answer, all that no standard knows.
+        """Gives up what the refusal names; or, before the `first` answer, all non-standard fields.
 
-        False when it is about neither.
+        Returns False if the refusal is about neither.
         """
         if refusal.status not in (400, 422):
             return False
-        step = self._named(str(refusal)) or ("extras" if first and (self.neutral or self.token_ids) else "")
+        step = self._refused_part(str(refusal)) or ("extras" if first and (self.neutral or self.token_ids) else "")
         if not step or step in self._given_up:
             return False
         self._given_up.append(step)
@@ -121,8 +122,8 @@ class Dialect:
         """Asks for no ids from now on, and streams if that is wanted."""
         self.token_ids, self.stream = False, self._wants_stream
 
-    def _named(self, words: str) -> str:
-        """What of the request the server's words are about."""
+    def _refused_part(self, words: str) -> str:
+        """Returns the part of the request that the server's message is about, or an empty string."""
         if "max_completion_tokens" in words and self.limit_name != "max_completion_tokens":
             return "limit"
         if "tool-call-parser" in words and not self.calls_in_text:
@@ -139,7 +140,10 @@ class Dialect:
 
 
 def to_wire(message: Message | ChatReply) -> Mapping[str, JSON]:
-    """A message of the history; a reply goes back word for word. Reasoning is not sent back: templates drop it."""
+    """Returns a message of the history as JSON; a reply goes back word for word.
+
+    Reasoning is not sent back: templates drop it.
+    """
     if isinstance(message, ChatReply):
         return message.said
     wire = message_to_openai(message)

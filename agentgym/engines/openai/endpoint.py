@@ -51,12 +51,12 @@ logger = logging.getLogger(__name__)
 
 CHAT, MODELS = "/chat/completions", "/models"
 CHARACTERS_PER_TOKEN = 4
-"""Of the estimate that rate limits go by until the endpoint says what a request used."""
+"""The estimate that rate limits use until the endpoint reports what a request used."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Question:
-    """What is asked, however often it has to be sent."""
+    """A question to the endpoint, however often it has to be sent."""
 
     messages: Sequence[Message | ChatReply]
     tools: Sequence[ToolSpec]
@@ -69,17 +69,17 @@ class _Question:
         return sum(texts) // CHARACTERS_PER_TOKEN + self.sampling.max_tokens
 
     def fills(self, window: int | None) -> bool:
-        """Whether the window surely has no room for `max_tokens`: the last reply's prompt alone left less."""
-        last = next((one for one in reversed(self.messages) if isinstance(one, ChatReply)), None)
+        """Returns whether the window surely lacks room for `max_tokens`: the last reply's prompt alone left less."""
+        last = next((message for message in reversed(self.messages) if isinstance(message, ChatReply)), None)
         return bool(window and last and last.usage.prompt_tokens + self.sampling.max_tokens > window)
 
 
 class ChatEndpoint:
-    """A client of one model behind chat completions; many requests may be in flight.
+    """A client of one model that serves chat completions; many requests may be in flight.
 
-    What no endpoint has to know (token ids, streaming with usage, a seed) is asked for, and given up, once a client,
-    where the endpoint refuses it. Failures that pass (429, 5xx, dropped connections, time-outs) are met by back-off:
-    twice as long each time, half of it random by session and attempt, and as long as `Retry-After` says at least.
+    Optional features (token ids, streaming with usage, a seed) are asked for, and given up, once per client, if the
+    endpoint refuses them. Transient failures (429, 5xx, dropped connections, time-outs) are retried with back-off:
+    twice as long each time, half of it random by session and attempt, and at least as long as `Retry-After`.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ChatEndpoint:
         self.url = endpoint_url(url)
         self.model = self.config.model
         self.context_window: int | None = None
-        """The most tokens of a prompt with its reply, where the endpoint tells (after `open`)."""
+        """The most tokens of a prompt with its reply, if the endpoint reports it (after `open`)."""
         self._key = self.config.api_key()
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._http = HttpClient(self.url, headers=headers, timeout_s=self.config.timeout_s)
@@ -119,10 +119,10 @@ class ChatEndpoint:
     async def open(self) -> None:
         """Finds the model among those that the endpoint lists, and its context window.
 
-        Raises EndpointFailure where nobody answers, ConfigError for a key that is refused or a model that has to be
-        named, UnknownName for one that the endpoint does not have.
+        Raises EndpointFailure if there is no answer, ConfigError for a key that is refused or a model that has to be
+        named, UnknownName for a model that the endpoint does not have.
         """
-        models = await self._listed()
+        models = await self._list_models()
         names = [str(model["id"]) for model in models]
         if self.model is None:
             if len(names) != 1:
@@ -144,18 +144,20 @@ class ChatEndpoint:
         *,
         session: str = "",
     ) -> ChatReply:
-        """The model's reply; earlier replies may stand among the messages as the `ChatReply` they were.
+        """Returns the model's reply; earlier replies may be passed among the messages as their `ChatReply`.
 
-        A `max_tokens` for which the context window has no room is left to the window. Raises ContextExceeded when the
-        messages alone do not fit, EndpointFailure after the last retry, ConfigError or UnknownName for what
-        no retry mends (key, model, address).
+        A `max_tokens` for which the context window has no room is left to the window. Raises ContextExceeded if the
+        messages alone do not fit, EndpointFailure after the last retry, ConfigError or UnknownName for what a retry
+        cannot fix (key, model, address).
         """
         if self.model is None:
             await self.open()
         question = _Question(
             messages=messages, tools=tools, sampling=sampling or Sampling(max_tokens=1024), session=session
         )
-        async with self._first if not self._tried else nullcontext():  # one learns for all what the endpoint takes
+        async with (
+            self._first if not self._tried else nullcontext()
+        ):  # the first request learns for all what the endpoint accepts
             if not self._tried:
                 return await self._persist_first(question)
         return await self._persist(question)
@@ -189,7 +191,7 @@ class ChatEndpoint:
             except HttpUnreachable as error:
                 failure = error
             else:
-                return self._finished(reply, question, attempts, cut_by_window=max_tokens is None)
+                return self._complete_reply(reply, question, attempts, cut_by_window=max_tokens is None)
             if num_retries >= self.config.max_retries:
                 raise EndpointFailure(f"{self._clean(failure)} (after {attempts} requests)", attempts) from None
             await self._back_off(failure, f"{question.session}/{attempts}", num_retries, attempts)
@@ -209,7 +211,7 @@ class ChatEndpoint:
                     async for event in events:
                         reader.take(event)
                 if reader.num_events == 0 and not self._answered:
-                    self._dialect.stream = False  # it does not know of streaming, and answers at once
+                    self._dialect.stream = False  # it does not support streaming, and answers at once
             else:
                 reader.take(await self._http.post(CHAT, body))
             reply = reader.finish()
@@ -220,7 +222,9 @@ class ChatEndpoint:
         finally:
             self._limit.settle(estimate, used)
 
-    def _finished(self, reply: ChatReply, question: _Question, attempts: int, *, cut_by_window: bool) -> ChatReply:
+    def _complete_reply(
+        self, reply: ChatReply, question: _Question, attempts: int, *, cut_by_window: bool
+    ) -> ChatReply:
         usage = reply.usage
         if not self._answered:
             self._answered = True
@@ -229,7 +233,7 @@ class ChatEndpoint:
         return replace(reply, attempts=attempts, cost=cost, cut_by_window=cut_by_window)
 
     def _note_first(self, reply: ChatReply, question: _Question) -> None:
-        """What the first answer says about all others."""
+        """Notes what the first answer shows about all others."""
         if reply.ids is None:
             self._dialect.without_ids()
         elif self._owner == "vllm" and question.sampling.temperature not in (0.0, 1.0):
@@ -251,7 +255,7 @@ class ChatEndpoint:
         await self._sleep(back_off_s(place, num_retries, after_s))
 
     async def _final(self, refusal: HttpRefusal, attempts: int) -> AgentGymError:
-        """The error for a refusal that no retry mends."""
+        """Returns the error for a refusal that no retry can fix."""
         words = self._clean(refusal)
         if refusal.status == 404 and "model" in words.lower():
             try:
@@ -261,8 +265,8 @@ class ChatEndpoint:
             return unknown_model(self.url, str(self.model), names)
         return mistake(refusal, words, self.config.api_key_env, attempts)
 
-    async def _listed(self) -> list[dict[str, Any]]:
-        """The models that the endpoint lists, none where it has no list; one that is busy is asked again."""
+    async def _list_models(self) -> list[dict[str, Any]]:
+        """Returns the models that the endpoint lists, empty if it has no list; a busy endpoint is asked again."""
         num_retries = 0
         while True:
             try:
@@ -283,5 +287,5 @@ class ChatEndpoint:
         return [model for model in listed or () if isinstance(model, dict) and "id" in model]
 
     def _clean(self, error: Exception) -> str:
-        """An error's words without the key, whoever put it there."""
+        """Returns an error's message with the key removed."""
         return str(error).replace(self._key, "***") if self._key else str(error)

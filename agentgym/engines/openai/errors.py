@@ -1,4 +1,4 @@
-"""What an endpoint's refusals mean: try again, ask for less, or mend the settings."""
+"""The meaning of an endpoint's refusals: retry, ask for less, or correct the settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUOTA = re.compile(r"insufficient_quota|exceeded your current quota|billing", re
 
 
 class EndpointFailure(EngineError):
-    """An endpoint that gave no reply, after all that could be tried; `attempts` requests were sent."""
+    """An endpoint that gave no reply after all retries; `attempts` requests were sent."""
 
     def __init__(self, message: str, attempts: int = 1) -> None:
         super().__init__(message)
@@ -35,19 +35,19 @@ class ContextExceeded(EndpointFailure):
 
 
 def is_about_context(refusal: HttpRefusal) -> bool:
-    """Whether prompt and reply are longer than the context window."""
+    """Returns whether the refusal is about prompt and reply being longer than the context window."""
     return refusal.status in (400, 413, 422) and CONTEXT.search(str(refusal)) is not None
 
 
 def is_transient(refusal: HttpRefusal) -> bool:
-    """Whether the same request may be answered later."""
+    """Returns whether the same request may be answered later."""
     if refusal.status == 429 and QUOTA.search(str(refusal)):
         return False
     return refusal.status in TRANSIENT or (500 <= refusal.status < 600 and refusal.status != 501)
 
 
 def mistake(refusal: HttpRefusal, words: str, api_key_env: str, attempts: int = 1) -> AgentGymError:
-    """The error for a refusal that no retry mends; `words` are what the endpoint said."""
+    """Returns the error for a refusal that no retry can fix; `words` is the endpoint's message."""
     if refusal.status == 401:
         return ConfigError(f"the endpoint refuses the key of the environment variable {api_key_env}: {words}")
     if refusal.status == 402 or QUOTA.search(words):
@@ -60,6 +60,6 @@ def mistake(refusal: HttpRefusal, words: str, api_key_env: str, attempts: int = 
 
 
 def unknown_model(url: str, model: str, names: Sequence[str]) -> UnknownName:
-    """The error for a model that the endpoint does not have."""
+    """Returns the error for a model that the endpoint does not have."""
     have = nearest(model, names) or (f": it has {', '.join(names[:5])}" if names else "")
     return UnknownName(f"{url} has no model {model!r}{have}; name one with --endpoint.model")

@@ -1,4 +1,4 @@
-"""Limits on what is sent in a minute, kept before it is sent."""
+"""Limits on what is sent in a minute, applied before it is sent."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ __all__ = ["RateLimit"]
 
 
 class RateLimit:
-    """Two token buckets, one of requests and one of tokens; None in either leaves it open.
+    """Two token buckets, one of requests and one of tokens; None for either means no limit.
 
-    A bucket holds what a second brings (a request at least), so that no minute sees more than 61 seconds' worth. A
-    request larger than the bucket passes when it is full and is paid back after. Requests pass in the order in which
-    they came.
+    A bucket holds one second's worth (a request at least), so that no minute has more than 61 seconds' worth. A request
+    larger than the bucket passes when it is full and is paid back later. Requests pass in order of arrival.
     """
 
     def __init__(
@@ -47,11 +46,11 @@ class RateLimit:
             self._tokens.take(num_tokens)
 
     def settle(self, estimated_tokens: int, used_tokens: int) -> None:
-        """Corrects the estimate of `acquire` when the answer says what was used."""
+        """Corrects the estimate of `acquire` when the answer reports what was used."""
         self._tokens.take(used_tokens - estimated_tokens)
 
     def hold(self, seconds: float) -> None:
-        """Lets nothing pass for so long: the endpoint asked everybody to wait."""
+        """Lets nothing pass for so many seconds, because the endpoint asked all clients to wait."""
         self._held_until = max(self._held_until, self._clock() + seconds)
 
 

@@ -1,4 +1,4 @@
-"""What a chat endpoint answered: a whole completion or its chunks, read into one reply."""
+"""Reads the answer of a chat endpoint, a whole completion or its chunks, into one reply."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from agentgym.types import JSON, MalformedCall, Message
 __all__ = ["ChatReply", "ReplyReader", "Usage"]
 
 CUT = ("length", "max_tokens")
-"""What endpoints call a reply that was cut; every other finish is a `stop`."""
+"""The finish reasons of endpoints for a reply that was cut; every other finish is a `stop`."""
 
 GIVEN_UP = ("abort", "error")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usage:
-    """Tokens of one answered request, as the endpoint counts them; requests that failed are in none."""
+    """The tokens of one answered request, as the endpoint counts them; failed requests are not included."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Those of the prompt that the endpoint had cached."""
+    """The prompt tokens that the endpoint had cached."""
     completion_tokens: int = 0
 
 
@@ -40,22 +40,22 @@ class ChatReply:
     message: Message
     """The reply, malformed calls kept, under the endpoint's own call ids."""
     said: Mapping[str, JSON]
-    """The same as the endpoint wrote it, to be sent back as part of the history."""
+    """The same message as the endpoint wrote it, to be sent back as part of the history."""
     finish_reason: FinishReason
     """`stop` or `length`."""
     usage: Usage
     latency_s: float
-    """Seconds from sending the request that was answered to its last token; waits and failed requests not counted."""
+    """Seconds from sending the answered request to its last token; waits and failed requests are not counted."""
     first_token_s: float | None = None
     """Seconds to the first text or call; None without streaming."""
     attempts: int = 1
-    """Requests that were sent for it."""
+    """The number of requests that were sent for it."""
     cost: float | None = None
-    """In the currency of the prices; None where none is set."""
+    """The price in the currency of the prices; None if no price is set."""
     cut_by_window: bool = False
-    """Whether the context window left less than `max_tokens`, and the reply was asked for without that limit."""
+    """True if the context window left less than `max_tokens`, so the reply was requested without that limit."""
     prompt_ids: tuple[int, ...] | None = None
-    """What the reply was sampled after; None, as are the two below, where the endpoint gives no ids."""
+    """The ids that the reply was sampled after; None, as are the two below, if the endpoint gives no ids."""
     ids: tuple[int, ...] | None = None
     """The sampled ids, the end token included."""
     logprobs: tuple[float, ...] | None = None
@@ -87,11 +87,11 @@ class ReplyReader:
 
     @property
     def num_events(self) -> int:
-        """What was taken so far."""
+        """The number of events taken so far."""
         return self._num_events
 
     def take(self, event: object) -> None:
-        """Reads one event; raises HttpRefusal for an error that comes in the stream, HttpUnreachable for no event."""
+        """Reads one event; raises HttpRefusal for an error in the stream, HttpUnreachable for no event."""
         self._num_events += 1
         if not isinstance(event, Mapping):
             raise HttpUnreachable(f"the endpoint sent what is no completion: {str(event)[:200]}")
@@ -132,7 +132,7 @@ class ReplyReader:
             call.arguments.append(arguments if isinstance(arguments, str) else json.dumps(arguments))
 
     def finish(self) -> ChatReply:
-        """The reply; raises HttpUnreachable when it is not there to its end, EngineError for what is no message."""
+        """Returns the reply; raises HttpUnreachable if it is incomplete, EngineError if it is not a message."""
         if self._finish is None:
             raise HttpUnreachable("the endpoint's answer ended before the reply did")
         if self._finish in GIVEN_UP:
@@ -143,12 +143,12 @@ class ReplyReader:
             message = message_from_openai({**wire, "reasoning": "".join(self._reasoning) or None})
         except WireError as error:
             raise EngineError(f"the endpoint's reply cannot be read: {error}") from error
-        ids, logprobs = self._sampled()
+        ids, logprobs = self._sampled_tokens()
         return ChatReply(
             message=message,
             said=_sendable(wire, message),
             finish_reason="length" if self._finish in CUT else "stop",
-            usage=self._counted(),
+            usage=self._read_usage(),
             latency_s=latency_s,
             first_token_s=self._first_token_s,
             prompt_ids=tuple(self._prompt_ids) if ids and self._prompt_ids else None,
@@ -157,7 +157,7 @@ class ReplyReader:
         )
 
     def _wire(self) -> dict[str, Any]:
-        """The assistant message as chat completions have it."""
+        """Returns the assistant message in the format of chat completions."""
         calls = [
             {
                 "id": call.id or f"call_{place}",
@@ -170,14 +170,14 @@ class ReplyReader:
         wire: dict[str, Any] = {"role": "assistant", "content": content}
         return {**wire, "content": content or None, "tool_calls": calls} if calls else wire
 
-    def _sampled(self) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
-        """Ids and logprobs where both are there, of one length and sound; else neither."""
+    def _sampled_tokens(self) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
+        """Returns ids and logprobs if both are there, of equal length and valid; else neither."""
         whole = self._ids and self._prompt_ids and len(self._ids) == len(self._logprobs)
         if not whole or not all(math.isfinite(value) and value <= 1e-6 for value in self._logprobs):
             return None, None
         return tuple(self._ids), tuple(self._logprobs)
 
-    def _counted(self) -> Usage:
+    def _read_usage(self) -> Usage:
         usage = self._usage or {}
         details = usage.get("prompt_tokens_details") or {}
         return Usage(
@@ -188,14 +188,17 @@ class ReplyReader:
 
 
 def _text(content: Any) -> str:
-    """Content as text: it is that, null, or a list of parts."""
+    """Returns content as text: it is a string, null, or a list of parts."""
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content)
     return str(content or "")
 
 
 def _sendable(wire: dict[str, Any], message: Message) -> Mapping[str, JSON]:
-    """The reply as part of a history: arguments that are no JSON, which servers refuse, go as text of a call."""
+    """Returns the reply as part of a history.
+
+    Arguments that are not JSON, which servers refuse, are sent as text of a call.
+    """
     calls = wire.get("tool_calls")
     if not calls:
         return wire
@@ -211,7 +214,7 @@ def _sendable(wire: dict[str, Any], message: Message) -> Mapping[str, JSON]:
 
 
 def _refusal(error: object) -> HttpRefusal:
-    """What a server says in mid-stream, where its status was sent already."""
+    """Returns a server's error in mid-stream, when its status was already sent."""
     said = error if isinstance(error, Mapping) else {"message": error}
     code = said.get("code")
     status = code if isinstance(code, int) else int(code) if isinstance(code, str) and code.isdigit() else 500

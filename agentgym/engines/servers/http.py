@@ -1,4 +1,4 @@
-"""JSON over HTTP for engines that are servers: one connection pool, and errors that say who failed and how."""
+"""JSON over HTTP for engines that are servers: one connection pool, and errors that name the server and the failure."""
 
 from __future__ import annotations
 
@@ -28,13 +28,17 @@ __all__ = [
 
 _LARGE = 1 << 20
 _KEPT_S = 3.0
-"""Seconds that an unused connection is kept; less than a server does (uvicorn: 5), or a request meets its closing."""
+"""Seconds that an unused connection is kept; shorter than in a server (uvicorn: 5), or a request could meet its
+closing."""
 MAX_SHOWN = 500
-"""Characters of a server's own words in our errors."""
+"""The number of characters of a server's own message in our errors."""
 
 
 class HttpUnreachable(EngineError):
-    """No answer: the server is down, dropped the connection, or took too long. What it had begun is unknown."""
+    """No answer: the server is down, dropped the connection, or took too long.
+
+    It is unknown whether the server began the work.
+    """
 
 
 class HttpRefusal(EngineError):
@@ -50,27 +54,27 @@ class HttpRefusal(EngineError):
 
 
 SERVER_SECRET = "AGENTGYM_SERVER_SECRET"
-"""The environment variable with the secret of a server that runs already; one that we launch gets its own in it."""
+"""The environment variable with the secret of a running server; a server that we launch gets its own secret in it."""
 
 
 def secret_headers(secret: str) -> dict[str, str]:
-    """Returns the headers of a request to a server with that secret; none for ""."""
+    """Returns the headers of a request to a server with that secret; empty if there is no secret."""
     return {"Authorization": f"Bearer {secret}"} if secret else {}
 
 
 def check_token(error: Exception, name: str) -> None:
-    """Raises EngineError that says where the token belongs if the server `name` refused ours, or the lack of one."""
+    """Raises EngineError that names the place for the token if the server `name` refused ours, or the lack of one."""
     if isinstance(error, HttpRefusal) and error.status in (401, 403):
         raise EngineError(f"{name} wants a token (its --api-key) in the variable {SERVER_SECRET}: {error}") from error
 
 
 def server_address(url: str) -> str:
-    """`http://host:30000` for it with a slash at its end, or with the `/v1` of chat completions."""
+    """Returns `http://host:30000` for it with a slash at its end, or with the `/v1` of chat completions."""
     return url.rstrip("/").removesuffix("/v1")
 
 
 def check_addresses(urls: Sequence[str], server: str) -> None:
-    """Raises ConfigError for what is no address of an HTTP server, and for a server that is given twice."""
+    """Raises ConfigError for what is not the address of an HTTP server, and for a server that is given twice."""
     refuse_credentials(urls, server)
     addresses = [server_address(url) for url in urls]
     for url, address in zip(urls, addresses, strict=True):
@@ -90,7 +94,7 @@ class _Answer:
 class HttpClient:
     """Requests to one or several servers over one pool of kept connections; made and closed on one event loop.
 
-    `base_url` is put before every path that begins with a slash. Number of connections is not bounded: the rollout
+    `base_url` is put before every path that begins with a slash. The number of connections is not bounded: the rollout
     bounds its episodes.
     """
 
@@ -103,20 +107,20 @@ class HttpClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def get(self, path: str, *, timeout_s: float | None = None) -> Any:
-        """The JSON that `path` answers with; None for an empty answer."""
+        """Returns the JSON answer of `path`; None for an empty answer."""
         return await self._request("GET", path, None, timeout_s)
 
     async def post(self, path: str, payload: Mapping[str, object], *, timeout_s: float | None = None) -> Any:
-        """The JSON that `path` answers to `payload` with; None for an empty answer, text where it is no JSON.
+        """Returns the JSON answer of `path` to `payload`; None for an empty answer, text if it is not JSON.
 
-        Raises HttpRefusal for an answer that is an error, HttpUnreachable for none.
+        Raises HttpRefusal for an answer that is an error, HttpUnreachable for no answer.
         """
         return await self._request("POST", path, json.dumps(payload).encode(), timeout_s)
 
     async def stream(
         self, path: str, payload: Mapping[str, object], *, timeout_s: float | None = None
     ) -> AsyncGenerator[Any, None]:
-        """The JSON of each server-sent event that `path` answers to `payload` with, up to `[DONE]` or the end.
+        """Yields the JSON of each server-sent event in the answer of `path` to `payload`, up to `[DONE]` or the end.
 
         `timeout_s` is for the whole stream. Raises HttpRefusal and HttpUnreachable, the latter also in mid-stream.
         """
@@ -124,7 +128,7 @@ class HttpClient:
         with _connection_errors(url, timeout_s or self._timeout_s):
             async with (
                 asyncio.timeout(timeout_s if timeout_s is not None else self._timeout_s),
-                self._opened().post(url, data=_body(json.dumps(payload).encode())) as response,
+                self._open_session().post(url, data=_body(json.dumps(payload).encode())) as response,
             ):
                 if response.status >= 400:
                     answer = _Answer(response.status, await response.read(), response.headers.get("Retry-After"))
@@ -147,7 +151,7 @@ class HttpClient:
         with _connection_errors(url, timeout_s or self._timeout_s):
             async with (
                 asyncio.timeout(timeout_s if timeout_s is not None else self._timeout_s),
-                self._opened().request(method, url, data=_body(body)) as response,
+                self._open_session().request(method, url, data=_body(body)) as response,
             ):
                 answer = _Answer(response.status, await response.read(), response.headers.get("Retry-After"))
         if answer.status >= 400:
@@ -157,12 +161,12 @@ class HttpClient:
     def _url(self, path: str) -> str:
         return f"{self.base_url}{path}" if path.startswith("/") else path
 
-    def _opened(self) -> aiohttp.ClientSession:
+    def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_S),
                 timeout=aiohttp.ClientTimeout(total=None),
-                cookie_jar=aiohttp.DummyCookieJar(),  # no server of models sets cookies; looking for them costs
+                cookie_jar=aiohttp.DummyCookieJar(),  # model servers set no cookies; looking for them costs time
                 headers={"Content-Type": "application/json", **self._headers},
                 skip_auto_headers=("User-Agent", "Accept-Encoding"),
                 read_bufsize=1 << 20,  # a line of a stream has to fit
@@ -172,7 +176,7 @@ class HttpClient:
 
 @contextmanager
 def _connection_errors(url: str, timeout_s: float | None) -> Iterator[None]:
-    """Says of a connection's end what it means: no answer, and nobody knows what was begun."""
+    """Raises HttpUnreachable for a connection that broke: there is no answer, and it is unknown what was begun."""
     try:
         yield
     except TimeoutError as error:
@@ -189,7 +193,7 @@ def _refusal(url: str, answer: _Answer) -> HttpRefusal:
 
 
 def _body(data: bytes | None) -> bytes | io.BytesIO | None:
-    """A large body as a file, which aiohttp sends in pieces instead of holding up the event loop."""
+    """Returns a large body as a file, which aiohttp sends in pieces instead of blocking the event loop."""
     return data if data is None or len(data) < _LARGE else io.BytesIO(data)
 
 
@@ -206,4 +210,4 @@ def _seconds(text: str | None) -> float | None:
     try:
         return max(0.0, float(text)) if text else None
     except ValueError:
-        return None  # a date: whoever asks waits as long as it would without
+        return None  # a date: the caller waits as long as without one

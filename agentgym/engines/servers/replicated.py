@@ -1,4 +1,4 @@
-"""An engine made of servers that hold the same weights: sessions stay with their server, and outlive it."""
+"""An engine of several servers with the same weights: sessions stay on their server, and survive its death."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["PauseMode", "Replica", "ReplicatedEngine", "ServingSettings"]
 
 _log = logging.getLogger(__name__)
 _ABORT_S = 3.0
-"""Seconds that an aborted request may take to come back with what it has."""
+"""Seconds that an aborted request may take to return what it has."""
 _NOTHING = Completion((), (), (), "abort")
 _T = TypeVar("_T")
 PauseMode = Literal["abort", "in_place", "retract"]
@@ -30,29 +30,29 @@ PauseMode = Literal["abort", "in_place", "retract"]
 
 @dataclass(frozen=True, kw_only=True)
 class ServingSettings:
-    """How running servers are used."""
+    """The use of running servers."""
 
     pause: PauseMode = "retract"
-    """What a pause does to requests in flight. `abort` ends them, and the rollout goes on from their exact ids.
-    `retract` keeps them waiting and computes their cache anew, under the new weights. `in_place` keeps their old cache
-    too: the fastest, and what they sample next is of neither policy alone, as the mismatch shows."""
+    """The effect of a pause on requests in flight. `abort` ends them, and the rollout continues from their exact ids.
+    `retract` keeps them waiting and recomputes their cache under the new weights. `in_place` keeps their old cache too:
+    the fastest, but what they sample next is of neither policy alone, as the mismatch shows."""
     sync: Literal["memory", "disk", "broadcast"] = "memory"
-    """How new weights travel: `memory` in requests (as handles on one GPU), `disk` by a folder that both sides reach,
+    """The path of new weights: `memory` in requests (as handles on one GPU), `disk` by a folder that both sides reach,
     `broadcast` by a process group (NCCL on GPUs, where it is untested; Gloo on CPU)."""
     bucket_mb: int = 512
     """Megabytes of tensors in one message of a weight update."""
     verify_sync: bool = True
-    """Compares the servers' checksums with what they were sent, after every update."""
+    """Compares the servers' checksums with those of the sent weights after every update."""
     stream: bool = False
     """Reads replies as they are sampled, so that what a dying server sampled is kept. Costs time per token."""
     request_s: float = 600.0
     """Seconds that one reply may take."""
     update_s: float = 600.0
-    """Seconds that one order to a server (a bucket of weights, a flush) may take."""
+    """Seconds that one command to a server (a bucket of weights, a flush) may take."""
     max_retries: int = 3
-    """How often a request is sent anew after an error of a server that lives."""
+    """The number of times that a request is sent again after an error of a live server."""
     affinity_margin: float = 2.0
-    """How many times as long a session would wait at its own server before it moves to another one."""
+    """The factor by which waiting at its own server must exceed that at another one before a session moves."""
 
     def __post_init__(self) -> None:
         if self.pause not in ("abort", "in_place", "retract"):
@@ -65,48 +65,48 @@ class ServingSettings:
 
 
 class Replica(Protocol):
-    """One server. Every method raises HttpUnreachable when it does not answer, HttpRefusal when it answers an error."""
+    """One server. Methods raise HttpUnreachable if it does not answer, HttpRefusal if it answers with an error."""
 
     @property
     def name(self) -> str:
-        """The server in messages."""
+        """The server's name in messages."""
 
     @property
     def dtype(self) -> str:
-        """Of its weights, such as `float32`; `auto` where it does not say."""
+        """The dtype of its weights, such as `float32`; `auto` if it does not report it."""
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, rid: str, version: int) -> Completion:
-        """Samples one reply under the request id `rid`; `version` is the policy version that it should be."""
+        """Samples one reply under the request id `rid`; `version` is the expected policy version."""
 
     async def abort(self, rid: str | None) -> None:
-        """Ends the request `rid` (None: all of them); each comes back with the finish reason `abort`."""
+        """Ends the request `rid` (None: all of them); each returns with the finish reason `abort`."""
 
     async def is_alive(self) -> bool:
-        """Whether it answers at all."""
+        """Returns whether the server answers at all."""
 
     async def pause(self) -> None:
         """Stops sampling at a token boundary."""
 
     async def resume(self) -> None:
-        """Goes on."""
+        """Continues after `pause`."""
 
     async def flush(self) -> None:
         """Empties the prefix cache."""
 
     async def update_weights(self, weights: Weights, version: int) -> WeightSync:
-        """Loads and checks new weights, and sees to it that no request reads what older ones left in the cache."""
+        """Loads and checks new weights; no request may read what older ones left in the cache."""
 
     async def close(self) -> None:
-        """Lets go of the server, and ends it where it was started for us."""
+        """Disconnects from the server, and ends it if it was started for us."""
 
 
 @dataclass(slots=True)
 class _Flight:
-    """A session's request on its way."""
+    """A session's request in flight."""
 
     task: asyncio.Task[Any] | None
     rid: str = ""
-    """Of what was sent and is not answered; empty while it waits to be sent."""
+    """The id of the request that was sent and is not answered; empty while it waits to be sent."""
     replica: int = -1
     aborted: bool = False
     landed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -115,14 +115,14 @@ class _Flight:
 class ReplicatedEngine:
     """An Engine over one or several servers with the same weights. Takes grammars (`Sampling.grammar`).
 
-    A session's requests stay on one server while load is balanced (`ReplicaRouter`). A server that dies is left, its
-    requests are sampled anew elsewhere (what it had streamed is kept), and it is taken back when it answers at a
-    weight update. A reply whose connection broke is not used: no id is ever recorded twice.
+    A session's requests stay on one server while load is balanced (`ReplicaRouter`). A server that dies is left, and
+    its requests are sampled again elsewhere (what it had streamed is kept). It is used again if it answers at a weight
+    update. A reply whose connection broke is not used: no id is ever recorded twice.
     """
 
     takes_grammar = True
     updates_running = False
-    """Whether weights may be updated without a pause around it, because the replicas see to that."""
+    """True if weights may be updated without a pause, because the replicas handle requests in flight."""
 
     def __init__(
         self,
@@ -146,13 +146,13 @@ class ReplicatedEngine:
         self._mark = secrets.token_hex(4) + "."
         self._errands: set[asyncio.Task[Any]] = set()
         self.num_requests = 0
-        """Requests that were sent, those sent anew included."""
+        """The number of requests that were sent, those sent again included."""
         self.num_lost = 0
-        """Requests whose answer was lost with its server or connection, and that were sent anew."""
+        """The number of requests whose answer was lost with its server or connection, and that were sent again."""
 
     @property
     def vocab_size(self) -> int:
-        """Ids in `[0, vocab_size)` may be sent."""
+        """The number of token ids: ids in `[0, vocab_size)` may be sent."""
         return self._vocab_size
 
     @property
@@ -167,22 +167,22 @@ class ReplicatedEngine:
 
     @property
     def dtype(self) -> str:
-        """Of the servers' weights, as the first one names it."""
+        """The dtype of the servers' weights, as the first one names it."""
         return self.replicas[0].dtype
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
-        """Samples one reply; raises EngineError when it cannot (bad ids, window exceeded, closed, all servers dead)."""
+        """Samples one reply; raises EngineError if it cannot (bad ids, window exceeded, closed, all servers dead)."""
         self._check(prompt_ids, sampling, session)
         flight = self._flights[session] = _Flight(asyncio.current_task())
         try:
-            return await self._answered(prompt_ids, sampling, session, flight)
+            return await self._send_until_answered(prompt_ids, sampling, session, flight)
         except asyncio.CancelledError:
             if not flight.aborted:
-                self._tell(flight)  # whoever asked is gone
+                self._tell(flight)  # the caller is gone
                 raise
             task = asyncio.current_task()
             assert task is not None
-            task.uncancel()  # it was `abort` that cancelled us
+            task.uncancel()  # `abort` cancelled this task
             return _NOTHING
         finally:
             del self._flights[session]
@@ -191,7 +191,7 @@ class ReplicatedEngine:
     async def update_weights(self, weights: Weights, version: int) -> WeightSync:
         """Sends the weights to all servers and has each checked.
 
-        Raises EngineError that names what did not arrive. A server that was dead is tried, and left when it stays so.
+        Raises EngineError that names what did not arrive. A server that was dead is tried, and left if it stays dead.
         """
         if version < self._version:
             raise EngineError(f"policy versions never fall: the engine is at {self._version}, got {version}")
@@ -212,7 +212,7 @@ class ReplicatedEngine:
         await self._everywhere(lambda replica: replica.pause())
 
     async def resume(self) -> None:
-        """Goes on where `pause` stopped."""
+        """Continues after `pause`."""
         await self._everywhere(lambda replica: replica.resume())
         self._open.set()
 
@@ -229,11 +229,11 @@ class ReplicatedEngine:
         self.router.forget(session)
 
     async def flush(self) -> None:
-        """Empties the prefix caches; raises EngineError where requests in flight forbid it."""
+        """Empties the prefix caches; raises EngineError if requests in flight prevent it."""
         await self._everywhere(lambda replica: replica.flush())
 
     async def close(self) -> None:
-        """Ends what is in flight and what was started for it; a second call does nothing."""
+        """Ends requests in flight and servers that were started for this engine; a second call does nothing."""
         if self._closed:
             return
         if not self._open.is_set():
@@ -272,7 +272,7 @@ class ReplicatedEngine:
                 f" {self._context_window}"
             )
 
-    async def _answered(
+    async def _send_until_answered(
         self, prompt_ids: Sequence[int], sampling: Sampling, session: str, flight: _Flight
     ) -> Completion:
         """Sends the request until a server answers it."""
@@ -282,7 +282,7 @@ class ReplicatedEngine:
                 await self._open.wait()
             index = flight.replica = await self._acquire(session)
             replica = self.replicas[index]
-            # Unlike those of any other client: SGLang ends what bears the id of a stream two seconds after the stream.
+            # Unlike the ids of any other client: SGLang ends what has the id of a stream two seconds after the stream.
             # The mark at the end: a server may take the id that it is to abort for the beginning of others.
             flight.rid = f"{session}#{self._mark}{next(self._numbers)};"
             started, answered_s = time.perf_counter(), None
@@ -295,7 +295,7 @@ class ReplicatedEngine:
                 self.num_lost += 1
                 if flight.aborted:
                     return _NOTHING
-                num_errors += await self._lost(flight, error)
+                num_errors += await self._note_lost_answer(flight, error)
                 if num_errors > self.settings.max_retries:
                     raise
             except HttpRefusal as error:
@@ -303,7 +303,7 @@ class ReplicatedEngine:
                     return _NOTHING
                 if error.status < 500:
                     raise
-                if not await replica.is_alive():  # its front still answers
+                if not await replica.is_alive():  # its HTTP front end still answers
                     self._leave(index, error)
                     continue
                 num_errors += 1
@@ -315,12 +315,11 @@ class ReplicatedEngine:
                 flight.rid = ""
 
     async def _acquire(self, session: str) -> int:
-        """The server for a request, which is released afterwards; raises EngineError when all are dead."""
+        """Returns the server for a request, which is released afterwards; raises EngineError if all are dead."""
         return self.router.acquire(session)
 
-    async def _lost(self, flight: _Flight, error: HttpUnreachable) -> int:
-        """After an answer that did not come: 0 when the server is dead and left, 1 when it lives and is told to forget
-        the request."""
+    async def _note_lost_answer(self, flight: _Flight, error: HttpUnreachable) -> int:
+        """Handles a missing answer: leaves a dead server (returns 0), or has a live one forget the request (1)."""
         if not await self.replicas[flight.replica].is_alive():
             self._leave(flight.replica, error)
             return 0
@@ -334,7 +333,7 @@ class ReplicatedEngine:
             _log.warning("server %s is dead, %d left: %s", self.replicas[index].name, left, reason)
 
     def _tell(self, flight: _Flight) -> None:
-        """Sends word to end a request, and waits for nothing."""
+        """Asks the server to end a request, without waiting."""
         if not flight.rid or self._closed:
             return
         errand = asyncio.ensure_future(_quietly(self.replicas[flight.replica].abort(flight.rid)))
@@ -342,14 +341,14 @@ class ReplicatedEngine:
         errand.add_done_callback(self._errands.discard)
 
     async def revive(self) -> None:
-        """Takes back servers that answer again; they have the newest weights, or are about to get them."""
+        """Uses servers again that answer again; they have the newest weights, or are about to get them."""
         for index in set(range(len(self.replicas))) - set(self.router.alive):
             if await self.replicas[index].is_alive():
                 self.router.mark(index, alive=True)
                 _log.warning("server %s is back", self.replicas[index].name)
 
     async def _everywhere(self, order: Callable[[Replica], Awaitable[_T]]) -> list[_T]:
-        """The answers of all servers to an order; one that does not answer is dead, and all of them dead an error."""
+        """Returns the answers to a command; a server without one is dead; raises EngineError if all are."""
         if self._closed:
             raise EngineError("the engine is closed; make a new one")
         indices = self.router.alive
@@ -364,12 +363,12 @@ class ReplicatedEngine:
             else:
                 good.append(answer)
         if not good:
-            names = ", ".join(one.name for one in self.replicas)
+            names = ", ".join(replica.name for replica in self.replicas)
             raise EngineError(f"no server is left that answers: {names}")
         return good
 
     async def _carried_out(self, order: Callable[[Replica], Awaitable[_T]], replica: Replica) -> _T:
-        """An order's answer; asked a second time where the connection broke and the server lives."""
+        """Returns a command's answer; asks a second time if the connection broke and the server is alive."""
         try:
             return await order(replica)
         except HttpUnreachable as error:
@@ -380,7 +379,7 @@ class ReplicatedEngine:
 
 
 async def _landing(flights: Sequence[_Flight]) -> None:
-    """Waits a while for requests to come back."""
+    """Waits a while for requests to return."""
     waits = [asyncio.ensure_future(flight.landed.wait()) for flight in flights]
     if waits:
         _, pending = await asyncio.wait(waits, timeout=_ABORT_S)
@@ -389,7 +388,7 @@ async def _landing(flights: Sequence[_Flight]) -> None:
 
 
 async def _quietly(work: Awaitable[None]) -> None:
-    """Does what nobody waits for; a server that is gone has nothing to end."""
+    """Runs work whose result is not waited for; a server that is gone has nothing to end."""
     try:
         await work
     except EngineError as error:

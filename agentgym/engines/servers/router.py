@@ -1,4 +1,4 @@
-"""Which replica of a server answers a session: the one that has its prefix, unless that one is far behind."""
+"""The choice of a session's replica: the one that has its prefix, unless that one is much slower."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from agentgym.errors import ConfigError, EngineError
 __all__ = ["ReplicaRouter"]
 
 _MEMORY = 0.9
-"""Weight of the past in the running means of latency and load."""
+"""The weight of the past in the running means of latency and load."""
 _ROUGH = 5
-"""Answers of a replica before its measured latency counts."""
+"""The number of answers of a replica before its measured latency counts."""
 
 
 @dataclass(slots=True)
 class _Load:
-    """What is known of one replica."""
+    """The measured load of one replica."""
 
     alive: bool = True
     num_in_flight: int = 0
     num_sessions: int = 0
     num_answers: int = 0
     latency_s: float = 0.0
-    """Running mean over answers."""
+    """The running mean over answers."""
     load: float = 1.0
-    """Running mean of requests in flight, seen at the answers."""
+    """The running mean of requests in flight, measured at the answers."""
 
     def expected_s(self) -> float:
-        """Seconds that one more request is expected to take: the latency seen, scaled by the load there is now."""
+        """Returns the seconds that one more request should take: the measured latency, scaled by the current load."""
         return self.latency_s * (self.num_in_flight + 1) / max(1.0, self.load)
 
 
 class ReplicaRouter:
-    """Keeps a session's requests on one replica (its cache holds their common prefix) and moves it when waiting there
-    is expected to take over `margin` times as long as elsewhere, or the replica is dead.
+    """Keeps a session's requests on one replica, whose cache holds their common prefix.
 
-    `acquire` before a request, `release` after it, `forget` at the end of a session.
+    Moves the session if waiting there is expected to take over `margin` times as long as elsewhere, or if the replica
+    is dead. Call `acquire` before a request, `release` after it, `forget` at the end of a session.
     """
 
     def __init__(self, num_replicas: int, *, margin: float = 2.0) -> None:
@@ -48,22 +48,22 @@ class ReplicaRouter:
         self._loads = [_Load() for _ in range(num_replicas)]
         self._home: dict[str, int] = {}
         self.num_kept = 0
-        """Requests that went where their session's last one went."""
+        """The number of requests that went to the replica of their session's last one."""
         self.num_moved = 0
-        """Requests that did not, for load or death."""
+        """The number of requests that did not, for load or death."""
 
     @property
     def alive(self) -> list[int]:
-        """Replicas that are not known to be dead."""
+        """The replicas that are not known to be dead."""
         return [index for index, load in enumerate(self._loads) if load.alive]
 
     @property
     def affinity(self) -> float:
-        """The share of requests, each session's first one apart, that stayed with their session's replica."""
+        """The share of requests, without each session's first one, that stayed with their session's replica."""
         return self.num_kept / max(1, self.num_kept + self.num_moved)
 
     def acquire(self, session: str) -> int:
-        """The replica for the session's next request; raises EngineError when all are dead."""
+        """Returns the replica for the session's next request; raises EngineError if all are dead."""
         home = self._home.get(session)
         index = self._choose(home)
         if home is None:
@@ -79,7 +79,7 @@ class ReplicaRouter:
         return index
 
     def release(self, index: int, latency_s: float | None = None) -> None:
-        """Notes the end of a request on replica `index`, and how long it took where it was answered."""
+        """Notes the end of a request on replica `index`, and how long it took if it was answered."""
         load = self._loads[index]
         if latency_s is not None:
             keep = min(_MEMORY, load.num_answers / (load.num_answers + 1))
@@ -89,13 +89,13 @@ class ReplicaRouter:
         load.num_in_flight -= 1
 
     def forget(self, session: str) -> None:
-        """Ends a session; harmless for one that was never seen."""
+        """Ends a session; harmless for an unknown one."""
         home = self._home.pop(session, None)
         if home is not None:
             self._loads[home].num_sessions -= 1
 
     def mark(self, index: int, *, alive: bool) -> None:
-        """Declares a replica dead, or back: then it starts without history."""
+        """Marks a replica as dead, or as back; then it starts without history."""
         load = self._loads[index]
         if alive and not load.alive:
             load.num_answers, load.latency_s, load.load = 0, 0.0, 1.0

@@ -1,4 +1,4 @@
-"""Which servers an engine is made of, whatever their kind."""
+"""The servers of an engine, of either kind."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["ServerConfig"]
 class ServerConfig:
     """The servers that sample: those of `urls`, or `replicas` new ones that end with the engine.
 
-    A kind of server names itself in `server`, and says again, under the same names, what `urls`, `python` and
-    `server_args` are to it: the command line takes each setting's help from there.
+    A kind of server names itself in `server`. It declares `urls`, `python` and `server_args` again, under the same
+    names, with docstrings of its own: the command line takes each setting's help from there.
     """
 
     server: ClassVar[str]
-    """What a message calls one: `an SGLang server`."""
+    """The name of such a server in messages: `an SGLang server`."""
     urls: tuple[str, ...] = ()
     """Running servers; none launches new ones."""
     replicas: int = 1
@@ -29,15 +29,16 @@ class ServerConfig:
     python: str = ""
     """The interpreter that has the server's library; empty is the one that runs agentgym."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
-    """Where launched servers compute; `auto` is a GPU where there is one."""
+    """The device of launched servers; `auto` is a GPU if there is one."""
     dtype: str = "float32"
-    """Of a launched server's weights: `float32`, `bfloat16`, `float16`. The trainer's own gives the least mismatch."""
+    """The dtype of a launched server's weights: `float32`, `bfloat16`, `float16`. The trainer's own gives the least
+    mismatch."""
     server_args: tuple[str, ...] = ()
-    """Further words for the server's command."""
+    """Further arguments of the server's command."""
     ready_s: float = 900.0
     """Seconds that a launched server may take to load the model."""
     log_folder: str = ""
-    """Where launched servers write their logs; empty is a new temporary folder."""
+    """The folder for the logs of launched servers; empty is a new temporary folder."""
     serving: ServingSettings = field(default_factory=ServingSettings)
 
     def __post_init__(self) -> None:

@@ -1,9 +1,9 @@
 """Runs a server as a child and ends it, with all of its own children, when its parent is gone.
 
-`python -m agentgym.engines.servers.server_guard COMMAND...`: the parent holds the other end of standard input; when
-that end closes, because the parent closed it, crashed or was killed, the server's whole process group is ended. What
-the server leaves in its temporary folder (SGLang and vLLM: sockets) goes with it: it has one of its own. So does
-what it leaves in shared memory.
+`python -m agentgym.engines.servers.server_guard COMMAND...`: the parent holds the other end of standard input. When
+that end closes, because the parent closed it, crashed or was killed, the server's whole process group is ended. The
+server has a temporary folder of its own, which is removed with what it leaves there (SGLang and vLLM: sockets). What it
+leaves in shared memory is removed too.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from contextlib import suppress
 from pathlib import Path
 
 GRACE_S = 5.0
-"""Seconds between asking the server to end and ending it."""
+"""Seconds between asking the server to end and killing it."""
 POLL_S = 0.05
 TRACKER = b"multiprocessing.resource_tracker"
 LONGEST = 60
-"""Characters of a folder in which the path of a socket (107 at most) may end in a UUID."""
+"""The number of characters of a folder in which the path of a socket (107 at most) may end in a UUID."""
 
 
 def main(command: Sequence[str]) -> int:
     """Runs `command` until it ends or standard input does; returns its exit code.
 
-    A second process does it, which outlives this one: a parent that is an actor of Ray takes its children with it,
-    by a signal that leaves them no time to end theirs.
+    A second process does the work and outlives this one: a parent that is an actor of Ray kills its children by a
+    signal that leaves them no time to end theirs.
     """
     second = os.fork()
     if not second:
@@ -45,7 +45,7 @@ def main(command: Sequence[str]) -> int:
 
 
 def guard(command: Sequence[str]) -> int:
-    """Runs the command, and ends it with standard input."""
+    """Runs the command, and ends it when standard input ends."""
     folder = _private_folder()
     try:
         server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, env=_environment(folder))
@@ -70,7 +70,7 @@ def _private_folder() -> str:
 
 
 def _environment(folder: str) -> dict[str, str]:
-    """Our own, with the folder for what is temporary, and what is compiled kept where it was."""
+    """Returns our environment with the folder for temporary files; caches of compiled code stay where they were."""
     compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
     given = {"TORCHINDUCTOR_CACHE_DIR": compiled, **os.environ}
     return {**given, "TMPDIR": folder, "VLLM_RPC_BASE_PATH": folder}
@@ -90,8 +90,11 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 
 
 def _kill(server: subprocess.Popen[bytes]) -> None:
-    """Kills what is left of the group. Python's resource tracker goes last and by itself: when the others are gone, it
-    frees the shared memory that they left (vLLM: hundreds of megabytes), which nobody else ever does."""
+    """Kills what is left of the group.
+
+    Python's resource tracker is left to end last and by itself: when the others are gone, it frees the shared memory
+    that they left (vLLM: hundreds of megabytes), which nothing else ever does.
+    """
     ends = time.monotonic() + GRACE_S
     while (rest := _rest(server.pid)) and time.monotonic() < ends:
         for process, command in rest:
@@ -103,7 +106,7 @@ def _kill(server: subprocess.Popen[bytes]) -> None:
 
 
 def _rest(group: int) -> list[tuple[int, bytes]]:
-    """The processes of a group that have not ended, and their commands; none where there is no /proc."""
+    """Returns the processes of a group that have not ended, and their commands; empty if there is no /proc."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended meanwhile

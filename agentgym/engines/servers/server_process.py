@@ -23,30 +23,30 @@ __all__ = ["ServerCommand", "ServerProcess", "device_environment", "free_port", 
 _log = logging.getLogger(__name__)
 END_S = 12.0
 NUM_PORTS = 12_000
-"""The range from which `free_port` draws; two launches at the same moment draw the same port once in so many."""
+"""The range from which `free_port` draws; two launches at the same moment draw the same port once in this many."""
 TAIL_LINES = 25
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerCommand:
-    """How a server is started: `ServerCommand(name="sglang", words=("python", "-m", ...), port=30000, log=path)`."""
+    """The command of a server: `ServerCommand(name="sglang", words=("python", "-m", ...), port=30000, log=path)`."""
 
     name: str
     words: Sequence[str]
     port: int
     log: Path
-    """Where its output goes."""
+    """The file for the server's output."""
     env: Mapping[str, str] | None = None
-    """Variables on top of our own environment."""
+    """Variables in addition to our own environment."""
     secret: str = field(default="", repr=False)
-    """What the server wants with each request; it finds it in its environment, as AGENTGYM_SERVER_SECRET."""
+    """The secret that the server requires with each request; it reads it from AGENTGYM_SERVER_SECRET."""
     ready_path: str = "/health"
     ready_s: float = 600.0
     """Seconds that it may take to load the model and answer `ready_path`."""
 
     @property
     def url(self) -> str:
-        """Where it listens: this machine alone."""
+        """The address on which it listens: this machine only."""
         return f"http://127.0.0.1:{self.port}"
 
 
@@ -59,7 +59,7 @@ class ServerProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> None:
-        """Starts it and waits until it answers; raises EngineError with the end of its log when it does not."""
+        """Starts it and waits until it answers; raises EngineError with the end of its log if it does not."""
         command = self.command
         command.log.parent.mkdir(parents=True, exist_ok=True)
         guard = [sys.executable, "-m", "agentgym.engines.servers.server_guard", *command.words]
@@ -84,17 +84,17 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process that guards the server."""
+        """The id of the process that guards the server."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """True while the server's process runs."""
         return self._process is not None and self._process.poll() is None
 
     def log_tail(self) -> str:
-        """The last lines of its output."""
+        """Returns the last lines of its output."""
         try:
             return "\n".join(self.command.log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
         except OSError:
@@ -108,11 +108,11 @@ class ServerProcess:
         self._process = None
         assert process.stdin is not None
         process.stdin.close()
-        if await _gone(process, END_S):
+        if await _wait_for_exit(process, END_S):
             return
         _log.warning("the %s server (process %d) does not end; it is killed", self.command.name, process.pid)
         process.kill()
-        await _gone(process, END_S)
+        await _wait_for_exit(process, END_S)
 
     async def _until_ready(self) -> None:
         command, deadline = self.command, time.monotonic() + self.command.ready_s
@@ -138,14 +138,14 @@ class ServerProcess:
 
 
 def _private(path: str, flags: int) -> int:
-    """Opens a file that no other user reads: servers log their settings."""
+    """Opens a file that no other user can read: servers log their settings."""
     return os.open(path, flags, 0o600)
 
 
 async def start_together(processes: Sequence[ServerProcess], option: str) -> None:
-    """Starts servers side by side; all are ended when one does not come up, and its error is raised.
+    """Starts servers in parallel; if one does not start, ends all of them and raises its error.
 
-    `option` names the setting that says which interpreter has the server's library.
+    `option` names the setting of the interpreter that has the server's library.
     """
     try:
         outcomes = await asyncio.gather(*(process.start() for process in processes), return_exceptions=True)
@@ -164,11 +164,11 @@ async def start_together(processes: Sequence[ServerProcess], option: str) -> Non
 
 
 def command_log(command: ServerCommand) -> str:
-    """The path of a server's log, quoted."""
+    """Returns the path of a server's log, quoted."""
     return repr(str(command.log))
 
 
-async def _gone(process: subprocess.Popen[bytes], within_s: float) -> bool:
+async def _wait_for_exit(process: subprocess.Popen[bytes], within_s: float) -> bool:
     deadline = time.monotonic() + within_s
     while process.poll() is None and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
@@ -176,10 +176,10 @@ async def _gone(process: subprocess.Popen[bytes], within_s: float) -> bool:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Returns a port of this machine that nothing uses now, and that no connection is given later.
+    """Returns a port of this machine that is unused now, and that no connection is given later.
 
     A server may take a minute before it binds its port. So the port is below those that the system gives to connections
-    and to whoever asks for any port. Raises EngineError where none of a hundred tries is free.
+    and to programs that ask for any port. Raises EngineError if none of a hundred tries is free.
     """
     above = _first_ephemeral_port()
     draw = random.SystemRandom()  # no seed of the caller's: two processes with one seed would draw the same ports
@@ -195,7 +195,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def _first_ephemeral_port() -> int:
-    """Where the ports begin that Linux gives to connections; its default, 32768, where that cannot be read or used."""
+    """Returns the first port that Linux gives to connections; its default, 32768, if that cannot be read or used."""
     try:
         first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError, IndexError):
@@ -204,14 +204,16 @@ def _first_ephemeral_port() -> int:
 
 
 def device_environment(number: int, replicas: int) -> dict[str, str]:
-    """What shows the `number`-th of several servers one GPU, of those that this process sees; a server that is alone
-    sees all of them."""
+    """Returns the variable that shows the `number`-th of several servers one of the GPUs that this process sees.
+
+    A single server sees all of them.
+    """
     if replicas == 1:
         return {}
-    seen = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    seen = [device for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
     return {"CUDA_VISIBLE_DEVICES": seen[number] if number < len(seen) else str(number)}
 
 
 def serving_device(wanted: str) -> str:
-    """`cuda` or `cpu` for `auto`: whatever a server that is launched here can use."""
+    """Returns `cuda` or `cpu` for `auto`: whichever a server that is launched here can use."""
     return ("cuda" if shutil.which("nvidia-smi") else "cpu") if wanted == "auto" else wanted

@@ -1,4 +1,4 @@
-"""SGLang's native interface: what is sent to `/generate`, and what its answers mean."""
+"""SGLang's native interface: the requests to `/generate`, and the meaning of its answers."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ __all__ = ["SglangTransport", "generate_payload", "read_completion", "read_spans
 
 
 class SglangTransport(Protocol):
-    """How one SGLang engine is reached: over HTTP, or in this process."""
+    """The connection to one SGLang engine: over HTTP, or in this process."""
 
     @property
     def name(self) -> str:
-        """The engine in an error message."""
+        """The engine's name in an error message."""
 
     async def post(self, path: str, payload: Mapping[str, object], *, timeout_s: float | None = None) -> Any:
-        """What the endpoint `path` answers; raises HttpRefusal or HttpUnreachable."""
+        """Returns the answer of the endpoint `path`; raises HttpRefusal or HttpUnreachable."""
 
     async def get(self, path: str, *, timeout_s: float | None = None) -> Any:
-        """What the endpoint `path` answers; raises HttpRefusal or HttpUnreachable."""
+        """Returns the answer of the endpoint `path`; raises HttpRefusal or HttpUnreachable."""
 
     def stream(self, path: str, payload: Mapping[str, object], *, timeout_s: float | None = None) -> AsyncIterator[Any]:
-        """The pieces that the endpoint `path` answers with, each the whole so far; raises as `post` does."""
+        """Yields the pieces of the answer of `path`, each the whole so far; raises as `post` does."""
 
     async def close(self) -> None:
-        """Lets go of the engine, and ends it where it is ours."""
+        """Disconnects from the engine, and ends it if it is ours."""
 
 
 def generate_payload(
     prompt_ids: Sequence[int], sampling: Sampling, *, rid: str, cache_key: str | None, lora: str | None
 ) -> dict[str, object]:
-    """The request for one reply.
+    """Returns the request for one reply.
 
-    Every sampling parameter is said: what is left out, a server takes from the model's generation_config.json, and
-    then samples from another distribution than it is thought to. `cache_key` parts the prefix cache by policy version.
+    Every sampling parameter is given: a server takes a missing one from the model's generation_config.json, and then
+    samples from another distribution than expected. `cache_key` separates the prefix cache by policy version.
     """
     params: dict[str, object] = {
         "max_new_tokens": sampling.max_tokens,
@@ -74,21 +74,21 @@ def generate_payload(
 def read_completion(
     answer: Any, *, name: str, num_prompt_ids: int, version: int, one_version: bool = False
 ) -> Completion:
-    """The reply in an answer of `/generate`; raises EngineError for one that cannot be trusted.
+    """Returns the reply in an answer of `/generate`; raises EngineError for one that cannot be trusted.
 
-    `version` is the policy version of answers that tell none, and with `one_version` of every one: an adapter stays
-    with its request, whatever the weights below it are called.
+    `version` is the policy version of answers that report none, and with `one_version` of every answer: an adapter
+    stays with its request, whatever the version of the weights below it.
     """
     try:
         meta = answer["meta_info"]
         finish = (meta["finish_reason"] or {"type": "abort"})["type"]
         if finish == "abort" and not answer.get("output_ids"):
-            return Completion((), (), (), "abort")  # it had not begun, and tells nothing else
+            return Completion((), (), (), "abort")  # it had not begun, and reports nothing else
         ids = [int(token) for token in answer["output_ids"]]
         pairs = meta["output_token_logprobs"]
         logprobs = [float(pair[0]) for pair in pairs]
         sampled = [int(pair[1]) for pair in pairs]
-        num_read = int(meta.get("prompt_tokens", num_prompt_ids))  # not told of a request that waited when it ended
+        num_read = int(meta.get("prompt_tokens", num_prompt_ids))  # missing for a request that waited when it ended
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise EngineError(f"{name} gave an answer without {error!s}: is it a native SGLang server?") from error
     if len(logprobs) != len(ids):
@@ -106,7 +106,7 @@ def read_completion(
 
 
 def read_spans(spans: Any, num_ids: int, *, name: str, version: int) -> tuple[int, ...]:
-    """One policy version per id, from `meta_info.weight_versions`; `version` for all where a server sends none."""
+    """Returns one policy version per id, from `meta_info.weight_versions`; `version` for all if a server sends none."""
     if not spans:
         return (version,) * num_ids
     versions: list[int] = []

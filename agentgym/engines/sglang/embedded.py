@@ -1,4 +1,4 @@
-"""SGLang in this process: an `sglang.Engine` behind its native interface. The only file that imports sglang."""
+"""SGLang in this process: an `sglang.Engine` with its native interface. The only file that imports sglang."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _ORDERS = {
     "/update_weights_from_tensor": ("UpdateWeightsFromTensorReqInput", "update_weights_from_tensor"),
     "/weights_checker": ("CheckWeightsReqInput", "check_weights"),
 }
-"""Of a server's path: the type of its body, and the method of the tokenizer manager that takes it."""
+"""The request type and the method of the tokenizer manager for each path of a server."""
 
 
 async def open_embedded_sglang(
@@ -58,10 +58,10 @@ async def open_embedded_sglang(
     version: int = 0,
     arguments: Mapping[str, object] | None = None,
 ) -> ReplicatedEngine:
-    """An engine on an `sglang.Engine` of this process; `arguments` are further ones of SGLang's `ServerArgs`.
+    """Opens an engine on an `sglang.Engine` of this process; `arguments` are further ones of SGLang's `ServerArgs`.
 
-    Raises ConfigError where SGLang is not installed in this environment or runs already, EngineError when it does not
-    start, RunFolderError for a folder without a model; nothing is left running.
+    Raises ConfigError if SGLang is not installed in this environment or runs already, EngineError if it does not start,
+    RunFolderError for a folder without a model; nothing is left running.
     """
     model_limits(model_folder)
     on_cpu = serving_device(device) == "cpu"
@@ -77,12 +77,12 @@ async def open_embedded_sglang(
 class SglangEmbedded:
     """An `SglangTransport` on an `sglang.Engine`, which `start` makes and `close` ends.
 
-    Requests are handled on the event loop that started it; scheduler and detokenizer are processes of their own. They
-    import the program's main module, so it must guard what it does (`if __name__ == "__main__":`). One at a time:
-    SGLang keeps its settings for the whole process. It rests on parts of SGLang 0.5.23 that are not public.
+    Requests are handled on the event loop that started it; scheduler and detokenizer are separate processes. They
+    import the program's main module, so it must guard what it does (`if __name__ == "__main__":`). Only one can run at
+    a time: SGLang keeps its settings for the whole process. It relies on parts of SGLang 0.5.23 that are not public.
 
     What `sglang.Engine` would do to the program around it is undone or left out: its event-loop policy, its logging,
-    its handlers of signals, ending this process when a part of SGLang fails, ending all child processes at the end.
+    its signal handlers, ending this process if a part of SGLang fails, ending all child processes at the end.
     """
 
     _running: ClassVar[SglangEmbedded | None] = None
@@ -94,7 +94,7 @@ class SglangEmbedded:
         self._types: Any = None
         self._processes: list[BaseProcess] = []
         self._schedulers: list[BaseProcess] = []
-        # SGLang's processes end with the thread that started them, so it lives as long as they shall.
+        # SGLang's processes end with the thread that started them, so it has to live as long as they do.
         self._keeper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agentgym-sglang")
         self._reader: asyncio.Task[None] | None = None
         self._work: set[asyncio.Future[Any]] = set()
@@ -103,12 +103,14 @@ class SglangEmbedded:
 
     @property
     def name(self) -> str:
-        """The engine in an error message."""
+        """The engine's name in an error message."""
         return "the sglang in this process"
 
     async def start(self) -> None:
-        """Loads the model, which takes a minute, and listens; raises ConfigError and EngineError as
-        `open_embedded_sglang` says."""
+        """Loads the model, which takes a minute, and listens.
+
+        Raises ConfigError and EngineError as `open_embedded_sglang` does.
+        """
         if SglangEmbedded._running is not None:
             raise ConfigError("one embedded SGLang runs in this process already: close it first, or launch servers")
         SglangEmbedded._running = self
@@ -122,25 +124,25 @@ class SglangEmbedded:
             raise
 
     async def post(self, path: str, payload: Mapping[str, object], *, timeout_s: float | None = None) -> Any:
-        """What a server's endpoint `path` would answer; raises HttpRefusal or HttpUnreachable."""
+        """Returns what a server's endpoint `path` would answer; raises HttpRefusal or HttpUnreachable."""
         if path == "/generate":
-            return await self._done(path, self._reply(payload), timeout_s)
-        return await self._done(path, self._ordered(path, payload), timeout_s, is_order=True)
+            return await self._run_work(path, self._reply(payload), timeout_s)
+        return await self._run_work(path, self._run_order(path, payload), timeout_s, is_order=True)
 
     async def get(self, path: str, *, timeout_s: float | None = None) -> Any:
-        """What a server's endpoint `path` would answer; raises HttpRefusal or HttpUnreachable."""
-        return await self._done(path, self._told(path), timeout_s)
+        """Returns what a server's endpoint `path` would answer; raises HttpRefusal or HttpUnreachable."""
+        return await self._run_work(path, self._read_info(path), timeout_s)
 
     async def stream(
         self, path: str, payload: Mapping[str, object], *, timeout_s: float | None = None
     ) -> AsyncIterator[Any]:
-        """The pieces of a reply, each the whole so far; raises HttpRefusal or HttpUnreachable."""
+        """Yields the pieces of a reply, each the whole so far; raises HttpRefusal or HttpUnreachable."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._check(path)
         async with aclosing(self._pieces(payload)) as pieces:
             while True:
                 left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-                piece = await self._done(path, _next(pieces), left_s)
+                piece = await self._run_work(path, _next(pieces), left_s)
                 if piece is None:
                     return
                 yield piece
@@ -149,7 +151,7 @@ class SglangEmbedded:
         """Ends the engine with its processes; a second call does nothing."""
         if self._failure is None:
             self._engine.tokenizer_manager._dispatch_to_scheduler(self._types.ShutdownReq())
-        self._failed("it is closed")
+        self._mark_failed("it is closed")
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.cancel()
@@ -163,7 +165,7 @@ class SglangEmbedded:
             self._keeper.shutdown()
             SglangEmbedded._running = None
 
-    # ---- what an endpoint does
+    # ---- the endpoints
 
     async def _pieces(self, payload: Mapping[str, object]) -> AsyncGenerator[Any, None]:
         request = self._types.GenerateReqInput(**payload)
@@ -173,11 +175,11 @@ class SglangEmbedded:
 
     async def _reply(self, payload: Mapping[str, object]) -> Any:
         last = None
-        async for piece in self._pieces(payload):  # to its end, where it lets go of its locks
+        async for piece in self._pieces(payload):  # to its end, where it releases its locks
             last = piece
         return last
 
-    async def _ordered(self, path: str, payload: Mapping[str, object]) -> Any:
+    async def _run_order(self, path: str, payload: Mapping[str, object]) -> Any:
         manager = self._engine.tokenizer_manager
         if path == "/abort_request":
             return manager.abort_request(**payload)
@@ -191,7 +193,7 @@ class SglangEmbedded:
             manager.abort_request(abort_all=True)
         return _answer(path, await getattr(manager, method)(order))
 
-    async def _told(self, path: str) -> Any:
+    async def _read_info(self, path: str) -> Any:
         if path == "/model_info":
             return self._engine.get_model_info()
         if path == "/server_info":
@@ -199,11 +201,14 @@ class SglangEmbedded:
             return {**known, **_scheduler_info(self._engine), "version": importlib.import_module("sglang").__version__}
         raise HttpRefusal(f"{self.name} has no {path}", 404)
 
-    async def _done(
+    async def _run_work(
         self, path: str, work: Coroutine[Any, Any, Any], timeout_s: float | None, *, is_order: bool = False
     ) -> Any:
-        """What the work gives. An order goes on when nobody waits for it any more, as on a server: its answer must not
-        be taken for that of the next one."""
+        """Returns the result of the work.
+
+        An order continues if its caller stops waiting, as on a server: its answer must not be taken for that of the
+        next one.
+        """
         try:
             self._check(path)
         except HttpUnreachable:
@@ -232,16 +237,16 @@ class SglangEmbedded:
     def _forget(self, task: asyncio.Future[Any]) -> None:
         self._work.discard(task)
         if not task.cancelled():
-            task.exception()  # seen, also where nobody waits any more
+            task.exception()  # retrieves the error, also if no task waits any more
 
     def _check(self, path: str) -> None:
         if self._failure is not None:
             raise HttpUnreachable(f"{self.name}{path} cannot be reached: {self._failure}")
 
-    # ---- life and death
+    # ---- start and end
 
     def _launch(self) -> None:
-        """Makes the engine, on the keeper's thread: SGLang handles signals only where it is made on the main one."""
+        """Makes the engine, on the keeper's thread: SGLang handles signals only if it is made on the main one."""
         before = set(multiprocessing.active_children())
         with _program_kept():
             try:
@@ -254,10 +259,10 @@ class SglangEmbedded:
             except Exception as error:  # SGLang's code, whatever it raises
                 raise EngineError(f"{self.name} did not start: {type(error).__name__}: {error}") from error
             finally:
-                self._processes = [one for one in multiprocessing.active_children() if one not in before]
+                self._processes = [process for process in multiprocessing.active_children() if process not in before]
         atexit.unregister(self._engine.shutdown)
         watchdog = self._engine.tokenizer_manager._subprocess_watchdog
-        watchdog.stop()  # we watch ourselves; it would end this process
+        watchdog.stop()  # we watch the processes ourselves; it would end this process
         named = zip(watchdog._names, watchdog._processes, strict=True)
         self._schedulers = [process for name, process in named if name.startswith("scheduler")]
 
@@ -269,14 +274,14 @@ class SglangEmbedded:
         self._reader.add_done_callback(self._reader_ended)
         self._failure = None
         for process in self._processes:
-            loop.add_reader(process.sentinel, self._failed, f"its process {process.pid} ended")
+            loop.add_reader(process.sentinel, self._mark_failed, f"its process {process.pid} ended")
 
     def _reader_ended(self, reader: asyncio.Task[None]) -> None:
         if not reader.cancelled():
-            self._failed(f"its answers cannot be read: {reader.exception()!r}")
+            self._mark_failed(f"its answers cannot be read: {reader.exception()!r}")
 
-    def _failed(self, reason: str) -> None:
-        """From now on it is unreachable, also for those who wait."""
+    def _mark_failed(self, reason: str) -> None:
+        """Marks the engine as unreachable from now on, also for tasks that wait for it."""
         if self._failure is not None:
             return
         self._failure = reason
@@ -287,18 +292,22 @@ class SglangEmbedded:
             task.cancel()
 
     def _catch_quit(self, loop: asyncio.AbstractEventLoop) -> Callable[[], object]:
-        """Takes SIGQUIT, with which SGLang's processes tell that they fail, for as long as the engine lives; returns
-        what undoes it. Its default is to end this process."""
+        """Catches SIGQUIT, with which SGLang's processes report that they fail, for as long as the engine lives.
+
+        Its default is to end this process. Returns the function that restores it.
+        """
         if threading.current_thread() is not threading.main_thread():
             _log.warning("an SGLang that fails ends this process: its signal can be caught on the main thread alone")
             return lambda: None
         reason = "it failed, as its own log says"
-        before = signal.signal(signal.SIGQUIT, lambda *_: loop.call_soon_threadsafe(self._failed, reason))
+        before = signal.signal(signal.SIGQUIT, lambda *_: loop.call_soon_threadsafe(self._mark_failed, reason))
         return lambda: signal.signal(signal.SIGQUIT, before)
 
     def _end(self) -> None:
         """Waits for the schedulers, which were asked to free their memory, and ends all of the engine's processes.
-        `Engine.shutdown` would end every child of this one."""
+
+        `Engine.shutdown` would end every child of this process.
+        """
         deadline = time.monotonic() + _FREEING_S
         for process in self._schedulers:
             process.join(max(0.0, deadline - time.monotonic()))
@@ -308,7 +317,7 @@ class SglangEmbedded:
                 kill_tree(process.pid, wait_timeout=60)
                 process.join(timeout=1.0)
         if self._engine is not None:
-            self._engine._attached = True  # "the processes are another's": it lets go of the rest
+            self._engine._attached = True  # "the processes belong to another engine": it releases the rest
             self._engine.shutdown()
             self._engine.loop.close()
 
@@ -324,7 +333,7 @@ class SglangEmbedded:
 
 @contextmanager
 def _program_kept() -> Iterator[None]:
-    """Restores what SGLang sets for the whole process: the event-loop policy, the logging, how processes start."""
+    """Restores what SGLang sets for the whole process: the event-loop policy, the logging, the start method."""
     policy, root = asyncio.get_event_loop_policy(), logging.getLogger()
     handlers, level, method = root.handlers[:], root.level, multiprocessing.get_start_method(allow_none=True)
     for handler in handlers:
@@ -342,7 +351,7 @@ def _program_kept() -> Iterator[None]:
 
 
 async def _next(pieces: Any) -> Any:
-    """The next piece, or None at the end."""
+    """Returns the next piece, or None at the end."""
     return await anext(pieces, None)
 
 
@@ -352,7 +361,7 @@ def _scheduler_info(engine: Any) -> Mapping[str, object]:
 
 
 def _answer(path: str, result: Any) -> Any:
-    """A method's result as the server tells it; raises HttpRefusal for one that did not succeed."""
+    """Returns a method's result as the server reports it; raises HttpRefusal for one that did not succeed."""
     if isinstance(result, tuple):
         success, message, *more = result
         answer: dict[str, Any] = {"success": success, "message": message}

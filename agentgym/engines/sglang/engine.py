@@ -44,24 +44,24 @@ CPU_ARGUMENTS: Mapping[str, object] = {
     "mem_fraction_static": 0.3,
     "max_total_tokens": 65536,
 }
-"""What SGLang is told on a machine without a GPU."""
+"""The arguments of SGLang on a machine without a GPU."""
 SHAPE = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads".split()
-"""What config.json tells of the shapes of weights."""
+"""The keys of config.json that determine the shapes of weights."""
 CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SglangConfig(ServerConfig):
-    """Which SGLang servers sample: those of `urls`, or `replicas` new ones that end with the engine."""
+    """The SGLang servers that sample: those of `urls`, or `replicas` new ones that end with the engine."""
 
     server: ClassVar[str] = "an SGLang server"
     urls: tuple[str, ...] = ()
-    """Running servers, such as http://127.0.0.1:30000; none launches new ones. Each request bears the variable
-    AGENTGYM_SERVER_SECRET as a bearer token (SGLang's --api-key), where it is set."""
+    """Running servers, such as http://127.0.0.1:30000; none launches new ones. Each request sends the variable
+    AGENTGYM_SERVER_SECRET as a bearer token (SGLang's --api-key), if it is set."""
     python: str = ""
     """The interpreter that has SGLang; empty is the one that runs agentgym."""
     server_args: tuple[str, ...] = ()
-    """Further words for `sglang.launch_server`."""
+    """Further arguments of `sglang.launch_server`."""
 
 
 class SglangServer:
@@ -74,19 +74,19 @@ class SglangServer:
 
     @property
     def name(self) -> str:
-        """The server in an error message."""
+        """The server's name in an error message."""
         return self.url
 
     async def post(self, path: str, payload: Mapping[str, object], *, timeout_s: float | None = None) -> Any:
-        """What the endpoint `path` answers; raises HttpRefusal or HttpUnreachable."""
+        """Returns the answer of the endpoint `path`; raises HttpRefusal or HttpUnreachable."""
         return await self._client.post(path, payload, timeout_s=timeout_s)
 
     async def get(self, path: str, *, timeout_s: float | None = None) -> Any:
-        """What the endpoint `path` answers; raises HttpRefusal or HttpUnreachable."""
+        """Returns the answer of the endpoint `path`; raises HttpRefusal or HttpUnreachable."""
         return await self._client.get(path, timeout_s=timeout_s)
 
     def stream(self, path: str, payload: Mapping[str, object], *, timeout_s: float | None = None) -> AsyncIterator[Any]:
-        """The pieces that the endpoint `path` answers with; raises HttpRefusal or HttpUnreachable."""
+        """Yields the pieces of the answer of the endpoint `path`; raises HttpRefusal or HttpUnreachable."""
         return self._client.stream(path, payload, timeout_s=timeout_s)
 
     async def close(self) -> None:
@@ -97,31 +97,32 @@ class SglangServer:
 
 
 async def open_sglang(config: SglangConfig, model_folder: Path, *, version: int = 0) -> ReplicatedEngine:
-    """The engine of a configuration, its servers launched or found.
+    """Opens the engine of a configuration; its servers are launched or found.
 
-    `model_folder` is what launched servers load, and tells vocabulary and window of either kind. `version` is the
-    policy version of the weights that the servers begin with. Raises EngineError when a server does not start or
-    answer (with the end of its log), ConfigError or RunFolderError for what cannot be served; nothing is left running.
+    `model_folder` is loaded by launched servers, and has the vocabulary and the window of either kind. `version` is the
+    policy version of the weights that the servers begin with. Raises EngineError if a server does not start or answer
+    (with the end of its log), ConfigError or RunFolderError for what cannot be served; nothing is left running.
     """
     model_limits(model_folder)  # before anything is started for it
     secret = os.environ.get(SERVER_SECRET, "")
     servers = [SglangServer(url, secret=secret) for url in config.urls]
     if not servers:
         launched = await launch_sglang(config, model_folder)
-        servers = [SglangServer(one.url, one, secret=one.command.secret) for one in launched]
+        servers = [SglangServer(process.url, process, secret=process.command.secret) for process in launched]
     return await sglang_engine(servers, config.serving, model_folder=model_folder, version=version)
 
 
 async def sglang_engine(
     transports: Sequence[SglangTransport], settings: ServingSettings, *, model_folder: Path, version: int = 0
 ) -> ReplicatedEngine:
-    """An engine on running SGLang engines that hold the same weights, those of `model_folder` or later ones.
+    """Opens an engine on running SGLang engines that hold the same weights, those of `model_folder` or later ones.
 
-    Raises EngineError when one is none, RunFolderError for a folder without a model; all of them are closed then.
+    Raises EngineError if a transport is not an SGLang engine, RunFolderError for a folder without a model; all of them
+    are closed then.
     """
     try:
         vocab_size, window = model_limits(model_folder)
-        replicas = [await SglangReplica.met(one, settings, version) for one in transports]
+        replicas = [await SglangReplica.connect(transport, settings, version) for transport in transports]
         for replica in replicas:
             check_shape(replica, model_folder)
     except BaseException:
@@ -129,12 +130,12 @@ async def sglang_engine(
             await transport.close()
         raise
     settings = _possible(settings, replicas)
-    lengths = [window, *(one.context_window for one in replicas if one.context_window)]
+    lengths = [window, *(replica.context_window for replica in replicas if replica.context_window)]
     return ReplicatedEngine(replicas, settings, vocab_size=vocab_size, context_window=min(lengths), version=version)
 
 
 def _possible(settings: ServingSettings, replicas: Sequence[SglangReplica]) -> ServingSettings:
-    """The settings, with the one pause that is right on every server that is there."""
+    """Returns the settings, with the only pause that is correct on all of the servers."""
     old = [replica for replica in replicas if not replica.sync.is_modern]
     if not old or settings.pause == "abort":
         return settings
@@ -151,7 +152,7 @@ def _possible(settings: ServingSettings, replicas: Sequence[SglangReplica]) -> S
 
 
 def model_limits(folder: Path) -> tuple[int, int]:
-    """The vocabulary size and the context window of a model folder; raises RunFolderError when it tells neither."""
+    """Returns the vocabulary size and context window of a model folder; raises RunFolderError if it has neither."""
     try:
         config = json.loads((folder / "config.json").read_text())
         return int(config["vocab_size"]), int(config["max_position_embeddings"])
@@ -162,11 +163,11 @@ def model_limits(folder: Path) -> tuple[int, int]:
 
 
 def check_shape(replica: SglangReplica, folder: Path) -> None:
-    """Raises EngineError where the server is seen to hold a model of another shape: weights that do not fit end it.
+    """Raises EngineError if the server visibly holds a model of another shape: weights that do not fit end it.
 
     Only a server whose model folder can be read here is checked.
     """
-    ours, theirs = (_shape(one) for one in (folder, Path(replica.model_path)))
+    ours, theirs = (_shape(path) for path in (folder, Path(replica.model_path)))
     for name in sorted(ours.keys() & theirs.keys()):
         if ours[name] != theirs[name]:
             raise EngineError(
@@ -184,7 +185,7 @@ def _shape(folder: Path) -> dict[str, int]:
 
 
 def launch_words(config: SglangConfig, model_folder: Path, port: int) -> list[str]:
-    """The command of one server."""
+    """Returns the command of one server."""
     words = [config.python or sys.executable, "-m", _LAUNCHER]
     words += ["--model-path", str(model_folder), "--port", str(port), "--host", "127.0.0.1", "--dtype", config.dtype]
     words += ["--skip-server-warmup", "--log-level", "warning"]
@@ -195,13 +196,13 @@ def launch_words(config: SglangConfig, model_folder: Path, port: int) -> list[st
 
 
 async def launch_sglang(config: SglangConfig, model_folder: Path) -> list[ServerProcess]:
-    """The servers of a configuration, started side by side; all are ended when one does not come up.
+    """Starts the servers of a configuration in parallel; all are ended if one does not start.
 
     Raises EngineError with the end of its log.
     """
     folder = Path(config.log_folder or mkdtemp(prefix="agentgym-sglang-")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    # A copy under a name of its own: SGLang's environment need not hold agentgym, nor see the rest of ours.
+    # A copy under a name of its own: SGLang's environment need not have agentgym, nor see the rest of ours.
     shutil.copyfile(Path(__file__).with_name("launcher.py"), folder / f"{_LAUNCHER}.py")
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     on_cpu = serving_device(config.device) == "cpu"

@@ -1,4 +1,4 @@
-"""What launches SGLang's server, in SGLang's own process: it hands over the secret, which no command line shows.
+"""Launches SGLang's server, in SGLang's own process, and passes it the secret, which no command line shows.
 
 Run as a module by SGLang's interpreter, as a file of its own: it imports nothing of agentgym.
 """

@@ -1,4 +1,4 @@
-"""How an SGLang engine takes weights."""
+"""The delivery of weights to an SGLang engine."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = ["SglangReceiver"]
 class SglangReceiver:
     """A `Receiver` that is an SGLang engine.
 
-    `order` gives the answer of an endpoint and raises HttpRefusal and HttpUnreachable. An `is_modern` engine wants an
-    update opened and closed, and may empty its cache with it.
+    `order` returns the answer of an endpoint and raises HttpRefusal and HttpUnreachable. An `is_modern` engine requires
+    an update to be opened and closed, and may empty its cache with it.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class SglangReceiver:
 
     @asynccontextmanager
     async def update(self) -> AsyncIterator[None]:
-        """An update; one that was left open, because a connection broke, is closed first."""
+        """Opens an update; one that was left open, because a connection broke, is closed first."""
         if not self.is_modern:
             yield
             return
@@ -54,7 +54,7 @@ class SglangReceiver:
         await self._send("/update_weights_from_tensor", {"serialized_named_tensors": copies}, end)
 
     async def read(self, folder: str, end: UpdateEnd) -> None:
-        """Has the folder read."""
+        """Has the engine read the folder."""
         await self._send("/update_weights_from_disk", {"model_path": folder}, end)
 
     async def join(self, invitation: Invitation) -> None:
@@ -89,5 +89,5 @@ class SglangReceiver:
         if end is not None:
             said["weight_version"] = str(end.version)
         await self.order(path, {**payload, **said})
-        if flush and not self.is_modern:  # told to in the update, it dies where it cannot; asked apart, it refuses
+        if flush and not self.is_modern:  # as part of the update it dies if it cannot; asked separately, it refuses
             await self.order("/flush_cache", {})

@@ -1,4 +1,4 @@
-"""One SGLang engine behind its native interface: requests, orders, and new weights that are known to have arrived."""
+"""One SGLang engine: requests, commands, and new weights that are verified to have arrived."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ __all__ = ["SglangReplica"]
 
 
 class SglangReplica:
-    """A `Replica` that is an SGLang engine. `SglangReplica.met` asks it who it is first."""
+    """A `Replica` that is an SGLang engine; `SglangReplica.connect` makes one and asks for its settings first."""
 
     def __init__(self, transport: SglangTransport, sync: SglangSync, settings: ServingSettings) -> None:
         self.transport = transport
         self.sync = sync
         self.settings = settings
         self.context_window: int | None = None
-        """Tokens that prompt and reply may have together, by the length of the longest prompt that it takes: a little
-        less than the model's context, or what its cache has room for."""
+        """The tokens that prompt and reply may have together, from the length of the longest prompt that it accepts.
+
+        It is a little less than the model's context, or what its cache has room for.
+        """
         self.model_path = ""
-        """The folder or name of what the server loaded."""
+        """The folder or name of the model that the server loaded."""
 
     @staticmethod
-    async def met(transport: SglangTransport, settings: ServingSettings, version: int) -> SglangReplica:
-        """The replica behind `transport`, whose weights are from now on called `version`.
+    async def connect(transport: SglangTransport, settings: ServingSettings, version: int) -> SglangReplica:
+        """Returns the replica of `transport`, whose weights are from now on called `version`.
 
-        Raises EngineError when it is no SGLang engine.
+        Raises EngineError if it is not an SGLang engine.
         """
         try:
             info = await transport.get("/server_info", timeout_s=60.0)
@@ -56,21 +58,21 @@ class SglangReplica:
 
     @property
     def name(self) -> str:
-        """The server in messages."""
+        """The server's name in messages."""
         return self.transport.name
 
     @property
     def dtype(self) -> str:
-        """Of its weights, as the server names it."""
+        """The dtype of its weights, as the server names it."""
         return self.sync.dtype
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, rid: str, version: int) -> Completion:
         """Samples one reply, in one answer or as a stream."""
-        # The prefix cache is parted by policy version: what older weights left there is never read.
+        # The prefix cache is separated by policy version: what older weights left there is never read.
         adapter = self.sync.adapter
         payload = generate_payload(prompt_ids, sampling, rid=rid, cache_key=f"v{version}", lora=adapter)
         if self.settings.stream:
-            answer = await self._streamed(payload)
+            answer = await self._read_stream(payload)
         else:
             answer = await self.transport.post("/generate", payload, timeout_s=self.settings.request_s)
         completion = read_completion(
@@ -81,7 +83,7 @@ class SglangReplica:
             one_version=adapter is not None,
         )
         if self.settings.pause == "in_place" and completion.ids and completion.policy_versions[0] > version:
-            # It was on its way when the weights changed, and read a cache that nobody emptied: it is asked for anew.
+            # It was in flight when the weights changed, and read a cache that was not emptied: it is requested again.
             return Completion((), (), (), "abort")
         return completion
 
@@ -90,7 +92,7 @@ class SglangReplica:
         await self._order("/abort_request", {"rid": rid or "", "abort_all": rid is None})
 
     async def is_alive(self) -> bool:
-        """Whether it answers at all."""
+        """Returns whether the server answers at all."""
         try:
             await self.transport.get("/model_info", timeout_s=5.0)
         except (HttpUnreachable, HttpRefusal):
@@ -102,7 +104,7 @@ class SglangReplica:
         await self._order("/pause_generation", {"mode": self.settings.pause})
 
     async def resume(self) -> None:
-        """Goes on; adapters that are out of use are unloaded meanwhile, each when its last request has ended."""
+        """Continues; adapters that are out of use are unloaded meanwhile, each when its last request has ended."""
         await self._order("/continue_generation", {})
         self.sync.unload_unused()
 
@@ -111,9 +113,12 @@ class SglangReplica:
         await self._order("/flush_cache", {})
 
     async def update_weights(self, weights: Weights, version: int) -> WeightSync:
-        """Loads and checks new weights. The cache is emptied with them, except where requests may keep theirs in place:
-        there the cache key alone parts old and new."""
-        from agentgym.engines.weights.buckets import (  # here, and not above: only this needs torch
+        """Loads and checks new weights.
+
+        The cache is emptied with them, except if requests may keep theirs in place: then only the cache key separates
+        old and new.
+        """
+        from agentgym.engines.weights.buckets import (  # imported here because only this needs torch
             as_dtype,
             checked_weights,
         )
@@ -135,19 +140,19 @@ class SglangReplica:
         await self._order("/release_memory_occupation", {"tags": list(tags)} if tags else {})
 
     async def resume_memory(self, *tags: Literal["weights", "kv_cache"]) -> None:
-        """Takes the memory back; the weights must then be sent again. Untested on a GPU."""
+        """Allocates the memory again; the weights must then be sent again. Untested on a GPU."""
         await self._order("/resume_memory_occupation", {"tags": list(tags)} if tags else {})
 
     async def close(self) -> None:
-        """Lets go of the server, and ends it where it was started for us."""
+        """Disconnects from the server, and ends it if it was started for us."""
         await self.sync.close()
         await self.transport.close()
 
     async def _order(self, path: str, payload: dict[str, object]) -> None:
         await self.transport.post(path, payload, timeout_s=self.settings.update_s)
 
-    async def _streamed(self, payload: dict[str, object]) -> Any:
-        """The last piece of a streamed answer, which holds the whole; from a server that dies, the last that came."""
+    async def _read_stream(self, payload: dict[str, object]) -> Any:
+        """Returns the last piece of a streamed answer, which holds the whole, or the last before the server died."""
         last: Any = None
         try:
             timeout_s = self.settings.request_s

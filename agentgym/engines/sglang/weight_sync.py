@@ -1,4 +1,4 @@
-"""Brings new weights into one SGLang engine, and makes sure that they arrived."""
+"""Sends new weights to one SGLang engine, and verifies that they arrived."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ __all__ = ["SglangSync"]
 
 _log = logging.getLogger(__name__)
 _MODERN = (0, 5, 18)
-"""From this release on an update is opened and closed, replies tell the version of each token, and a cache can be
-emptied under requests that are retracted. Before it, an update that empties the cache under any request ends the
+"""The first release in which an update is opened and closed, replies report the version of each token, and a cache can
+be emptied under requests that are retracted. Before it, an update that empties the cache under any request ends the
 server."""
 
 
@@ -49,32 +49,34 @@ class SglangSync:
         receiver = SglangReceiver(self.order, num_ranks=num_ranks, is_modern=self.is_modern)
         self._path = weight_path(settings.sync, receiver, settings.bucket_mb * 1_000_000)
         self._check = WeightCheck(server.name, is_exact=info.get("device") == "cpu" and num_ranks == 1)
-        self._prefix = f"policy-{secrets.token_hex(4)}"  # a run before us may have left adapters
+        self._prefix = f"policy-{secrets.token_hex(4)}"  # an earlier run may have left adapters
         self._unused: list[str] = []
         self._errands: set[asyncio.Task[None]] = set()
         self._warned = False
 
     async def recover(self) -> None:
-        """Ends the pause and the update that a trainer which died may have left; requests would wait for ever."""
+        """Ends the pause and the update that a dead trainer may have left; requests would wait forever."""
         if self.is_modern:
             with suppress(HttpRefusal):  # no update is open, as it should be
                 await self.order("/end_weight_update", {})
         await self.order("/continue_generation", {})
 
     async def number(self, version: int) -> None:
-        """Calls the weights that are there `version`, and ends no request for it."""
+        """Names the current weights `version`, without ending requests."""
         payload = {"new_version": str(version), "abort_all_requests": False}
         await self.order("/update_weight_version", payload)
 
     async def load(self, weights: Mapping[str, Tensor], version: int, *, flush: bool) -> WeightSync:
-        """Brings all tensors to the engine, under the number `version`, and with `flush` empties its cache; raises
-        EngineError when the engine refuses."""
+        """Sends all tensors to the engine as version `version`, and with `flush` empties its cache.
+
+        Raises EngineError if the engine refuses.
+        """
         return await self._path.load(weights, UpdateEnd(version, flush))
 
     async def load_adapter(self, weights: LoraWeights, version: int) -> WeightSync:
         """Sends an adapter, which later requests use; the engine itself compares each tensor's SHA-256.
 
-        Requests in flight keep the adapter that they began with, and bear its version.
+        Requests in flight keep the adapter that they began with, and its version.
         """
         from agentgym.engines.weights.buckets import adapter_payload, checked_weights, overall_digest
 
@@ -112,7 +114,7 @@ class SglangSync:
             errand.add_done_callback(self._errands.discard)
 
     async def close(self) -> None:
-        """Ends what runs in the background, and leaves what was joined for the sake of updates."""
+        """Ends background work, and leaves what was joined for updates."""
         await self._path.close()
         for errand in list(self._errands):
             errand.cancel()
@@ -120,17 +122,17 @@ class SglangSync:
             await asyncio.wait(self._errands)
 
     def check_adapters(self, answer: object, name: str) -> None:
-        """Raises EngineError unless the engine says that it has the adapter `name`."""
+        """Raises EngineError unless the engine reports that it has the adapter `name`."""
         loaded = answer.get("loaded_adapters") if isinstance(answer, dict) else None
         if name not in (loaded or {}):
             have = ", ".join(loaded or {}) or "none"
             raise EngineError(f"stale adapter: {self.server.name} has the adapters {have} after it was sent {name}")
 
     async def verify(self, weights: Mapping[str, Tensor], version: int) -> str:
-        """The engine's own checksum of its parameters, after comparing them with what it was sent; empty, with a
-        warning, where an old release has none to give.
+        """Returns the engine's own checksum of its parameters, after comparing them with what was sent.
 
-        Raises EngineError that names the first tensor which did not arrive, or the version that did not.
+        Returns an empty string, with a warning, for an old release that has no checksum. Raises EngineError that names
+        the first tensor which did not arrive, or the version that did not.
         """
         from agentgym.engines.weights.buckets import fused_digests, overall_digest
 
@@ -140,17 +142,17 @@ class SglangSync:
         except HttpRefusal as error:
             if self.is_modern:
                 raise EngineError(f"the update cannot be verified ({error}); verify_sync switches this off") from error
-            if not self._warned:  # it can compute them on a GPU alone
+            if not self._warned:  # it can compute them only on a GPU
                 _log.warning("weight updates are checked by the parity of logprobs alone: %s", error)
             self._warned = True
             return ""
-        # What it keeps under another name (a head that is the embedding again) is not compared.
-        sent = {name: one for name, one in fused_digests(weights).items() if name in found}
+        # What the engine keeps under another name (a head that equals the embedding) is not compared.
+        sent = {name: digest for name, digest in fused_digests(weights).items() if name in found}
         self._check.compare(sent, found, version)
         return overall_digest(found)
 
     async def verify_version(self, version: int) -> None:
-        """Raises EngineError when the engine says that it samples from another version."""
+        """Raises EngineError if the engine reports that it samples from another version."""
         info = await self.server.get("/model_info", timeout_s=self.settings.update_s)
         found = str(info.get("weight_version"))
         if found != str(version):
@@ -160,7 +162,7 @@ class SglangSync:
             )
 
     async def order(self, path: str, payload: Mapping[str, object]) -> Any:
-        """The answer to an order; raises HttpRefusal when the engine says that it did not succeed."""
+        """Returns the answer to a command; raises HttpRefusal if the engine reports that it failed."""
         answer = await self.server.post(path, payload, timeout_s=self.settings.update_s)
         if isinstance(answer, dict) and answer.get("success") is False:
             said = answer.get("message") or answer.get("error_message")
@@ -178,12 +180,14 @@ class SglangSync:
         checksums: dict[str, str] = {}
         for number, rank in enumerate(answer.get("ranks") or ()):
             names = rank["checksums"]
-            checksums |= names if number == 0 else {f"{name} (rank {number})": one for name, one in names.items()}
+            checksums |= (
+                names if number == 0 else {f"{name} (rank {number})": checksum for name, checksum in names.items()}
+            )
         if not checksums:
             raise HttpRefusal(f"{self.server.name} answers no checksums of its weights")
         return checksums
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """A version as numbers that compare: `0.5.23rc1` is (0, 5, 23)."""
+    """Returns a version as numbers that compare: `0.5.23rc1` is (0, 5, 23)."""
     return tuple(int(number) for number in re.findall(r"\d+", text)[:3])

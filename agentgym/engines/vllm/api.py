@@ -1,4 +1,4 @@
-"""vLLM's token-in, token-out interface: what is asked for one reply, and what an answer means."""
+"""vLLM's token-in, token-out interface: the request for one reply, and the meaning of an answer."""
 
 from __future__ import annotations
 
@@ -13,35 +13,39 @@ from agentgym.errors import EngineError
 __all__ = ["Holding", "VllmReply", "VllmTransport", "join_pieces", "read_completion", "read_reply", "sampling_params"]
 
 Holding = Literal["abort", "keep", "preempt"]
-"""What a pause does to requests in flight: ends them, keeps them as they are, keeps them and forgets their cache."""
+"""The effect of a pause on requests in flight: ends them, keeps them as they are, or keeps them and drops their
+cache."""
 _NO_LOGPROB = -9999.0
-"""What a server writes for a logprob that is no number."""
+"""The value that a server writes for a logprob that is not a number."""
 
 
 @dataclass(frozen=True, slots=True)
 class VllmReply:
-    """One reply as vLLM gives it: `VllmReply((9, 2), (9, 2), (-0.2, -0.1), "stop", [("0", 0, 2)])`."""
+    """One reply of vLLM: `VllmReply((9, 2), (9, 2), (-0.2, -0.1), "stop", [("0", 0, 2)])`."""
 
     ids: tuple[int, ...]
     sampled: tuple[int, ...]
-    """The ids that the logprobs are said to be of."""
+    """The ids that the logprobs are reported for."""
     logprobs: tuple[float, ...]
     finish_reason: str | None
-    """None for a reply whose end did not come."""
+    """The finish reason; None for a reply whose end did not arrive."""
     spans: Sequence[tuple[str, int, int]] | None = None
-    """(weight version, start, end) over the ids; None where vLLM says nothing."""
+    """Spans of (weight version, start, end) over the ids; None if vLLM reports none."""
     num_prompt_ids: int | None = None
 
 
 class VllmTransport(Protocol):
-    """How one vLLM engine is reached: over HTTP, or in this process. Methods raise HttpRefusal or HttpUnreachable."""
+    """The connection to one vLLM engine: over HTTP, or in this process.
+
+    Methods raise HttpRefusal or HttpUnreachable.
+    """
 
     @property
     def name(self) -> str:
-        """The engine in an error message."""
+        """The engine's name in an error message."""
 
     async def context_window(self) -> int:
-        """Tokens that prompt and reply may have together."""
+        """Returns the most tokens that prompt and reply may have together."""
 
     async def generate(
         self, prompt_ids: Sequence[int], params: Mapping[str, object], *, rid: str, cache_salt: str
@@ -49,36 +53,38 @@ class VllmTransport(Protocol):
         """Samples one reply under the request id `rid`; requests of different salts share no cache."""
 
     async def abort(self, rid: str | None) -> None:
-        """Ends the request `rid`, or all of them; each comes back with what it has."""
+        """Ends the request `rid`, or all of them; each returns with what it has."""
 
     async def pause(self, holding: Holding) -> None:
         """Stops at a token boundary."""
 
     async def resume(self) -> None:
-        """Goes on."""
+        """Continues after `pause`."""
 
     async def reset_prefix_cache(self, *, preempt: bool) -> bool:
-        """Forgets cached prefixes, with `preempt` those of requests in flight too; False where they forbid it."""
+        """Drops cached prefixes, with `preempt` those of requests in flight too; returns False if they prevent it."""
 
     async def set_version(self, version: str) -> None:
-        """Names the weights; tokens sampled from now on bear it."""
+        """Names the weights; tokens sampled from now on have this version."""
 
     async def version(self) -> str:
-        """The weights' name."""
+        """Returns the name of the weights."""
 
     async def call(self, method: str, *args: str) -> list[Any]:
-        """What each worker answers to a method of `worker_extension.WeightWorker`."""
+        """Returns each worker's answer to a method of `worker_extension.WeightWorker`."""
 
     async def is_alive(self) -> bool:
-        """Whether it answers at all."""
+        """Returns whether the engine answers at all."""
 
     async def close(self) -> None:
-        """Lets go of the engine, and ends it where it is ours."""
+        """Disconnects from the engine, and ends it if it is ours."""
 
 
 def sampling_params(sampling: Sampling) -> dict[str, object]:
-    """vLLM's sampling parameters for one reply. Only `stop_ids` end it: the model's own end token is among them, or
-    does not count."""
+    """Returns vLLM's sampling parameters for one reply.
+
+    Only `stop_ids` end it: the model's own end token is among them, or does not count.
+    """
     params: dict[str, object] = {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
@@ -88,7 +94,7 @@ def sampling_params(sampling: Sampling) -> dict[str, object]:
         "seed": sampling.seed & 0x7FFFFFFFFFFFFFFF,
         "stop_token_ids": list(sampling.stop_ids),
         "ignore_eos": True,
-        "logprobs": 0,  # those of the sampled ids alone
+        "logprobs": 0,  # those of the sampled ids only
         "detokenize": False,
     }
     if sampling.grammar:
@@ -97,8 +103,10 @@ def sampling_params(sampling: Sampling) -> dict[str, object]:
 
 
 def read_reply(answer: Any, *, name: str) -> VllmReply:
-    """The reply in an answer of `/inference/v1/generate`, whole or one piece of a stream; raises EngineError for
-    another answer."""
+    """Returns the reply in an answer of `/inference/v1/generate`, whole or one piece of a stream.
+
+    Raises EngineError for another answer.
+    """
     try:
         choice = answer["choices"][0]
         ids = tuple(int(token) for token in choice["token_ids"] or ())
@@ -110,7 +118,7 @@ def read_reply(answer: Any, *, name: str) -> VllmReply:
             tuple(int(entry["token_id"]) for entry in entries),
             tuple(float(entry["logprob"]) for entry in entries),
             choice["finish_reason"],
-            None if spans is None else [(str(one["version"]), int(one["start"]), int(one["end"])) for one in spans],
+            None if spans is None else [(str(span["version"]), int(span["start"]), int(span["end"])) for span in spans],
             usage.get("prompt_tokens"),
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -121,7 +129,7 @@ def read_reply(answer: Any, *, name: str) -> VllmReply:
 
 
 def join_pieces(pieces: Sequence[VllmReply]) -> VllmReply:
-    """The reply that came in pieces."""
+    """Joins the pieces of a reply."""
     last = pieces[-1]
     return VllmReply(
         tuple(token for piece in pieces for token in piece.ids),
@@ -134,9 +142,9 @@ def join_pieces(pieces: Sequence[VllmReply]) -> VllmReply:
 
 
 def read_completion(reply: VllmReply, *, name: str, num_prompt_ids: int, version: int) -> Completion:
-    """The reply with one version per id; raises EngineError for one that cannot be trusted.
+    """Returns the reply with one version per id; raises EngineError for one that cannot be trusted.
 
-    `version` is the policy version of a reply that says none.
+    `version` is the policy version of a reply that reports none.
     """
     ids, logprobs = reply.ids, reply.logprobs
     if len(logprobs) != len(ids):

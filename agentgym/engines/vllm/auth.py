@@ -1,7 +1,7 @@
-"""What we add to vLLM's HTTP server, in vLLM's own process: requests without the server's secret are refused.
+"""Our addition to vLLM's HTTP server, in vLLM's own process: refuses requests without the server's secret.
 
 Given to vLLM as `--middleware`, as a file of its own: it imports nothing of agentgym. vLLM's own `--api-key` would be
-seen in the list of processes, and covers few of its routes: not `/collective_rpc`, `/pause` or `/inference`.
+visible in the list of processes, and covers few of its routes: not `/collective_rpc`, `/pause` or `/inference`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _App = Callable[[Mapping[str, Any], Any, _Send], Awaitable[None]]
 
 
 class RequireSecret:
-    """ASGI middleware: every request bears `Authorization: Bearer SECRET`, or is answered 401.
+    """ASGI middleware: every request has `Authorization: Bearer SECRET`, or is answered 401.
 
     The secret is the environment variable AGENTGYM_SERVER_SECRET; raises RuntimeError without one.
     """
@@ -32,7 +32,7 @@ class RequireSecret:
         self._wanted = f"Bearer {secret}".encode()
 
     async def __call__(self, scope: Mapping[str, Any], receive: Any, send: _Send) -> None:
-        """Passes on what bears the secret, and the server's own start and end."""
+        """Passes on requests that have the secret, and the server's own start and end."""
         if scope["type"] == "lifespan" or self._is_allowed(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":

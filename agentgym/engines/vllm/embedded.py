@@ -29,15 +29,15 @@ async def open_embedded_vllm(
     version: int = 0,
     arguments: Mapping[str, object] | None = None,
 ) -> ReplicatedEngine:
-    """An engine on an `AsyncLLM` of this process; `arguments` are further ones of vLLM's `AsyncEngineArgs`.
+    """Opens an engine on an `AsyncLLM` of this process; `arguments` are further ones of vLLM's `AsyncEngineArgs`.
 
-    Raises ConfigError where vLLM is not installed in this environment.
+    Raises ConfigError if vLLM is not installed in this environment.
     """
-    llm = _started(model_folder, device, {"dtype": dtype, **(arguments or {})})
+    llm = _start_llm(model_folder, device, {"dtype": dtype, **(arguments or {})})
     return await vllm_engine([EmbeddedVllm(llm)], settings or ServingSettings(), version=version)
 
 
-def _started(model_folder: Path, device: str, arguments: Mapping[str, object]) -> Any:
+def _start_llm(model_folder: Path, device: str, arguments: Mapping[str, object]) -> Any:
     if device == "cpu":
         for name, value in CPU_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
@@ -69,11 +69,11 @@ class EmbeddedVllm:
 
     @property
     def name(self) -> str:
-        """The engine in messages."""
+        """The engine's name in messages."""
         return "the vllm in this process"
 
     async def context_window(self) -> int:
-        """Tokens that prompt and reply may have together."""
+        """Returns the most tokens that prompt and reply may have together."""
         return int(self._llm.model_config.max_model_len)
 
     async def generate(
@@ -105,11 +105,11 @@ class EmbeddedVllm:
         await self._llm.pause_generation(mode=mode, clear_cache=holding != "keep")
 
     async def resume(self) -> None:
-        """Goes on."""
+        """Continues after `pause`."""
         await self._llm.resume_generation()
 
     async def reset_prefix_cache(self, *, preempt: bool) -> bool:
-        """Forgets cached prefixes."""
+        """Drops cached prefixes."""
         return bool(await self._llm.reset_prefix_cache(preempt))
 
     async def set_version(self, version: str) -> None:
@@ -117,15 +117,15 @@ class EmbeddedVllm:
         await self._llm.update_weight_version(version)
 
     async def version(self) -> str:
-        """The weights' name."""
+        """Returns the name of the weights."""
         return str(await self._llm.get_weight_version())
 
     async def call(self, method: str, *args: str) -> list[Any]:
-        """What each worker answers."""
+        """Returns each worker's answer."""
         return list(await self._llm.collective_rpc(method, args=args))
 
     async def is_alive(self) -> bool:
-        """Whether its processes run."""
+        """Returns whether its processes run."""
         return self._llm is not None and not self._llm.errored
 
     async def close(self) -> None:
@@ -136,7 +136,7 @@ class EmbeddedVllm:
 
 
 def _reply(output: Any) -> VllmReply:
-    """What vLLM's `RequestOutput` says, as the server would."""
+    """Returns vLLM's `RequestOutput` as the server would report it."""
     (choice,) = output.outputs
     ids = tuple(int(token) for token in choice.token_ids)
     entries = [entry.get(token) for token, entry in zip(ids, choice.logprobs or (), strict=False)]
@@ -146,6 +146,6 @@ def _reply(output: Any) -> VllmReply:
         tuple(token for token, entry in zip(ids, entries, strict=False) if entry is not None),
         tuple(float(entry.logprob) for entry in entries if entry is not None),
         choice.finish_reason,
-        None if spans is None else [(str(one.version), int(one.start), int(one.end)) for one in spans],
+        None if spans is None else [(str(span.version), int(span.start), int(span.end)) for span in spans],
         len(output.prompt_token_ids or ()),
     )

@@ -34,7 +34,7 @@ _WORDS = (
     "--enable-scale-out --logprobs-mode processed_logprobs --generation-config vllm "
     "--worker-extension-cls agentgym_vllm_worker_extension.WeightWorker --middleware agentgym_vllm_auth.RequireSecret"
 ).split()
-# On CPU a seeded request ends the server when its prompt is read in chunks, and half of the memory is taken by default.
+# On CPU a seeded request ends the server if its prompt is read in chunks, and half of the memory is taken by default.
 _CPU_WORDS = "--enforce-eager --no-enable-chunked-prefill --gpu-memory-utilization 0.2".split()
 _ENV = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -42,24 +42,24 @@ CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "
 
 @dataclass(frozen=True, kw_only=True)
 class VllmConfig(ServerConfig):
-    """Which vLLM servers sample: those of `urls`, or `replicas` new ones that end with the engine."""
+    """The vLLM servers that sample: those of `urls`, or `replicas` new ones that end with the engine."""
 
     server: ClassVar[str] = "a vLLM server"
     urls: tuple[str, ...] = ()
     """Running servers, such as http://127.0.0.1:8000; none launches new ones. They need VLLM_SERVER_DEV_MODE=1,
     --enable-scale-out, --logprobs-mode processed_logprobs and our --worker-extension-cls, as the error says. Each
-    request bears the variable AGENTGYM_SERVER_SECRET as a bearer token, where it is set."""
+    request sends the variable AGENTGYM_SERVER_SECRET as a bearer token, if it is set."""
     python: str = ""
     """The interpreter that has vLLM (0.32 or later); empty is the one that runs agentgym."""
     server_args: tuple[str, ...] = ()
-    """Further words for `vllm.entrypoints.openai.api_server`."""
+    """Further arguments of `vllm.entrypoints.openai.api_server`."""
 
 
 async def open_vllm(config: VllmConfig, model_folder: Path | None, *, version: int = 0) -> ReplicatedEngine:
-    """The engine of a configuration, its servers launched or found.
+    """Opens the engine of a configuration; its servers are launched or found.
 
-    `model_folder` is what launched servers load (None where `urls` are given), `version` the policy version of the
-    weights that the servers begin with. Raises EngineError when a server does not start or answer (with the end of its
+    `model_folder` is loaded by launched servers (None if `urls` are given). `version` is the policy version of the
+    weights that the servers begin with. Raises EngineError if a server does not start or answer (with the end of its
     log), RunFolderError for a folder without a model; nothing is left running.
     """
     servers: list[VllmServer] = []
@@ -67,24 +67,24 @@ async def open_vllm(config: VllmConfig, model_folder: Path | None, *, version: i
         servers = [_server(config, url, secret=os.environ.get(SERVER_SECRET, "")) for url in config.urls]
     else:
         launched = await launch_vllm(config, model_folder)
-        servers = [_server(config, one.url, one, secret=one.command.secret) for one in launched]
+        servers = [_server(config, process.url, process, secret=process.command.secret) for process in launched]
     return await vllm_engine(servers, config.serving, version=version)
 
 
 async def vllm_engine(
     transports: Sequence[VllmTransport], settings: ServingSettings, *, version: int = 0
 ) -> ReplicatedEngine:
-    """An engine on running vLLM engines that hold the same weights.
+    """Opens an engine on running vLLM engines that hold the same weights.
 
-    Raises EngineError when one is none, or lacks our worker extension; all of them are closed then.
+    Raises EngineError if a transport is not a vLLM engine, or lacks our worker extension; all of them are closed then.
     """
     try:
-        replicas = [await VllmReplica.met(one, settings, version) for one in transports]
-        windows = [await one.context_window() for one in transports]
+        replicas = [await VllmReplica.connect(transport, settings, version) for transport in transports]
+        windows = [await transport.context_window() for transport in transports]
         return ReplicatedEngine(
             replicas,
             settings,
-            vocab_size=min(one.sync.layout.vocab_size for one in replicas),
+            vocab_size=min(replica.sync.layout.vocab_size for replica in replicas),
             context_window=min(windows),
             version=version,
         )
@@ -95,7 +95,7 @@ async def vllm_engine(
 
 
 async def launch_vllm(config: VllmConfig, model_folder: Path | None) -> list[ServerProcess]:
-    """The servers of a configuration, started side by side; all are ended when one does not come up.
+    """Starts the servers of a configuration in parallel; all are ended if one does not start.
 
     Raises EngineError with the end of its log, RunFolderError for a folder without a model.
     """
@@ -103,7 +103,7 @@ async def launch_vllm(config: VllmConfig, model_folder: Path | None) -> list[Ser
         raise RunFolderError(f"no model in {str(model_folder)!r}: config.json is missing")
     folder = Path(config.log_folder or mkdtemp(prefix="agentgym-vllm-")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    # Copies under names of their own: vLLM's environment need not hold agentgym, nor see the rest of ours.
+    # Copies under names of their own: vLLM's environment need not have agentgym, nor see the rest of ours.
     for name in ("worker_extension", "auth"):
         shutil.copyfile(Path(__file__).with_name(f"{name}.py"), folder / f"agentgym_vllm_{name}.py")
     processes = [ServerProcess(_command(config, model_folder, folder, number)) for number in range(config.replicas)]
@@ -112,7 +112,7 @@ async def launch_vllm(config: VllmConfig, model_folder: Path | None) -> list[Ser
 
 
 def launch_words(config: VllmConfig, model_folder: Path, port: int) -> list[str]:
-    """The command of one server."""
+    """Returns the command of one server."""
     words = [config.python or sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     words += ["--model", str(model_folder), "--port", str(port), "--host", "127.0.0.1", "--dtype", config.dtype]
     words += ["--uvicorn-log-level", "warning", *_WORDS]

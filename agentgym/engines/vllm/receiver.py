@@ -1,4 +1,4 @@
-"""How a vLLM engine takes weights."""
+"""The delivery of weights to a vLLM engine."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ __all__ = ["VllmReceiver"]
 
 
 class VllmReceiver:
-    """A `Receiver` that is a vLLM engine: our extension of its workers does what is asked. The end of an update is
-    nothing to them: the engine is told its version, and empties its cache, by orders of its own."""
+    """A `Receiver` that is a vLLM engine: our extension of its workers does what is asked.
+
+    The end of an update means nothing to them: separate commands set the engine's version and empty its cache.
+    """
 
     def __init__(self, engine: VllmTransport, num_ranks: int) -> None:
         self.engine = engine
         self.num_ranks = num_ranks
 
     def update(self) -> AbstractAsyncContextManager[None]:
-        """An update, which needs no opening: the engine is paused."""
+        """Returns an update, which needs no opening: the engine is paused."""
         return nullcontext()
 
     async def take(self, tensors: Mapping[str, Tensor], end: UpdateEnd | None) -> None:
@@ -41,7 +43,7 @@ class VllmReceiver:
             await self.engine.call("agentgym_load", base64.b64encode(safetensors_bytes(tensors)).decode())
 
     async def read(self, folder: str, end: UpdateEnd) -> None:
-        """Has the folder read."""
+        """Has the workers read the folder."""
         await self.engine.call("agentgym_load_folder", folder)
 
     async def join(self, invitation: Invitation) -> None:
@@ -50,7 +52,9 @@ class VllmReceiver:
 
     async def receive(self, tensors: Mapping[str, Tensor], group: str, end: UpdateEnd | None) -> None:
         """Has the workers receive the tensors."""
-        manifest = [[name, list(one.shape), str(one.dtype).removeprefix("torch.")] for name, one in tensors.items()]
+        manifest = [
+            [name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for name, tensor in tensors.items()
+        ]
         await self.engine.call("agentgym_receive", json.dumps(manifest))
 
     async def leave(self, group: str) -> None:

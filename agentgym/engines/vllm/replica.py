@@ -1,4 +1,4 @@
-"""One vLLM engine: requests, orders, and new weights that are known to have arrived."""
+"""One vLLM engine: requests, commands, and new weights that are verified to have arrived."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _HOLDING: dict[PauseMode, Holding] = {"abort": "abort", "retract": "preempt", "i
 
 
 class VllmReplica:
-    """A `Replica` that is a vLLM engine. `VllmReplica.met` asks it who it is first.
+    """A `Replica` that is a vLLM engine; `VllmReplica.connect` makes one and asks for its settings first.
 
     The pause modes are vLLM's: `abort` is its mode `abort`; `in_place` is `keep`; `retract` is `keep` with the cache
-    cleared, which preempts what runs, so that its prefix is computed anew. vLLM itself names the weights of each id.
+    cleared, which preempts what runs, so that its prefix is recomputed. vLLM itself reports the weights of each id.
     """
 
     def __init__(self, transport: VllmTransport, sync: VllmSync, settings: ServingSettings) -> None:
@@ -37,10 +37,10 @@ class VllmReplica:
         self._num_updates = 0
 
     @staticmethod
-    async def met(transport: VllmTransport, settings: ServingSettings, version: int) -> VllmReplica:
-        """The replica behind `transport`, whose weights are from now on called `version`.
+    async def connect(transport: VllmTransport, settings: ServingSettings, version: int) -> VllmReplica:
+        """Returns the replica of `transport`, whose weights are from now on called `version`.
 
-        Raises EngineError when it is no vLLM engine with our worker extension.
+        Raises EngineError if it is not a vLLM engine with our worker extension.
         """
         sync = VllmSync(transport, await read_layout(transport), settings.sync, settings.bucket_mb * 1_000_000)
         if not sync.layout.seeds:
@@ -54,12 +54,12 @@ class VllmReplica:
 
     @property
     def name(self) -> str:
-        """The engine in messages."""
+        """The engine's name in messages."""
         return self.transport.name
 
     @property
     def dtype(self) -> str:
-        """Of its weights."""
+        """The dtype of its weights."""
         return self.sync.layout.dtype
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, rid: str, version: int) -> Completion:
@@ -70,7 +70,7 @@ class VllmReplica:
         if not self.sync.layout.seeds:
             del params["seed"]
         num_updates = self._num_updates
-        # The prefix cache is parted by update: what older weights left there is never read.
+        # The prefix cache is separated by update: what older weights left there is never read.
         salt = f"v{version}.{num_updates}"
         reply = await self.transport.generate(prompt_ids, params, rid=rid, cache_salt=salt)
         if reply.finish_reason is None and num_updates != self._num_updates:
@@ -84,7 +84,7 @@ class VllmReplica:
         await self.transport.abort(rid)
 
     async def is_alive(self) -> bool:
-        """Whether it answers at all."""
+        """Returns whether the engine answers at all."""
         return await self.transport.is_alive()
 
     async def pause(self) -> None:
@@ -93,26 +93,28 @@ class VllmReplica:
         self._paused = True
 
     async def resume(self) -> None:
-        """Goes on."""
+        """Continues after `pause`."""
         await self.transport.resume()
         self._paused = False
 
     async def flush(self) -> None:
-        """Empties the prefix cache; raises EngineError where requests in flight forbid it."""
+        """Empties the prefix cache; raises EngineError if requests in flight prevent it."""
         if not await self.transport.reset_prefix_cache(preempt=False):
             raise EngineError(f"{self.name} cannot empty its cache while requests are in flight: pause it first")
 
     async def update_weights(self, weights: Weights, version: int) -> WeightSync:
-        """Loads and checks new weights, paused. The prefix cache is emptied with them; where requests keep theirs in
-        place the salt alone parts old from new."""
-        from agentgym.engines.weights.buckets import checked_weights  # here, and not above: only this needs torch
+        """Loads and checks new weights, paused.
+
+        The prefix cache is emptied with them; if requests keep theirs in place, only the salt separates old from new.
+        """
+        from agentgym.engines.weights.buckets import checked_weights  # imported here because only this needs torch
 
         if isinstance(weights, LoraWeights):
             raise EngineError("the vllm engine takes whole weights: merge the adapter into the tensors it belongs to")
         started = time.perf_counter()
-        tensors = self.sync.wanted(checked_weights(weights))
+        tensors = self.sync.wanted_tensors(checked_weights(weights))
         gather_s = time.perf_counter() - started
-        await self._hold()  # a second time is harmless, and reaches a server that was started anew
+        await self._hold()  # a second time is harmless, and reaches a server that was restarted
         self._torn = f"version {version} did not arrive whole"
         report = await self.sync.load(tensors, version)
         loaded = time.perf_counter()
@@ -125,7 +127,7 @@ class VllmReplica:
         return replace(report, checksum=checksum, gather_s=report.gather_s + gather_s, load_s=load_s)
 
     async def close(self) -> None:
-        """Lets go of the engine, and ends it where it was started for us."""
+        """Disconnects from the engine, and ends it if it was started for us."""
         await self.sync.close()
         await self.transport.close()
 

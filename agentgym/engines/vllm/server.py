@@ -1,4 +1,4 @@
-"""A vLLM server behind HTTP: its token interface, its orders for reinforcement learning, and our worker extension."""
+"""A vLLM server over HTTP: its token interface, its commands for reinforcement learning, and our worker extension."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ __all__ = ["VllmServer"]
 _PAUSES = {"abort": "mode=abort&clear_cache=true", "keep": "mode=keep&clear_cache=false"}
 _PAUSES["preempt"] = "mode=keep&clear_cache=true"
 _PREFIX = "generate-tokens-"
-"""What a server puts before our request ids."""
+"""The prefix that a server puts before our request ids."""
 
 
 class VllmServer:
-    """A `VllmTransport` over HTTP; the server ends with it when `process` is given.
+    """A `VllmTransport` over HTTP; the server ends with it if `process` is given.
 
-    `stream` reads replies as they are sampled: of a server that dies, what came is returned as cut short.
+    `stream` reads replies as they are sampled: of a server that dies, what arrived is returned as cut short.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class VllmServer:
 
     @property
     def name(self) -> str:
-        """The server in messages."""
+        """The server's name in messages."""
         return self.client.base_url
 
     async def context_window(self) -> int:
-        """What `/v1/models` says; raises EngineError when this is no vLLM server."""
+        """Returns the window that `/v1/models` reports; raises EngineError if this is not a vLLM server."""
         try:
             answer = await self.client.get("/v1/models", timeout_s=60.0)
         except HttpRefusal as error:
@@ -74,7 +74,7 @@ class VllmServer:
             "cache_salt": cache_salt,
         }
         if self._stream:
-            return await self._streamed(payload)
+            return await self._read_stream(payload)
         answer = await self.client.post("/inference/v1/generate", payload, timeout_s=self._request_s)
         return read_reply(answer, name=self.name)
 
@@ -87,11 +87,11 @@ class VllmServer:
         await self._order(f"/pause?{_PAUSES[holding]}")
 
     async def resume(self) -> None:
-        """Goes on."""
+        """Continues after `pause`."""
         await self._order("/resume")
 
     async def reset_prefix_cache(self, *, preempt: bool) -> bool:
-        """Forgets cached prefixes."""
+        """Drops cached prefixes."""
         answer = await self._order(f"/reset_prefix_cache?reset_running_requests={str(preempt).lower()}")
         return isinstance(answer, dict) and answer.get("success") is True
 
@@ -100,19 +100,19 @@ class VllmServer:
         await self._order("/update_weight_version", {"new_version": version})
 
     async def version(self) -> str:
-        """The weights' name."""
+        """Returns the name of the weights."""
         answer = await self.client.get("/weight_info", timeout_s=self._order_s)
         return str(answer.get("weight_version")) if isinstance(answer, dict) else ""
 
     async def call(self, method: str, *args: str) -> list[Any]:
-        """What each worker answers."""
+        """Returns each worker's answer."""
         answer = await self._order("/collective_rpc", {"method": method, "args": list(args)})
         if not isinstance(answer, dict) or not isinstance(answer.get("results"), list):
             raise EngineError(f"{self.name} gave no results of {method!r}: {str(answer)[:200]!r}")
         return list(answer["results"])
 
     async def is_alive(self) -> bool:
-        """Whether it answers at all."""
+        """Returns whether the server answers at all."""
         try:
             await self.client.get("/health", timeout_s=5.0)
         except (HttpUnreachable, HttpRefusal):
@@ -120,7 +120,7 @@ class VllmServer:
         return True
 
     async def close(self) -> None:
-        """Closes the connections, and ends the server where it is ours."""
+        """Closes the connections, and ends the server if it is ours."""
         await self.client.close()
         if self.process is not None:
             await self.process.close()
@@ -128,7 +128,7 @@ class VllmServer:
     async def _order(self, path: str, payload: Mapping[str, object] | None = None) -> Any:
         return await self.client.post(path, payload or {}, timeout_s=self._order_s)
 
-    async def _streamed(self, payload: dict[str, object]) -> VllmReply:
+    async def _read_stream(self, payload: dict[str, object]) -> VllmReply:
         pieces: list[VllmReply] = []
         stream = self.client.stream("/inference/v1/generate", {**payload, "stream": True}, timeout_s=self._request_s)
         try:

@@ -1,4 +1,4 @@
-"""Brings new weights into one vLLM engine, and makes sure that they arrived."""
+"""Sends new weights to one vLLM engine, and verifies that they arrived."""
 
 from __future__ import annotations
 
@@ -24,20 +24,23 @@ _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 @dataclass(frozen=True, slots=True)
 class VllmLayout:
-    """What an engine's workers hold."""
+    """The parameters that an engine's workers hold."""
 
     vocab_size: int
     num_ranks: int
     shapes: Mapping[str, tuple[int, ...]]
-    """Under published names; with several ranks one rank's share."""
+    """The shapes by published name; with several ranks, those of one rank's share."""
     dtype: str
-    """Of the first weight: `float32`."""
+    """The dtype of the first weight: `float32`."""
     seeds: bool
-    """Whether requests may have seeds: vLLM 0.32 on CPU dies of one whose prompt is read in several steps."""
+    """True if requests may have seeds: vLLM 0.32 on CPU dies if the prompt of a seeded one is read in several steps."""
 
 
 async def read_layout(engine: VllmTransport) -> VllmLayout:
-    """Asks the engine's workers; raises EngineError where they lack our extension, or give other logprobs."""
+    """Asks the engine's workers for their layout.
+
+    Raises EngineError if they lack our extension, or return other logprobs.
+    """
     try:
         (answer, *_) = await engine.call("agentgym_layout")
         weights, mode = answer["weights"], answer["logprobs"]
@@ -72,12 +75,12 @@ class VllmSync:
         self._path = weight_path(path, VllmReceiver(engine, layout.num_ranks), max_bytes)
         self._check = WeightCheck(engine.name, is_exact=layout.num_ranks == 1)
 
-    def wanted(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors in the engine's dtype, without an output head that is the embedding again.
+    def wanted_tensors(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the tensors in the engine's dtype, without an output head that equals the embedding.
 
         Raises EngineError that names what is missing, unknown or of another shape; nothing is sent then.
         """
-        from agentgym.engines.weights.buckets import as_dtype  # here, and not above: only new weights need torch
+        from agentgym.engines.weights.buckets import as_dtype  # imported here because only new weights need torch
 
         shapes = self.layout.shapes
         given = dict(weights)
@@ -101,7 +104,7 @@ class VllmSync:
         return as_dtype(given, self.layout.dtype)
 
     async def load(self, weights: Mapping[str, Tensor], version: int) -> WeightSync:
-        """Sends all tensors; the engine must be paused. Raises EngineError when the engine refuses one."""
+        """Sends all tensors; the engine must be paused. Raises EngineError if the engine refuses one."""
         return await self._path.load(weights, UpdateEnd(version, flush=False))
 
     async def close(self) -> None:
@@ -109,7 +112,7 @@ class VllmSync:
         await self._path.close()
 
     async def verify(self, weights: Mapping[str, Tensor], version: int) -> str:
-        """The checksum of the engine's own parameters, after comparing each with what was sent.
+        """Returns the checksum of the engine's own parameters, after comparing each with what was sent.
 
         Raises EngineError that names the first tensor that did not arrive.
         """

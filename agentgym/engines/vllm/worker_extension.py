@@ -1,7 +1,7 @@
-"""What we add to vLLM's worker, in vLLM's own process: loading weights that are sent, and saying which ones it has.
+"""Our addition to vLLM's worker, in vLLM's own process: loads weights that are sent, and reports which ones it has.
 
-Given to vLLM as `--worker-extension-cls`, as a file of its own: it imports nothing of agentgym, so that vLLM's
-environment need not hold it. Nobody else imports it.
+Given to vLLM as `--worker-extension-cls`, as a file of its own: it imports nothing of agentgym, so vLLM's environment
+need not have it. Nothing else imports it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ __all__ = ["WeightWorker"]
 
 
 def _leave_weights_unpacked() -> None:
-    """On CPU vLLM packs each matrix into an opaque copy of its own and forgets the original. No update reaches such a
-    copy: a tied output head goes on with the old one, silently. Here every layer computes from its parameter."""
+    """Keeps vLLM on CPU from packing each matrix into an opaque copy of its own and forgetting the original.
+
+    No update reaches such a copy: a tied output head continues with the old one, silently. Here every layer computes
+    from its parameter.
+    """
     functional = importlib.import_module("torch.nn.functional")
     layers: Any = importlib.import_module("vllm.model_executor.layers.utils")
 
@@ -44,11 +47,13 @@ class WeightWorker:
     _agentgym_group: Any
 
     def agentgym_layout(self) -> dict[str, Any]:
-        """`{"vocab_size", "ranks", "seeds", "logprobs", "weights": [[published name, shape, dtype], ...]}`; shapes are
-        this rank's share, `logprobs` is vLLM's mode. `seeds` is whether requests may have them: on CPU a seeded request
-        whose prompt is read in several steps ends vLLM 0.32 ("CPU Generator does not use offset")."""
+        """Returns `{"vocab_size", "ranks", "seeds", "logprobs", "weights": [[published name, shape, dtype], ...]}`.
+
+        Shapes are this rank's share, `logprobs` is vLLM's mode. `seeds` is true if requests may have them: on CPU a
+        seeded request whose prompt is read in several steps ends vLLM 0.32 ("CPU Generator does not use offset").
+        """
         model = self.model_runner.get_model()
-        weights = [[name, list(part.shape), _dtype(part)] for name, part in _published(model)]
+        weights = [[name, list(part.shape), _dtype(part)] for name, part in _published_parameters(model)]
         ranks = int(self.vllm_config.parallel_config.world_size)
         vocab_size = int(self.vllm_config.model_config.get_vocab_size())
         on_cpu = next(model.parameters()).device.type == "cpu"
@@ -57,18 +62,23 @@ class WeightWorker:
         return {"vocab_size": vocab_size, "ranks": ranks, "seeds": seeds, "logprobs": mode, "weights": weights}
 
     def agentgym_load(self, payload: str) -> int:
-        """Copies tensors into the parameters that they belong to; `payload` is base64 of a safetensors file under
-        published names. Returns how many parameters were written."""
+        """Copies tensors into the parameters that they belong to; returns how many parameters were written.
+
+        `payload` is base64 of a safetensors file under published names.
+        """
         safetensors = importlib.import_module("safetensors.torch")
         return self._agentgym_write(safetensors.load(base64.b64decode(payload)).items())
 
     def agentgym_load_handles(self, handles: str) -> int:
-        """Like `agentgym_load`, from memory of the same GPU: JSON of [[published name, handle], ...], as
-        `hf_weights.memory_handle` makes them."""
-        return self._agentgym_write((name, _opened(handle)) for name, handle in json.loads(handles))
+        """Does the same as `agentgym_load`, from memory of the same GPU.
+
+        `handles` is JSON of [[published name, handle], ...], as `memory_handle` in `engines/weights/buckets.py` makes
+        them.
+        """
+        return self._agentgym_write((name, _open_handle(handle)) for name, handle in json.loads(handles))
 
     def agentgym_load_folder(self, folder: str) -> int:
-        """Like `agentgym_load`, from the safetensors files of a model folder that this process can read."""
+        """Does the same as `agentgym_load`, from the safetensors files of a model folder that this process can read."""
         loader = importlib.import_module("vllm.model_executor.model_loader.weight_utils")
         pathlib = importlib.import_module("pathlib")
         files = sorted(str(path) for path in pathlib.Path(folder).glob("*.safetensors"))
@@ -77,35 +87,41 @@ class WeightWorker:
         return self._agentgym_write(loader.safetensors_weights_iterator(files, use_tqdm_on_load=False))
 
     def agentgym_digests(self) -> dict[str, str]:
-        """The first 16 hex digits of the SHA-256 of each parameter's bytes, under vLLM's own names; of an embedding
-        without the rows that pad it. Several ranks put their number behind the name."""
+        """Returns the first 16 hex digits of the SHA-256 of each parameter's bytes, under vLLM's own names.
+
+        An embedding counts without the rows that pad it. Several ranks append their number to the name.
+        """
         rank = int(getattr(self, "rank", 0))
         mark = f" (rank {rank})" if rank else ""
         model = self.model_runner.get_model()
         return {name + mark: _digest(tensor) for name, _, tensor in _parameters(model)}
 
     def agentgym_join(self, invitation: str) -> int:
-        """Joins the process group that the trainer is rank 0 of: JSON of `{"address", "port", "num_ranks", "name",
-        "backend", "timeout_s"}`. Returns this worker's rank in it."""
+        """Joins the process group in which the trainer is rank 0; returns this worker's rank in it.
+
+        `invitation` is JSON of `{"address", "port", "num_ranks", "name", "backend", "timeout_s"}`.
+        """
         given = json.loads(invitation)
         rank = 1 + int(getattr(self, "rank", 0))
-        self._agentgym_group = _joined(given, rank)
+        self._agentgym_group = _join_group(given, rank)
         return rank
 
     def agentgym_receive(self, manifest: str) -> int:
-        """Like `agentgym_load`, with tensors that the trainer broadcasts; `manifest` is JSON of [[published name,
-        shape, dtype], ...] in the order in which they come."""
+        """Does the same as `agentgym_load`, with tensors that the trainer broadcasts.
+
+        `manifest` is JSON of [[published name, shape, dtype], ...] in the order in which they come.
+        """
         torch = importlib.import_module("torch")
         collective = importlib.import_module("torch.distributed")
         device = next(self.model_runner.get_model().parameters()).device
 
-        def received() -> Iterator[tuple[str, Any]]:
+        def receive_tensors() -> Iterator[tuple[str, Any]]:
             for name, shape, dtype in json.loads(manifest):
                 tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
                 collective.broadcast(tensor, src=0, group=self._agentgym_group)
                 yield name, tensor
 
-        return self._agentgym_write(received())
+        return self._agentgym_write(receive_tensors())
 
     def agentgym_leave(self) -> int:
         """Leaves that group."""
@@ -119,8 +135,8 @@ class WeightWorker:
             return len(self.model_runner.get_model().load_weights(weights) or ())
 
 
-def _joined(given: dict[str, Any], rank: int) -> Any:
-    # The public constructor makes the process's one default group, which vLLM has for itself.
+def _join_group(given: dict[str, Any], rank: int) -> Any:
+    # The public constructor makes the process's only default group, which vLLM needs for itself.
     collective = importlib.import_module("torch.distributed")
     internals = importlib.import_module("torch.distributed.distributed_c10d")
     timeout = importlib.import_module("datetime").timedelta(seconds=given["timeout_s"])
@@ -139,7 +155,7 @@ def _joined(given: dict[str, Any], rank: int) -> Any:
     return group
 
 
-def _opened(handle: dict[str, Any]) -> Any:
+def _open_handle(handle: dict[str, Any]) -> Any:
     """Returns the tensor whose GPU memory another process shares."""
     torch = importlib.import_module("torch")
     reductions = importlib.import_module("torch.multiprocessing.reductions")
@@ -164,7 +180,7 @@ def _opened(handle: dict[str, Any]) -> Any:
 
 
 def _parameters(model: Any) -> Iterator[tuple[str, Any, Any]]:
-    """(vLLM's name, module, tensor) of every parameter once; a tied head is its embedding."""
+    """Yields (vLLM's name, module, tensor) of every parameter once; a tied head is its embedding."""
     for name, parameter in model.named_parameters():
         module = model.get_submodule(name.rpartition(".")[0])
         tensor = parameter.data
@@ -176,8 +192,8 @@ def _parameters(model: Any) -> Iterator[tuple[str, Any, Any]]:
         yield name, module, tensor
 
 
-def _published(model: Any) -> Iterator[tuple[str, Any]]:
-    """Each parameter under the name (or names) that a published checkpoint has for it."""
+def _published_parameters(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yields each parameter under the name (or names) that a published checkpoint has for it."""
     packed = getattr(model, "packed_modules_mapping", None) or {}
     for name, module, tensor in _parameters(model):
         path, _, leaf = name.rpartition(".")

@@ -18,10 +18,10 @@ __all__ = ["WeightBroadcast"]
 
 
 class WeightBroadcast:
-    """Rank 0 of a group of its own, beside whatever group the trainer has. NCCL for tensors on a GPU (untested there),
-    Gloo for those on CPU.
+    """Rank 0 of a process group of its own, independent of the trainer's groups.
 
-    `join` waits until the other ranks have come, who join at the same time: `address`, `port`, `group_name`.
+    NCCL for tensors on a GPU (untested there), Gloo for those on CPU. `join` waits until the other ranks have joined,
+    who need `address`, `port`, `group_name`.
     """
 
     def __init__(self, num_ranks: int, backend: str, group_name: str, timeout_s: float) -> None:
@@ -38,11 +38,11 @@ class WeightBroadcast:
 
     @property
     def port(self) -> int:
-        """Where the others find the store."""
+        """The port of the store, for the other ranks."""
         return int(self._store.port)
 
     async def join(self) -> None:
-        """Forms the group; raises EngineError when the others do not come in time."""
+        """Forms the group; raises EngineError if the others do not join in time."""
         await self._run(self._join)
 
     async def send(self, tensors: Sequence[Tensor]) -> None:
@@ -57,7 +57,7 @@ class WeightBroadcast:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _join(self) -> None:
-        # The public constructor makes the process's one default group, which a trainer may have or need for itself.
+        # The public constructor makes the process's only default group, which a trainer may have or need for itself.
         group, _ = _new_process_group_helper(
             self.num_ranks,
             0,

@@ -36,7 +36,7 @@ _FUSED = {
     "gate_proj": "gate_up_proj",
     "up_proj": "gate_up_proj",
 }
-"""Published parameter to the one that SGLang and vLLM keep it in, in this order along the first dimension."""
+"""The published parameters that form one parameter of SGLang and vLLM, in this order along the first dimension."""
 _DTYPES = {
     "float32": torch.float32,
     "float": torch.float32,
@@ -47,7 +47,7 @@ _DTYPES = {
 
 
 def checked_weights(weights: Mapping[str, object]) -> dict[str, Tensor]:
-    """The tensors of an update; raises EngineError for an empty mapping and for what is no tensor."""
+    """Returns the tensors of an update; raises EngineError for an empty mapping and for values that are not tensors."""
     if not weights:
         raise EngineError("an engine in another process needs the weights themselves: update_weights got none")
     tensors: dict[str, Tensor] = {}
@@ -59,9 +59,9 @@ def checked_weights(weights: Mapping[str, object]) -> dict[str, Tensor]:
 
 
 def as_dtype(weights: Mapping[str, Tensor], dtype: str | None) -> dict[str, Tensor]:
-    """The tensors in the engine's own dtype (`float32`, `bfloat16`, `float16`); unchanged for None or `auto`."""
+    """Returns the tensors in the engine's dtype (`float32`, `bfloat16`, `float16`); unchanged for None or `auto`."""
     wanted = _DTYPES.get(dtype or "")
-    return {name: one if wanted is None else one.to(wanted) for name, one in weights.items()}
+    return {name: tensor if wanted is None else tensor.to(wanted) for name, tensor in weights.items()}
 
 
 def safetensors_bytes(tensors: Mapping[str, Tensor]) -> bytes:
@@ -93,8 +93,11 @@ def memory_handle(tensor: Tensor) -> dict[str, JSON]:
 
 
 def pickled_tensors(tensors: Mapping[str, Tensor]) -> bytes:
-    """Returns the pickled list of (name, tensor) that SGLang takes: bytes of tensors on CPU, handles of those on a GPU,
-    which a server on the same device opens without a copy."""
+    """Returns the pickled list of (name, tensor) that SGLang takes.
+
+    It has the bytes of tensors on CPU, and handles of those on a GPU, which a server on the same device opens without a
+    copy.
+    """
     if any(tensor.is_cuda for tensor in tensors.values()):
         return bytes(ForkingPickler.dumps(list(tensors.items())))
     # a clone has a storage of its own: pickling a view would send all that it is a view of
@@ -102,7 +105,7 @@ def pickled_tensors(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def portions(weights: Mapping[str, Tensor], max_bytes: int) -> Iterator[dict[str, Tensor]]:
-    """The weights in parts of at most `max_bytes` each, in their order; a tensor larger than that is one alone."""
+    """Splits the weights into parts of at most `max_bytes`, in their order; a larger tensor is a part of its own."""
     part: dict[str, Tensor] = {}
     num_bytes = 0
     for name, tensor in weights.items():
@@ -116,7 +119,7 @@ def portions(weights: Mapping[str, Tensor], max_bytes: int) -> Iterator[dict[str
 
 
 def adapter_payload(tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, str]]:
-    """An adapter as one message (a pickled mapping), and the SHA-256 that each of its tensors must arrive with."""
+    """Returns an adapter as one message (a pickled mapping), and the SHA-256 that each tensor must arrive with."""
     sums = {}
     for name, tensor in tensors.items():
         sums[name] = hashlib.sha256(_bytes(tensor)).hexdigest()
@@ -125,7 +128,7 @@ def adapter_payload(tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, str
 
 
 def digest(parts: Sequence[Tensor]) -> str:
-    """The first 16 hex digits of the SHA-256 over the tensors' bytes, as SGLang computes it for a parameter on CPU."""
+    """Returns the first 16 hex digits of the SHA-256 over the tensors' bytes, as SGLang computes it on CPU."""
     hasher = hashlib.sha256()
     for part in parts:
         hasher.update(_bytes(part))
@@ -133,7 +136,7 @@ def digest(parts: Sequence[Tensor]) -> str:
 
 
 def fused_digests(weights: Mapping[str, Tensor]) -> dict[str, str]:
-    """A digest for each parameter as SGLang and vLLM hold them: queries, keys and values in one, gate and up in one."""
+    """Returns a digest for each parameter as SGLang and vLLM hold it: q, k and v in one, gate and up in one."""
     groups: dict[str, dict[str, Tensor]] = {}
     for name, tensor in weights.items():
         parts = name.split(".")
@@ -150,7 +153,7 @@ def fused_digests(weights: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def overall_digest(digests: Mapping[str, str]) -> str:
-    """One digest over all names and digests."""
+    """Returns one digest over all names and digests."""
     hasher = hashlib.sha256()
     for name in sorted(digests):
         hasher.update(f"{name}={digests[name]};".encode())

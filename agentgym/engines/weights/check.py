@@ -1,4 +1,4 @@
-"""Whether the weights that an engine has are those that it was sent, by digests of both."""
+"""Checks by digests that the weights that an engine has are those that it was sent."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["WeightCheck"]
 
 
 class WeightCheck:
-    """Compares an engine's digests of its parameters with those of what it was sent, update by update.
+    """Compares an engine's digests of its parameters with those of the sent ones, update by update.
 
-    Where `is_exact`, the engine's digests are computed as ours are. Elsewhere (a GPU hashes in its own way, and one
-    rank of several has a share) what changed here must have changed there.
+    If `is_exact`, the engine's digests are computed as ours are. Otherwise (a GPU hashes in its own way, and one rank
+    of several has a share), what changed here must have changed there.
     """
 
     def __init__(self, engine: str, *, is_exact: bool) -> None:
@@ -23,7 +23,7 @@ class WeightCheck:
         self._found: Mapping[str, str] = {}
 
     def compare(self, sent: Mapping[str, str], found: Mapping[str, str], version: int) -> None:
-        """Takes note of an update; raises EngineError that names the first parameter of `sent` that did not arrive."""
+        """Notes an update; raises EngineError that names the first parameter of `sent` that did not arrive."""
         last, before = self._sent, self._found
         self._sent, self._found = sent, found
         if self.is_exact:

@@ -26,12 +26,12 @@ _JOIN_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class UpdateEnd:
-    """What the last message of an update says besides its tensors: `UpdateEnd(3, flush=True)`."""
+    """The content of an update's last message besides its tensors: `UpdateEnd(3, flush=True)`."""
 
     version: int
     """The policy version of the weights from then on."""
     flush: bool
-    """Whether the prefix cache is emptied with it."""
+    """True if the prefix cache is emptied with it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,13 +42,13 @@ class Invitation:
     """
 
     address: str
-    """Of the store at which all meet, with its `port`."""
+    """The address of the store at which all ranks meet, with its `port`."""
     port: int
     num_ranks: int
-    """The trainer's included."""
+    """The number of ranks, including the trainer's."""
     name: str
     backend: str
-    """`nccl` or `gloo`."""
+    """The backend, `nccl` or `gloo`."""
     timeout_s: float = _JOIN_S
 
 
@@ -60,10 +60,10 @@ class Receiver(Protocol):
 
     @property
     def num_ranks(self) -> int:
-        """Processes that hold the model, or a share of it."""
+        """The number of processes that hold the model, or a share of it."""
 
     def update(self) -> AbstractAsyncContextManager[None]:
-        """An update: opened when entered, and closed when left, also where it failed."""
+        """Returns an update: opened when entered, and closed when left, also if it failed."""
 
     async def take(self, tensors: Mapping[str, Tensor], end: UpdateEnd | None) -> None:
         """Copies the tensors of a bucket, by published name."""
@@ -82,17 +82,20 @@ class Receiver(Protocol):
 
 
 class WeightPath(Protocol):
-    """A way to one engine. Modules that need torch are imported when weights are there, which is when torch is."""
+    """A way to one engine.
+
+    Modules that need torch are imported when there are weights, which is when torch is imported anyway.
+    """
 
     async def load(self, weights: Mapping[str, Tensor], end: UpdateEnd) -> WeightSync:
-        """Brings the weights there; raises EngineError when the engine refuses."""
+        """Sends the weights; raises EngineError if the engine refuses."""
 
     async def close(self) -> None:
         """Leaves what was joined."""
 
 
 def weight_path(name: str, receiver: Receiver, max_bytes: int) -> WeightPath:
-    """The way called `memory`, `disk` or `broadcast`; messages hold at most `max_bytes` of tensors."""
+    """Returns the way called `memory`, `disk` or `broadcast`; messages hold at most `max_bytes` of tensors."""
     if name == "disk":
         return _Disk(receiver)
     return _Broadcast(receiver, max_bytes) if name == "broadcast" else _Memory(receiver, max_bytes)
@@ -124,7 +127,7 @@ class _Memory:
         )
 
     async def close(self) -> None:
-        """Nothing is kept."""
+        """Does nothing: nothing is kept."""
 
 
 class _Disk:
@@ -150,11 +153,11 @@ class _Disk:
         )
 
     async def close(self) -> None:
-        """Nothing is kept."""
+        """Does nothing: nothing is kept."""
 
 
 class _Broadcast:
-    """A process group of the trainer and the engine's ranks, which lives from the first update on."""
+    """A process group of the trainer and the engine's ranks, which exists from the first update on."""
 
     def __init__(self, receiver: Receiver, max_bytes: int) -> None:
         self.receiver = receiver
@@ -165,7 +168,7 @@ class _Broadcast:
         from agentgym.engines.weights.buckets import portions
 
         started = time.perf_counter()
-        group = self._group or await self._joined(weights)
+        group = self._group or await self._join_group(weights)
         joined = time.perf_counter()
         num_sent = 0
         async with self.receiver.update():
@@ -191,7 +194,7 @@ class _Broadcast:
                 await self.receiver.leave(group.group_name)
             group.close()
 
-    async def _joined(self, weights: Mapping[str, Tensor]) -> WeightBroadcast:
+    async def _join_group(self, weights: Mapping[str, Tensor]) -> WeightBroadcast:
         from agentgym.engines.weights.broadcast import WeightBroadcast
 
         backend = "nccl" if all(tensor.is_cuda for tensor in weights.values()) else "gloo"

@@ -7,7 +7,7 @@ from typing import Any
 
 from agentgym.envs.adapters.namespaces import needs, unknown
 from agentgym.envs.adapters.own_randomness import OwnRandomness
-from agentgym.envs.adapters.reasoning_gym import evaluates, judged, scored_beside
+from agentgym.envs.adapters.reasoning_gym import evaluates, judge_answer, scored_beside
 from agentgym.envs.base.card import EnvCard
 from agentgym.envs.base.text_env import Info, StepResult, TextEnv
 from agentgym.errors import ConfigError, EnvironmentFault
@@ -16,16 +16,16 @@ __all__ = ["Gem", "names"]
 
 LARGEST_SEED = 2**31
 QUESTIONS = "rg:"
-"""What begins the ids of reasoning-gym's questions in GEM."""
+"""The prefix of the ids of reasoning-gym's questions in GEM."""
 DEFAULT_TURNS = 100
-"""Turns after which an environment is cut that has no end of its own."""
+"""The turns after which an environment without an end of its own is truncated."""
 
 
 class Gem(TextEnv):
     """An environment of GEM; observations, rewards and ends are its own. Further keywords are the environment's."""
 
     max_turns = DEFAULT_TURNS
-    own_split = True  # a seed is the library's own, and gives the task that it gives there
+    own_split = True  # a seed gives the same task as in the library itself
 
     def __init__(self, render_mode: str | None = None, *, gem_id: str, **settings: Any) -> None:
         super().__init__(render_mode)
@@ -33,7 +33,7 @@ class Gem(TextEnv):
             raise unknown("gem", gem_id, names())
         self.gem_id = gem_id
         self._randomness = OwnRandomness()
-        self._env = self._made(settings)
+        self._env = self._make_env(settings)
         self.card = EnvCard(
             task=f"Play GEM's {gem_id}.",
             reward="What the environment pays, step by step; some take a little off for a reply of the wrong form.",
@@ -45,7 +45,7 @@ class Gem(TextEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Begins an episode."""
         drawn = int(self.np_random.integers(LARGEST_SEED)) if seed is None else seed
-        with self._randomness.seeded(drawn):
+        with self._randomness.start_stream(drawn):
             observation, info = self._env.reset(seed=drawn % LARGEST_SEED)
         return _with_suffix(observation, info), {}
 
@@ -53,20 +53,20 @@ class Gem(TextEnv):
         """Plays a reply."""
         with self._randomness.again():
             observation, paid, terminated, truncated, info = self._env.step(str(action))
-        if info.get("reward_error"):  # GEM's terminal environments pay 0 where their tests did not run
+        if info.get("reward_error"):  # GEM's terminal environments pay 0 if their tests did not run
             raise EnvironmentFault(f"GEM's {self.gem_id} gave no reward: {info['reward_error']}")
         reward = float(paid)
         if not (terminated or truncated):
             return _with_suffix(observation, info), reward, False, False, {}
-        # GEM says both when the last turn is spent: that is a rule of the game, which ends it
+        # GEM sets both after the last turn: that is a rule of the game, which ends it
         metrics = {"success": float(bool(terminated) and reward >= 1.0)}
         return str(observation), reward, bool(terminated), not terminated, {"metrics": metrics}
 
-    def _made(self, settings: dict[str, Any]) -> Any:
+    def _make_env(self, settings: dict[str, Any]) -> Any:
         import gem
 
         try:
-            with self._randomness.seeded(0):
+            with self._randomness.start_stream(0):
                 made = gem.make(self.gem_id, **settings)
         except Exception as error:  # the boundary: some environments download data, or need a search server
             first_line = str(error).strip().partition("\n")[0]
@@ -79,13 +79,13 @@ class Gem(TextEnv):
 
 
 def _score_beside(made: Any) -> None:
-    """Has a question of reasoning-gym whose scorer evaluates the answer scored where no answer is run."""
+    """Scores a question of reasoning-gym, if its scorer evaluates the answer, in a process that runs no answer."""
     while hasattr(made, "env"):
         made = made.env
     dataset, seed = made.name, made.seed
 
     def score(answer: str | None, entry: Mapping[str, Any]) -> float:
-        return judged(dataset, entry, answer, lambda one: scored_beside(dataset, seed, {}, entry, one))[0]
+        return judge_answer(dataset, entry, answer, lambda text: scored_beside(dataset, seed, {}, entry, text))[0]
 
     if evaluates(dataset):
         made.reward_fn = score

@@ -1,4 +1,4 @@
-"""`text/ID`: a Gymnasium environment with few actions (FrozenLake, Taxi, Blackjack) told and played as text."""
+"""`text/ID`: a Gymnasium environment with few actions (FrozenLake, Taxi, Blackjack) shown and played as text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["GymnasiumText", "names"]
 MOST_ACTIONS = 64
 MOST_NUMBERS = 128
 DEFAULT_TURNS = 100
-"""Turns of an environment that is registered without a limit."""
+"""The turn limit of an environment that is registered without one."""
 ACTIONS = {
     "Blackjack": ("stick", "hit"),
     "CliffWalking": ("up", "right", "down", "left"),
@@ -36,9 +36,9 @@ ACTIONS = {
     "FrozenLake8x8": ("left", "down", "right", "up"),
     "Taxi": ("south", "north", "east", "west", "pickup", "dropoff"),
 }
-"""Name of an environment to the words for its actions, which Gymnasium numbers alone; others are played by number."""
+"""Maps the name of an environment to words for its actions, which Gymnasium only numbers; others keep the numbers."""
 TOYS = "gymnasium.envs.toy_text"
-"""Where Gymnasium's environments are whose steps are short pure computation."""
+"""The module of Gymnasium's environments whose steps are short pure computation."""
 COLOURS = ("grey", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 PAINTED = re.compile(r"\x1b\[([\d;]*)m(.*?)\x1b\[0m", re.DOTALL)
 
@@ -50,7 +50,7 @@ class GymnasiumText(ToolEnv):
     `[S|red]` is an S in red. Rewards are the environment's own; one above 0 is a success.
     """
 
-    own_split = True  # a seed is the library's own, and gives the task that it gives there
+    own_split = True  # a seed gives the same task as in the library itself
 
     def __init__(self, render_mode: str | None = None, *, env_id: str, **settings: Any) -> None:
         if env_id not in registry:
@@ -86,12 +86,12 @@ class GymnasiumText(ToolEnv):
         """Resets the environment."""
         with self._drawing(self._seed):
             observation, _ = self._env.reset(seed=self._seed, options=options or None)
-            return self._told(observation)
+            return self._format_observation(observation)
 
     def step(self, action: str) -> StepResult:
-        """Plays the action that a reply calls or says."""
+        """Plays the action that a reply calls or names."""
         observation, reward, terminated, _, info = super().step(action)
-        info["metrics"].pop("success", None)  # a Gymnasium environment passes no verdict: its reward says it
+        info["metrics"].pop("success", None)  # a Gymnasium environment has no verdict but its reward
         return observation, reward, terminated and not self._cut, self._cut, info
 
     def on_message(self, text: str) -> str:
@@ -127,7 +127,7 @@ class GymnasiumText(ToolEnv):
         played = action if self._words is None else int(space.start) + self._words.index(action)
         with self._drawing():
             observation, reward, terminated, truncated, _ = self._env.step(played)
-            told = self._told(observation)
+            told = self._format_observation(observation)
         self.reward += float(reward)
         self._cut = bool(truncated) and not terminated
         if terminated or truncated:
@@ -135,23 +135,23 @@ class GymnasiumText(ToolEnv):
         return f"Reward: {float(reward):g}.\n{told}"
 
     def _drawing(self, seed: int | None = None) -> AbstractContextManager[None]:
-        """Where the environment may draw from the process's random numbers; Gymnasium's own have theirs."""
+        """A context to draw from the process's random numbers in; Gymnasium's own environments have their own."""
         if self._randomness is None:
             return nullcontext()
-        return self._randomness.again() if seed is None else self._randomness.seeded(seed)
+        return self._randomness.again() if seed is None else self._randomness.start_stream(seed)
 
     def _prepare_episode(self) -> None:
         super()._prepare_episode()
         self._acted_in, self._cut = -1, False
 
-    def _told(self, observation: object) -> str:
+    def _format_observation(self, observation: object) -> str:
         said = observation if isinstance(observation, str) else f"Observation: {_plain(observation)}"
         drawn = self._env.render() if self._draws else None
-        return f"{_uncoloured(drawn)}\n{said}" if isinstance(drawn, str) else said
+        return f"{_name_colours(drawn)}\n{said}" if isinstance(drawn, str) else said
 
 
 def names() -> list[str]:
-    """Gymnasium's own environments that are played so, and those that others registered."""
+    """Gymnasium's own environments that are played as text, and those that others registered."""
     places = {name: _place(spec.entry_point) for name, spec in registry.items() if "/" not in name}
     foreign = {name for name, place in places.items() if not place.startswith(("gymnasium.", "agentgym."))}
     return sorted(foreign | {name for name, place in places.items() if place.startswith(TOYS)})
@@ -168,7 +168,7 @@ def _render_modes(env_id: str) -> list[str]:
 
 
 def _words(env_id: str, space: Space[Any]) -> tuple[str, ...] | None:
-    """The words for the actions, in their order; None where an action is a text."""
+    """The words for the actions, in their order; None if an action is a text."""
     if isinstance(space, GymnasiumTextSpace):
         return None
     if not isinstance(space, Discrete) or space.n > MOST_ACTIONS:
@@ -188,7 +188,7 @@ def _check_observations(env_id: str, space: Space[Any]) -> None:
 
 
 def _size(space: Space[Any]) -> float:
-    """How many numbers an observation has."""
+    """The count of numbers in an observation."""
     if isinstance(space, Tuple | Dict):
         return sum(_size(part) for part in (space.spaces.values() if isinstance(space, Dict) else space.spaces))
     if isinstance(space, Box | MultiBinary | MultiDiscrete):
@@ -205,15 +205,15 @@ def _plain(value: object) -> object:
     return {key: _plain(part) for key, part in value.items()} if isinstance(value, dict) else value
 
 
-def _uncoloured(drawn: str) -> str:
-    """A drawing whose colours are words: those of a terminal mark where the player stands."""
+def _name_colours(drawn: str) -> str:
+    """Replaces a drawing's terminal colours, which mark the player's position, by words."""
 
-    def told(found: re.Match[str]) -> str:
+    def name_colour(found: re.Match[str]) -> str:
         codes = [int(code) for code in found[1].split(";") if code]
         colours = [COLOURS[code % 10] for code in codes if code // 10 in (3, 4) and code % 10 < len(COLOURS)]
         return f"[{found[2]}|{colours[0]}]" if colours else found[2]
 
-    return PAINTED.sub(told, drawn).strip("\n")
+    return PAINTED.sub(name_colour, drawn).strip("\n")
 
 
 def _system_prompt(env_id: str, words: tuple[str, ...] | None) -> str:

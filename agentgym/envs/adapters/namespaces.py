@@ -1,4 +1,4 @@
-"""Which ids belong to other ecosystems, and what plays them: `textarena/Wordle-v0`, `text/FrozenLake-v1`."""
+"""The ids of other ecosystems, and the adapters that play them: `textarena/Wordle-v0`, `text/FrozenLake-v1`."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ NOT_IN_IDS = re.compile(r"[^\w:.-]+")
 
 @dataclass(frozen=True, kw_only=True)
 class Namespace:
-    """What stands before the first slash of an id: `NAMESPACES["text"].names()` gives what may stand behind it."""
+    """The part of an id before the first slash: `NAMESPACES["text"].names()` gives the parts that may follow it."""
 
     module: str
     """The module that wraps the library; it has a function `names() -> list[str]`."""
     environment: str
     """The class in it."""
     keyword: str
-    """The keyword of the class that takes what stands behind the slash."""
+    """The keyword of the class that takes the part after the slash."""
     source: str
-    """Whose environments these are."""
+    """The origin of the environments."""
     example: str
-    """One of the ids."""
+    """An id, as an example."""
 
     @property
     def entry_point(self) -> str:
-        """Where the class is, as Gymnasium writes it."""
+        """The path of the class, as Gymnasium writes it."""
         return f"{HOME}.{self.module}:{self.environment}"
 
     def names(self) -> list[str]:
-        """Every name that the installed library knows; raises ConfigError where it is not installed."""
+        """Every name that the installed library knows; raises ConfigError if it is not installed."""
         known: Callable[[], list[str]] = importlib.import_module(f"{HOME}.{self.module}").names
         return known()
 
@@ -89,13 +89,13 @@ NAMESPACES = {
         example="openenv/http://127.0.0.1:8000",
     ),
 }
-"""Namespace of an id to what plays it."""
+"""Maps the namespace of an id to its adapter."""
 
 
 def namespace_of(name: str) -> str | None:
-    """The namespace of a name that is an adapter's id; None for any other name, and for a place in a `.py` file.
+    """The namespace of a name that is an adapter's id; None for any other name, and for a class in a `.py` file.
 
-    The bare URL of a server is one of OpenEnv's.
+    The bare URL of a server is an id of OpenEnv.
     """
     if name.startswith(URLS):
         return "openenv"
@@ -104,9 +104,9 @@ def namespace_of(name: str) -> str | None:
 
 
 def spec_of(env_id: str) -> EnvSpec | None:
-    """What Gymnasium makes an adapter's id from, registered from now on; None for an id that is no adapter's.
+    """The spec of an adapter's id, which this registers with Gymnasium; None for an id that is no adapter's.
 
-    An id that somebody registered is theirs.
+    An id that is registered already keeps its spec.
     """
     namespace = namespace_of(env_id)
     if namespace is None or env_id in registry:

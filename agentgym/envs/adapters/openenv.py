@@ -1,4 +1,4 @@
-"""`openenv/http://HOST:PORT`: an environment behind an OpenEnv server, one WebSocket session an episode."""
+"""`openenv/http://HOST:PORT`: an environment behind an OpenEnv server; each episode is a WebSocket session."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _warned_urls: set[str] = set()  # servers that were warned about
 DEFAULT_TURNS = 100
 KEY_VARIABLE = "OPENENV_API_KEY"
 RETRY_S = 0.2
-"""Seconds between two attempts to get a session of a server that has none free."""
+"""The seconds between two attempts to get a session of a server that has none free."""
 OF_THE_PROTOCOL = ("done", "reward", "metadata")
-"""Fields that every action or observation of OpenEnv may have beside its own."""
+"""The fields that every action or observation of OpenEnv may have in addition to its own."""
 SERVED = {"message", "tool_calls"}
-"""What the actions of `agentgym env serve` have."""
+"""The fields of the actions of `agentgym env serve`."""
 AS_REPLY: dict[str, JSON] = {"metadata": {"reply": True}}
-"""What says there that a text is a model's, and no command that a person typed."""
+"""The mark there of a text that a model wrote, which is not a command that a person typed."""
 
 
 class OpenEnv(ToolEnv):
@@ -51,7 +51,7 @@ class OpenEnv(ToolEnv):
     """
 
     max_turns = DEFAULT_TURNS
-    own_split = True  # a seed is the library's own, and gives the task that it gives there
+    own_split = True  # a seed gives the same task as in the library itself
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class OpenEnv(ToolEnv):
         self._verdict = {}
         self._num_steps = self._num_rewards = 0
         self._session, answer = run_sync(self._server.first_answer("reset", {**options, "seed": seed}))
-        return self._told(answer)
+        return self._read_answer(answer)
 
     def step(self, action: str) -> StepResult:
         """Sends the reply to the server."""
@@ -115,10 +115,10 @@ class OpenEnv(ToolEnv):
         return observation, reward, terminated and not truncated, truncated, info
 
     def on_message(self, text: str) -> str:
-        """Sends a text, where an action is one."""
+        """Sends a text, if an action is one."""
         if self._text_field is None:
             return super().on_message(text)
-        return self._sent({self._text_field: text, **(AS_REPLY if self._is_served and self._is_reply else {})})
+        return self._send_action({self._text_field: text, **(AS_REPLY if self._is_served and self._is_reply else {})})
 
     def release(self) -> None:
         """Ends the session."""
@@ -130,15 +130,15 @@ class OpenEnv(ToolEnv):
                 _log.warning("the OpenEnv server at %s gave no reward in an episode; it counts as 0", self.url)
 
     def _act(self, **action: JSON) -> str:
-        return self._sent(action)
+        return self._send_action(action)
 
-    def _sent(self, action: dict[str, JSON]) -> str:
-        return self._told(self._stepped(action))
+    def _send_action(self, action: dict[str, JSON]) -> str:
+        return self._read_answer(self._step_session(action))
 
     def _call_mcp(self, name: str, arguments: dict[str, JSON]) -> str:
-        return result_text(self._stepped(call_of(name, arguments)).get("observation") or {})
+        return result_text(self._step_session(call_of(name, arguments)).get("observation") or {})
 
-    def _stepped(self, action: dict[str, JSON]) -> dict[str, Any]:
+    def _step_session(self, action: dict[str, JSON]) -> dict[str, Any]:
         assert self._session is not None  # a step comes after a reset
         answer = run_sync(self._session.ask("step", action))
         reward = answer.get("reward")
@@ -149,7 +149,7 @@ class OpenEnv(ToolEnv):
             self.end(success=False)  # `step` puts the server's verdict in its place
         return answer
 
-    def _told(self, answer: Mapping[str, Any]) -> str:
+    def _read_answer(self, answer: Mapping[str, Any]) -> str:
         observation: Mapping[str, Any] = answer.get("observation") or {}
         metadata = observation.get("metadata")
         self._verdict = metadata if isinstance(metadata, Mapping) else {}
@@ -161,23 +161,23 @@ class OpenEnv(ToolEnv):
         return json.dumps(own, ensure_ascii=False)
 
     def _take_tools(self) -> None:
-        """Has the tools and the system prompt of an environment that agentgym serves."""
+        """Takes over the tools and the system prompt of an environment that agentgym serves."""
         metadata = run_sync(self._server.get("/metadata"))
         self.system_prompt = str(metadata.get("system_prompt", ""))
-        for one in metadata.get("tools", ()):
-            spec = ToolSpec(one["name"], one["description"], one["parameters"])
+        for tool in metadata.get("tools", ()):
+            spec = ToolSpec(tool["name"], tool["description"], tool["parameters"])
             self._add_remote_tool(spec, self._call_served)
 
     def _add_mcp_tools(self) -> None:
-        """Lists the server's tools in a session of their own. Raises ConfigError if it lists none."""
+        """Lists the server's tools in a separate session. Raises ConfigError if it lists none."""
 
-        async def listed() -> dict[str, Any]:
+        async def list_tools() -> dict[str, Any]:
             session, answer = await self._server.first_answer("step", LIST_TOOLS)
             await session.close()
             return answer
 
         try:
-            answer = run_sync(listed())
+            answer = run_sync(list_tools())
         except EnvironmentFault as error:
             raise ConfigError(f"the tools of the OpenEnv server at {self.url} cannot be listed: {error}") from error
         for spec in tool_specs(self.url, answer.get("observation") or {}):
@@ -190,11 +190,11 @@ class OpenEnv(ToolEnv):
         self.add_tool(Tool(spec=spec, fn=remote, owner=self, timeout_s=None, on_error="raise"))
 
     def _call_served(self, name: str, arguments: dict[str, JSON]) -> str:
-        return self._sent({"tool_calls": [{"name": name, "arguments": arguments}]})
+        return self._send_action({"tool_calls": [{"name": name, "arguments": arguments}]})
 
 
 class _Session:
-    """One WebSocket to a server, which has an environment of its own behind it."""
+    """A WebSocket to a server, which gives each one an environment of its own."""
 
     def __init__(self, http: aiohttp.ClientSession, socket: aiohttp.ClientWebSocketResponse, timeout_s: float) -> None:
         self._http = http
@@ -203,21 +203,23 @@ class _Session:
         self._is_late = False
         self._answers: asyncio.Queue[str] = asyncio.Queue()
         self._listening = asyncio.ensure_future(_listen(socket, self._answers))
-        # For an environment that nobody closes: the finalizer holds both, so they are closed and not just collected.
+        # For an environment that is never closed: the finalizer holds both, so they are closed and not just collected.
         self._left_open = weakref.finalize(self, _leave, asyncio.get_running_loop(), http, socket)
         self._left_open.atexit = False
 
     async def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The data of the answer to a message; raises EnvironmentFault for an error and for silence."""
+        """The data of the answer to a message; raises EnvironmentFault for an error and for no answer."""
         if self._is_late:
             raise EnvironmentFault("the OpenEnv server left a message of this session without an answer: reset")
         try:
-            with contextlib.suppress(aiohttp.ClientError, OSError):  # a server that refuses says why before it closes
+            with contextlib.suppress(aiohttp.ClientError, OSError):  # a server that refuses sends a reason and closes
                 await self._socket.send_json({"type": kind, "data": data})
             answer = json.loads(await asyncio.wait_for(self._answers.get(), self._timeout_s))
         except (aiohttp.ClientError, TimeoutError, OSError, TypeError, ValueError) as error:
             self._is_late = True
-            told = f"it closed the session ({self._socket.close_code})" if self._listening.done() else _said(error)
+            told = (
+                f"it closed the session ({self._socket.close_code})" if self._listening.done() else _format_error(error)
+            )
             raise EnvironmentFault(f"the OpenEnv server did not answer {kind!r}: {told}") from error
         content: dict[str, Any] = answer.get("data") or {}
         if answer.get("type") == "error":
@@ -229,7 +231,7 @@ class _Session:
     async def close(self) -> None:
         """Ends the session."""
         self._left_open.detach()
-        await _ended(self._http, self._socket)
+        await _end_session(self._http, self._socket)
 
 
 class _Server:
@@ -250,7 +252,7 @@ class _Server:
         return schema
 
     async def get(self, path: str) -> dict[str, Any]:
-        """The object at a path; raises ConfigError where there is none."""
+        """The object at a path; raises ConfigError if there is none."""
         url = self._url + path
         try:
             async with (
@@ -264,16 +266,16 @@ class _Server:
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             is_refused = isinstance(error, aiohttp.ClientResponseError) and error.status in (401, 403)
             hint = f"Its token belongs into the variable {self._key_variable}" if is_refused else "Is it running?"
-            raise ConfigError(f"no OpenEnv server answers at {url}: {_said(error)}. {hint}") from error
+            raise ConfigError(f"no OpenEnv server answers at {url}: {_format_error(error)}. {hint}") from error
         if not isinstance(content, dict):
             raise ConfigError(f"{url} answers with a {type(content).__name__}, not with an object: no OpenEnv server")
         return content
 
     async def first_answer(self, kind: str, data: Mapping[str, JSON]) -> tuple[_Session, dict[str, Any]]:
-        """A new session and its answer to a first message.
+        """Opens a session; returns it and its answer to a first message.
 
         A server without a free session is asked again until the time-out, as other episodes end meanwhile. Raises
-        EnvironmentFault where it gives no session, and as `ask` does.
+        EnvironmentFault if it gives no session, and as `ask` does.
         """
         until = time.monotonic() + self._timeout_s
         while True:
@@ -295,16 +297,18 @@ class _Server:
             socket = await asyncio.wait_for(http.ws_connect(f"{self._url}/ws", max_msg_size=0), self._timeout_s)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             await http.close()
-            raise EnvironmentFault(f"the OpenEnv server at {self._url} gives no session: {_said(error)}") from error
+            raise EnvironmentFault(
+                f"the OpenEnv server at {self._url} gives no session: {_format_error(error)}"
+            ) from error
         return _Session(http, socket, self._timeout_s)
 
 
 class _ServerFull(EnvironmentFault):
-    """A server that holds as many sessions as it may."""
+    """Raised if a server holds as many sessions as it may."""
 
 
 def names() -> list[str]:
-    """None: an id is the URL of a server."""
+    """Returns an empty list: an id is the URL of a server."""
     return []
 
 
@@ -320,18 +324,18 @@ def _leave(
     loop: asyncio.AbstractEventLoop, http: aiohttp.ClientSession, socket: aiohttp.ClientWebSocketResponse
 ) -> None:
     if loop.is_running():
-        asyncio.run_coroutine_threadsafe(_ended(http, socket), loop)
+        asyncio.run_coroutine_threadsafe(_end_session(http, socket), loop)
 
 
 async def _listen(socket: aiohttp.ClientWebSocketResponse, answers: asyncio.Queue[str]) -> None:
-    """Hears what the server says at any time: it asks whether anybody is there, also while the model thinks."""
+    """Receives the server's messages at any time: it also pings while the model generates."""
     async for message in socket:
         if message.type is aiohttp.WSMsgType.TEXT:
             answers.put_nowait(message.data)
-    answers.put_nowait("")  # which is no answer
+    answers.put_nowait("")  # no answer
 
 
-async def _ended(http: aiohttp.ClientSession, socket: aiohttp.ClientWebSocketResponse) -> None:
+async def _end_session(http: aiohttp.ClientSession, socket: aiohttp.ClientWebSocketResponse) -> None:
     with contextlib.suppress(aiohttp.ClientError, OSError):
         if not socket.closed:
             await socket.send_json({"type": "close"})
@@ -345,5 +349,5 @@ def _action_spec(schema: Mapping[str, Any], own: Mapping[str, JSON]) -> ToolSpec
     return ToolSpec("act", str(schema.get("description") or "Does one action."), parameters)
 
 
-def _said(error: BaseException) -> str:
+def _format_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 GUARD = web.AppKey("guard", HttpGuard)
 MAX_MESSAGE = 16 << 20
 SHUTDOWN_S = 5.0
-"""Seconds that calls of environments have to end, once serving has."""
+"""The seconds that calls of environments have to end after serving has ended."""
 METADATA: dict[str, JSON] = {"type": "object", "additionalProperties": True, "default": {}}
 CALL: dict[str, JSON] = {
     "type": "object",
@@ -60,7 +60,7 @@ STATE: dict[str, JSON] = {
 
 
 class Refused(AgentGymError, ValueError):
-    """A message that the protocol has no place for; `code` is OpenEnv's name for what is wrong."""
+    """Raised for a message that the protocol does not allow; `code` is OpenEnv's name for the error."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -97,15 +97,15 @@ class Session:
         options = {name: value for name, value in data.items() if name not in ("seed", "episode_id")}
         text, info = await self._env.areset(seed=seed, options=options or None)
         self._episode_id = None if episode_id is None else str(episode_id)
-        return _observed(text, info, reward=None, done=False)
+        return _format_observation(text, info, reward=None, done=False)
 
     async def step(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Plays a reply."""
         text, reward, terminated, truncated, info = await self._env.astep(_action(data))
-        return _observed(text, info, reward=reward, done=terminated or truncated, truncated=truncated)
+        return _format_observation(text, info, reward=reward, done=terminated or truncated, truncated=truncated)
 
     def state(self) -> dict[str, Any]:
-        """Which episode it is, and how far."""
+        """The id of the episode, and its number of steps."""
         return {"episode_id": self._episode_id, "step_count": self._env.turns}
 
     async def close(self) -> None:
@@ -114,7 +114,7 @@ class Session:
 
 
 class _Doors:
-    """What answers at each path: a session for every WebSocket, and one for all requests that know no sessions."""
+    """The handlers of the paths: a session for every WebSocket, and one for all requests that know no sessions."""
 
     def __init__(self, make: Callable[[], TextEnv], max_sessions: int) -> None:
         self._make = make
@@ -138,12 +138,12 @@ class _Doors:
         return answers
 
     async def leave(self, _: web.Application) -> None:
-        """Tells every client that its session is over."""
-        leaving = [one.close(code=WSCloseCode.GOING_AWAY) for one in self._sockets]
+        """Closes the session of every client."""
+        leaving = [socket.close(code=WSCloseCode.GOING_AWAY) for socket in self._sockets]
         await asyncio.gather(*leaving, return_exceptions=True)
 
-    async def posted(self, request: web.Request) -> web.Response:
-        """A reset or a step of the one environment for all."""
+    async def answer_post(self, request: web.Request) -> web.Response:
+        """Runs a reset or a step of the environment that all clients share."""
         kind = request.path.strip("/")
         data = parse_json_object(await request.read())
         asked = data.get("action", {}) if kind == "step" else data
@@ -155,11 +155,11 @@ class _Doors:
             return web.json_response({"detail": _fault(error)}, status=500)
 
     async def state(self, _: web.Request) -> web.Response:
-        """How far the one environment for all is."""
+        """The state of the environment that all clients share."""
         return web.json_response(self._of_all().state())
 
     async def close(self, _: web.Application) -> None:
-        """Closes the one environment for all."""
+        """Closes the environment that all clients share."""
         if self._shared is not None:
             await self._shared.close()
 
@@ -172,14 +172,13 @@ class _Doors:
 def openenv_app(
     name: str, make: Callable[[], TextEnv], max_sessions: int = 64, *, guard: HttpGuard | None = None
 ) -> web.Application:
-    """A web application with `/ws`, `/health`, `/schema` and `/metadata`; each WebSocket has what `make` makes.
+    """A web application with `/ws`, `/health`, `/schema` and `/metadata`; each WebSocket gets what `make` makes.
 
-    The guard decides which requests and WebSockets it takes; without one, it takes those with this
-    machine's names. Over `/reset`, `/step` and `/state`, which know no
-    sessions, all clients share one environment.
+    The guard decides which requests and WebSockets it takes; without one, it takes those with this machine's names.
+    Over `/reset`, `/step` and `/state`, which know no sessions, all clients share one environment.
     """
     guard = guard or HttpGuard("")
-    app = web.Application(client_max_size=MAX_MESSAGE, middlewares=[guard.middleware(_rejected)])
+    app = web.Application(client_max_size=MAX_MESSAGE, middlewares=[guard.middleware(_reject_request)])
     app[GUARD] = guard
     doors = _Doors(make, max_sessions)
     app.on_shutdown.append(doors.leave)
@@ -187,8 +186,8 @@ def openenv_app(
     app.add_routes(
         [
             web.get("/ws", doors.socket),
-            web.post("/reset", doors.posted),
-            web.post("/step", doors.posted),
+            web.post("/reset", doors.answer_post),
+            web.post("/step", doors.answer_post),
             web.get("/state", doors.state),
             web.get("/health", _always({"status": "healthy"})),
             web.get("/schema", _always({"action": ACTION, "observation": OBSERVATION, "state": STATE})),
@@ -199,7 +198,7 @@ def openenv_app(
 
 
 async def serve_openenv(app: web.Application, host: str, port: int, ready: Callable[[str], None]) -> None:
-    """Serves until it is cancelled; `ready` is told the URL. A port of 0 takes a free one."""
+    """Serves until it is cancelled; `ready` gets the URL. A port of 0 takes a free one."""
     runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     try:
@@ -209,7 +208,7 @@ async def serve_openenv(app: web.Application, host: str, port: int, ready: Calla
         await runner.cleanup()
 
 
-def _rejected(refusal: RequestRejected) -> web.Response:
+def _reject_request(refusal: RequestRejected) -> web.Response:
     return web.json_response({"detail": str(refusal)}, status=refusal.status)
 
 
@@ -218,20 +217,20 @@ async def _converse(make: Callable[[], TextEnv], answers: web.WebSocketResponse)
     try:
         session = Session(make())
     except Exception as error:  # noqa: BLE001  # the boundary: an environment is user code
-        await _send(answers, _failed("FACTORY_ERROR", error))
+        await _send(answers, _failure_message("FACTORY_ERROR", error))
         return
     try:
         async for message in answers:
             if message.type is WSMsgType.TEXT:
-                answer = await _answered(session, message.data)
+                answer = await _answer_text(session, message.data)
                 if answer is None or not await _send(answers, answer):
                     return
     finally:
         await session.close()
 
 
-async def _answered(session: Session, text: str) -> str | None:
-    """The answer to a message; None where the client closes."""
+async def _answer_text(session: Session, text: str) -> str | None:
+    """The answer to a message; None if the client closes."""
     try:
         said = parse_json_object(text.encode())
         if said.get("type") == "close":
@@ -242,11 +241,11 @@ async def _answered(session: Session, text: str) -> str | None:
     except Refused as refusal:
         return _dumps(_error(refusal.code, str(refusal)))
     except Exception as error:  # noqa: BLE001  # the boundary: an environment is user code
-        return _failed("EXECUTION_ERROR", error)
+        return _failure_message("EXECUTION_ERROR", error)
 
 
 async def _send(answers: web.WebSocketResponse, text: str) -> bool:
-    """Sends an answer; whether the client is still there."""
+    """Sends an answer; returns False if the client has left."""
     try:
         await answers.send_str(text)
     except ConnectionError:
@@ -269,21 +268,26 @@ def _action(data: Mapping[str, Any]) -> Action:
     return Action.from_message(Message("assistant", text, tool_calls=tuple(made))) if is_reply else Action(text)
 
 
-def _observed(text: str, info: Info, *, reward: float | None, done: bool, truncated: bool = False) -> dict[str, Any]:
-    results = [one for one in info.get("tool_results", ()) if isinstance(one, ToolResult)]
+def _format_observation(
+    text: str, info: Info, *, reward: float | None, done: bool, truncated: bool = False
+) -> dict[str, Any]:
+    results = [result for result in info.get("tool_results", ()) if isinstance(result, ToolResult)]
     metadata: dict[str, Any] = {**info.get("metrics", {}), "truncated": truncated}
     if results:
-        metadata["tool_results"] = [{"name": one.name, "content": one.content, "error": one.error} for one in results]
+        metadata["tool_results"] = [
+            {"name": result.name, "content": result.content, "error": result.error} for result in results
+        ]
     return {"observation": {"text": text, "metadata": metadata}, "reward": reward, "done": done}
 
 
 def _about(name: str, make: Callable[[], TextEnv]) -> dict[str, JSON]:
-    """What `/metadata` says: OpenEnv's fields, and the system prompt and the tools beside them."""
+    """The content of `/metadata`: OpenEnv's fields, and in addition the system prompt and the tools."""
     env = make()
     env.reset(seed=0)
     task = env.card.task if env.card is not None else type(env).__name__
     tools: list[JSON] = [
-        {"name": one.name, "description": one.description, "parameters": dict(one.parameters)} for one in env.tool_specs
+        {"name": spec.name, "description": spec.description, "parameters": dict(spec.parameters)}
+        for spec in env.tool_specs
     ]
     about: dict[str, JSON] = {"name": name, "description": task, "system_prompt": env.system_prompt, "tools": tools}
     env.close()
@@ -298,16 +302,16 @@ def _always(content: Mapping[str, JSON]) -> Callable[[web.Request], Awaitable[we
 
 
 _dumps = functools.partial(json.dumps, allow_nan=False)
-"""A number that is none (a reward of NaN) is no JSON: it is the environment's fault, and not sent."""
+"""Writes JSON; raises ValueError for NaN or infinity (a reward of NaN), which is the environment's fault."""
 
 
-def _failed(code: str, error: Exception) -> str:
+def _failure_message(code: str, error: Exception) -> str:
     """The message for a client whose environment raised."""
     return _dumps(_error(code, _fault(error)))
 
 
 def _fault(error: Exception) -> str:
-    """What an environment raised, for the client; logs its traceback."""
+    """The text of an environment's error for the client; logs its traceback."""
     logger.warning("the environment raised in a session", exc_info=error)
     return f"{type(error).__name__}: {error}"
 

@@ -19,42 +19,42 @@ logger = logging.getLogger(__name__)
 
 States: TypeAlias = "tuple[Any, Any]"
 MOST_S = 45.0
-"""Seconds that others wait for a call; below `limits.env_step_s`, which their waiting counts for."""
+"""The seconds that others wait for a call; below `limits.env_step_s`, which includes their waiting."""
 
 
 class OwnRandomness:
     """Gives code that draws from `random` and `numpy.random` a stream of its own, and leaves the process's as it was.
 
     Foreign code runs under it one call at a time in a process: two that draw from one stream at once would give
-    neither of them the episode of its seed. One that hangs is waited for `MOST_S`, and then no more, with a warning.
+    neither of them the episode of its seed. Others wait `MOST_S` for one that hangs, then go on with a warning.
     """
 
     def __init__(self) -> None:
         self._states: States | None = None
 
     @contextmanager
-    def seeded(self, seed: int) -> Iterator[None]:
-        """Begins the stream of `seed`; what runs within draws from it."""
-        with self._lent():
+    def start_stream(self, seed: int) -> Iterator[None]:
+        """Begins the stream of `seed`; code that runs within draws from it."""
+        with self._lend_stream():
             random.seed(seed)
             np.random.seed(seed % 2**32)
             yield
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Goes on with the stream where the last call left it."""
-        with self._lent():
+        """Continues the stream from where the last call left it."""
+        with self._lend_stream():
             if self._states is not None:
                 _set(self._states)
             yield
 
     @contextmanager
-    def _lent(self) -> Iterator[None]:
-        loan = _taken()
+    def _lend_stream(self) -> Iterator[None]:
+        loan = _take_loan()
         try:
             yield
         finally:
-            states = _returned(loan)
+            states = _return_loan(loan)
             if states is not None:
                 self._states = states
 
@@ -65,15 +65,15 @@ class _Loan:
     since: float
     before: States
     outer: _Loan | None
-    """That of the same thread, within which this one is."""
+    """The loan of the same thread that encloses this one."""
 
 
 _changed = threading.Condition()
 _current: _Loan | None = None
 
 
-def _taken() -> _Loan:
-    """A loan, as soon as no other thread has one."""
+def _take_loan() -> _Loan:
+    """Takes a loan as soon as no other thread has one."""
     global _current
     me = threading.get_ident()
     with _changed:
@@ -87,8 +87,8 @@ def _taken() -> _Loan:
         return _current
 
 
-def _returned(loan: _Loan) -> States | None:
-    """Ends a loan: how far its stream has come; None where it was called in."""
+def _return_loan(loan: _Loan) -> States | None:
+    """Ends a loan and returns the state of its stream; None if the loan was called in."""
     global _current
     with _changed:
         if _current is not loan:
@@ -101,7 +101,7 @@ def _returned(loan: _Loan) -> States | None:
 
 
 def _call_in(loan: _Loan) -> None:
-    """Ends the loan of a call that does not come back."""
+    """Ends the loan of a call that does not return."""
     global _current
     logger.warning(
         "a call of an environment has taken over %g s, and others wait for it no longer: what it draws from now on is "

@@ -23,17 +23,17 @@ from agentgym.tools.calling.blame import is_outside
 from agentgym.tools.line_process import LineProcess
 from agentgym.types import Message
 
-__all__ = ["ReasoningGym", "evaluates", "judged", "names", "scored_beside"]
+__all__ = ["ReasoningGym", "evaluates", "judge_answer", "names", "scored_beside"]
 
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 LARGEST_SEED = 2**31
 EVALUATES = re.compile(r"\b(eval|exec)\(|parse_expr|sympify")
 LIMIT_S = 10.0
-"""Seconds that a scorer which evaluates answers may compute for one."""
+"""The seconds that a scorer which evaluates answers may compute for an answer."""
 Scored: TypeAlias = "tuple[float | None, str]"
-"""The score of an answer, None where the scorer raised or did not end; and what it said then."""
+"""The score of an answer, or None if the scorer raised or did not end; and the text of its error."""
 PARTIAL = 0.1
-"""What the scorers of reasoning-gym pay for an answer that is wrong and has the right form, at the most as a rule."""
+"""The usual maximum that scorers of reasoning-gym pay for a wrong answer of the right form."""
 
 
 class ReasoningGym(TextEnv):
@@ -45,7 +45,7 @@ class ReasoningGym(TextEnv):
 
     max_turns = 1
     system_prompt = "Answer the question. Put the answer alone between <answer> and </answer>."
-    own_split = True  # a seed is the library's own, and gives the task that it gives there
+    own_split = True  # a seed gives the same task as in the library itself
 
     def __init__(self, render_mode: str | None = None, *, dataset: str, **config: Any) -> None:
         super().__init__(render_mode)
@@ -70,8 +70,8 @@ class ReasoningGym(TextEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Asks the question of the seed: the first one of the dataset with that seed."""
         drawn = int(self.np_random.integers(LARGEST_SEED)) if seed is None else seed
-        with self._randomness.seeded(drawn):
-            self._made = _created(self.dataset, drawn, self._config)
+        with self._randomness.start_stream(drawn):
+            self._made = _create_dataset(self.dataset, drawn, self._config)
             self.entry = self._made[0]
         self._drawn = drawn
         return str(self.entry["question"]), {}
@@ -80,12 +80,12 @@ class ReasoningGym(TextEnv):
         """Scores the reply."""
         found = ANSWER.findall(action)
         answer = (found[-1] if found else str(action)).strip()
-        score, has_raised = judged(self.dataset, self.entry, answer, self._scored)
+        score, has_raised = judge_answer(self.dataset, self.entry, answer, self._score_answer)
         metrics = {"answer_tag": float(bool(found)), "scorer_raised": float(has_raised)}
         info: Info = {"metrics": {**metrics, "success": float(score >= 1.0)}}
         return f"Score: {score:g}.", score, True, False, info
 
-    def _scored(self, answer: str | None) -> Scored:
+    def _score_answer(self, answer: str | None) -> Scored:
         if evaluates(self.dataset):
             return scored_beside(self.dataset, self._drawn, self._config, self.entry, answer)
         with self._randomness.again(), warnings.catch_warnings():
@@ -93,7 +93,7 @@ class ReasoningGym(TextEnv):
             return scored_by(lambda: self._made.score_answer(answer, self.entry))
 
     def make_oracle(self) -> Policy:
-        """Says the recorded answer."""
+        """A policy that gives the recorded answer."""
         return _Oracle()
 
 
@@ -119,7 +119,7 @@ def names() -> list[str]:
 
 @functools.cache
 def evaluates(dataset: str) -> bool:
-    """Whether the dataset's scorer may run or compute what a model wrote: then a process of its own scores."""
+    """True if the dataset's scorer may run or compute what a model wrote: then a process of its own scores."""
     from reasoning_gym.factory import DATASETS
 
     module = inspect.getmodule(DATASETS[dataset][0])
@@ -127,7 +127,7 @@ def evaluates(dataset: str) -> bool:
 
 
 def scored_by(scorer: Callable[[], Any]) -> Scored:
-    """What a scorer says; it raises what the machine or a service raised, which is no score of the answer."""
+    """The result of a scorer; passes on an error of the machine or a service, which is no score of the answer."""
     try:
         return float(scorer()), ""
     except Exception as error:  # the boundary: some raise on an answer that they cannot read
@@ -139,8 +139,10 @@ def scored_by(scorer: Callable[[], Any]) -> Scored:
 def scored_beside(
     dataset: str, seed: int, config: Mapping[str, Any], entry: Mapping[str, Any], answer: str | None
 ) -> Scored:
-    """What the dataset's scorer says in a process where nothing that a model wrote is run; raises EnvironmentFault for
-    what the machine or a service raised."""
+    """The result of the dataset's scorer in a process where nothing that a model wrote is run.
+
+    Raises EnvironmentFault for an error of the machine or a service.
+    """
     question = (dataset, seed, dict(config), dict(entry), answer, LIMIT_S)
     told = _scorer.ask(base64.b64encode(pickle.dumps(question)).decode(), LIMIT_S)
     if told is None:
@@ -151,11 +153,13 @@ def scored_beside(
     return score, error
 
 
-def judged(
+def judge_answer(
     dataset: str, entry: Mapping[str, Any], answer: str | None, scored: Callable[[str | None], Scored]
 ) -> tuple[float, bool]:
-    """The score of an answer, and whether the scorer failed on it, which is a 0; raises EnvironmentFault where it also
-    fails on the recorded answer."""
+    """The score of an answer, and whether the scorer failed on it, which scores 0.
+
+    Raises EnvironmentFault if the scorer also fails on the recorded answer.
+    """
     score, error = scored(answer)
     if score is None:
         own, fault = scored(entry["answer"])
@@ -164,7 +168,7 @@ def judged(
     return score or 0.0, bool(error)
 
 
-def _created(dataset: str, seed: int, config: dict[str, Any]) -> Any:
+def _create_dataset(dataset: str, seed: int, config: dict[str, Any]) -> Any:
     import reasoning_gym
 
     try:

@@ -1,8 +1,8 @@
 """The process that scores answers for `reasoning_gym/`: it reads lines of pickles in base64, and answers each with
 JSON, `[score, error, is_fault]`.
 
-It is run as a file. Scorers of reasoning-gym give what a model wrote to `eval` and to SymPy: here `eval` takes numbers,
-lists and formulas alone, and what computes for ever is ended by its own limits, which count what it computes.
+It is run as a file. Scorers of reasoning-gym pass a model's text to `eval` and to SymPy: here `eval` takes numbers,
+lists and formulas alone, and a computation without end is ended by its own limits, which count its computing time.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 MOST_BYTES = 2 << 30
-"""Memory for an answer, beyond what the libraries have reserved."""
+"""The memory for an answer, beyond what the libraries have reserved."""
 READ = (
     *(ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Load),
     *(ast.BinOp, ast.operator, ast.UnaryOp, ast.unaryop, ast.Compare, ast.cmpop),
     *(ast.Name, ast.Call, ast.keyword),
 )
-"""What an expression may be made of."""
+"""The syntax that an expression may be made of."""
 
 
 def checked_eval(text: object, scope: Mapping[str, Any] | None = None, own: Mapping[str, Any] | None = None) -> object:
@@ -45,11 +45,11 @@ def checked_eval(text: object, scope: Mapping[str, Any] | None = None, own: Mapp
         is_named = not isinstance(node, ast.Call) or isinstance(node.func, ast.Name)
         if not isinstance(node, READ) or not is_named or not (is_formula or name in functions):
             raise ValueError(f"no value and no formula: {ast.unparse(node):.80}")
-    return eval(compile(tree, "<answer>", "eval"), {**names, "__builtins__": {}})  # of what was checked
+    return eval(compile(tree, "<answer>", "eval"), {**names, "__builtins__": {}})  # checked above
 
 
-def scored(dataset: str, seed: int, config: dict[str, Any], entry: dict[str, Any], answer: str | None) -> float:
-    """What the dataset's scorer says."""
+def score_answer(dataset: str, seed: int, config: dict[str, Any], entry: dict[str, Any], answer: str | None) -> float:
+    """The score that the dataset's scorer gives."""
     import numpy as np
     import reasoning_gym
 
@@ -77,7 +77,7 @@ def main(questions: TextIO, answers: TextIO) -> None:
         signal.setitimer(signal.ITIMER_PROF, limit_s)
         told: tuple[float | None, str, bool]
         try:
-            told = scored(dataset, seed, config, entry, answer), "", False
+            told = score_answer(dataset, seed, config, entry, answer), "", False
         except Exception as error:  # noqa: BLE001  # the boundary: a scorer is foreign code
             is_fault = isinstance(error, OSError) and error.errno != errno.ENOMEM  # memory is limited for the answer
             told = None, f"{type(error).__name__}: {error}", is_fault

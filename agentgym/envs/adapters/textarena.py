@@ -22,7 +22,7 @@ __all__ = ["TextArena", "names"]
 LARGEST_SEED = 2**31
 MOST_PLAYERS = 15
 DEFAULT_TURNS = 200
-"""Turns of the agent after which a game is cut that has no end of its own."""
+"""The turns of the agent after which a game without an end of its own is truncated."""
 LISTED = "listed"
 LIST = re.compile(r"(?:available|legal|valid) (?:moves|actions|options|targets)[^\n:]*:([^\n]*)", re.IGNORECASE)
 MOVE = re.compile(r"\[[^\[\]\n]+\]")
@@ -32,7 +32,7 @@ OPPONENT = Wanted(
     hint=f"Or give {LISTED!r}, which plays a random one of the moves that the game lists.",
 )
 Opponent = Callable[[str], str]
-"""What plays the other seats: the messages since its last turn to its reply."""
+"""A function that plays the other seats: it maps the messages since its last turn to its reply."""
 
 
 class TextArena(TextEnv):
@@ -44,7 +44,7 @@ class TextArena(TextEnv):
     """
 
     max_turns = DEFAULT_TURNS
-    own_split = True  # a seed is the library's own, and gives the task that it gives there
+    own_split = True  # a seed gives the same task as in the library itself
 
     def __init__(
         self, render_mode: str | None = None, *, game: str, opponent: str | None = None, seat: int = 0, **settings: Any
@@ -78,80 +78,80 @@ class TextArena(TextEnv):
         )
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        """Begins a game; other players move first where the game says so."""
+        """Begins a game; other players move first if the game has them begin."""
         drawn = int(self.np_random.integers(LARGEST_SEED)) if seed is None else seed
         self._opponent = None if self._opponent_name is None else _opponent(self._opponent_name, drawn)
         self._deal(drawn, self._num_players)
         with self._randomness.again():
             if self._others_play():
                 raise EnvironmentFault(f"{self.game} was over before the agent moved")
-            return self._heard(), {}
+            return self._new_messages(), {}
 
     def step(self, action: str) -> StepResult:
         """Plays a reply, and then the others until it is the agent's turn again."""
         with self._randomness.again():
-            if not (self._played(str(action)) or self._others_play()):
-                return self._heard(), 0.0, False, False, {}
+            if not (self._play_reply(str(action)) or self._others_play()):
+                return self._new_messages(), 0.0, False, False, {}
             rewards, told = self._env.close()
         if self.seat not in (rewards or {}):
             raise EnvironmentFault(f"{self.game} ended without a reward for seat {self.seat}: it gave {rewards}")
         reward = float(rewards[self.seat])
         mine = told.get(self.seat, {})
-        texts = [self._heard(), str(mine.get("reason") or "")]
+        texts = [self._new_messages(), str(mine.get("reason") or "")]
         metrics = {"success": float(reward >= 1.0), "invalid_move": float(bool(mine.get("invalid_move")))}
         observation = "\n".join(text for text in texts if text) or "The game is over."
         return observation, reward, True, False, {"metrics": metrics}
 
     def make_random(self) -> Policy:
-        """Takes any of the moves that the game lists; says random words where it lists none."""
+        """A policy that takes any of the moves that the game lists, or replies with random words if it lists none."""
         return _AnyListed()
 
     def _players_needed(self) -> int:
-        """Opens the game with the fewest players that it takes; gives their number."""
+        """Opens the game with the fewest players that it takes; returns their number."""
         refused = ""
         for num_players in range(1, MOST_PLAYERS + 1):
             try:
                 self._deal(0, num_players)
                 return num_players
-            except AssertionError as error:  # how TextArena refuses a number of players
+            except AssertionError as error:  # TextArena's refusal of a number of players
                 refused = str(error)
             except Exception as error:  # the boundary: some games need data, keys or another Python
                 raise _unplayable(self.game, error) from error
         raise ConfigError(f"TextArena's {self.game} takes no number of players up to {MOST_PLAYERS}: {refused}")
 
     def _deal(self, seed: int, num_players: int) -> None:
-        """Makes the game anew and resets it."""
+        """Makes a new game and resets it."""
         import textarena
 
-        with self._randomness.seeded(seed):
+        with self._randomness.start_stream(seed):
             self._env = textarena.make(self.game, **self._settings)
             self._env.reset(num_players=num_players, seed=seed)
 
     def _others_play(self) -> bool:
-        """Plays the other seats until it is the agent's turn; whether the game is over."""
+        """Plays the other seats until it is the agent's turn; returns True if the game is over."""
         while True:
             player, messages = self._core.get_observation()
             if player == self.seat:
                 self._waiting = messages
                 return False
             assert self._opponent is not None  # a game of several players has one
-            if self._played(self._opponent(self._as_text(messages, player))):
+            if self._play_reply(self._opponent(self._as_text(messages, player))):
                 return True
 
-    def _played(self, reply: str) -> bool:
-        """Plays the reply of whose turn it is; whether the game is over."""
+    def _play_reply(self, reply: str) -> bool:
+        """Plays the reply of the player to move; returns True if the game is over."""
         done = bool(self._env.step(reply)[0])
         if done:
             self._waiting = self._core.state.observations[self.seat]
         return done
 
-    def _heard(self) -> str:
-        """What the agent's seat was told since its last reply."""
+    def _new_messages(self) -> str:
+        """The messages to the agent's seat since its last reply."""
         return self._as_text(self._waiting, self.seat)
 
     @property
     def _core(self) -> Any:
-        """The game below the wrappers, which would tell the whole history again in every observation."""
+        """The game below the wrappers, which would repeat the whole history in every observation."""
         import textarena
 
         env = self._env
@@ -223,7 +223,7 @@ class _Listed:
 
 
 class _AnyListed(RandomPolicy):
-    """Knows the form of a move, and no game."""
+    """Takes any listed move, without knowledge of the game."""
 
     def act(self, observation: str) -> Message:
         """One move."""

@@ -1,4 +1,4 @@
-"""`verifiers/NAME`: an environment of the verifiers library, a row of its dataset an episode, scored by its rubric."""
+"""`verifiers/NAME`: an environment of the verifiers library; an episode is a row of its dataset, with its rubric."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LARGEST_SEED = 2**31
 NOT_RUN = "not run: the episode is over"
 ROWS = ("train", "eval")
 DEFAULT_TURNS = 100
-"""Turns after which an environment is cut that has no limit of its own."""
+"""The turns after which an environment without a limit of its own is truncated."""
 MODULE = Wanted(noun="environment", example="load_environment", hint="Its module has a function load_environment.")
 
 
@@ -40,7 +40,7 @@ class Verifiers(TextEnv):
     episodes wait for judges and tools of theirs at the same time. Further keywords are those of `load_environment`.
     """
 
-    own_split = True  # a seed is the library's own, and gives the task that it gives there
+    own_split = True  # a seed gives the same task as in the library itself
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Verifiers(TextEnv):
             raise ConfigError(f"rows is one of {', '.join(ROWS)}, got {rows!r}")
         self.name = name
         self._timeout_s = reply_timeout_s
-        self._environment = _loaded(name, settings)
+        self._environment = _load_environment(name, settings)
         self._dataset = _dataset(name, self._environment, rows)
         self._randomness = None if side_by_side else OwnRandomness()
         self.max_turns = None if getattr(self._environment, "max_turns", -1) > 0 else DEFAULT_TURNS
@@ -82,27 +82,27 @@ class Verifiers(TextEnv):
         self._cancel()
         drawn = int(self.np_random.integers(LARGEST_SEED)) if seed is None else seed
         row = dict(self._dataset[_row_number(options, drawn, len(self._dataset))])
-        with contextlib.nullcontext() if self._randomness is None else self._randomness.seeded(drawn):
+        with contextlib.nullcontext() if self._randomness is None else self._randomness.start_stream(drawn):
             self._rollout = Rollout(self._environment, row, self._timeout_s)
-            event = self._rollout.heard()
+            event = self._rollout.next_event()
         if isinstance(event, Ended):
             raise EnvironmentFault(f"{self.name} was over before the model was asked")
         self._specs = _specs(event.tools)
         self._told = event.messages
-        messages = tuple(_message(one) for one in event.messages)
-        return "\n".join(one.content for one in messages), {"messages": messages}
+        messages = tuple(_message(message) for message in event.messages)
+        return "\n".join(message.content for message in messages), {"messages": messages}
 
     def step(self, action: str) -> StepResult:
-        """Gives a reply to the rollout, and plays it on to the next one."""
+        """Passes a reply to the rollout, and plays on to the next request for one."""
         assert self._rollout is not None  # a step comes after a reset
         message = action.message if isinstance(action, Action) else None
         calls = _calls(action, self._specs)
-        wired = [_wired(call) for call in calls]
+        wired = [_encode_call(call) for call in calls]
         text = message.content if message is not None else "" if calls else str(action)
         with contextlib.nullcontext() if self._randomness is None else self._randomness.again():
             self._rollout.reply(text, message.reasoning if message is not None else None, wired)
-            event = self._rollout.heard()
-        return self._answered(calls, event)
+            event = self._rollout.next_event()
+        return self._step_result(calls, event)
 
     def close(self) -> None:
         """Ends a rollout that has not ended."""
@@ -114,19 +114,21 @@ class Verifiers(TextEnv):
         if rollout is not None:
             rollout.cancel()
 
-    def _answered(self, calls: Sequence[AnyCall], event: Asked | Ended) -> StepResult:
+    def _step_result(self, calls: Sequence[AnyCall], event: Asked | Ended) -> StepResult:
         known = len(self._told)
         goes_on = event.messages[:known] == self._told
         new = event.messages[known + 1 :] if goes_on else event.messages
         self._told = event.messages
         results = _results(calls, new, {spec.name for spec in self._specs}, event.tool_errors)
-        said = [_message(one) for one in new if one.role != "tool"] if goes_on else []
-        answers = [Message("tool", one.content, tool_call_id=one.call_id, name=one.name or None) for one in results]
+        said = [_message(message) for message in new if message.role != "tool"] if goes_on else []
+        answers = [
+            Message("tool", result.content, tool_call_id=result.call_id, name=result.name or None) for result in results
+        ]
         info: Info = {"messages": (*answers, *said), "tool_results": results}
-        observation = "\n".join(one.content for one in info["messages"])
+        observation = "\n".join(message.content for message in info["messages"])
         if isinstance(event, Asked):
             if not goes_on:
-                info["history"] = tuple(_message(one) for one in new)
+                info["history"] = tuple(_message(message) for message in new)
                 observation = info["history"][-1].content
             return observation, 0.0, False, False, info
         threshold = float(getattr(self._environment, "pass_threshold", 1.0))
@@ -138,7 +140,7 @@ class Verifiers(TextEnv):
 
 
 def names() -> list[str]:
-    """The environments that are installed: packages that need verifiers and are named after their module."""
+    """The environments that are installed: packages that require verifiers and are named after their module."""
     _library()
     found = set()
     for distribution in importlib.metadata.distributions():
@@ -152,21 +154,21 @@ _LOADED: dict[tuple[str, str], Any] = {}
 _LOADING = threading.Lock()
 
 
-def _loaded(name: str, settings: dict[str, Any]) -> Any:
+def _load_environment(name: str, settings: dict[str, Any]) -> Any:
     """The environment, loaded once for all episodes in a process: its state is that of its rollouts."""
     vf = _library()
     key = (name, json.dumps(settings, sort_keys=True, default=repr))
     with _LOADING:
         if key not in _LOADED:
-            _LOADED[key] = _made(vf, name, settings)
+            _LOADED[key] = _make_environment(vf, name, settings)
         return _LOADED[key]
 
 
-def _made(vf: Any, name: str, settings: dict[str, Any]) -> Any:
+def _make_environment(vf: Any, name: str, settings: dict[str, Any]) -> Any:
     if not name.endswith(".py") and not _is_module(name):
         raise unknown("verifiers", name, names())
     try:
-        with OwnRandomness().seeded(0):
+        with OwnRandomness().start_stream(0):
             if name.endswith(".py"):
                 environment = load_module(name, f"verifiers/{name}", MODULE).load_environment(**settings)
             else:
@@ -214,12 +216,12 @@ def _specs(tools: Sequence[Any]) -> tuple[ToolSpec, ...]:
     return tuple(ToolSpec(tool.name, tool.description, tool.parameters) for tool in tools)
 
 
-def _message(one: Any) -> Message:
+def _message(message: Any) -> Message:
     """A message of the library's; a text without a role is the user's."""
-    calls = tuple(_call(call) for call in getattr(one, "tool_calls", None) or ())
-    role: Role = "user" if one.role == "text" else one.role
-    reasoning = getattr(one, "reasoning_content", None)
-    return Message(role, _text(one.content), reasoning, calls, getattr(one, "tool_call_id", None))
+    calls = tuple(_call(call) for call in getattr(message, "tool_calls", None) or ())
+    role: Role = "user" if message.role == "text" else message.role
+    reasoning = getattr(message, "reasoning_content", None)
+    return Message(role, _text(message.content), reasoning, calls, getattr(message, "tool_call_id", None))
 
 
 def _call(call: Any) -> AnyCall:
@@ -240,13 +242,13 @@ def _text(content: Any) -> str:
 
 
 def _calls(action: str, specs: Sequence[ToolSpec]) -> tuple[AnyCall, ...]:
-    """The calls of a reply; text is read as a command only where a person typed it."""
+    """The calls of a reply; text is read as a command only if a person typed it."""
     if isinstance(action, Action) and (action.tool_calls or action.message is not None):
         return action.tool_calls
     return read_calls(action, {spec.name: spec for spec in specs}) if specs else ()
 
 
-def _wired(call: AnyCall) -> tuple[str, str, str]:
+def _encode_call(call: AnyCall) -> tuple[str, str, str]:
     if isinstance(call, MalformedCall):
         return call.id, MALFORMED, call.raw
     return call.id, call.name, json.dumps(call.arguments, ensure_ascii=False, default=dict)
@@ -255,8 +257,8 @@ def _wired(call: AnyCall) -> tuple[str, str, str]:
 def _results(
     calls: Sequence[AnyCall], messages: Sequence[Any], known: set[str], errors: Sequence[str]
 ) -> tuple[ToolResult, ...]:
-    """The answer to each call; one that the environment did not answer was not run."""
-    answers = {one.tool_call_id: _text(one.content) for one in messages if one.role == "tool"}
+    """The answer to each call; a call that the environment did not answer was not run."""
+    answers = {message.tool_call_id: _text(message.content) for message in messages if message.role == "tool"}
     results = []
     for call in calls:
         content = answers.get(call.id, NOT_RUN)

@@ -1,4 +1,4 @@
-"""A rollout of the verifiers library whose model is whoever calls `reply`."""
+"""A rollout of the verifiers library in which the caller of `reply` is the model."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MODEL = "agentgym"
 
 @functools.cache
 def library() -> Any:
-    """The library; raises ImportError where it is not installed."""
+    """The library; raises ImportError if it is not installed."""
     import verifiers.legacy
     from verifiers.legacy.envs import environment
 
-    # An environment of its takes the process's SIGINT and SIGTERM when it is made, which only a main thread may do;
-    # they are the program's. What it would do there is also done as the interpreter ends.
+    # An environment of the library sets the process's handlers of SIGINT and SIGTERM when it is made, which only a main
+    # thread may do; they are the program's. What its handlers do is also done as the interpreter ends.
     environment.signal = SimpleNamespace(
         SIGINT=signal.SIGINT,
         SIGTERM=signal.SIGTERM,
@@ -46,12 +46,12 @@ class Asked:
     messages: list[Any]
     tools: list[Any]
     tool_errors: tuple[str, ...]
-    """What tools that raised were answered with, so far."""
+    """The answers to calls of tools that raised, so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """The rollout is over: all of its messages, and what its rubric says."""
+    """The rollout is over: all of its messages, and the result of its rubric."""
 
     messages: list[Any]
     tool_errors: tuple[str, ...]
@@ -61,17 +61,17 @@ class Ended:
 
 
 class Rollout:
-    """One rollout of a row of the environment's dataset, from its begin to its score."""
+    """One rollout of a row of the environment's dataset, from its start to its score."""
 
     def __init__(self, environment: Any, row: dict[str, Any], timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._events: queue.SimpleQueue[Asked | Ended | BaseException] = queue.SimpleQueue()
         self._waiting: queue.SimpleQueue[asyncio.Future[Any]] = queue.SimpleQueue()
         player = _player_class()(self._events, self._waiting)
-        self._ended = _loop.submit(_played(environment, row, player, self._events))
+        self._ended = _loop.submit(_play_row(environment, row, player, self._events))
 
-    def heard(self) -> Asked | Ended:
-        """What comes next; raises EnvironmentFault where the environment or its rubric failed, or says nothing."""
+    def next_event(self) -> Asked | Ended:
+        """The next event; raises EnvironmentFault if the environment or its rubric failed, or did nothing in time."""
         try:
             event = self._events.get(timeout=self._timeout_s)
         except queue.Empty:
@@ -80,11 +80,11 @@ class Rollout:
         if isinstance(event, EnvironmentFault):
             raise event
         if isinstance(event, BaseException):
-            raise EnvironmentFault(f"the rollout raised {_said(event)}") from event
+            raise EnvironmentFault(f"the rollout raised {_format_error(event)}") from event
         return event
 
     def reply(self, text: str, reasoning: str | None, calls: list[tuple[str, str, str]]) -> None:
-        """Gives the model's reply: its text, and of each call the id, the name and the arguments as text."""
+        """Passes on the model's reply: its text, and the id, the name and the arguments (as text) of each call."""
         from verifiers.legacy.types import AssistantMessage, ToolCall
 
         made = [ToolCall(id=call_id, name=name, arguments=arguments) for call_id, name, arguments in calls]
@@ -98,7 +98,7 @@ class Rollout:
 
 
 class _Player:
-    """A rollout's client: what the environment asks goes to one queue, what waits for the reply to another."""
+    """A rollout's client: the environment's requests go to one queue, the futures of the replies to another."""
 
     def __init__(self, events: queue.SimpleQueue[Any], waiting: queue.SimpleQueue[Any]) -> None:
         super().__init__(None)  # type: ignore[call-arg]  # the library's Client
@@ -106,7 +106,7 @@ class _Player:
         self._waiting = waiting
 
     def setup_client(self, config: object) -> None:
-        """Nothing: there is no server."""
+        """Does nothing: there is no server."""
 
     async def to_native_tool(self, tool: object) -> object:
         """The tool as it is."""
@@ -119,7 +119,7 @@ class _Player:
     async def get_native_response(
         self, prompt: list[Any], model: str, sampling_args: object, tools: list[Any] | None = None, **rest: object
     ) -> object:
-        """The reply, when it comes."""
+        """Waits for the reply, and returns it."""
         _raise_tool_fault()
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.put(future)
@@ -127,10 +127,10 @@ class _Player:
         return await future
 
     async def raise_from_native_response(self, response: object) -> None:
-        """Nothing: any reply is one."""
+        """Does nothing: any reply is valid."""
 
     async def from_native_response(self, response: Any) -> object:
-        """The reply as the library has it."""
+        """The reply as the library's response."""
         from verifiers.legacy.types import Response, ResponseMessage
 
         reason = "tool_calls" if response.tool_calls else "stop"
@@ -138,7 +138,7 @@ class _Player:
         return Response(id=MODEL, created=0, model=MODEL, message=message)
 
     async def close(self) -> None:
-        """Nothing: there is no connection."""
+        """Does nothing: there is no connection."""
 
 
 @functools.cache
@@ -152,14 +152,14 @@ def _player_class() -> type[Any]:
 def watch(environment: Any) -> None:
     """Notes failures of the environment's reward functions and tools in its rollouts.
 
-    The library itself scores 0 where a reward function raises, and answers every exception of a tool; here one that is
+    The library itself scores 0 if a reward function raises, and answers every exception of a tool; here one that is
     not the model's mistake ends the rollout as a fault.
     """
     for rubric in _rubrics(environment.rubric):
-        rubric.funcs[:] = [_watched(func) for func in rubric.funcs]
+        rubric.funcs[:] = [_watch_function(func) for func in rubric.funcs]
     if hasattr(environment, "error_formatter"):
-        environment.error_formatter = _noted(environment.error_formatter)
-        environment.call_tool = _named(environment.call_tool)
+        environment.error_formatter = _note_errors(environment.error_formatter)
+        environment.call_tool = _record_call(environment.call_tool)
     for inner in getattr(environment, "envs", ()):  # an EnvGroup
         watch(inner)
 
@@ -171,7 +171,7 @@ _tool_faults: contextvars.ContextVar[list[tuple[str, Exception]]] = contextvars.
 _call: contextvars.ContextVar[tuple[str, Any]] = contextvars.ContextVar("_call")
 
 
-async def _played(environment: Any, row: dict[str, Any], player: Any, events: queue.SimpleQueue[Any]) -> None:
+async def _play_row(environment: Any, row: dict[str, Any], player: Any, events: queue.SimpleQueue[Any]) -> None:
     from verifiers.legacy.utils.message_utils import normalize_messages
 
     faults: list[str] = []
@@ -183,7 +183,7 @@ async def _played(environment: Any, row: dict[str, Any], player: Any, events: qu
         state = await environment.rollout(row, player, MODEL, {})
         _raise_tool_fault()
         if state.get("error") is not None:
-            raise EnvironmentFault(f"the rollout failed: {_said(state['error'])}") from state["error"]
+            raise EnvironmentFault(f"the rollout failed: {_format_error(state['error'])}") from state["error"]
         await environment.rubric.score_rollout(state)
         await environment.rubric.cleanup(state)
         if faults:
@@ -192,7 +192,7 @@ async def _played(environment: Any, row: dict[str, Any], player: Any, events: qu
         numbers = {name: float(value) for name, value in (state["metrics"] or {}).items()}
         timed_out = bool(state.get("timed_out"))
         reward = float(state["reward"])
-    except BaseException as error:  # noqa: BLE001  # the boundary: it is raised where the episode is played
+    except BaseException as error:  # noqa: BLE001  # the boundary: it is raised in the episode's thread
         events.put(error)
         return
     events.put(
@@ -206,8 +206,8 @@ def _rubrics(rubric: Any) -> Iterator[Any]:
         yield from _rubrics(inner)
 
 
-def _watched(func: Callable[..., Any]) -> Callable[..., Any]:
-    """`func`, whose failure is noted before the library takes it for a 0."""
+def _watch_function(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `func`, so that its failure is noted before the library scores it 0."""
     name = getattr(func, "__name__", repr(func))
 
     def number(value: Any) -> float:
@@ -217,28 +217,28 @@ def _watched(func: Callable[..., Any]) -> Callable[..., Any]:
             _faults.get([]).append(f"{name} gave {value!r:.80}, not a number")
             raise
 
-    async def awaited(value: Awaitable[Any]) -> float:
+    async def await_number(value: Awaitable[Any]) -> float:
         try:
             result = await value
         except Exception as error:
-            _faults.get([]).append(f"{name} raised {_said(error)}")
+            _faults.get([]).append(f"{name} raised {_format_error(error)}")
             raise
         return number(result)
 
     @functools.wraps(func)
-    def watched(*args: Any, **keywords: Any) -> Any:
+    def call_and_note(*args: Any, **keywords: Any) -> Any:
         try:
             result = func(*args, **keywords)
         except Exception as error:
-            _faults.get([]).append(f"{name} raised {_said(error)}")
+            _faults.get([]).append(f"{name} raised {_format_error(error)}")
             raise
-        return awaited(result) if inspect.isawaitable(result) else number(result)
+        return await_number(result) if inspect.isawaitable(result) else number(result)
 
-    return watched
+    return call_and_note
 
 
-def _noted(formatter: Callable[[Exception], str]) -> Callable[[Exception], str]:
-    def told(error: Exception) -> str:
+def _note_errors(formatter: Callable[[Exception], str]) -> Callable[[Exception], str]:
+    def format_and_note(error: Exception) -> str:
         text = formatter(error)
         _tool_errors.get([]).append(text)
         name, arguments = _call.get(("", {}))
@@ -246,23 +246,23 @@ def _noted(formatter: Callable[[Exception], str]) -> Callable[[Exception], str]:
             _tool_faults.get([]).append((name, error))
         return text
 
-    return told
+    return format_and_note
 
 
-def _named(call_tool: Callable[..., Any]) -> Callable[..., Any]:
-    """`call_tool`, which leaves the name and the arguments of its call where `_noted` finds them."""
+def _record_call(call_tool: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `call_tool`, so that `_note_errors` finds the name and the arguments of its call."""
 
     @functools.wraps(call_tool)
-    async def called(tool_name: str, tool_args: Any, *rest: Any, **keywords: Any) -> Any:
+    async def record_and_call(tool_name: str, tool_args: Any, *rest: Any, **keywords: Any) -> Any:
         _call.set((tool_name, tool_args if isinstance(tool_args, dict) else {}))
         return await call_tool(tool_name, tool_args, *rest, **keywords)
 
-    return called
+    return record_and_call
 
 
 def _raise_tool_fault() -> None:
     for name, error in _tool_faults.get([]):
-        raise EnvironmentFault(f"tool {name!r} raised {_said(error)}", tool=name) from error
+        raise EnvironmentFault(f"tool {name!r} raised {_format_error(error)}", tool=name) from error
 
 
 def _give(future: asyncio.Future[Any], message: object) -> None:
@@ -270,7 +270,7 @@ def _give(future: asyncio.Future[Any], message: object) -> None:
         future.set_result(message)
 
 
-def _said(error: BaseException) -> str:
+def _format_error(error: BaseException) -> str:
     cause = error.__cause__
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return text if cause is None else f"{text} ({type(cause).__name__}: {cause})"

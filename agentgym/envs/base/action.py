@@ -1,4 +1,4 @@
-"""What an environment's `step` takes: text, with the tool calls that were read from it."""
+"""`Action`: the argument of an environment's `step`, a text with the tool calls that were read from it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Action"]
 
 
 class Action(str):
-    """A reply as text, with its parsed calls; a plain `str` for everything that does not know about calls.
+    """A reply as text, with its parsed calls; a plain `str` for code that does not know about calls.
 
     `message` is the whole parsed reply when a model gave it; None means that a person (or a test) typed the text,
     so an environment may read commands from it.
@@ -36,7 +36,7 @@ class Action(str):
         if not message.tool_calls:
             return cls(message.content, (), message)
         parts = [message.content] if message.content else []
-        parts += [f"<tool_call>\n{_spelled(call)}\n</tool_call>" for call in message.tool_calls]
+        parts += [f"<tool_call>\n{_format_call(call)}\n</tool_call>" for call in message.tool_calls]
         return cls("\n".join(parts), message.tool_calls, message)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -46,7 +46,7 @@ class Action(str):
         return str.__str__(self)
 
 
-def _spelled(call: AnyCall) -> str:
+def _format_call(call: AnyCall) -> str:
     if isinstance(call, MalformedCall):
         return call.raw
     return json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)

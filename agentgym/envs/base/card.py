@@ -1,4 +1,4 @@
-"""`EnvCard`: what an environment claims of itself, which `agentgym env check` holds it to."""
+"""`EnvCard`: the claims of an environment about itself, which `agentgym env check` verifies."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ LEVEL = "level"
 
 @dataclass(frozen=True, kw_only=True)
 class Difficulty:
-    """How hard tasks are chosen: `Difficulty(values={1: "three rooms", 2: "six rooms"})`."""
+    """The difficulty levels of an environment: `Difficulty(values={1: "three rooms", 2: "six rooms"})`."""
 
     keyword: str = LEVEL
     """The keyword of the environment's class that sets it."""
     values: Mapping[int, str] | Mapping[str, str]
-    """Values of the keyword, from easy to hard, to what each means. `env check` plays them all."""
+    """Maps each value of the keyword, from easy to hard, to its meaning. `env check` plays them all."""
 
     def __post_init__(self) -> None:
         if not self.values or not self.keyword.isidentifier():
@@ -36,38 +36,38 @@ class Difficulty:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvCard:
-    """What an environment asks, pays and is measured by. It is the class's `card`, or stands in `CARDS` by id:
+    """The task, the reward and the claims of an environment. It is the class's `card`, or is in `CARDS` by id:
 
         class Lock(ToolEnv):
             card = EnvCard(task="Find the digit that opens a lock.", tools=("turn",), reward="1 when it opens, else 0.")
 
-    A claim that is left out is not checked, and `env check` says so.
+    A claim that is left out is not checked, and `env check` reports that.
     """
 
     task: str
-    """What is to be done, in a sentence or two."""
+    """The task, in a sentence or two."""
     reward: str
-    """What pays, and what a wrong action costs."""
+    """The rule of the reward, and the cost of a wrong action."""
     tools: tuple[str, ...] = ()
-    """Names of the tools; () where the player writes text."""
+    """The names of the tools; () if the player writes text."""
     reward_range: tuple[float, float] = (0.0, 1.0)
     """The least and the most that an episode pays in all."""
     luck: float = 0.0
-    """Standard deviation of what chance alone adds to an episode's reward."""
+    """The standard deviation of what chance alone adds to an episode's reward."""
     difficulty: Difficulty | None = None
-    """How hard the tasks are made; None where they are all of a kind."""
+    """The difficulty levels of the tasks; None if all tasks are of one kind."""
     oracle: str = ""
-    """How the oracle plays (it scores 1); "" where there is none."""
+    """The method of the oracle (it scores 1); "" if there is no oracle."""
     cheat: str = ""
-    """What the cheat tries (it scores 0); "" where there is none."""
+    """The tricks of the cheat (it scores 0); "" if there is no cheat."""
     canary_floor: float = 0.0
-    """What replies without sense may score on average."""
+    """The highest average score of replies without sense."""
     baseline: Mapping[str, float] = field(default_factory=dict)
-    """Policy ("random") to its mean score under the default keywords."""
+    """Maps a policy ("random") to its mean score under the default keywords."""
     data: str = SEEDED
-    """Where tasks come from."""
+    """The source of the tasks."""
     licence: str = ""
-    """Licence of the environment and its data."""
+    """The licence of the environment and its data."""
     version: int = 0
     """Counts changes of tasks and rewards; an id that ends in `-v0` has version 0."""
 
@@ -90,11 +90,11 @@ class EnvCard:
 
 
 CARDS: Registry[EnvCard] = Registry("card")
-"""Environment id to its card, for those that share a class: `CARDS.add("Mine-v0", EnvCard(...))`."""
+"""Maps an environment id to its card, for ids that share a class: `CARDS.add("Mine-v0", EnvCard(...))`."""
 
 
 def card_of(env_id: str, env: object) -> EnvCard | None:
-    """The card that was registered for an id, else that of the environment or its class; None where there is none."""
+    """The card that was registered for an id, else that of the environment or its class; None if there is none."""
     registered = env_id.rpartition(":")[2]  # `module:Id-v0` imports the module that registers the id
     card = CARDS[registered] if registered in CARDS else getattr(env, "card", None)
     if card is not None and not isinstance(card, EnvCard):
@@ -103,6 +103,6 @@ def card_of(env_id: str, env: object) -> EnvCard | None:
 
 
 def version_of(env_id: str) -> int | None:
-    """The number behind `-v` in an id; None where there is none."""
+    """The number after `-v` in an id; None if there is none."""
     found = re.search(r"-v(\d+)$", env_id)
     return int(found.group(1)) if found else None

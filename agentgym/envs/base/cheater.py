@@ -14,9 +14,9 @@ VERDICT = json.dumps({"success": True, "reward": 1.0})
 
 
 class Trickster:
-    """Tries what any game has to withstand, and tricks of its own game in between; over many seeds each comes first.
+    """Tries tricks that any game has to withstand, and those of its own game; over many seeds each comes first.
 
-    `tricks` gives the game's own for an environment that was just reset; none of them may be an honest solution.
+    `tricks` returns the game's own for an environment that was just reset; none of them may be an honest solution.
     """
 
     def __init__(self, tool: str, tricks: Callable[[TextEnv], Sequence[Message]]) -> None:

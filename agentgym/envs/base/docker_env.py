@@ -1,4 +1,4 @@
-"""An environment whose tools run in a container of the episode's own."""
+"""An environment whose tools run in a container, one for each episode."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class DockerEnv(ToolEnv, abstract=True):
     """
 
     image: ClassVar[str] = ""
-    """One that the Docker daemon holds, with `sh` and `timeout`. By default this machine's own Python and shell."""
+    """An image that the Docker daemon has, with `sh` and `timeout`. By default this machine's own Python and shell."""
     dockerfile: ClassVar[str] = ""
     """A folder with a Dockerfile, in place of `image`; it is built once in a process."""
     limits: ClassVar[ContainerLimits] = ContainerLimits()
     num_warm: ClassVar[int] = 1
-    """Containers that wait, started, for the episodes to come."""
+    """The number of started containers that wait for coming episodes."""
     own_split = True  # each draw of a task is a container: False has resets draw until a task is on its side
 
     _container: Workspace | None = None
@@ -55,7 +55,7 @@ class DockerEnv(ToolEnv, abstract=True):
         """Gives the episode a container with `files` in /work, in which the command `setup` has been run.
 
         With `keeps` the result is a snapshot, from which every episode of this process with the same files and setup
-        starts: for tasks that take long to set up. Raises EnvironmentFault where Docker, or the setup, fails.
+        starts: for tasks that take long to set up. Raises EnvironmentFault if Docker, or the setup, fails.
         """
         self._discard()
         kind = Kind(image=self.image, dockerfile=self.dockerfile, limits=self.limits, num_warm=self.num_warm)
@@ -79,7 +79,7 @@ class DockerEnv(ToolEnv, abstract=True):
             raise EnvironmentFault(f"{type(self).__name__} needs Docker: {error}") from error
 
     def run(self, command: str, *, time_limit_s: float | None = None) -> Ran:
-        """Runs a shell command in the container, as the model's are run."""
+        """Runs a shell command in the container, in the same way as the model's commands."""
         try:
             return self.container.run(command, time_limit_s=time_limit_s)
         except SandboxError as error:
@@ -99,7 +99,7 @@ class DockerEnv(ToolEnv, abstract=True):
         ran = self.run(command)
         if ran.is_lost:
             self.end(success=False)
-        return _told(ran, self.limits)
+        return _format_output(ran, self.limits)
 
     def release(self) -> None:
         """Removes the container."""
@@ -111,8 +111,8 @@ class DockerEnv(ToolEnv, abstract=True):
             container.close()
 
 
-def _told(ran: Ran, limits: ContainerLimits) -> str:
-    """What the model reads: the output, and how the command ended unless all went well."""
+def _format_output(ran: Ran, limits: ContainerLimits) -> str:
+    """Formats the output for the model, with how the command ended unless all went well."""
     notes = []
     if ran.timed_out:
         notes.append(f"it was stopped after {limits.time_limit_s:g} s, and all it had started")

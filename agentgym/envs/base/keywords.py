@@ -15,17 +15,21 @@ __all__ = ["checks_keywords"]
 def checks_keywords(init: Callable[..., None]) -> Callable[..., None]:
     """The constructor `init`, which raises ConfigError for a keyword that it does not take."""
     _, *parameters = inspect.signature(init).parameters.values()
-    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return init
-    taken = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    taken = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
 
     @functools.wraps(init)
-    def checked(self: object, /, *args: Any, **keywords: Any) -> None:
+    def check_and_init(self: object, /, *args: Any, **keywords: Any) -> None:
         for name in keywords:
             if name not in taken:
-                shown = ", ".join(one for one in taken if one != "render_mode") or "no keywords"
+                shown = ", ".join(keyword for keyword in taken if keyword != "render_mode") or "no keywords"
                 hint = nearest(name, taken) or "."
                 raise ConfigError(f"{type(self).__name__} does not take the keyword {name!r}{hint} It takes: {shown}")
         init(self, *args, **keywords)
 
-    return checked
+    return check_and_init

@@ -15,7 +15,7 @@ from agentgym.types import JSON, Message, ToolResult
 __all__ = ["SELF", "MultiAgentEnv"]
 
 SELF = "self"
-"""The opponent of an agent whose game is played by whoever calls, every seat of it."""
+"""The value of `opponent` with which the caller plays every seat."""
 
 
 class MultiAgentEnv(ToolEnv, abstract=True):
@@ -51,25 +51,25 @@ class MultiAgentEnv(ToolEnv, abstract=True):
 
     runs_inline = True
     agents: tuple[str, ...] = ()
-    """The names of the seats, the one that moves first in front."""
+    """The names of the seats; the first one moves first."""
     opponents: ClassVar[tuple[str, ...]] = ("random", "oracle")
-    """What `opponent` may be, besides "self"."""
+    """The values that `opponent` may have, besides "self"."""
     retells: ClassVar[bool] = False
-    """Whether each turn begins a conversation of its own: what an agent sees is all that it needs."""
+    """True if each turn begins a conversation of its own: what an agent sees is all that it needs."""
     agent: str = ""
     """The agent that is played from outside in this episode; with `opponent="self"`, the one that moved last."""
     agent_selection: str = ""
-    """Whose turn it is."""
+    """The agent whose turn it is."""
     rewards: Mapping[str, float]
-    """What each agent earned, once the game is over."""
+    """The reward of each agent, once the game is over."""
 
     answered: tuple[str, tuple[ToolResult, ...]] = ("", ())
-    """What the last reply was answered with, before what its player sees now: text, or the results of its calls."""
+    """The answer to the last reply, before what its player sees now: text, or the results of its calls."""
 
     _seeds: tuple[int, ...] = ()
-    """Those of the opponents, who draw their moves from them."""
+    """The seeds of the opponents, which draw their moves from them."""
     _mover: str = ""
-    """Whose reply is being run: one reply makes one move."""
+    """The agent whose reply is being run: one reply makes one move."""
     _winners: tuple[str, ...] = ()
 
     def __init__(self, render_mode: str | None = None, *, opponent: str = "random", seat: str | None = None) -> None:
@@ -93,7 +93,7 @@ class MultiAgentEnv(ToolEnv, abstract=True):
         raise NotImplementedError(f"{type(self).__name__} has no deal(self, options)")
 
     def observe(self, agent: str) -> str:
-        """What an agent sees of the game as it is now; nothing that only the others may know."""
+        """Returns what an agent sees of the game now, without what only the others may know."""
         raise NotImplementedError(f"{type(self).__name__} has no observe(self, agent) -> str")
 
     def make_opponent(self, kind: str) -> Policy:
@@ -101,11 +101,11 @@ class MultiAgentEnv(ToolEnv, abstract=True):
         return policy_for(self, kind)
 
     def forfeit(self, agent: str) -> None:
-        """An agent can go on no more (its rollout ran out of a budget). By default nobody earns anything."""
+        """Ends the game for an agent that ran out of a budget of its rollout. By default no agent earns anything."""
         self.finish({}, winners=())
 
     def verdict(self, agent: str) -> dict[str, float]:
-        """Numbers of an agent's finished game besides `success`, such as `draw`."""
+        """Returns metrics of an agent's finished game besides `success`, such as `draw`."""
         return {}
 
     # What a subclass calls
@@ -116,32 +116,36 @@ class MultiAgentEnv(ToolEnv, abstract=True):
         self.agent_selection = self.agents[after % len(self.agents)]
 
     def finish(self, rewards: Mapping[str, float], *, winners: tuple[str, ...]) -> None:
-        """Ends the game: what each agent earned (0 where it is not named), and who succeeded."""
+        """Ends the game with the reward of each agent (0 if it is not named) and the agents that succeeded."""
         self.rewards = {agent: float(rewards.get(agent, 0.0)) for agent in self.agents}
         self._winners = winners
         self.end(success=False)
 
     @property
     def may_move(self) -> bool:
-        """Whether the reply that is being run has a move left: one reply makes one move."""
+        """True if the reply that is being run has a move left: one reply makes one move."""
         return self.agent_selection == self._mover
 
     # What a rollout of all seats calls
 
     @property
     def over(self) -> bool:
-        """Whether the game has ended."""
+        """True if the game has ended."""
         return self._over
 
-    def told(self, agent: str, said: str, results: tuple[ToolResult, ...] = ()) -> StepResult:
-        """The step of an agent as it is known when it is its turn again or the game is over: behind what its reply
-        was answered with (`said`, or `results` of calls) stands what it sees now."""
+    def step_result(self, agent: str, said: str, results: tuple[ToolResult, ...] = ()) -> StepResult:
+        """The result of an agent's step, known when it is its turn again or the game is over.
+
+        It has the answer to the reply (`said`, or `results` of calls), followed by what the agent sees now.
+        """
         seen = self.observe(agent)
         if results:
             *before, last = results
             results = (*before, replace(last, content=_behind(last.content, seen)))
             text = "\n".join(result.content for result in results)
-            messages = tuple(Message("tool", one.content, tool_call_id=one.call_id, name=one.name) for one in results)
+            messages = tuple(
+                Message("tool", result.content, tool_call_id=result.call_id, name=result.name) for result in results
+            )
         else:
             text = _behind(said, seen)
             messages = (Message("user", text),)
@@ -155,7 +159,7 @@ class MultiAgentEnv(ToolEnv, abstract=True):
     # The episode
 
     def task_identity(self) -> JSON:
-        """Who is played, what each agent sees of the game, and the numbers that the opponents draw from."""
+        """The agent that is played, what each agent sees of the game, and the seeds of the opponents."""
         return [self.agent, [self.observe(agent) for agent in self.agents], list(self._seeds)]
 
     def start(self, options: dict[str, Any]) -> str:
@@ -176,7 +180,7 @@ class MultiAgentEnv(ToolEnv, abstract=True):
         return self.observe(self.agent)
 
     def _others_move(self) -> None:
-        """The opponents' turns, until it is the agent's or the game is over."""
+        """Plays the opponents' turns until it is the agent's turn or the game is over."""
         while not self._over and self.agent_selection != self.agent:
             self._mover = self.agent_selection
             message = self.others[self._mover].act(self.observe(self._mover))
@@ -189,18 +193,18 @@ class MultiAgentEnv(ToolEnv, abstract=True):
         self._mover = self.agent_selection
 
     def _result(self, text: str, results: tuple[ToolResult, ...], messages: tuple[Message, ...]) -> StepResult:
-        """A step of the agent with what the opponents did after it; of all seats, what the next of them sees."""
+        """A step of the agent with what the opponents did after it; with all seats played, what the next one sees."""
         if self.opponent == SELF:
             self.answered = ("" if results else text, results)
             self.agent, self._mover = self._mover, self.agent_selection
-            observation, reward, over, _, info = self.told(self.agent, text, results)
+            observation, reward, over, _, info = self.step_result(self.agent, text, results)
             if not over and self.agent_selection != self.agent:
                 observation = self.observe(self.agent_selection)
                 info["messages"] = (*messages, Message("user", observation))
                 info["tool_results"] = results
             return observation, reward, over, False, info
         self._others_move()
-        observation, reward, over, _, info = self.told(self.agent, text, results)
+        observation, reward, over, _, info = self.step_result(self.agent, text, results)
         self.metrics["turns"] = float(self._turns)
         lost = {"success": 0.0} if self.max_turns is not None and self._turns >= self.max_turns else {}
         info["metrics"] = {**self.metrics, **lost, **info["metrics"]}
@@ -208,5 +212,5 @@ class MultiAgentEnv(ToolEnv, abstract=True):
 
 
 def _behind(said: str, seen: str) -> str:
-    """What was said, and what is seen on a line of its own."""
+    """The text `said`, followed by `seen` on a line of its own."""
     return f"{said}\n{seen}" if said else seen

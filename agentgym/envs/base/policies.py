@@ -23,7 +23,7 @@ Game = TypeVar("Game", bound=TextEnv)
 
 @runtime_checkable
 class Policy(Protocol):
-    """Plays an episode: `reset` once at its begin, then `act` for each observation."""
+    """Plays an episode: `reset` once at its start, then `act` for each observation."""
 
     def reset(self, env: TextEnv, observation: str, seed: int) -> None:
         """Begins an episode on `env`, which has just been reset; `seed` is for the policy's own randomness."""
@@ -36,7 +36,7 @@ PolicyFactory: TypeAlias = Callable[[TextEnv], Policy]
 
 
 class RandomPolicy:
-    """Calls a random tool with random arguments that its schema accepts; says random words where there are no tools.
+    """Calls a random tool with random arguments that its schema accepts; writes random words if there are no tools.
 
     Strings without choices are words of the observation, so that it also meets names that the text mentions.
     """
@@ -67,7 +67,7 @@ class RandomPolicy:
         if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
             return self._pick(context.words)
         if "$ref" in schema:
-            return self._value(context.referred(schema["$ref"]), context, depth + 1)
+            return self._value(context.resolve_reference(schema["$ref"]), context, depth + 1)
         if "const" in schema:
             return schema["const"]
         if "enum" in schema:
@@ -127,13 +127,13 @@ def _words(observation: str) -> list[str]:
 
 
 class _Context:
-    """What values are made from: the schema's definitions, and the words in sight."""
+    """The sources of values: the schema's definitions, and the words in sight."""
 
     def __init__(self, root: Mapping[str, Any], words: list[str]) -> None:
         self._root = root
         self.words = words
 
-    def referred(self, reference: str) -> object:
+    def resolve_reference(self, reference: str) -> object:
         node: Any = self._root
         for part in reference.removeprefix("#").strip("/").split("/"):
             node = node.get(part, {}) if isinstance(node, Mapping) else {}
@@ -154,7 +154,7 @@ def _made_by(method: str, kind: str) -> PolicyFactory:
 
 
 POLICIES: Registry[PolicyFactory] = Registry("policy")
-"""Kind of policy to what makes one for an environment."""
+"""Maps a kind of policy to the function that makes one for an environment."""
 POLICIES.add("oracle", _made_by("make_oracle", "oracle"))
 POLICIES.add("cheat", _made_by("make_cheat", "cheat"))
 POLICIES.add("random", lambda env: getattr(env.unwrapped, "make_random", RandomPolicy)())
@@ -166,7 +166,7 @@ def policy_for(env: TextEnv, kind: str) -> Policy:
 
 
 def game_of(env: TextEnv, kind: type[Game]) -> Game:
-    """The game below an environment's wrappers; raises ConfigError where it is not the one that a policy plays."""
+    """The game below an environment's wrappers; raises ConfigError if it is not the one that a policy plays."""
     game = env.unwrapped
     if not isinstance(game, kind):
         raise ConfigError(f"this policy plays {kind.__name__}, not {type(game).__name__}")

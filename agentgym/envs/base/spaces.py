@@ -26,7 +26,7 @@ from agentgym.errors import ConfigError, EnvironmentFault
 __all__ = ["Text"]
 
 SHARED_BYTES = 256 * 1024
-"""Bytes of shared memory for one unbounded text; a longer one is refused with the way out named."""
+"""Bytes of shared memory for one unbounded text; the error for a longer one names the way out."""
 HEADER_BYTES = 4
 SAMPLE_WORDS = ("look", "north", "south", "take", "key", "open", "door", "help", "7", "wait", "yes", "é", "日本")
 
@@ -58,7 +58,7 @@ class Text(Space[str]):
         return text if self.max_length is None else text[: self.max_length]
 
     def contains(self, x: object) -> bool:
-        """Whether `x` is a `str` within the length limit."""
+        """True if `x` is a `str` within the length limit."""
         return isinstance(x, str) and (self.max_length is None or len(x) <= self.max_length)
 
     def to_jsonable(self, sample_n: Iterable[str]) -> list[str]:
@@ -105,7 +105,7 @@ def _write_shared(space: Text, index: int, value: str, shared_memory: Any) -> No
 
 
 class SharedTexts(Sequence[str]):
-    """The texts in shared memory as they are when looked at; a deep copy is the tuple of them.
+    """The texts in shared memory at the time of reading; a deep copy is the tuple of them.
 
     AsyncVectorEnv reads once and keeps what it got, so this is a view, as an array would be.
     """

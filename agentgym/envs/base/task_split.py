@@ -1,4 +1,4 @@
-"""Held-out tasks by what they are, not by their seed: a task's digest says on which side of the split it is."""
+"""Holds out tasks by their content, not by their seed: a task's digest decides its side of the split."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from agentgym.types import JSON, Message, ToolSpec
 __all__ = ["ONE_IN", "TaskDraw", "digest_of", "is_held_out", "prompt_identity"]
 
 ONE_IN = 4
-"""One task of so many is held out. Training draws 1.33 tasks for each that it plays, an evaluation 4."""
+"""One task in this many is held out. Training draws 1.33 tasks for each that it plays, an evaluation 4."""
 MAX_DRAWS = 64
-"""Draws of one reset. Where a quarter of the tasks is on the wanted side, all of them miss it once in 10^8 resets."""
+"""The most draws of one reset. If a quarter of the tasks is on the wanted side, all miss it once in 10^8 resets."""
 SAME_DRAWS = 3
-"""Successive draws whose digests are equal, after which a reset draws no more: nothing tells the tasks apart."""
+"""The number of successive equal digests after which a reset stops drawing: the tasks cannot be distinguished."""
 
 
 def prompt_identity(system: str, messages: object, tools: Sequence[ToolSpec]) -> JSON:
-    """What identifies a task whose environment declares nothing: all that the model is shown before its first reply."""
+    """The default identity of a task: all that the model is shown before its first reply."""
     told = messages if isinstance(messages, tuple | list) else ()
-    said: list[JSON] = [[one.role, str(one.content)] for one in told if isinstance(one, Message)]
+    said: list[JSON] = [[message.role, str(message.content)] for message in told if isinstance(message, Message)]
     return [system, said, [tool.to_openai() for tool in tools]]
 
 
 def digest_of(identity: JSON, options: Mapping[str, Any]) -> str:
-    """The digest of a task from its identity and its reset options; equal for equal ones, in every process.
+    """The digest of a task from its identity and its reset options; equal for equal tasks, in every process.
 
     Raises EnvironmentFault for an identity that is not JSON.
 
@@ -48,7 +48,7 @@ def digest_of(identity: JSON, options: Mapping[str, Any]) -> str:
 
 
 def is_held_out(digest: str) -> bool:
-    """Whether a task of this digest is for evaluation; else it is for training."""
+    """True if a task of this digest is for evaluation, False if it is for training."""
     return int(digest, 16) % ONE_IN == 0
 
 
@@ -57,20 +57,20 @@ class TaskDraw:
 
     A seed from EVAL_SEED_START on asks for a held-out task, any other for one of training; a reset without a seed asks
     for the side of the reset before. The first draw is that of the seed itself, so most training tasks are what the
-    seed alone would give. Further ones follow from the seed too. Where no draw is on the side, the first one is
+    seed alone would give. Further ones follow from the seed too. If no draw is on the side, the first one is
     taken, and `has_failed` is true.
     """
 
     def __init__(self, seed: int | None, wants_held_out: bool) -> None:
         self.seed = seed
-        """The seed of the next draw; None draws on."""
+        """The seed of the next draw; None continues the random stream."""
         self.wants_held_out = wants_held_out if seed is None else seed >= EVAL_SEED_START
         self.has_failed = False
         self._first = seed
         self._digests: list[str] = []
 
     def settles(self, digest: str) -> bool:
-        """Whether the task that was drawn is taken; else `seed` is that of the next draw."""
+        """True if the task that was drawn is taken; else `seed` is that of the next draw."""
         if self.has_failed or is_held_out(digest) == self.wants_held_out:
             return True
         self._digests.append(digest)
@@ -80,9 +80,9 @@ class TaskDraw:
             return self._first is None
         if self._first is not None:
             start = EVAL_SEED_START if self.wants_held_out else 0
-            self.seed = start + _derived(self._first, len(self._digests)) % EVAL_SEED_START
+            self.seed = start + _derive_number(self._first, len(self._digests)) % EVAL_SEED_START
         return False
 
 
-def _derived(seed: int, number: int) -> int:
+def _derive_number(seed: int, number: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{number}".encode()).digest()[:8], "big")

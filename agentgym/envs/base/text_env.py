@@ -50,23 +50,23 @@ class TextEnv(gymnasium.Env[str, str]):
     system_prompt: str = ""
     """The system message that opens the conversation; "" is none."""
     max_turns: int | None = None
-    """Steps after which the environment truncates (`info["truncated_by"]` says so); None is no limit."""
+    """Steps after which the environment truncates (and sets `info["truncated_by"]`); None is no limit."""
     runs_inline: bool = False
     """True promises that `reset` and `step` are short pure computation, so they are called without a thread."""
     tools_optional: bool = False
-    """True where an episode may be won without a tool: nobody is warned then of a model that calls none."""
+    """True if an episode may be won without a tool: then there is no warning about a model that calls none."""
     own_split: bool = False
-    """True where a reset draws once, whatever the task: the environment keeps training and held-out tasks apart itself,
-    by its data, or a seed has to give what it gives elsewhere, and tasks are held out by seed alone."""
+    """True if a reset draws once, whatever the task: the environment keeps training and held-out tasks apart itself,
+    by its data, or a seed has to give the same task as elsewhere, and tasks are held out by seed alone."""
     task_digest: str = ""
     """The digest of this episode's task; equal tasks have equal digests, whatever their seeds."""
     split_failed: bool = False
-    """Whether no draw of this episode's reset was on the side of its seed: there are too few tasks, or their prompts
-    do not tell them apart."""
+    """True if no draw of this episode's reset was on the side of its seed: there are too few tasks, or their prompts
+    do not distinguish them."""
     card: EnvCard | None = None
-    """What the environment claims of itself; `agentgym env check` holds it to that."""
+    """The claims of the environment about itself, which `agentgym env check` verifies."""
     close_timeout_s: float = 5.0
-    """How long `aclose` waits for the environment's own thread before it is left behind."""
+    """The seconds that `aclose` waits for the environment's own thread before it abandons it."""
 
     _abstract: ClassVar[bool] = True
     _turns: int = 0
@@ -103,7 +103,7 @@ class TextEnv(gymnasium.Env[str, str]):
 
     @property
     def tool_specs(self) -> tuple[ToolSpec, ...]:
-        """The tools that the model is shown; () where it only writes text."""
+        """The tools that the model is shown; () if it only writes text."""
         return ()
 
     @property
@@ -112,15 +112,15 @@ class TextEnv(gymnasium.Env[str, str]):
         return self._turns
 
     def task_identity(self) -> JSON:
-        """What tells this episode's task from all others, as JSON: a hidden word, the numbers of a puzzle.
+        """The identity of this episode's task, as JSON: a hidden word, the numbers of a puzzle.
 
-        None (the default) is what the model is shown: system prompt, messages and tools. An environment whose secrets
-        are not in its prompt overrides this. It is called after `reset`.
+        None (the default) means all that the model is shown: system prompt, messages and tools. An environment whose
+        secrets are not in its prompt overrides this. It is called after `reset`.
         """
         return None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        """Begins an episode: its first observation and info."""
+        """Begins an episode; returns its first observation and info."""
         gymnasium.Env.reset(self, seed=seed, options=options)
         return "", {}
 
@@ -138,7 +138,7 @@ class TextEnv(gymnasium.Env[str, str]):
         raise NotImplementedError(f"{type(self).__name__} has no astep")
 
     def render(self) -> str | None:
-        """The last observation, where the render mode is "ansi"."""
+        """The last observation if the render mode is "ansi", else None."""
         return self._last_observation if self.render_mode == "ansi" else None
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ class TextEnv(gymnasium.Env[str, str]):
             self._worker.stop()
 
     async def aclose(self) -> None:
-        """`close` where the environment's sync code runs; gives up waiting after `close_timeout_s`."""
+        """`close` on the thread of the environment's sync code; gives up waiting after `close_timeout_s`."""
         if self.runs_inline or (self._worker is None and type(self).close is TextEnv.close):
             self.close()
             return
@@ -180,7 +180,7 @@ class TextEnv(gymnasium.Env[str, str]):
         if self.max_turns is not None and self._turns >= self.max_turns and not (terminated or truncated):
             truncated = True
             info["truncated_by"] = ENV_TURN_LIMIT
-        self._observed(observation, info)
+        self._record_observation(observation, info)
         if terminated or truncated:
             self._open = False
         return observation, float(reward), bool(terminated), bool(truncated), info
@@ -198,8 +198,10 @@ class TextEnv(gymnasium.Env[str, str]):
         return draw
 
     def _is_drawn(self, draw: TaskDraw, result: tuple[str, Info], keywords: dict[str, Any]) -> bool:
-        """Whether a reset is over; if not, `keywords` are those of the next draw. With options, which name the task,
-        and with an `own_split`, one draw is all."""
+        """True if a reset is over; if not, `keywords` are those of the next draw.
+
+        With options, which name the task, and with `own_split`, there is one draw.
+        """
         identity, options = self.task_identity(), keywords.get("options") or {}
         if identity is None:
             identity = prompt_identity(self.system_prompt, result[1]["messages"], self.tool_specs)
@@ -212,11 +214,11 @@ class TextEnv(gymnasium.Env[str, str]):
 
     def _end_reset(self, result: tuple[str, Info]) -> tuple[str, Info]:
         observation, info = result
-        self._observed(observation, info)
+        self._record_observation(observation, info)
         self._open = True
         return observation, info
 
-    def _observed(self, observation: object, info: Info) -> None:
+    def _record_observation(self, observation: object, info: Info) -> None:
         if not isinstance(observation, str):
             kind = type(observation).__name__
             raise EnvironmentFault(f"{type(self).__name__} gave an observation of type {kind}; it must be a str")
@@ -232,7 +234,7 @@ def _check_kind(cls: type, name: str, *, is_async: bool) -> None:
 
 
 def _with_bookkeeping(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """`method` with what the base does around it; `super()` calls and derived calls inside it pass through."""
+    """Wraps `method` with the bookkeeping of the base; `super()` calls and derived calls inside it pass through."""
     if name in ("reset", "areset"):
         return _with_draws(name, method)
     if name == "step":
@@ -265,13 +267,13 @@ def _with_bookkeeping(name: str, method: Callable[..., Any]) -> Callable[..., An
 
 
 def _with_draws(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """A `reset` or `areset` with what the base does around it, which is called until the task is on its side."""
+    """Wraps `reset` or `areset` with the bookkeeping of the base, and repeats it until the task is on its side."""
     if name == "reset":
 
         @functools.wraps(method)
         def around(self: TextEnv, **keywords: Any) -> Any:
             if self._inside:
-                _reseed(self, keywords)
+                _apply_seed(self, keywords)
                 return method(self, **keywords)
             draw = self._begin_draws(keywords)
             while True:
@@ -288,7 +290,7 @@ def _with_draws(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     async def around_async(self: TextEnv, **keywords: Any) -> Any:
         if self._inside:
-            _reseed(self, keywords)
+            _apply_seed(self, keywords)
             return await method(self, **keywords)
         draw = self._begin_draws(keywords)
         while True:
@@ -313,14 +315,14 @@ def _enter(env: TextEnv, name: str, args: tuple[Any, ...], keywords: dict[str, A
     return env._end_reset
 
 
-def _reseed(env: TextEnv, keywords: dict[str, Any]) -> None:
-    """A seed that one `reset` gives to the one of its base counts, as everywhere in Gymnasium."""
+def _apply_seed(env: TextEnv, keywords: dict[str, Any]) -> None:
+    """Applies the seed that a `reset` passes to the `reset` of its base, as everywhere in Gymnasium."""
     if keywords.get("seed") is not None:
         gymnasium.Env.reset(env, seed=keywords["seed"])
 
 
-# What follows from a method is bound to the class that has it: looked up on the object it could be a subclass's, which
-# calls its base, which is what follows, and so on for ever.
+# A derived method is bound to the class of the method it calls. Looked up on the object, that could be a subclass's
+# method, which calls its base, which is the derived one: an endless recursion.
 
 
 def _derive_step(cls: type[TextEnv], overridden: str) -> None:
@@ -336,7 +338,7 @@ def _derive_step(cls: type[TextEnv], overridden: str) -> None:
         return
 
     def step(self: TextEnv, action: str) -> StepResult:
-        """`astep`, waited for."""
+        """Runs `astep` and waits for it."""
         result: StepResult = self._wait_for(own(self, action))
         return result
 
@@ -357,7 +359,7 @@ def _derive_reset(cls: type[TextEnv], overridden: str) -> None:
         return
 
     def reset(self: TextEnv, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        """`areset`, waited for."""
+        """Runs `areset` and waits for it."""
         result: tuple[str, Info] = self._wait_for(own(self, seed=seed, options=options))
         return result
 

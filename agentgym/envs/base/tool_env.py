@@ -48,7 +48,7 @@ class ToolEnv(TextEnv, abstract=True):
     """
 
     max_calls_per_turn: int = 32
-    """Calls of one reply that are run; those beyond are answered with an error."""
+    """The most calls of one reply that are run; further ones are answered with an error."""
     max_result_chars: int = 20_000
     """Longer tool results are cut, with a note."""
     reward: float = 0.0
@@ -92,9 +92,9 @@ class ToolEnv(TextEnv, abstract=True):
     # What a subclass writes
 
     def start(self, options: dict[str, Any]) -> str | tuple[Message, ...]:
-        """Sets the episode up from `self.np_random` and `options`; gives the first observation. May be async.
+        """Sets the episode up from `self.np_random` and `options`; returns the first observation. May be async.
 
-        Messages open the conversation as they are, a system prompt of theirs in place of the environment's.
+        Messages open the conversation as they are; a system prompt among them replaces the environment's.
         """
         raise NotImplementedError(f"{type(self).__name__} has no start(self, options) -> str")
 
@@ -107,7 +107,7 @@ class ToolEnv(TextEnv, abstract=True):
         return read_calls(text, self._runner.specs)
 
     def release(self) -> None:
-        """Gives back what `start` acquired; called once for each `start`, whatever happened. May be async."""
+        """Releases what `start` acquired; called once for each `start`, whatever happened. May be async."""
 
     # What a subclass calls
 
@@ -132,14 +132,14 @@ class ToolEnv(TextEnv, abstract=True):
         self._history = tuple(messages)
 
     def add_tool(self, entry: Tool | ToolFunction) -> None:
-        """Adds a tool to this environment's menu."""
+        """Adds a tool to this environment's tool set."""
         made = as_tool(entry)
         self._runner.add(made)
         self._own_tools.append(made)
 
     @property
     def tools(self) -> Mapping[str, Tool]:
-        """Name to tool, as in the menu."""
+        """The tool set, as names to tools."""
         return self._runner.tools
 
     @property
@@ -156,7 +156,7 @@ class ToolEnv(TextEnv, abstract=True):
         if not self._released:
             self._release_all()
         self._prepare_episode()
-        return self._started(self.start(dict(options or {})))
+        return self._opening_result(self.start(dict(options or {})))
 
     async def areset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """`reset` for async callers."""
@@ -164,7 +164,7 @@ class ToolEnv(TextEnv, abstract=True):
             return ToolEnv.reset(self, seed=seed, options=options)
         await self._release_async()
         await self._call_hook(self._prepare_episode)
-        return self._started(await self._call_hook(self.start, dict(options or {})))
+        return self._opening_result(await self._call_hook(self.start, dict(options or {})))
 
     def step(self, action: str) -> StepResult:
         """Runs the calls of a reply, and answers each."""
@@ -173,8 +173,8 @@ class ToolEnv(TextEnv, abstract=True):
             return self._wait_for(ToolEnv.astep(self, action))
         self.reward = 0.0
         if not calls:
-            return self._said(self.on_message(action))
-        return self._answered(calls, self._runner.run_directly(calls[: self.max_calls_per_turn]))
+            return self._text_result(self.on_message(action))
+        return self._calls_result(calls, self._runner.run_directly(calls[: self.max_calls_per_turn]))
 
     async def astep(self, action: str) -> StepResult:
         """`step` for async callers."""
@@ -183,8 +183,8 @@ class ToolEnv(TextEnv, abstract=True):
             return ToolEnv.step(self, action)
         self.reward = 0.0
         if not calls:
-            return self._said(await self._call_hook(self.on_message, action))
-        return self._answered(calls, await self._runner.run(calls[: self.max_calls_per_turn]))
+            return self._text_result(await self._call_hook(self.on_message, action))
+        return self._calls_result(calls, await self._runner.run(calls[: self.max_calls_per_turn]))
 
     def close(self) -> None:
         """Releases the episode's state and the thread; a second call does nothing."""
@@ -196,7 +196,7 @@ class ToolEnv(TextEnv, abstract=True):
         super().close()
 
     async def aclose(self) -> None:
-        """`close` for async callers, where the environment's sync code runs."""
+        """`close` for async callers, on the thread of the environment's sync code."""
         await self._release_async()
         if type(self).close is ToolEnv.close:
             super().close()
@@ -238,7 +238,7 @@ class ToolEnv(TextEnv, abstract=True):
         )
 
     def _release_all(self) -> None:
-        """`release`, then every source's `close`, each whatever the one before did; the first error is raised."""
+        """Calls `release`, then every source's `close`, even if one before failed; the first error is raised."""
         self._released = True
         with contextlib.ExitStack() as stack:
             while self._sources:
@@ -259,21 +259,21 @@ class ToolEnv(TextEnv, abstract=True):
                 await self.own_thread.run_within(self._release_all, self.close_timeout_s)
 
     def _calls_of(self, action: str) -> tuple[AnyCall, ...]:
-        """The calls of a reply; text is read as a command only where no model's parsed message says otherwise."""
+        """The calls of a reply; text is read as a command only if there is no parsed message of a model."""
         if isinstance(action, Action) and (action.tool_calls or action.message is not None):
             return action.tool_calls
         return self.parse_command(action)
 
-    def _started(self, opening: str | tuple[Message, ...]) -> tuple[str, Info]:
+    def _opening_result(self, opening: str | tuple[Message, ...]) -> tuple[str, Info]:
         info: Info = {"tool_results": (), "metrics": dict(self.metrics)}
-        if isinstance(opening, tuple) and all(isinstance(one, Message) for one in opening):
+        if isinstance(opening, tuple) and all(isinstance(message, Message) for message in opening):
             return "\n".join(message.content for message in opening), {**info, "messages": opening}
-        return cast("str", opening), info  # what is no text either is refused with every other observation
+        return cast("str", opening), info  # any other type is refused like every observation that is no text
 
-    def _said(self, text: str) -> StepResult:
+    def _text_result(self, text: str) -> StepResult:
         return self._result(text, (), (Message("user", text),))
 
-    def _answered(self, calls: Sequence[AnyCall], results: tuple[ToolResult, ...]) -> StepResult:
+    def _calls_result(self, calls: Sequence[AnyCall], results: tuple[ToolResult, ...]) -> StepResult:
         if len(results) < len(calls):
             text = TOO_MANY.format(limit=self.max_calls_per_turn)
             results += tuple(

@@ -1,4 +1,4 @@
-"""What the list of environments says of each, and the page of the bundled ones."""
+"""The entries of the list of environments, and the page of the bundled ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentgym.envs.base.card import EnvCard, card_of, version_of
 from agentgym.envs.catalog.resolve import make_env
 from agentgym.types import JSON
 
-__all__ = ["Listed", "environments_markdown", "listed"]
+__all__ = ["Listed", "describe_env", "environments_markdown"]
 
 PAGE_HEAD = """# Environments
 
@@ -25,10 +25,10 @@ class Listed:
 
     env_id: str
     version: int | None
-    """The number behind `-v` in the id."""
+    """The number after `-v` in the id."""
     card: EnvCard | None
     tools: tuple[str, ...]
-    """Names of the tools: the card's, or as a new environment shows them, which may open some with an episode."""
+    """The names of the tools: the card's, or those of a new environment, which may open more with an episode."""
     keywords: str
     """The keywords of its class, with their defaults."""
     summary: str
@@ -48,12 +48,16 @@ class Listed:
         }
 
 
-def listed(env_id: str) -> Listed:
-    """What the list says of an environment, which is made for it and closed."""
+def describe_env(env_id: str) -> Listed:
+    """The list's entry for an environment, which is made for this and closed."""
     env = make_env(env_id)
     doc = inspect.getdoc(type(env)) or ""
     parameters = inspect.signature(type(env)).parameters.values()
-    keywords = [str(one).partition(":")[0] + _default(one) for one in parameters if one.name != "render_mode"]
+    keywords = [
+        str(parameter).partition(":")[0] + _default(parameter)
+        for parameter in parameters
+        if parameter.name != "render_mode"
+    ]
     card = card_of(env_id, env)
     env.close()
     return Listed(
@@ -72,29 +76,29 @@ def _default(parameter: inspect.Parameter) -> str:
 
 def environments_markdown(env_ids: Iterable[str]) -> str:
     """The page of the environments with a card."""
-    found = [listed(env_id) for env_id in env_ids]
-    return "\n".join([PAGE_HEAD, *_table(found), *(line for one in found for line in _section(one))]) + "\n"
+    found = [describe_env(env_id) for env_id in env_ids]
+    return "\n".join([PAGE_HEAD, *_table(found), *(line for entry in found for line in _section(entry))]) + "\n"
 
 
 def _table(found: Iterable[Listed]) -> list[str]:
     lines = ["| environment | difficulty | tools | random |", "|---|---|---|---|"]
-    for one in found:
-        if one.card is not None:
-            difficulty = f"`{one.card.difficulty}`".replace("|", ", ") if one.card.difficulty else ""
-            random = one.card.baseline.get("random")
-            cells = (one.env_id, difficulty, ", ".join(one.tools), "" if random is None else f"{random:g}")
+    for entry in found:
+        if entry.card is not None:
+            difficulty = f"`{entry.card.difficulty}`".replace("|", ", ") if entry.card.difficulty else ""
+            random = entry.card.baseline.get("random")
+            cells = (entry.env_id, difficulty, ", ".join(entry.tools), "" if random is None else f"{random:g}")
             lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
-def _section(one: Listed) -> list[str]:
-    card = one.card
+def _section(entry: Listed) -> list[str]:
+    card = entry.card
     if card is None:
         return []
     low, high = card.reward_range
-    lines = ["", f"## {one.env_id}", "", card.task, ""]
-    if one.keywords:
-        lines.append(f"- *Keywords:* `{one.keywords}`")
+    lines = ["", f"## {entry.env_id}", "", card.task, ""]
+    if entry.keywords:
+        lines.append(f"- *Keywords:* `{entry.keywords}`")
     if card.difficulty is not None:
         levels = "; ".join(f"{value}: {text}" for value, text in card.difficulty.values.items())
         lines.append(f"- *Difficulty* (`{card.difficulty.keyword}`): {levels}")

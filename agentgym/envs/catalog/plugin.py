@@ -1,7 +1,7 @@
 """Registers the bundled environments with Gymnasium, and loads none of them.
 
-Who calls it: the start-up hook (`startup/`, installed beside the package) right after Gymnasium was imported; `import
-agentgym` where Gymnasium was there first; `resolve_env`, for names given to a command.
+Its callers: the start-up hook (`startup/`, installed next to the package) right after Gymnasium was imported; `import
+agentgym` if Gymnasium was imported first; `resolve_env`, for names given to a command.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ BUNDLED = {
     "Retail-v0": "agentgym.envs.tasks.retail.env:Retail",
     "Math-v0": "agentgym.envs.tasks.math.env:Math",
 }
-"""Environment id to where its class is; an id's version changes when its tasks or rewards do."""
+"""Maps an environment id to the path of its class; an id's version changes when its tasks or rewards do."""
 
 
 def register_envs() -> None:
     """Makes `gymnasium.make("TextGame-v0")` work, and `make("textarena/Wordle-v0")`; a second call does nothing."""
-    # Not at the top: importing Gymnasium is what makes the hook import this module. And the package before its part:
-    # a thread that begins with a part breaks the import of the whole in another thread.
+    # Not at the top: importing Gymnasium is what makes the hook import this module. The package comes before its
+    # submodule: a thread that begins with a submodule breaks the import of the package in another thread.
     import gymnasium
     from gymnasium.envs import registration
 
     for env_id, entry_point in BUNDLED.items():
         if env_id not in registration.registry:
             gymnasium.register(id=env_id, entry_point=entry_point)
-    # Gymnasium has no hook for ids that are made when they are asked for: this is where `make` and `make_vec` look up.
+    # Gymnasium has no hook for ids that are made on demand: `make` and `make_vec` look ids up here.
     if not hasattr(registration._find_spec, "finds_adapters"):
         registration._find_spec = _with_adapters(registration._find_spec)  # type: ignore[assignment]
 

@@ -1,4 +1,4 @@
-"""Finds an environment by what a user writes: an id, `package.module:Class`, or `path/to/file.py:Class`."""
+"""Finds an environment by its name: an id, `package.module:Class`, or `path/to/file.py:Class`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WANTED = Wanted(
 def make_env(name: str, kwargs: Mapping[str, JSON] | None = None) -> TextEnv:
     """A new environment; `kwargs` are its class's keywords (such as `{"level": 2}`).
 
-    Raises UnknownName with the nearest name, and ConfigError where the class does not take the keywords.
+    Raises UnknownName with the nearest name, and ConfigError if the class does not take the keywords.
     """
     return resolve_env(name, kwargs)()
 
@@ -74,7 +74,7 @@ def turn_limit(name: str, kwargs: Mapping[str, JSON] | None = None) -> int | Non
 
 
 def stem_of(name: str) -> str:
-    """What a folder is named after that belongs to an environment.
+    """The name for the folders of an environment.
 
     >>> stem_of("path/to/file.py:Lock"), stem_of("textarena/Wordle-v0")
     ('Lock', 'textarena-Wordle-v0')
@@ -87,7 +87,7 @@ def stem_of(name: str) -> str:
 def _from_registry(env_id: str) -> Callable[..., object]:
     if env_id not in registry:
         known = sorted(set(registry) - set(_FOREIGN))
-        near = nearest(env_id, [*known, *(one.example for one in NAMESPACES.values())]) or "."
+        near = nearest(env_id, [*known, *(namespace.example for namespace in NAMESPACES.values())]) or "."
         raise UnknownName(
             f"unknown env {env_id!r}{near} `agentgym env list` shows all; "
             "your own is written 'package.module:Class' or 'path/to/file.py:Class'"

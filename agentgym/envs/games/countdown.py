@@ -20,7 +20,7 @@ from agentgym.types import JSON, Message
 __all__ = ["Countdown"]
 
 LEVELS = {1: (2, 200, 0, 400), 2: (4, 10, 0, 200), 3: (4, 10, 2, 999)}
-"""Level to how many small numbers, the largest of them, how many large ones, and the largest target."""
+"""Maps a level to the count of small numbers, the largest of them, the count of large ones, the largest target."""
 LARGE = (25, 50, 75, 100)
 NUM_ANSWERS = 3
 MAX_CHARS = 100
@@ -83,7 +83,7 @@ class Countdown(ToolEnv):
             expression: such as (a + b) * c, with the numbers
         """
         self._left -= 1
-        said = self._judged(expression)
+        said = self._judge_expression(expression)
         if self._over:
             return said
         if not self._left:
@@ -101,18 +101,18 @@ class Countdown(ToolEnv):
         return (self.solution,)
 
     def make_oracle(self) -> Policy:
-        """Knows an expression."""
+        """A policy that knows an expression."""
         return _Oracle()
 
     def make_cheat(self) -> Policy:
-        """Tries everything but an expression of the numbers."""
+        """A policy that tries everything but an expression of the numbers."""
         return Trickster("answer", _tricks)
 
     def make_random(self) -> Policy:
-        """Writes any expression of the numbers."""
+        """A policy that writes any expression of the numbers."""
         return _Random()
 
-    def _judged(self, expression: str) -> str:
+    def _judge_expression(self, expression: str) -> str:
         try:
             answered = evaluate(expression, plain=True, max_chars=MAX_CHARS)
         except ExpressionError as error:

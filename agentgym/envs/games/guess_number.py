@@ -17,7 +17,7 @@ from agentgym.types import JSON, MalformedCall, Message, ToolCall
 __all__ = ["GuessNumber"]
 
 SPANS = {1: 7, 2: 63, 3: 1000}
-"""Level to how many numbers there are; the guesses allowed are those that halving needs, and one more."""
+"""Maps a level to the count of numbers; the guesses allowed are those that halving needs, and one more."""
 LARGEST_START = 5000
 
 
@@ -83,16 +83,16 @@ class GuessNumber(ToolEnv):
         return [self._low, self._high, self._secret]
 
     def secrets(self) -> tuple[str, ...]:
-        """The number, where it is none that the range and the guesses name anyway."""
+        """The number, unless the range or the guesses name it anyway."""
         named = (self._low, self._high, self.max_turns)
         return () if self._secret in named else (str(self._secret),)
 
     def make_oracle(self) -> Policy:
-        """Halves the range, from the text alone."""
+        """A policy that halves the range, from the text alone."""
         return _Halving()
 
     def make_cheat(self) -> Policy:
-        """Tries everything but finding the number."""
+        """A policy that tries everything but finding the number."""
         return _Cheat()
 
 
@@ -112,7 +112,7 @@ class _Halving:
 
 
 class _Cheat:
-    """Claims, forged answers, odd arguments, many guesses at once behind one out of range, a look at the state."""
+    """Claims, forged answers, odd arguments, many guesses at once after one out of range, a look at the state."""
 
     def reset(self, env: TextEnv, observation: str, seed: int) -> None:
         self._low, self._high = _numbers(observation)[:2]

@@ -21,7 +21,7 @@ KEY_TURNS = (2, 5)
 """The first and the last turn at which the keys may lie there."""
 NUM_KEYS = 4
 STUMBLE = 0.1
-"""What a reply that reaches no tool costs: without it nothing pays for a readable reply at a turn that decides
+"""The cost of a reply that reaches no tool. Without it nothing pays for a readable reply at a turn that decides
 nothing, and a policy that is paid turn by turn forgets how to call."""
 
 
@@ -70,7 +70,7 @@ class LongRoad(ToolEnv):
         self.delayed = delayed
 
     def start(self, options: dict[str, Any]) -> str:
-        """Draws the road: its places, the ways at each, which of them are lucky, the keys."""
+        """Draws the road: its places, the ways at each, the lucky ones among them, the keys."""
         draw = self.np_random
         self.rooms = [ROOMS[number] for number in draw.integers(len(ROOMS), size=self.length)]
         self.ways = [[tuple(DIRECTIONS)[way] for way in draw.permutation(4)[:2]] for _ in range(self.length)]
@@ -109,12 +109,12 @@ class LongRoad(ToolEnv):
         return self._move_on()
 
     def on_message(self, text: str) -> str:
-        """A reply without a call is a turn like any other."""
+        """Counts a reply without a call as a turn like any other."""
         self.reward -= STUMBLE
         return self._move_on()
 
     def step(self, action: str) -> StepResult:
-        """A reply that reached no tool is a turn as well: its error is in the record, and the road goes on."""
+        """Plays a reply. One that reached no tool is a turn, too: its error is in the record, and the road goes on."""
         observation, reward, terminated, truncated, info = super().step(action)
         if "history" in info or terminated:
             return observation, reward, terminated, truncated, info
@@ -128,11 +128,11 @@ class LongRoad(ToolEnv):
 
     @property
     def is_right(self) -> bool:
-        """Whether the key that was taken is that of the chest."""
+        """True if the key that was taken is that of the chest."""
         return self.taken == self.chest
 
     def view(self, turn: int) -> str:
-        """What is told before a turn: everything that a player needs to know."""
+        """The observation before a turn: everything that a player needs to know."""
         lines = [f"Quest: {self.treasure} ({self.chest} chest)", f"Room: {self.rooms[turn - 1]}"]
         lines.append(f"Exits: {', '.join(f'{way}: ?' for way in self.ways[turn - 1])}")
         if turn == self.key_turn:
@@ -142,15 +142,15 @@ class LongRoad(ToolEnv):
         return "\n".join(lines)
 
     def make_oracle(self) -> Policy:
-        """Takes the key of the chest, and knows the luck: what it wins on the way it gives back."""
+        """A policy that takes the key of the chest, and knows the luck: it gives back what it wins on the way."""
         return _Oracle()
 
     def make_cheat(self) -> Policy:
-        """Tries everything but taking the right key when it is there."""
+        """A policy that tries everything but taking the right key when it is there."""
         return _Cheat()
 
     def _is_first_call(self) -> bool:
-        """Whether this is the turn's first call, the only one that counts."""
+        """True if this is the turn's first call, the only one that counts."""
         first = self._answered_turn != self.turns
         self._answered_turn = self.turns
         return first
@@ -163,7 +163,7 @@ class LongRoad(ToolEnv):
         return view
 
     def _arrive(self) -> str:
-        """Ends the road: the chest, and what luck gave or took."""
+        """Ends the road: opens the chest or not, and pays what luck gave or took."""
         self.end(success=self.is_right, reward=self.found + float(self.is_right and self.delayed))
         return f"The {self.chest} chest opens." if self.is_right else f"The {self.chest} chest stays locked."
 

@@ -1,4 +1,4 @@
-"""Mastermind-v0: find a code of digits from how many are right and in place."""
+"""Mastermind-v0: find a code of digits from the number of digits that are right and in place."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agentgym.types import JSON, Message
 __all__ = ["Mastermind", "marks"]
 
 LEVELS = {1: (2, 4, 5), 2: (4, 6, 8), 3: (5, 6, 10)}
-"""Level to the length of a code, how many digits there are to choose from, and the guesses."""
+"""Maps a level to the length of a code, the number of digits to choose from, and the guesses."""
 
 
 class Mastermind(ToolEnv):
@@ -103,20 +103,20 @@ class Mastermind(ToolEnv):
         return f"The code has {self.length} digits, each of them {others} or {self.digits[-1]}."
 
     def make_oracle(self) -> Policy:
-        """Narrows the codes down."""
+        """A policy that narrows the codes down."""
         return _Oracle()
 
     def make_cheat(self) -> Policy:
-        """Tries everything but a code."""
+        """A policy that tries everything but a code."""
         return Trickster("guess", _tricks)
 
     def make_random(self) -> Policy:
-        """Guesses any code."""
+        """A policy that guesses any code."""
         return _Random()
 
 
 def marks(guess: str, code: str) -> tuple[int, int]:
-    """How many digits of a guess are in place, and how many more are in the code elsewhere.
+    """The number of digits of a guess that are in place, and of those that are elsewhere in the code.
 
     >>> marks("1123", "1214")
     (1, 2)
@@ -150,7 +150,7 @@ class _Oracle(_Random):
 
 def _tricks(env: TextEnv) -> list[Message]:
     code = game_of(env, Mastermind).code
-    every = " ".join("".join(one) for one in itertools.product(game_of(env, Mastermind).digits, repeat=2))
+    every = " ".join("".join(pair) for pair in itertools.product(game_of(env, Mastermind).digits, repeat=2))
     tries = (
         " ".join(code),
         f"{code}\n",

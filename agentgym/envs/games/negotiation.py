@@ -1,4 +1,4 @@
-"""Negotiation-v0: two agents with private values divide what lies on a table."""
+"""Negotiation-v0: two agents with private values divide items."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from agentgym.types import JSON, Message
 __all__ = ["Negotiation"]
 
 KINDS = {1: ("books", "hats"), 2: ("books", "hats", "balls")}
-"""Level to the kinds of items."""
+"""Maps a level to the kinds of items."""
 TURNS_EACH = 4
 WHOLE = 10
-"""What all items together are worth to each agent."""
+"""The worth of all items together to each agent."""
 
 
 class Negotiation(MultiAgentEnv):
@@ -70,7 +70,7 @@ class Negotiation(MultiAgentEnv):
         draw = self.np_random
         self.left = dict.fromkeys(self.agents, TURNS_EACH)
         self.offered: tuple[int, ...] | None = None
-        """What the one who made the last offer keeps."""
+        """The share that the agent who made the last offer keeps."""
         self.spoken = ""
         while True:
             self.items = tuple(int(number) for number in draw.integers(1, 4, len(self.kinds)))
@@ -84,33 +84,38 @@ class Negotiation(MultiAgentEnv):
                 return
 
     def task_identity(self) -> JSON:
-        """The items, what they are worth to each agent, what each needs, and who is played."""
-        return [list(self.items), [list(self.values[one]) for one in self.agents], [*self.least.values()], self.agent]
+        """The items, their worth to each agent, the least that each needs, and the agent that is played."""
+        return [list(self.items), [list(self.values[name]) for name in self.agents], [*self.least.values()], self.agent]
 
     def splits(self, agent: str) -> Iterator[tuple[int, ...]]:
         """The shares of an agent that leave the other one its least."""
-        (other,) = (one for one in self.agents if one != agent)
+        (other,) = (name for name in self.agents if name != agent)
         for share in itertools.product(*(range(number + 1) for number in self.items)):
             if self.worth(other, self.rest(share)) >= self.least[other]:
                 yield share
 
     def rest(self, share: Sequence[int]) -> tuple[int, ...]:
-        """What is left of the items."""
+        """The items that a share leaves."""
         return tuple(number - taken for number, taken in zip(self.items, share, strict=True))
 
     def worth(self, agent: str, share: Sequence[int]) -> int:
-        """What a share is worth to an agent."""
+        """The worth of a share to an agent."""
         return sum(value * number for value, number in zip(self.values[agent], share, strict=True))
 
     def observe(self, agent: str) -> str:
         """The items, the agent's own values, and the offer that it may accept."""
         if self.over:
-            return f"A deal: you get {self._told(self._share(agent))}." if self.offered is not None else "No deal."
+            return (
+                f"A deal: you get {self._format_share(self._share(agent))}." if self.offered is not None else "No deal."
+            )
         values = ", ".join(f"{kind} {value}" for kind, value in zip(self.kinds, self.values[agent], strict=True))
-        table = f"On the table: {self._told(self.items)}. Worth to you, each: {values}. You need {self.least[agent]}."
+        table = (
+            f"On the table: {self._format_share(self.items)}. Worth to you, each: {values}. "
+            f"You need {self.least[agent]}."
+        )
         said = ""
         if self.offered is not None and self.spoken != agent:
-            said = f" You are offered {self._told(self.rest(self.offered))}."
+            said = f" You are offered {self._format_share(self.rest(self.offered))}."
         return f"{table}{said} Turns left: {self.left[agent]}."
 
     @tool
@@ -128,8 +133,8 @@ class Negotiation(MultiAgentEnv):
         there = all(0 <= taken <= number for taken, number in zip(share, self.items, strict=True))
         if there and (balls == 0 or len(self.kinds) == 3):
             self.offered, self.spoken = share, self.agent_selection
-            return self._spent("Offered.")
-        return self._spent(f"There are {self._told(self.items)}.")
+            return self._spend_turn("Offered.")
+        return self._spend_turn(f"There are {self._format_share(self.items)}.")
 
     @tool
     def accept(self) -> str:
@@ -138,41 +143,41 @@ class Negotiation(MultiAgentEnv):
         if not self.may_move:
             return "Not accepted: one answer in each reply."
         if self.offered is None or self.spoken == agent:
-            return self._spent("Nothing is offered to you.")
-        shares = {one: self.worth(one, self._share(one)) for one in self.agents}
-        content = [one for one in self.agents if shares[one] >= self.least[one]]
-        winners = tuple(one for one in content if shares[one] >= self.most[one])
-        self.finish({one: min(1.0, shares[one] / self.most[one]) for one in content}, winners=winners)
+            return self._spend_turn("Nothing is offered to you.")
+        shares = {name: self.worth(name, self._share(name)) for name in self.agents}
+        content = [name for name in self.agents if shares[name] >= self.least[name]]
+        winners = tuple(name for name in content if shares[name] >= self.most[name])
+        self.finish({name: min(1.0, shares[name] / self.most[name]) for name in content}, winners=winners)
         return "Accepted."
 
     def on_message(self, text: str) -> str:
-        """Talk is passed on to nobody, and costs a turn."""
-        return self._spent("Nothing was offered: call offer or accept.")
+        """Drops talk, which costs a turn."""
+        return self._spend_turn("Nothing was offered: call offer or accept.")
 
     def verdict(self, agent: str) -> dict[str, float]:
-        """Whether there was a deal, and what the share was worth."""
+        """The metrics of a finished game: `deal`, and `value`, the worth of the share."""
         has_deal = self.offered is not None
         return {"deal": float(has_deal), "value": float(self.worth(agent, self._share(agent))) if has_deal else 0.0}
 
     def forfeit(self, agent: str) -> None:
-        """There is no deal."""
+        """Ends the game without a deal."""
         self.offered = None
         self.finish({}, winners=())
 
     def make_opponent(self, kind: str) -> Policy:
-        """Offers at random, and accepts nothing below its least."""
+        """A policy that offers at random, and accepts nothing below its least."""
         return _Haggler()
 
     def make_random(self) -> Policy:
-        """Offers at random, and accepts what is enough."""
+        """A policy that offers at random, and accepts what is enough."""
         return _Haggler()
 
     def make_oracle(self) -> Policy:
-        """Knows what the other one needs."""
+        """A policy that knows what the other one needs."""
         return _Oracle()
 
     def make_cheat(self) -> Policy:
-        """Tries everything but a deal."""
+        """A policy that tries everything but a deal."""
         return Trickster("offer", _tricks)
 
     def _worth(self, agent: str) -> Any:
@@ -182,11 +187,11 @@ class Negotiation(MultiAgentEnv):
         assert self.offered is not None
         return self.offered if agent == self.spoken else self.rest(self.offered)
 
-    def _told(self, share: Sequence[int]) -> str:
+    def _format_share(self, share: Sequence[int]) -> str:
         return ", ".join(f"{number} {kind}" for number, kind in zip(share, self.kinds, strict=True))
 
-    def _spent(self, said: str) -> str:
-        """Counts the mover's turn; without any left on either side there is no deal."""
+    def _spend_turn(self, said: str) -> str:
+        """Counts the mover's turn; when neither side has any left, there is no deal."""
         self.left[self.agent_selection] -= 1
         self.pass_turn()
         if not any(self.left.values()):
@@ -212,7 +217,7 @@ class _Haggler:
         if may_accept and game.worth(agent, game.rest(game.offered or ())) >= game.least[agent]:
             return calling("accept")
         every = [*itertools.product(*(range(number + 1) for number in game.items))]
-        return _offering([one for one in every if game.worth(agent, one) >= game.least[agent]], self._draw)
+        return _offering([share for share in every if game.worth(agent, share) >= game.least[agent]], self._draw)
 
 
 class _Oracle(_Haggler):

@@ -22,24 +22,24 @@ __all__ = ["Level", "Sokoban", "State", "shortest_way"]
 Direction = Literal["up", "down", "left", "right"]
 Cell: TypeAlias = tuple[int, int]
 State: TypeAlias = tuple[Cell, frozenset[Cell]]
-"""Where the player is, and where the boxes are; cells are (row, column)."""
+"""The cell of the player, and the cells of the boxes; cells are (row, column)."""
 STEPS: dict[str, Cell] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 LEVELS = {1: (4, 3, 1, (2, 5)), 2: (5, 3, 1, (5, 12)), 3: (5, 3, 2, (8, 18))}
-"""Level to the side of the room, walls inside it, boxes, and the fewest and most moves of the shortest solution."""
+"""Maps a level to the room's side, walls inside it, boxes, and the fewest and most moves of the shortest solution."""
 SPARE = 4
-"""Moves allowed beyond twice the shortest solution."""
+"""The moves allowed beyond twice the shortest solution."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """What does not move: the floor and the goals."""
+    """The parts that do not move: the floor and the goals."""
 
     size: int
     floor: frozenset[Cell]
     goals: frozenset[Cell]
 
-    def moved(self, state: State, direction: str) -> State:
-        """The state after a move; the same one where a wall or a box is in the way."""
+    def next_state(self, state: State, direction: str) -> State:
+        """The state after a move; the same one if a wall or a box is in the way."""
         player, boxes = state
         ahead = _next(player, direction)
         if ahead not in self.floor:
@@ -61,11 +61,11 @@ class Level:
                 if ahead in boxes:
                     yield behind, boxes - {ahead} | {player}
 
-    def solved(self, state: State) -> bool:
-        """Whether every box is on a goal."""
+    def is_solved(self, state: State) -> bool:
+        """True if every box is on a goal."""
         return state[1] == self.goals
 
-    def drawn(self, state: State) -> str:
+    def draw_map(self, state: State) -> str:
         """The map, a line for each row."""
         player, boxes = state
 
@@ -140,8 +140,8 @@ class Sokoban(ToolEnv):
     def move(self, direction: Direction) -> str:
         """Moves one step, and pushes a box that is there."""
         self.left -= 1
-        before, self.state = self.state, self.room.moved(self.state, direction)
-        if self.room.solved(self.state):
+        before, self.state = self.state, self.room.next_state(self.state, direction)
+        if self.room.is_solved(self.state):
             self.end(success=True, reward=1.0)
             return "All boxes are on goals."
         if not self.left:
@@ -151,33 +151,33 @@ class Sokoban(ToolEnv):
 
     def view(self) -> str:
         """The map, and how many moves are left."""
-        return f"{self.room.drawn(self.state)}\nMoves left: {self.left}."
+        return f"{self.room.draw_map(self.state)}\nMoves left: {self.left}."
 
     def make_oracle(self) -> Policy:
-        """Walks a shortest solution."""
+        """A policy that walks a shortest solution."""
         return _Oracle()
 
     def make_cheat(self) -> Policy:
-        """Tries everything but pushing a box."""
+        """A policy that tries everything but pushing a box."""
         return Trickster("move", _tricks)
 
 
 def shortest_way(room: Level, state: State) -> list[str] | None:
-    """Directions of a shortest solution; None where there is none."""
+    """The directions of a shortest solution; None if there is none."""
     ways: dict[State, tuple[State, str] | None] = {state: None}
     queue = [state]
     for here in queue:  # grows while it is walked: breadth first
-        if room.solved(here):
-            return _walked(ways, here)
+        if room.is_solved(here):
+            return _directions_to(ways, here)
         for direction in STEPS:
-            there = room.moved(here, direction)
+            there = room.next_state(here, direction)
             if there not in ways:
                 ways[there] = (here, direction)
                 queue.append(there)
     return None
 
 
-def _walked(ways: dict[State, tuple[State, str] | None], end: State) -> list[str]:
+def _directions_to(ways: dict[State, tuple[State, str] | None], end: State) -> list[str]:
     directions: list[str] = []
     step = ways[end]
     while step is not None:
@@ -187,7 +187,7 @@ def _walked(ways: dict[State, tuple[State, str] | None], end: State) -> list[str
 
 
 def _distances(room: Level, most: int) -> list[tuple[State, int]]:
-    """Every state that can be solved in at most `most` moves, and in how many."""
+    """Every state that can be solved in at most `most` moves, with the number of moves."""
     solved = [(player, room.goals) for player in sorted(room.floor - room.goals)]
     distances: dict[State, int] = dict.fromkeys(solved, 0)
     queue: list[State] = list(solved)
@@ -224,6 +224,6 @@ class _Oracle:
 
 def _tricks(env: TextEnv) -> list[Message]:
     game = game_of(env, Sokoban)
-    away = [way for way in STEPS if game.room.moved(game.state, way) == game.state]
+    away = [way for way in STEPS if game.room.next_state(game.state, way) == game.state]
     tries = [*away, "Up", "north", "up up", "solve", "", 1, None, [*STEPS]]
     return [calling("move", direction=way) for way in tries]

@@ -19,9 +19,9 @@ from agentgym.types import Message
 __all__ = ["Grid", "Sudoku", "solutions"]
 
 LEVELS = {1: (4, 3), 2: (4, 8), 3: (9, 20), 4: (9, 45)}
-"""Level to the size of the grid and the empty cells."""
+"""Maps a level to the size of the grid and the number of empty cells."""
 SPARE = 2
-"""Placements allowed beyond those that the empty cells need."""
+"""The placements allowed beyond those that the empty cells need."""
 Grid = list[list[int]]
 """Rows of digits; 0 is an empty cell."""
 
@@ -75,7 +75,7 @@ class Sudoku(ToolEnv):
         self.given = []
         while not self.given:
             self.solution = _full_grid(self.size, self.np_random)
-            self.given = _emptied(self.solution, self.num_empty, self.np_random)
+            self.given = _clear_cells(self.solution, self.num_empty, self.np_random)
         self.grid = [list(row) for row in self.given]
         self._left = self.num_empty + SPARE
         box = math.isqrt(self.size)
@@ -91,7 +91,7 @@ class Sudoku(ToolEnv):
             digit: the digit
         """
         self._left -= 1
-        said = self._placed(row, column, digit)
+        said = self._try_placement(row, column, digit)
         if self.grid == self.solution:
             self.end(success=True, reward=1.0)
             return "The grid is solved."
@@ -111,18 +111,18 @@ class Sudoku(ToolEnv):
         return "\n".join(" ".join(row) for row in rows), "".join("".join(row) for row in rows)
 
     def make_oracle(self) -> Policy:
-        """Knows the solution."""
+        """A policy that knows the solution."""
         return _Oracle()
 
     def make_cheat(self) -> Policy:
-        """Tries everything but filling the grid."""
+        """A policy that tries everything but filling the grid."""
         return Trickster("place", _tricks)
 
     def make_random(self) -> Policy:
-        """Places any digit in any empty cell."""
+        """A policy that places any digit in any empty cell."""
         return _Random()
 
-    def _placed(self, row: int, column: int, digit: int) -> str:
+    def _try_placement(self, row: int, column: int, digit: int) -> str:
         if not (1 <= row <= self.size and 1 <= column <= self.size and 1 <= digit <= self.size):
             return f"Rows, columns and digits are 1 to {self.size}."
         if self.given[row - 1][column - 1]:
@@ -136,7 +136,7 @@ class Sudoku(ToolEnv):
 
 
 def solutions(grid: Grid, limit: int = 2) -> int:
-    """How many solutions a grid has, counted up to `limit`."""
+    """The number of solutions of a grid, counted up to `limit`."""
     size, box = len(grid), math.isqrt(len(grid))
     rows, columns, boxes = [0] * size, [0] * size, [0] * size  # bit d is set where the digit d is used
     empty = []
@@ -193,16 +193,16 @@ def _full_grid(size: int, draw: np.random.Generator) -> Grid:
     """A full grid: one pattern, with its digits, its rows and its columns shuffled as the rules allow."""
     box = math.isqrt(size)
 
-    def shuffled() -> list[int]:
+    def line_order() -> list[int]:
         return [int(band) * box + int(line) for band in draw.permutation(box) for line in draw.permutation(box)]
 
     digits = [int(digit) for digit in draw.permutation(size)]
-    rows, columns = shuffled(), shuffled()
+    rows, columns = line_order(), line_order()
     return [[digits[(box * (row % box) + row // box + column) % size] + 1 for column in columns] for row in rows]
 
 
-def _emptied(full: Grid, num_empty: int, draw: np.random.Generator) -> Grid:
-    """The grid with cells emptied in a drawn order; [] where so many cannot be and leave one solution."""
+def _clear_cells(full: Grid, num_empty: int, draw: np.random.Generator) -> Grid:
+    """The grid with cells emptied in a drawn order; [] if that many cannot be emptied with one solution left."""
     grid = [list(row) for row in full]
     size = len(grid)
     left = num_empty

@@ -23,10 +23,10 @@ LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4
 EMPTY = "." * 9
 NUMBERS = (*"123456789", "X", "O")
 WORDS = (*"attic balcony cellar garden hall kitchen library pantry tower".split(), "red", "blue")
-"""The names of free cells, row by row, of the player's own marks and of the other's; likewise `NUMBERS`."""
+"""The names of free cells, row by row, of the player's own marks and of the other's, as in `NUMBERS`."""
 NAME = re.compile(r"\w+")
 MAX_ILLEGAL = 3
-"""Replies without a legal move that lose the game."""
+"""The number of replies without a legal move that loses the game."""
 MAX_OPENING = 6
 NOVICES = ("random", "greedy", "careful")
 
@@ -84,7 +84,7 @@ class TicTacToe(MultiAgentEnv):
         fewest, most = self.opening
         for _ in range(int(self.np_random.integers(fewest, most + 1)) if most else 0):
             free = free_cells(self.board)
-            board = placed(self.board, free[int(self.np_random.integers(len(free)))], self.agent_selection)
+            board = place_mark(self.board, free[int(self.np_random.integers(len(free)))], self.agent_selection)
             if winner(board):
                 break
             self.board = board
@@ -107,15 +107,15 @@ class TicTacToe(MultiAgentEnv):
         return f"{rows}\n{ending}"
 
     def on_message(self, text: str) -> str:
-        """Places the mover's mark where the text says, which names one cell and no other number."""
+        """Places the mover's mark in the cell that the text names, if it names one cell and no other number."""
         mover = self.agent_selection
-        named = [one for one in NAME.findall(text.lower()) if one.isdecimal() or one in self.names[:9]]
+        named = [word for word in NAME.findall(text.lower()) if word.isdecimal() or word in self.names[:9]]
         if len(named) != 1 or named[0] not in self.names[:9]:
-            return self._refused(mover, "Reply with one free cell.")
+            return self._refuse_reply(mover, "Reply with one free cell.")
         cell = self.names.index(named[0])
         if self.board[cell] != ".":
-            return self._refused(mover, f"{named[0].capitalize()} is not free.")
-        self.board = placed(self.board, cell, mover)
+            return self._refuse_reply(mover, f"{named[0].capitalize()} is not free.")
+        self.board = place_mark(self.board, cell, mover)
         if winner(self.board):
             self.finish({mover: 1.0}, winners=(mover,))
         elif "." not in self.board:
@@ -125,19 +125,19 @@ class TicTacToe(MultiAgentEnv):
         return ""
 
     def forfeit(self, agent: str) -> None:
-        """The other one wins."""
-        others = tuple(one for one in self.agents if one != agent)
+        """Ends the game: the other agent wins."""
+        others = tuple(name for name in self.agents if name != agent)
         self.finish(dict.fromkeys(others, 1.0), winners=others)
 
     def verdict(self, agent: str) -> dict[str, float]:
-        """Whether the game was drawn, and how many replies placed nothing."""
+        """The metrics of a finished game: `draw`, and `illegal`, the number of replies that placed nothing."""
         return {"draw": float(self.drawn), "illegal": float(self.illegal[agent])}
 
     def saying(self, cell: int) -> Message:
         """The reply that places in a cell, counted from 0."""
         return Message("assistant", self.names[cell])
 
-    def _refused(self, agent: str, why: str) -> str:
+    def _refuse_reply(self, agent: str, why: str) -> str:
         self.illegal[agent] += 1
         if self.illegal[agent] == MAX_ILLEGAL:
             self.forfeit(agent)
@@ -148,15 +148,15 @@ class TicTacToe(MultiAgentEnv):
         return _Novice(kind) if kind in NOVICES else _Perfect()
 
     def make_random(self) -> Policy:
-        """Takes any free cell."""
+        """A policy that takes any free cell."""
         return _Novice("random")
 
     def make_oracle(self) -> Policy:
-        """Foresees a novice, and is perfect against anybody else."""
+        """A policy that foresees a novice, and is perfect against any other opponent."""
         return _Perfect()
 
     def make_cheat(self) -> Policy:
-        """Tries everything but a move."""
+        """A policy that tries everything but a move."""
         return Trickster("place", _tricks)
 
 
@@ -173,7 +173,7 @@ def _span(opening: object) -> tuple[int, int]:
 
 
 def winner(board: str) -> str:
-    """Whose marks stand in a row; "" where nobody's do.
+    """The mark that has three in a row; "" if there is none.
 
     >>> winner("XX.OOO.XX")
     'O'
@@ -181,8 +181,8 @@ def winner(board: str) -> str:
     return next((board[a] for a, b, c in LINES if board[a] == board[b] == board[c] != "."), "")
 
 
-def placed(board: str, cell: int, mark: str) -> str:
-    """The board with a mark more."""
+def place_mark(board: str, cell: int, mark: str) -> str:
+    """The board with one more mark."""
     return board[:cell] + mark + board[cell + 1 :]
 
 
@@ -198,21 +198,21 @@ def other(mark: str) -> str:
 
 def completing(board: str, mark: str) -> list[int]:
     """The free cells that complete a line of a player."""
-    return [cell for cell in free_cells(board) if winner(placed(board, cell, mark)) == mark]
+    return [cell for cell in free_cells(board) if winner(place_mark(board, cell, mark)) == mark]
 
 
 @cache
 def value(board: str, mover: str) -> int:
-    """What perfect play gives the mover: 1, 0 or -1."""
+    """The value of a board for the mover under perfect play: 1, 0 or -1."""
     if winner(board):
         return -1
     moves = free_cells(board)
-    return max((-value(placed(board, cell, mover), other(mover)) for cell in moves), default=0)
+    return max((-value(place_mark(board, cell, mover), other(mover)) for cell in moves), default=0)
 
 
 def best_cells(board: str, mover: str) -> list[int]:
     """The cells from which perfect play gives the mover the most (minimax)."""
-    values = {cell: -value(placed(board, cell, mover), other(mover)) for cell in free_cells(board)}
+    values = {cell: -value(place_mark(board, cell, mover), other(mover)) for cell in free_cells(board)}
     return [cell for cell, worth in values.items() if worth == max(values.values())]
 
 
@@ -255,14 +255,14 @@ class _Perfect:
 
 
 def way_to_win(board: str, mark: str, rival: _Novice) -> list[int] | tuple[int, ...]:
-    """Moves that win against an opponent whose moves are known; () where there are none."""
+    """Moves that win against an opponent whose moves are known; () if there are none."""
     if done := completing(board, mark):
         return done[:1]
     for cell in best_cells(board, mark) + free_cells(board):
-        after = placed(board, cell, mark)
+        after = place_mark(board, cell, mark)
         if "." not in after:
             continue
-        answered = placed(after, rival.choice(after, other(mark)), other(mark))
+        answered = place_mark(after, rival.choice(after, other(mark)), other(mark))
         if not winner(answered) and (rest := way_to_win(answered, mark, rival)):
             return [cell, *rest]
     return ()

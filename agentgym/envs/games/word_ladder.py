@@ -20,9 +20,9 @@ from agentgym.types import MalformedCall, Message, ToolCall
 __all__ = ["DATA_SHA256", "WordLadder"]
 
 LEVELS = {1: (3, 2, 2), 2: (3, 3, 5), 3: (4, 4, 7)}
-"""Level to the words' length, the fewest steps and the most steps of the shortest ladder."""
+"""Maps a level to the words' length, the fewest steps and the most steps of the shortest ladder."""
 DATA_SHA256 = "70f949896b68e80772eb6ebd3cdc6bb586f03e6eb59ebb0c56a4d09fc303cb0d"
-"""Hash of the word list that belongs to v0; other words are another version."""
+"""The hash of the word list that belongs to v0; other words are another version."""
 
 
 class WordLadder(ToolEnv):
@@ -92,17 +92,17 @@ class WordLadder(ToolEnv):
         return f"The word is {word}, the goal is {self._goal}."
 
     def make_oracle(self) -> Policy:
-        """Walks a shortest ladder."""
+        """A policy that walks a shortest ladder."""
         return _ShortestLadder()
 
     def make_cheat(self) -> Policy:
-        """Tries everything but a ladder."""
+        """A policy that tries everything but a ladder."""
         return _Cheat()
 
 
 @functools.cache
 def neighbours() -> dict[str, tuple[str, ...]]:
-    """Every word of the list to the words that differ from it in one letter, in alphabetical order."""
+    """Maps every word of the list to the words that differ from it in one letter, in alphabetical order."""
     text = files("agentgym.envs").joinpath("data/word_ladder.txt").read_bytes()
     if hashlib.sha256(text).hexdigest() != DATA_SHA256:
         raise ConfigError("the word list of WordLadder-v0 was changed; other words need a new version of the id")
@@ -119,7 +119,7 @@ def neighbours() -> dict[str, tuple[str, ...]]:
 
 
 def distances_from(start: str) -> dict[str, int]:
-    """Every word that a ladder from `start` reaches, to the steps of the shortest one."""
+    """Maps every word that a ladder from `start` reaches to the steps of the shortest one."""
     table = neighbours()
     distances = {start: 0}
     queue = [start]

@@ -1,4 +1,4 @@
-"""Wordle-v0: find a hidden word from what each letter of a guess is told."""
+"""Wordle-v0: find a hidden word from a mark for each letter of a guess."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from agentgym.types import JSON, Message
 __all__ = ["DATA_SHA256", "Wordle", "letter_marks"]
 
 LEVELS = {1: (3, 10), 2: (4, 8), 3: (5, 6)}
-"""Level to the letters of a word, and the guesses."""
+"""Maps a level to the letters of a word, and the guesses."""
 DATA_SHA256 = "c0a6a1ebad550468ac876254aacdc0ed8a31ca694090b7467d012d73793e0244"
-"""Hash of the word lists that belong to v0; other words are another version."""
+"""The hash of the word lists that belong to v0; other words are another version."""
 
 
 class Wordle(ToolEnv):
@@ -100,15 +100,15 @@ class Wordle(ToolEnv):
         return () if self.word in COMMON else (self.word,)
 
     def make_oracle(self) -> Policy:
-        """Narrows the words down."""
+        """A policy that narrows the words down."""
         return _Oracle()
 
     def make_cheat(self) -> Policy:
-        """Tries everything but a word."""
+        """A policy that tries everything but a word."""
         return Trickster("guess", _tricks)
 
     def make_random(self) -> Policy:
-        """Guesses any word of the list."""
+        """A policy that guesses any word of the list."""
         return _Random()
 
 
@@ -116,7 +116,7 @@ COMMON = frozenset(
     "a call common content each error find guess has have here hidden in is left letters list name no not one reply"
     " role success the tool turns user was with word you".split()
 )
-"""Words that the game and its messages say anyway."""
+"""The words that the game's messages contain anyway."""
 
 
 @functools.cache
@@ -161,7 +161,7 @@ class _Random:
 class _Oracle(_Random):
     def act(self, observation: str) -> Message:
         if told := re.match(r"([a-z]+): ([a-z ,]+)\.", observation):
-            guess, marked = told.group(1), [one.split()[1] for one in told.group(2).split(", ")]
+            guess, marked = told.group(1), [mark.split()[1] for mark in told.group(2).split(", ")]
             self._words = [word for word in self._words if word != guess and letter_marks(guess, word) == marked]
         return calling("guess", word=self._game.word) if self._game.left == 1 else super().act(observation)
 

@@ -1,4 +1,4 @@
-"""Prompt-v0: one prompt, one reply; it plays a row of a data file, and small sums where it is given none."""
+"""Prompt-v0: one prompt, one reply; it plays a row of a data file, or a small sum if it is given none."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Prompt(TextEnv):
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(render_mode)
         self.ground_truth: JSON = None
-        """What the reply is to say; None where the row does not know."""
+        """The right reply; None if the row has none."""
         self._is_row = False
         self._named: tuple[str, ...] = ()
 
@@ -70,15 +70,15 @@ class Prompt(TextEnv):
         return "The episode is over.", float(correct), True, False, {"metrics": metrics}
 
     def secrets(self) -> tuple[str, ...]:
-        """The answer of a sum, where the sum does not name it; a row may say what it likes."""
+        """The answer of a sum, unless the sum names it; a row may contain its answer."""
         return () if self._is_row or self.ground_truth in self._named else (str(self.ground_truth),)
 
     def make_oracle(self) -> Policy:
-        """Says the ground truth."""
+        """A policy that gives the ground truth."""
         return _Oracle()
 
     def make_cheat(self) -> Policy:
-        """Tries everything but the answer."""
+        """A policy that tries everything but the answer."""
         return _Cheat()
 
     def _sum(self) -> Message:
@@ -94,20 +94,20 @@ def row_messages(options: Mapping[str, Any]) -> tuple[Message, ...]:
     messages = options.get("messages")
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise ConfigError(f"options['messages'] is a list of at least one message, got {messages!r:.80}")
-    return tuple(message_from_openai(one, f"messages[{index}]") for index, one in enumerate(messages))
+    return tuple(message_from_openai(message, f"messages[{index}]") for index, message in enumerate(messages))
 
 
 def says(ground_truth: JSON, text: str) -> bool:
-    """Whether `text` is the ground truth, up to letter case, width and space; a list holds answers of equal worth."""
+    """True if `text` is the ground truth, up to letter case, width and space; a list holds answers of equal worth."""
     if isinstance(ground_truth, Sequence) and not isinstance(ground_truth, str):
-        return any(says(one, text) for one in ground_truth)
+        return any(says(truth, text) for truth in ground_truth)
     if ground_truth is None or isinstance(ground_truth, Mapping):
         return False
-    wanted = _normalized(ground_truth if isinstance(ground_truth, str) else json.dumps(ground_truth))
-    return bool(wanted) and _normalized(text) == wanted
+    wanted = _normalize_text(ground_truth if isinstance(ground_truth, str) else json.dumps(ground_truth))
+    return bool(wanted) and _normalize_text(text) == wanted
 
 
-def _normalized(text: str) -> str:
+def _normalize_text(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 

@@ -1,4 +1,4 @@
-"""What a renderer makes of a conversation's replies: the ids around each, and the ids of the reply itself."""
+"""Renders a conversation's replies: the ids around each, and the ids of the reply itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentgym.types import Message
 __all__ = ["Case", "cases_of", "marks_of", "spells", "with_own_ids"]
 
 MAX_MARKS = 200
-"""How many of a tokenizer's added tokens are spelled: some have thousands of reserved ones, all alike."""
+"""The number of a tokenizer's added tokens that are spelled: some have thousands of reserved ones, all alike."""
 
 
 @dataclass(frozen=True)
@@ -22,28 +22,29 @@ class Case:
     """One reply of a conversation, rendered before, around and after."""
 
     name: str
-    """The conversation's."""
+    """The name of the conversation."""
     exchange: Exchange
     prompt: list[int]
-    """The render of what came before the reply."""
+    """The render of what precedes the reply."""
     whole: list[int] | None
-    """The render of reply and answer too; None where the template refuses that."""
+    """The render with reply and answer; None if the template refuses that."""
     appended: list[int] | None
-    """What `extend` puts behind a reply that was cut; None where it refuses."""
+    """The ids that `extend` appends to a reply that was cut; None if it refuses."""
     refusal: str
-    """Why there is no `whole`, or nothing appended."""
+    """The reason why there is no `whole`, or nothing appended."""
     said: list[int] | None
-    """The ids with which the template writes the reply, its stop id included; None where it does not write the reply
-    as a model would be prompted for it."""
+    """The ids with which the template writes the reply, its stop id included.
+
+    None if it does not write the reply as a model would be prompted for it."""
 
     @property
     def keeps_prefix(self) -> bool:
-        """Whether the whole begins with the prompt."""
+        """True if the whole begins with the prompt."""
         return self.whole is not None and self.whole[: len(self.prompt)] == self.prompt
 
 
 def cases_of(renderer: TemplateRenderer, conversations: Iterable[Conversation]) -> Iterator[Case]:
-    """The replies of those conversations that the renderer takes."""
+    """Yields the replies of those conversations that the renderer takes."""
     for conversation in conversations:
         for exchange in exchanges(conversation):
             try:
@@ -72,10 +73,10 @@ def _reply_ids(
     whole: Sequence[int] | None = None,
     appended: Sequence[int] | None = None,
 ) -> list[int] | None:
-    """The reply's ids up to a stop id, where the template's own text of it goes on from the prompt.
+    """Returns the reply's ids up to a stop id, if the template's own text of it continues the prompt.
 
-    They are cut out of the render of the reply alone, or else of the `whole`, before what `extend` appends. A prompt
-    that opens the reasoning, which the template leaves out of a reply that had none, is answered by closing it.
+    They are cut out of the render of the reply alone, or else of the `whole`, before what `extend` appends. If a prompt
+    opens reasoning that the template leaves out of a reply without any, the reply begins by closing it.
     """
     if not _is_prompted(renderer, exchange):
         return None
@@ -102,7 +103,7 @@ def _reply_ids(
 
 
 def _is_prompted(renderer: TemplateRenderer, exchange: Exchange) -> bool:
-    """Whether the history's render ends with a generation prompt; behind a reply, some templates write none."""
+    """Returns True if the history's render ends with a generation prompt; after a reply, some templates write none."""
     if exchange.history[-1].role != "assistant":
         return True
     try:
@@ -113,8 +114,11 @@ def _is_prompted(renderer: TemplateRenderer, exchange: Exchange) -> bool:
 
 
 def _reply_start(renderer: TemplateRenderer, prompt: Sequence[int], ids: Sequence[int]) -> list[int] | None:
-    """What a model says before what `ids` go on with behind the prompt: the end of reasoning that only the prompt
-    has opened, unless they begin with it. None where they go on from something else."""
+    """Returns what a model writes before that with which `ids` continue the prompt.
+
+    It is the end of reasoning that only the prompt has opened, unless they begin with it. None if they continue
+    something else.
+    """
     think, end_think = renderer.thinking
     num_shared = _num_shared(prompt, ids)
     opened = renderer.decode(prompt[num_shared:]).strip()
@@ -125,23 +129,23 @@ def _reply_start(renderer: TemplateRenderer, prompt: Sequence[int], ids: Sequenc
     return renderer.tokenizer.encode(f"\n{end_think}\n\n") if think and opened == think else None
 
 
-def _num_shared(one: Sequence[int] | str, other: Sequence[int] | str) -> int:
-    pairs = zip(one, other, strict=False)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+def _num_shared(left: Sequence[int] | str, right: Sequence[int] | str) -> int:
+    pairs = zip(left, right, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
 
 
 def with_own_ids(renderer: TemplateRenderer, conversations: Sequence[Conversation]) -> tuple[Conversation, ...]:
-    """The conversations with call ids that the renderer takes: numbers, where a family counts its calls."""
+    """Returns the conversations with call ids that the renderer takes: numbers, if a family counts its calls."""
     try:
         renderer.extend((), [Message("tool", "x", tool_call_id="call00001", name="go")])
         return tuple(conversations)
     except RenderError as error:
         if "tool" in renderer.refusals or "number" not in str(error):
             return tuple(conversations)
-    return tuple(map(_numbered, conversations))
+    return tuple(map(_number_calls, conversations))
 
 
-def _numbered(conversation: Conversation) -> Conversation:
+def _number_calls(conversation: Conversation) -> Conversation:
     calls = [call for message in conversation.messages for call in message.tool_calls]
     ids = {call.id: str(number) for number, call in enumerate(calls)}
     messages = [
@@ -156,7 +160,7 @@ def _numbered(conversation: Conversation) -> Conversation:
 
 
 def marks_of(renderer: TemplateRenderer) -> dict[str, int]:
-    """Text to id of the added tokens that a template, a reply or a special role uses, and of some others."""
+    """Returns the ids by text of the added tokens that a template, a reply or a special role uses, and some others."""
     source = renderer.tokenizer.template + renderer.tokenizer.tool_template
     added = renderer.tokenizer.backend.get_added_tokens_decoder()
     used = {
@@ -169,7 +173,7 @@ def marks_of(renderer: TemplateRenderer) -> dict[str, int]:
 
 
 def spells(conversation: Conversation, marks: Iterable[str]) -> bool:
-    """Whether a text of the conversation spells one of the marks."""
+    """Returns True if a text of the conversation spells one of the marks."""
     texts: list[str] = []
 
     def collect(text: str) -> str:

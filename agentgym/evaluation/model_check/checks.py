@@ -1,4 +1,4 @@
-"""Whether render, extend and parse are exact on a model's replies: the first half of what verifying a model checks."""
+"""Checks that render, extend and parse are exact on a model's replies: the first half of verifying a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agentgym.types import AnyCall, MalformedCall, Message, ToolSpec
 __all__ = [
     "Reference",
     "Subject",
-    "called",
+    "call_texts",
     "check_cut",
     "check_extend",
     "check_parse",
@@ -36,88 +36,88 @@ class Reference(Protocol):
     """Another implementation of the model's template, to compare with."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
-        """Ids of the conversation with its generation prompt; raises RenderError where the template refuses it."""
+        """Returns the conversation's ids with its generation prompt; raises RenderError if the template refuses it."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text."""
+        """Returns the ids of a text."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model that is verified, and what it is verified on."""
+    """A model that is verified, and the conversations on which it is verified."""
 
     renderer: TemplateRenderer
     conversations: Sequence[Conversation]
     cases: Sequence[Case]
     reference: Reference | str
-    """Or in words why there is none."""
+    """The reference, or the reason why there is none."""
 
     @property
-    def answered(self) -> Iterator[tuple[Case, list[int]]]:
-        """The cases whose reply the template writes as a model would, with the reply's ids."""
+    def answered_cases(self) -> Iterator[tuple[Case, list[int]]]:
+        """Yields the cases whose reply the template writes as a model would, with the reply's ids."""
         return ((case, case.said) for case in self.cases if case.said is not None)
 
 
 def check_render(findings: Findings, subject: Subject) -> None:
-    """Ours and the reference's ids of each conversation, but for those that spell a mark: there ours stays text."""
+    """Compares our and the reference's ids of each conversation, except those that spell a mark: ours keeps text."""
     if isinstance(subject.reference, str):
-        findings.skipped("render", subject.reference)
+        findings.skip("render", subject.reference)
         return
     marks = marks_of(subject.renderer)
     for conversation in subject.conversations:
         if spells(conversation, marks):
             continue
         prepared = replace(conversation, messages=tuple(subject.renderer.prepare(conversation.messages)))
-        ours = _rendered(subject.renderer, conversation)
-        theirs = _rendered(subject.reference, prepared)
+        ours = _render_or_error(subject.renderer, conversation)
+        theirs = _render_or_error(subject.reference, prepared)
         where = conversation.name
         if isinstance(ours, list) and isinstance(theirs, list):
             problem = "" if ours == theirs else _difference(subject.renderer, ours, theirs, "apply_chat_template")
             findings.check("render", where, problem)
         elif isinstance(theirs, list):
-            findings.noted("render", where, f"refused here, though the template takes it: {ours}")
+            findings.add_note("render", where, f"refused here, though the template takes it: {ours}")
         elif isinstance(ours, str):
-            findings.noted("render", where, f"refused, here and by transformers: {theirs}")
+            findings.add_note("render", where, f"refused, here and by transformers: {theirs}")
         else:
-            findings.noted("render", where, f"rendered here, refused by transformers: {theirs}")
+            findings.add_note("render", where, f"rendered here, refused by transformers: {theirs}")
     tally = findings.tallies["render"]
     if tally.noted and len(tally.noted) == tally.num_checked:
         with_tools = {conversation.name for conversation in subject.conversations if conversation.tools}
         reasons = {(found.where in with_tools): found.problem for found in reversed(tally.noted)}
         problem = "; with tools: ".join(reasons[has_tools] for has_tools in sorted(reasons))
-        findings.failed("render", "every conversation", problem)
+        findings.add_failure("render", "every conversation", problem)
 
 
 def check_extend(findings: Findings, subject: Subject) -> None:
-    """What is appended to a reply is what stands there in the template's own render of the whole."""
+    """Checks that what is appended to a reply equals the template's own render of the whole at that place."""
     for case in subject.cases:
         if case.whole is None:
             continue  # the template has no such conversation
         if case.appended is None:
-            report = findings.failed if _is_needed(subject.renderer, case) else findings.noted
+            report = findings.add_failure if _is_needed(subject.renderer, case) else findings.add_note
             report("extend", case.name, case.refusal)
             continue
         if case.keeps_prefix:
-            findings.passed("prefix")
+            findings.add_pass("prefix")
         else:
-            findings.noted("prefix", case.name, _rewriting(subject, case))
+            findings.add_note("prefix", case.name, _rewriting(subject, case))
         tail = case.whole[-len(case.appended) :]
         if tail == case.appended or _differs_in_cuts(subject.renderer, case.appended, case.whole):
             findings.check("extend", case.name, _gap(subject, case))
             continue
         if _is_whole(subject, case):
-            findings.passed("extend")  # what differs is how a reply that was cut is closed
+            findings.add_pass("extend")  # only the end of a cut reply differs
             continue
         problem = _difference(subject.renderer, case.appended, tail, "the template")
         reason = _reason_to_differ(subject.renderer, case)
         if reason:
-            findings.noted("extend", case.name, f"{reason}: {problem}")
+            findings.add_note("extend", case.name, f"{reason}: {problem}")
         else:
-            findings.failed("extend", case.name, problem)
+            findings.add_failure("extend", case.name, problem)
 
 
 def _is_needed(renderer: TemplateRenderer, case: Case) -> bool:
-    """Whether episodes meet what `extend` refuses: an answer of a user, results where calls are written."""
+    """Returns True if episodes need what `extend` refuses: a user's answer, or results if calls are written."""
     roles = {message.role for message in case.exchange.new}
     refused = roles & set(renderer.refusals)
     needed = {"user", "tool"} if "calls" not in renderer.drops else {"user"}
@@ -125,8 +125,11 @@ def _is_needed(renderer: TemplateRenderer, case: Case) -> bool:
 
 
 def _differs_in_cuts(renderer: TemplateRenderer, appended: Sequence[int], whole: Sequence[int]) -> bool:
-    """Whether what closes a cut reply is the template's text, which an encoding of the whole merges with the reply's
-    (`.` and a line break). The sampled ids stay as they are, so that their boundary stays too."""
+    """Returns True if the end of a cut reply is the template's text, merged in an encoding of the whole.
+
+    There it is merged with the reply's text (`.` and a line break). The sampled ids stay as they are, and so does their
+    boundary.
+    """
     end = next((place for place, index in enumerate(appended) if index in renderer.stop_ids), 0)
     start = len(whole) - len(appended) + end
     same = list(whole[start:]) == list(appended[end:])
@@ -134,7 +137,7 @@ def _differs_in_cuts(renderer: TemplateRenderer, appended: Sequence[int], whole:
 
 
 def _reason_to_differ(renderer: TemplateRenderer, case: Case) -> str:
-    """Why the template's text behind a reply is not what is appended to one that was sampled; empty if it has to be."""
+    """Returns why the template's text after a reply may differ from what is appended; empty if it must not."""
     reply, results = case.exchange.reply, [message for message in case.exchange.new if message.role == "tool"]
     if renderer.keeps_what_was_shown or not case.keeps_prefix:
         return "kept as first shown"
@@ -148,7 +151,7 @@ def _reason_to_differ(renderer: TemplateRenderer, case: Case) -> str:
 
 
 def _lacks_end(renderer: TemplateRenderer, case: Case) -> bool:
-    """Whether the template's text is what is appended, but for the end token that begins it."""
+    """Returns True if the template's text is what is appended, except for the end token that begins it."""
     whole, appended = case.whole or [], case.appended or [-1]
     shown = renderer.decode(whole)
     ended, endless = renderer.decode(appended), renderer.decode(appended[1:])
@@ -156,10 +159,10 @@ def _lacks_end(renderer: TemplateRenderer, case: Case) -> bool:
 
 
 def check_cut(findings: Findings, subject: Subject) -> None:
-    """A reply without its stop id gets one, and then what follows the whole reply."""
+    """Checks that a reply without its stop id gets one, and then what follows the whole reply."""
     renderer = subject.renderer
     marks = {*marks_of(renderer).values(), *renderer.stop_ids}
-    for case, said in subject.answered:
+    for case, said in subject.answered_cases:
         if case.appended is None:
             continue
         ended = renderer.extend([*case.prompt, *said], case.exchange.new)
@@ -172,9 +175,9 @@ def check_cut(findings: Findings, subject: Subject) -> None:
 
 
 def check_stop(findings: Findings, subject: Subject) -> None:
-    """A stop id that was sampled twice says nothing more, and no reply holds one before its end."""
+    """Checks that a stop id sampled twice changes nothing, and that no reply holds one before its end."""
     renderer = subject.renderer
-    for case, said in subject.answered:
+    for case, said in subject.answered_cases:
         once = renderer.parse(said, case.exchange.tools, case.prompt)
         twice = renderer.parse([*said, said[-1]], case.exchange.tools, case.prompt)
         inner = [index for index in said[:-1] if index in renderer.stop_ids]
@@ -184,17 +187,17 @@ def check_stop(findings: Findings, subject: Subject) -> None:
     eos = renderer.tokenizer.special_tokens.get("eos_token")
     index = renderer.tokenizer.backend.token_to_id(eos) if eos else None
     if index is not None and index not in renderer.stop_ids:
-        findings.noted("stop", "tokenizer_config.json", f"its eos_token {eos!r} ends no reply of this template")
+        findings.add_note("stop", "tokenizer_config.json", f"its eos_token {eos!r} ends no reply of this template")
 
 
 def check_parse(findings: Findings, subject: Subject) -> None:
-    """Each reply's ids are read as its content, calls and reasoning."""
+    """Checks that each reply's ids are read as its content, calls and reasoning."""
     if not subject.renderer.reads_calls:
-        findings.failed("parse", "a call", subject.renderer.unread)
+        findings.add_failure("parse", "a call", subject.renderer.unread)
     elif "arguments" in subject.renderer.drops:
         shown = "sampled calls are read and kept by history=append; prompts with calls, rerender and sft have that form"
-        findings.failed("parse", "a call", f"{subject.renderer.drops['arguments']}; {shown}")
-    for case, said in subject.answered:
+        findings.add_failure("parse", "a call", f"{subject.renderer.drops['arguments']}; {shown}")
+    for case, said in subject.answered_cases:
         read = subject.renderer.parse(said, case.exchange.tools, case.prompt)
         text = subject.renderer.decode(said)
         _check_content(findings, subject, case, read, text)
@@ -204,63 +207,67 @@ def check_parse(findings: Findings, subject: Subject) -> None:
             _check_reasoning(findings, subject, case, read, text)
 
 
-def called(calls: Sequence[AnyCall]) -> list[str]:
-    """Each call as JSON of its name and arguments, composed as tokenizers do; a malformed one as its raw text."""
+def call_texts(calls: Sequence[AnyCall]) -> list[str]:
+    """Returns each call as JSON of its name and arguments, composed as tokenizers do; a malformed one as raw text."""
     return [
         call.raw
         if isinstance(call, MalformedCall)
-        else _folded(json.dumps([call.name, call.arguments], default=dict, ensure_ascii=False, sort_keys=True))
+        else _compose(json.dumps([call.name, call.arguments], default=dict, ensure_ascii=False, sort_keys=True))
         for call in calls
     ]
 
 
 def letters(text: str) -> str:
-    """The letters and digits of a text, composed: what of it survives whatever a template wraps it in."""
+    """Returns the letters and digits of a text, composed: what survives any wrapping by a template."""
     return "".join(filter(str.isalnum, unicodedata.normalize("NFC", text)))
 
 
 def _check_content(findings: Findings, subject: Subject, case: Case, read: Message, text: str) -> None:
     given, got = case.exchange.reply.content.strip(), read.content.strip()
     raws = "".join(call.raw for call in read.tool_calls if isinstance(call, MalformedCall))
-    if _folded(given) == _folded(got) or (raws and letters(got + raws) == letters(given)):
-        findings.passed("parse")
+    if _compose(given) == _compose(got) or (raws and letters(got + raws) == letters(given)):
+        findings.add_pass("parse")
     elif _leaves_out(subject, case, "text beside calls" if case.exchange.reply.tool_calls else "", text):
-        findings.noted("parse", case.name, f"the template leaves out {given[:SHOWN_CHARACTERS]!r}, which a reply says")
+        findings.add_note(
+            "parse", case.name, f"the template leaves out {given[:SHOWN_CHARACTERS]!r}, which a reply says"
+        )
     elif given in (read.reasoning or ""):
-        findings.noted(
+        findings.add_note(
             "parse", case.name, f"the template writes {given[:SHOWN_CHARACTERS]!r}, a reply's text, as reasoning"
         )
     else:
-        findings.failed("parse", case.name, f"the content of {text[:160]!r} is read as {got[:SHOWN_CHARACTERS]!r}")
+        findings.add_failure("parse", case.name, f"the content of {text[:160]!r} is read as {got[:SHOWN_CHARACTERS]!r}")
 
 
 def _check_calls(findings: Findings, subject: Subject, case: Case, read: Message, text: str) -> None:
-    given, got = called(case.exchange.reply.tool_calls), called(read.tool_calls)
+    given, got = call_texts(case.exchange.reply.tool_calls), call_texts(read.tool_calls)
     name = "several_calls" if len(given) > 1 else "parse"
     if given == got or (not given and all(call in case.exchange.reply.content for call in got)):
-        findings.passed(name)
+        findings.add_pass(name)
     elif given and _leaves_out(subject, case, "further calls" if len(given) > 1 else "calls", text):
-        findings.noted(name, case.name, "the template leaves out the reply's calls")
+        findings.add_note(name, case.name, "the template leaves out the reply's calls")
     elif given and "arguments" in subject.renderer.drops:
-        findings.noted(name, case.name, subject.renderer.drops["arguments"])
+        findings.add_note(name, case.name, subject.renderer.drops["arguments"])
     elif (other := _with_calls(case.exchange.reply, read.tool_calls)) and _writes_alike(subject, case, other):
-        findings.noted(name, case.name, f"the template writes other arguments in the same way, and {got} is read"[:300])
+        findings.add_note(
+            name, case.name, f"the template writes other arguments in the same way, and {got} is read"[:300]
+        )
     else:
-        findings.failed(name, case.name, f"the calls of {text[:200]!r} are read as {got}")
+        findings.add_failure(name, case.name, f"the calls of {text[:200]!r} are read as {got}")
 
 
 def _writes_alike(subject: Subject, case: Case, other: Message) -> bool:
-    """Whether the template writes another reply in this place as it writes this one."""
+    """Returns True if the template writes another reply in this place as it writes this one."""
     exchange = case.exchange
     talks = [
         Conversation("", (*exchange.history, reply, *exchange.new), exchange.tools) for reply in (exchange.reply, other)
     ]
-    one, two = (_rendered(subject.renderer, talk) for talk in talks)
-    return one == two
+    first, second = (_render_or_error(subject.renderer, talk) for talk in talks)
+    return first == second
 
 
 def _with_calls(reply: Message, calls: Sequence[AnyCall]) -> Message | None:
-    """The reply with other calls, under the ids of its own; None where they are more or fewer, or malformed."""
+    """Returns the reply with other calls, under the ids of its own; None if they are more, fewer or malformed."""
     if len(calls) != len(reply.tool_calls) or any(isinstance(call, MalformedCall) for call in calls):
         return None
     own = [replace(call, id=given.id) for call, given in zip(calls, reply.tool_calls, strict=True)]
@@ -270,28 +277,28 @@ def _with_calls(reply: Message, calls: Sequence[AnyCall]) -> Message | None:
 def _check_reasoning(findings: Findings, subject: Subject, case: Case, read: Message, text: str) -> None:
     given, got = (case.exchange.reply.reasoning or "").strip(), (read.reasoning or "").strip()
     silent = replace(case.exchange.reply, reasoning=None)
-    if _folded(given) == _folded(got):
-        findings.passed("reasoning")
+    if _compose(given) == _compose(got):
+        findings.add_pass("reasoning")
     elif not got and (_leaves_out(subject, case, "reasoning", text) or _writes_alike(subject, case, silent)):
-        findings.noted("reasoning", case.name, "the template leaves out the reply's reasoning")
+        findings.add_note("reasoning", case.name, "the template leaves out the reply's reasoning")
     else:
         problem = f"the reasoning of {text[:160]!r} is read as {got[:SHOWN_CHARACTERS]!r}"
-        findings.failed("reasoning", case.name, problem)
+        findings.add_failure("reasoning", case.name, problem)
 
 
 def _leaves_out(subject: Subject, case: Case, kind: str, text: str) -> bool:
-    """Whether a template is known to drop that kind of thing, or its text of a reply lacks characters of the reply."""
+    """Returns True if a template is known to drop that kind of part, or its text lacks characters of the reply."""
     if kind in subject.renderer.drops:
         return True
     reply = case.exchange.reply
     for mark in (*subject.renderer.reply_format.marks, *marks_of(subject.renderer)):
         text = text.replace(mark, "")
-    values = "".join(letters(call) for call in called(reply.tool_calls))
-    missing = Counter(_folded(reply.content + (reply.reasoning or "")) + values) - Counter(_folded(text))
+    values = "".join(letters(call) for call in call_texts(reply.tool_calls))
+    missing = Counter(_compose(reply.content + (reply.reasoning or "")) + values) - Counter(_compose(text))
     return any(not character.isspace() for character in missing)
 
 
-def _rendered(renderer: TemplateRenderer | Reference, conversation: Conversation) -> list[int] | str:
+def _render_or_error(renderer: TemplateRenderer | Reference, conversation: Conversation) -> list[int] | str:
     try:
         return renderer.render(conversation.messages, conversation.tools)
     except RenderError as error:
@@ -299,19 +306,19 @@ def _rendered(renderer: TemplateRenderer | Reference, conversation: Conversation
 
 
 def _rewriting(subject: Subject, case: Case) -> str:
-    """How the template writes what came before a reply once that is answered."""
+    """Returns how the template writes what precedes a reply once that is answered."""
     assert case.whole is not None
     said = _difference(subject.renderer, case.prompt, case.whole, "later")
     return f"rewritten later, kept as sampled by history=append: {said}"
 
 
 def _is_whole(subject: Subject, case: Case) -> bool:
-    """Whether prompt, reply and what is appended to that are the template's render of the whole."""
+    """Returns True if prompt, reply and what is appended equal the template's render of the whole."""
     return case.said is not None and _row(subject, case) == case.whole
 
 
 def _gap(subject: Subject, case: Case) -> str:
-    """How prompt, reply and appended ids differ from the whole, where the whole begins with prompt and reply."""
+    """Returns how prompt, reply and appended ids differ from the whole, if the whole begins with prompt and reply."""
     start = [*case.prompt, *(case.said or [])]
     if case.said is None or case.whole is None or case.whole[: len(start)] != start:
         return ""
@@ -320,18 +327,18 @@ def _gap(subject: Subject, case: Case) -> str:
 
 
 def _row(subject: Subject, case: Case) -> list[int]:
-    """Prompt, reply, and what is appended to them."""
+    """Returns the ids of prompt, reply, and what is appended to them."""
     start = [*case.prompt, *(case.said or [])]
     return start + subject.renderer.extend(start, case.exchange.new)
 
 
 def _difference(renderer: TemplateRenderer, ours: list[int], theirs: list[int], whose: str) -> str:
-    """Where two lists of ids part, with a few ids of each behind it."""
+    """Returns the index where two lists of ids begin to differ, with a few ids of each from there on."""
     pairs = zip(ours, theirs, strict=False)
     place = next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
     parts = [repr(renderer.decode(ids[place : place + 12])[:SHOWN_CHARACTERS]) for ids in (ours, theirs)]
     return f"at token {place} here {parts[0]}, {whose} {parts[1]}"
 
 
-def _folded(text: str) -> str:
+def _compose(text: str) -> str:
     return unicodedata.normalize("NFC", text)

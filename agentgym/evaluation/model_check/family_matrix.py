@@ -1,4 +1,4 @@
-"""What holds for each model family, measured on a folder of chat templates: `docs/families.md`."""
+"""Measures the properties of each model family on a folder of chat templates: `docs/families.md`."""
 
 from __future__ import annotations
 
@@ -36,33 +36,33 @@ COLUMNS = {
     "malformed": "malformed kept",
     "prefix": "prefix-preserving",
 }
-"""Property of `verify_model` to the heading of its column."""
+"""The heading of each column, by the property of `verify_model`."""
 CELLS = {Outcome.OK: "yes", Outcome.FAILED: "**no**", Outcome.SKIPPED: "–"}
 MARK = re.compile(
     r"<[|｜][^'\"{}\s<>]+?[|｜]>|<\|?[a-z_:]+\|?>|</[a-z_:]+>|<SPECIAL_\d+>|\[/?[A-Z_]{3,}\]|\[e~\[|\]~!?b[\[\]]|<\|\"\|>"
 )
-"""What templates spell as one token of their model's vocabulary."""
+"""Matches texts of templates that are one token of their model's vocabulary."""
 NOT_MARKS = re.compile(r"<(?:function|parameter|name|description|type|required|tools|b|i|br|invoke)>|</.*(?:s|ion|er)>")
 UNKNOWN = StandIn("", "<|stand_in_bos|>", "<|stand_in_eos|>", (), "")
 CALL_STOPS = ("<|tools_suffix|>",)
-"""Marks that close calls and, by the models' generation_config.json, end a reply with it (Apertus)."""
+"""The marks that close calls and, by the models' generation_config.json, also end the reply (Apertus)."""
 SHORT, LONG = 4, 64
-"""Turns of the conversations whose cost is compared."""
+"""The number of turns of the conversations whose cost is compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnCost:
-    """What rendering and extending cost: `TurnCost(0.0004, 1.02)`."""
+    """The cost of rendering and extending: `TurnCost(0.0004, 1.02)`."""
 
     seconds: float
-    """Of a turn, in a conversation of 64."""
+    """The seconds of a turn, in a conversation of 64."""
     growth: float
-    """That over a turn's in a conversation of 4."""
+    """The ratio of these to the seconds of a turn in a conversation of 4."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixRow:
-    """One template: its family, the verdicts on it, and what a turn costs; None where replies cannot be extended."""
+    """One template: its family, the verdicts on it, and the cost of a turn; None if replies cannot be extended."""
 
     template: str
     family: str
@@ -71,15 +71,15 @@ class MatrixRow:
 
 
 def stand_in(template: str, name: str) -> ChatTokenizer:
-    """A tokenizer for a template whose own is not at hand: the embedded model's, with the marks that it spells.
+    """Returns a tokenizer for a template whose own is unavailable: the embedded model's, with the template's marks.
 
-    The first and last tokens of the shared templates are known by their names; others get made-up ones.
+    The first and last tokens of the shared templates are known by their names; others get invented ones.
     """
     known = STAND_INS.get(name, UNKNOWN)
     backend = Tokenizer.from_str(ChatTokenizer.load(embedded_folder()).backend.to_str())
     family = family_of(ChatTokenizer(backend, template, name=name))
     special = {"bos_token": known.bos, "eos_token": known.eos}
-    spells = template + _written(template, special)
+    spells = template + _written_text(template, special)
     own: tuple[str, ...] = ()
     if family is not None:
         own = tuple(text for text in (*FORMATS[family.name].marks, *FORMATS[family.name].ends) if text in spells)
@@ -94,8 +94,8 @@ def stand_in(template: str, name: str) -> ChatTokenizer:
     return ChatTokenizer(backend, template, "", special, (known.eos, *known.stops, *stops), name)
 
 
-def _written(template: str, special: Mapping[str, JSON]) -> str:
-    """What the template makes of a talk and of a play: marks that its source composes are spelled there."""
+def _written_text(template: str, special: Mapping[str, JSON]) -> str:
+    """Returns the template's text of a talk and of a play, which spells the marks that its source composes."""
     call = ToolCall("000000000", "qv7tool", {"qv7argument": "x"})
     user, reply = Message("user", "x"), Message("assistant", "x", "x")
     calling, result = Message("assistant", "", "x", (call,)), Message("tool", "x", tool_call_id=call.id, name=call.name)
@@ -111,7 +111,7 @@ def _written(template: str, special: Mapping[str, JSON]) -> str:
 
 
 def family_matrix(folder: Path, clock: Callable[[], float] = time.process_time) -> Iterator[MatrixRow]:
-    """A row for each `*.jinja` of a folder, by family. Raises RunFolderError where there is none."""
+    """Yields a row for each `*.jinja` of a folder, by family. Raises RunFolderError if there is none."""
     files = sorted(folder.glob("*.jinja"))
     if not files:
         raise RunFolderError(f"{str(folder)!r} holds no *.jinja: give a folder of chat templates")
@@ -131,7 +131,7 @@ def _cost(tokenizer: ChatTokenizer, clock: Callable[[], float]) -> TurnCost | No
 
 
 def _turn(renderer: TemplateRenderer, turns: int, clock: Callable[[], float]) -> float:
-    """Seconds of a turn in a conversation of so many."""
+    """Returns the seconds of a turn in a conversation of `turns` turns."""
     said = [*renderer.tokenizer.encode("In a cave."), renderer.stop_ids[0]]
     start = clock()
     ids = renderer.render([Message("user", "Where are you?")], renderer.probe_tools)
@@ -142,7 +142,7 @@ def _turn(renderer: TemplateRenderer, turns: int, clock: Callable[[], float]) ->
 
 
 def matrix_markdown(rows: Iterable[MatrixRow]) -> str:
-    """The page: how to read it, the table, the notes, the families that no template stands for."""
+    """Returns the page: how to read it, the table, the notes, the families without a template."""
     ordered = sorted(rows, key=lambda row: (row.family, row.template))
     notes: list[str] = []
     head = ["family", "template", "renderer", *COLUMNS.values(), "a turn costs"]
@@ -159,7 +159,7 @@ def matrix_markdown(rows: Iterable[MatrixRow]) -> str:
 
 
 def _cell(verdict: ModelVerdict, notes: list[str]) -> str:
-    """A verdict in a word; what is noted or fails gets a note, equal ones the same."""
+    """Returns a verdict in a word; noted and failed ones get a note, equal ones the same."""
     word = CELLS.get(verdict.outcome, "yes" if verdict.about.name in HANDLED else "no")
     if verdict.first is None:
         return word
@@ -180,7 +180,7 @@ def _unshown(formats: Sequence[ReplyFormat]) -> list[str]:
 
 
 HANDLED = ("render", "extend", "parse", "malformed")
-"""Properties of which what is noted is a refusal or a difference that the renderer answers for."""
+"""The properties whose notes are refusals, or differences that the renderer accounts for."""
 TEXT = """# Model families
 
 A family is a chat format: how a conversation becomes tokens and how a reply is read. Which models can be *trained* is

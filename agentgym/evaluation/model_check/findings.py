@@ -1,4 +1,4 @@
-"""What verifying a model found, property by property, and the report of it."""
+"""The findings of verifying a model, by property, and their report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ModelProperty:
-    """Something that training on a model needs; `unit` is what is counted."""
+    """A requirement of training on a model; `unit` is what is counted."""
 
     name: str
     meaning: str
@@ -51,11 +51,11 @@ PROPERTIES = (
 
 
 class Outcome(StrEnum):
-    """What came of a property."""
+    """The outcome of a property's check."""
 
     OK = "ok"
     NOTED = "noted"
-    """The template does not keep it, and what is trained is exact all the same."""
+    """The template does not keep the property, but training is exact nevertheless."""
     FAILED = "failed"
     SKIPPED = "skipped"
 
@@ -74,7 +74,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Tally:
-    """What was counted for one property."""
+    """The counts of one property."""
 
     num_checked: int = 0
     failed: list[Finding] = field(default_factory=list)
@@ -88,32 +88,32 @@ class Findings:
     def __init__(self) -> None:
         self.tallies: Mapping[str, Tally] = {entry.name: Tally() for entry in PROPERTIES}
 
-    def passed(self, name: str) -> None:
-        """Counts one that holds."""
+    def add_pass(self, name: str) -> None:
+        """Counts a unit for which the property holds."""
         self.tallies[name].num_checked += 1
 
-    def failed(self, name: str, where: str, problem: str) -> None:
-        """Counts one that training would get wrong."""
+    def add_failure(self, name: str, where: str, problem: str) -> None:
+        """Counts a unit that training would get wrong."""
         self.tallies[name].num_checked += 1
         self.tallies[name].failed.append(Finding(where, problem))
 
-    def noted(self, name: str, where: str, problem: str) -> None:
-        """Counts one that does not hold, with nothing wrong in what is trained."""
+    def add_note(self, name: str, where: str, problem: str) -> None:
+        """Counts a unit for which the property does not hold, with no error in training."""
         self.tallies[name].num_checked += 1
         self.tallies[name].noted.append(Finding(where, problem))
 
-    def skipped(self, name: str, reason: str) -> None:
-        """Says why nothing is checked."""
+    def skip(self, name: str, reason: str) -> None:
+        """Records why nothing is checked."""
         self.tallies[name].skipped = reason
 
     def check(self, name: str, where: str, problem: str) -> None:
-        """Counts one that fails if there is a problem."""
-        self.failed(name, where, problem) if problem else self.passed(name)
+        """Counts a unit, which fails if there is a problem."""
+        self.add_failure(name, where, problem) if problem else self.add_pass(name)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelVerdict:
-    """What came of one property; `first` is the first place that decided it."""
+    """The result for one property; `first` is the first place that decided it."""
 
     about: ModelProperty
     outcome: Outcome
@@ -124,7 +124,7 @@ class ModelVerdict:
     skipped: str | None
 
     def cell(self) -> str:
-        """The verdict in words."""
+        """Returns the verdict in words."""
         if self.skipped is not None:
             return f"not checked: {self.skipped}"
         if self.first is None:
@@ -140,27 +140,27 @@ class ModelReport:
     name: str
     family: str
     renderer: str
-    """The class that renders."""
+    """The name of the renderer's class."""
     num_conversations: int
     verdicts: tuple[ModelVerdict, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether no property failed."""
+        """True if no property failed."""
         return all(verdict.outcome is not Outcome.FAILED for verdict in self.verdicts)
 
     def rows(self) -> list[list[str]]:
-        """The report as cells: property, verdict, how many were checked, in words."""
+        """Returns the report as cells: property, outcome, number of checks, verdict in words."""
         return [[v.about.name, SHOWN[v.outcome], str(v.num_checked), v.cell()] for v in self.verdicts]
 
     def summary(self) -> str:
-        """The report in one line."""
+        """Returns the report in one line."""
         failed = [verdict.about.name for verdict in self.verdicts if verdict.outcome is Outcome.FAILED]
         outcome = f"not sound: {', '.join(failed)}" if failed else "sound"
         return f"{self.name}: family {self.family}, {self.renderer}, {self.num_conversations} conversations: {outcome}"
 
     def to_json(self) -> dict[str, JSON]:
-        """The report as a JSON object: `ok`, what was verified, and `properties` by name."""
+        """Returns the report as a JSON object: `ok`, what was verified, and `properties` by name."""
         return {
             "ok": self.ok,
             "model": self.name,
@@ -185,7 +185,7 @@ SHOWN = {Outcome.OK: "ok", Outcome.NOTED: "noted", Outcome.FAILED: "FAILED", Out
 
 
 def verdicts_of(findings: Findings) -> tuple[ModelVerdict, ...]:
-    """What came of each property."""
+    """Returns the verdict of each property."""
     return tuple(_verdict(entry, findings.tallies[entry.name]) for entry in PROPERTIES)
 
 

@@ -1,4 +1,4 @@
-"""transformers' own reading of a tokenizer and its chat template, to hold ours against."""
+"""transformers' own reading of a tokenizer and its chat template, to compare ours with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["TransformersReference"]
 
 
 class TransformersReference:
-    """`apply_chat_template` of a transformers tokenizer."""
+    """Renders with `apply_chat_template` of a transformers tokenizer."""
 
     def __init__(self, tokenizer: transformers.PreTrainedTokenizerBase, template: str | None = None) -> None:
         self._tokenizer = tokenizer
@@ -25,14 +25,14 @@ class TransformersReference:
 
     @staticmethod
     def load(folder: Path, template: str | None = None) -> TransformersReference:
-        """The folder's tokenizer, as transformers loads it; raises what that raises."""
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a folder is whole: nothing is looked for elsewhere
+        """Loads the folder's tokenizer with transformers; raises what that raises."""
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a folder is complete: nothing is fetched from elsewhere
         transformers.logging.set_verbosity_error()
         return TransformersReference(transformers.AutoTokenizer.from_pretrained(folder), template)
 
     @staticmethod
     def of(tokenizer: ChatTokenizer) -> TransformersReference:
-        """The same vocabulary and template, run by transformers."""
+        """Returns the same vocabulary and template, run by transformers."""
         theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend, **tokenizer.special_tokens)
         if tokenizer.tool_template:
             theirs.chat_template = {"default": tokenizer.template, "tool_use": tokenizer.tool_template}
@@ -41,8 +41,10 @@ class TransformersReference:
         return TransformersReference(theirs)
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
-        """Ids of the conversation with its generation prompt; raises RenderError where the template refuses it, with
-        the arguments of calls as they are and as JSON text."""
+        """Returns the ids of the conversation with its generation prompt.
+
+        Raises RenderError if the template refuses it both with the arguments of calls as they are and as JSON text.
+        """
         try:
             return self._render(messages, tools, text_arguments=False)
         except RenderError:
@@ -60,13 +62,13 @@ class TransformersReference:
                 tokenize=True,
                 return_dict=False,
             )
-        except Exception as error:  # the boundary: a template raises what it likes
+        except Exception as error:  # the boundary: a template may raise anything
             raise RenderError(str(error)) from error
         return list(ids)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text; raises RenderError if transformers cannot encode it."""
+        """Returns the ids of a text; raises RenderError if transformers cannot encode it."""
         try:
             return list(self._tokenizer.encode(text, add_special_tokens=False))
-        except Exception as error:  # the boundary: a tokenizer that was loaded wrongly raises what it likes
+        except Exception as error:  # the boundary: a tokenizer that was loaded wrongly may raise anything
             raise RenderError(f"transformers cannot encode it: {type(error).__name__}: {error}") from error

@@ -1,4 +1,4 @@
-"""Where models are known to go wrong unseen: the second half of what verifying a model checks."""
+"""Checks of errors that are known to go unnoticed: the second half of verifying a model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import islice
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.errors import RenderError
 from agentgym.evaluation.model_check.cases import Case, marks_of
-from agentgym.evaluation.model_check.checks import KEPT, Subject, called, letters
+from agentgym.evaluation.model_check.checks import KEPT, Subject, call_texts, letters
 from agentgym.evaluation.model_check.findings import Findings
 from agentgym.types import Message, ToolCall, ToolSpec
 
@@ -44,26 +44,26 @@ PROBE_TOOL = ToolSpec(
 PROBE_CALL = ToolCall("000000000", "qv7tool", {"qv7argument": "Qv7value"})
 PROBE_USER = Message("user", "Qv7asked.")
 MAX_REPLIES = 40
-"""How many replies are resampled; how many with calls are cut is a fourth of it."""
+"""The number of replies that are resampled; a fourth of it is the number of replies with calls that are cut."""
 
 
 def check_ids(findings: Findings, subject: Subject) -> None:
-    """Plain texts and spelled marks have the same ids with transformers."""
+    """Checks that plain texts and spelled marks have the same ids with transformers."""
     if isinstance(subject.reference, str):
-        findings.skipped("ids", subject.reference)
+        findings.skip("ids", subject.reference)
         return
     texts = {**TEXTS, "marks": " ".join(marks_of(subject.renderer))}
     for name, text in texts.items():
         try:
             ours, theirs = subject.renderer.tokenizer.encode(text), subject.reference.encode(text)
         except RenderError as error:
-            findings.failed("ids", name, str(error))
+            findings.add_failure("ids", name, str(error))
             continue
         findings.check("ids", name, "" if ours == theirs else f"here {ours[:8]}, transformers {theirs[:8]}")
 
 
 def check_shown(findings: Findings, subject: Subject) -> None:
-    """Tools, calls, results and the other messages are in the template's text."""
+    """Checks that tools, calls, results and the other messages are in the template's text."""
     renderer = subject.renderer
     reply = Message("assistant", "Qv7said.")
     talks = {
@@ -74,7 +74,7 @@ def check_shown(findings: Findings, subject: Subject) -> None:
     for where, (messages, text) in talks.items():
         shown = _text(renderer, messages)
         if shown is None:
-            findings.noted("shown", where, "the template refuses it")
+            findings.add_note("shown", where, "the template refuses it")
         else:
             findings.check("shown", where, "" if text in shown else "the template drops it")
     _check_tools_shown(findings, renderer)
@@ -87,16 +87,16 @@ def _check_tools_shown(findings: Findings, renderer: TemplateRenderer) -> None:
     play = _text(renderer, [PROBE_USER, calling, result], [PROBE_TOOL]) or ""
     shows_tools, writes_calls = PROBE_TOOL.name in menu, "Qv7value" in play
     if not shows_tools and not writes_calls:
-        findings.noted("shown", "tools", "the template knows none: no calls can be trained with it")
+        findings.add_note("shown", "tools", "the template knows none: no calls can be trained with it")
         return
     if shows_tools:
-        findings.passed("shown")
+        findings.add_pass("shown")
     else:
-        findings.noted(
+        findings.add_note(
             "shown", "tools", renderer.drops.get("tools", "the template shows none: the system prompt has to")
         )
     if not play:
-        findings.failed("shown", "a call", renderer.unread or "the template refuses a reply with text and a call")
+        findings.add_failure("shown", "a call", renderer.unread or "the template refuses a reply with text and a call")
         return
     dropped = next((renderer.drops[kind] for kind in ("calls", "calls beside text") if kind in renderer.drops), "")
     dropped = f"{dropped or 'the template drops the calls of a reply'}; {KEPT}"
@@ -104,11 +104,11 @@ def _check_tools_shown(findings: Findings, renderer: TemplateRenderer) -> None:
     findings.check("shown", "a tool's result", "" if "Qv7found." in play else "the template drops it")
     for kind in ("further calls", "text beside calls"):
         if kind in renderer.drops:
-            findings.noted("shown", kind, f"{renderer.drops[kind]}; history=append keeps them as sampled")
+            findings.add_note("shown", kind, f"{renderer.drops[kind]}; history=append keeps them as sampled")
 
 
 def _text(renderer: TemplateRenderer, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str | None:
-    """The template's text, or None where it refuses."""
+    """Returns the template's text, or None if it refuses."""
     try:
         return renderer.text(messages, tools)
     except RenderError:
@@ -116,22 +116,22 @@ def _text(renderer: TemplateRenderer, messages: Sequence[Message], tools: Sequen
 
 
 def check_malformed(findings: Findings, subject: Subject) -> None:
-    """Replies with calls, cut behind every id and with an id lost or changed."""
+    """Checks replies with calls, cut after every id and with an id lost or changed."""
     renderer = subject.renderer
     rng = random.Random(0)
-    calling = ((case, said) for case, said in subject.answered if case.exchange.reply.tool_calls)
+    calling = ((case, said) for case, said in subject.answered_cases if case.exchange.reply.tool_calls)
     for case, said in islice(calling, MAX_REPLIES // 4):
-        whole = called(renderer.parse(said, case.exchange.tools, case.prompt).tool_calls)
+        whole = call_texts(renderer.parse(said, case.exchange.tools, case.prompt).tool_calls)
         for length in range(len(said)):
-            findings.check("malformed", case.name, _lost(renderer, said[:length], case, whole))
+            findings.check("malformed", case.name, _find_loss(renderer, said[:length], case, whole))
         for _ in range(20):
             place = rng.randrange(len(said))
             changed = [*said[:place], *rng.choice(([], [rng.randrange(renderer.vocab_size)])), *said[place + 1 :]]
-            findings.check("malformed", case.name, _lost(renderer, changed, case, None))
+            findings.check("malformed", case.name, _find_loss(renderer, changed, case, None))
 
 
-def _lost(renderer: TemplateRenderer, ids: Sequence[int], case: Case, expected: Sequence[str] | None) -> str:
-    """What of a broken reply is lost or made up; `expected` are the calls of the whole that it is the beginning of."""
+def _find_loss(renderer: TemplateRenderer, ids: Sequence[int], case: Case, expected: Sequence[str] | None) -> str:
+    """Returns what of a broken reply is lost or invented; `expected` are the calls of the whole that it begins."""
     exchange = case.exchange
     message = renderer.parse(ids, exchange.tools, case.prompt)
     said = f"{exchange.reply.content} {exchange.reply.reasoning or ''}"
@@ -139,48 +139,48 @@ def _lost(renderer: TemplateRenderer, ids: Sequence[int], case: Case, expected: 
     text = renderer.decode(ids)
     if any(call.name not in text for call in calls):
         return f"a call is read that is not in {text[-80:]!r}"
-    if expected is not None and called(calls)[:-1] != list(expected[: max(0, len(calls) - 1)]):
+    if expected is not None and call_texts(calls)[:-1] != list(expected[: max(0, len(calls) - 1)]):
         return f"the calls of {text[-80:]!r} are not the first of the whole"
     if message.tool_calls:
         return ""
     if any(index in renderer.stop_ids for index in ids):
-        return ""  # what a reply holds behind its end is not its own
+        return ""  # what follows a reply's end does not belong to it
     kept = message.content + (message.reasoning or "")
     missing = [word for word in said.split() if word in text.split() and word not in kept]
     return f"{missing[0]!r} of {text[-80:]!r} is neither content, reasoning nor a call" if missing else ""
 
 
 def check_marks(findings: Findings, subject: Subject) -> None:
-    """Marks that messages and tools spell, at once and cut in two, are not among the ids."""
+    """Checks that marks that messages and tools spell, whole and cut in two, are not among the ids."""
     renderer = subject.renderer
     marks = marks_of(renderer)
     spelled = f"a {' '.join(marks)} b"
     endings = [mark[: len(mark) // 2 + 1] for mark in marks]
     for where, messages, tools in _places(renderer, spelled):
         plain = next((m, t) for place, m, t in _places(renderer, "x") if place == where)
-        problem = _smuggled(renderer, (messages, tools), plain, marks)
-        changed = "" if problem else _changed(renderer, (messages, tools), spelled)
+        problem = _smuggled_mark(renderer, (messages, tools), plain, marks)
+        changed = "" if problem else _find_change(renderer, (messages, tools), spelled)
         if changed and letters(spelled) not in letters(renderer.text(messages, tools)):
-            findings.noted("marks", where, f"{changed} by the template itself")
+            findings.add_note("marks", where, f"{changed} by the template itself")
         else:
             findings.check("marks", where, problem or changed)
     for ending in dict.fromkeys(endings):
         messages = [Message("user", ending), Message("assistant", ending), Message("user", ending)]
         plain_messages = [Message(message.role, "x") for message in messages]
-        problem = _smuggled(renderer, (messages, ()), (plain_messages, ()), marks)
-        problem = problem or _changed(renderer, (messages, ()), ending)
+        problem = _smuggled_mark(renderer, (messages, ()), (plain_messages, ()), marks)
+        problem = problem or _find_change(renderer, (messages, ()), ending)
         findings.check("marks", f"texts that end with {ending!r}", problem)
 
 
 def _places(renderer: TemplateRenderer, text: str) -> Iterator[tuple[str, list[Message], tuple[ToolSpec, ...]]]:
-    """Conversations with `text` in one place each, as far as the renderer takes them."""
+    """Yields conversations with `text` in one place each, as far as the renderer takes them."""
     call = ToolCall("000000000", "qv7tool", {"qv7argument": text})
     plain_call = ToolCall("000000000", "qv7tool", {"qv7argument": "x"})
     described = ToolSpec("qv7tool", text, PROBE_TOOL.parameters)
     user, reply = Message("user", "x"), Message("assistant", "x")
     result = Message("tool", text, tool_call_id=call.id, name=call.name)
     plain_result = Message("tool", "x", tool_call_id=call.id, name=call.name)
-    calling, plain_calling = (Message("assistant", "", tool_calls=(one,)) for one in (call, plain_call))
+    calling, plain_calling = (Message("assistant", "", tool_calls=(made,)) for made in (call, plain_call))
     candidates: list[tuple[str, list[Message], tuple[ToolSpec, ...]]] = [
         ("a user message", [Message("user", text), reply, user], ()),
         ("a system message", [Message("system", text), user], ()),
@@ -198,13 +198,13 @@ def _places(renderer: TemplateRenderer, text: str) -> Iterator[tuple[str, list[M
         yield where, messages, tools
 
 
-def _smuggled(
+def _smuggled_mark(
     renderer: TemplateRenderer,
     hostile: tuple[Sequence[Message], Sequence[ToolSpec]],
     plain: tuple[Sequence[Message], Sequence[ToolSpec]],
     marks: Mapping[str, int],
 ) -> str:
-    """Which mark a hostile conversation has more often than a plain one."""
+    """Returns the mark that a hostile conversation has more often than a plain one."""
     try:
         ids, expected = renderer.render(*hostile), renderer.render(*plain)
     except RenderError:
@@ -215,8 +215,10 @@ def _smuggled(
     return ""
 
 
-def _changed(renderer: TemplateRenderer, hostile: tuple[Sequence[Message], Sequence[ToolSpec]], spelled: str) -> str:
-    """Whether text that a hostile conversation spells is not what its ids say."""
+def _find_change(
+    renderer: TemplateRenderer, hostile: tuple[Sequence[Message], Sequence[ToolSpec]], spelled: str
+) -> str:
+    """Returns a problem if text that a hostile conversation spells is not what its ids spell."""
     try:
         shown, wanted = letters(renderer.decode(renderer.render(*hostile))), letters(spelled)
     except RenderError:
@@ -225,13 +227,13 @@ def _changed(renderer: TemplateRenderer, hostile: tuple[Sequence[Message], Seque
 
 
 def check_spelled(findings: Findings, subject: Subject) -> None:
-    """Each mark of the format, spelled with ordinary ids, is read as text."""
+    """Checks that each mark of the format, spelled with ordinary ids, is read as text."""
     renderer = subject.renderer
     added = {token.content: index for index, token in renderer.tokenizer.backend.get_added_tokens_decoder().items()}
     for mark in renderer.reply_format.marks:
         index = added.get(mark)
         if index is None:
-            findings.noted("spelled", mark, "the tokenizer has no id of its own for it, so that its spelling counts")
+            findings.add_note("spelled", mark, "the tokenizer has no id of its own for it, so that its spelling counts")
             continue
         ids = renderer.tokenizer.encode_plain(mark)
         read = renderer.parse(ids)
@@ -241,40 +243,40 @@ def check_spelled(findings: Findings, subject: Subject) -> None:
 
 
 def check_round_trip(findings: Findings, subject: Subject) -> None:
-    """Texts of many kinds, encoded and decoded."""
+    """Checks texts of many kinds, encoded and decoded."""
     tokenizer = subject.renderer.tokenizer
     for name, text in TEXTS.items():
         try:
             got = tokenizer.decode(tokenizer.encode_plain(text))
         except RenderError as error:
-            findings.failed("round_trip", name, str(error))
+            findings.add_failure("round_trip", name, str(error))
             continue
         if got == text:
-            findings.passed("round_trip")
+            findings.add_pass("round_trip")
         elif got == unicodedata.normalize("NFC", text) or got == unicodedata.normalize("NFKC", text):
             form = "NFC" if got == unicodedata.normalize("NFC", text) else "NFKC"
-            findings.noted("round_trip", name, f"the tokenizer reads it in {form}, and the model sees no difference")
+            findings.add_note("round_trip", name, f"the tokenizer reads it in {form}, and the model sees no difference")
         elif got.strip() == text.strip():
-            findings.noted("round_trip", name, "white space around it is lost")
+            findings.add_note("round_trip", name, "white space around it is lost")
         else:
-            findings.failed("round_trip", name, f"{text!r} comes back as {got!r}")
+            findings.add_failure("round_trip", name, f"{text!r} comes back as {got!r}")
 
 
 def check_resampled(findings: Findings, subject: Subject) -> None:
-    """Replies in ids that no tokenizer gives, though they decode to the same text, are read and continued alike."""
+    """Checks that replies in ids that no tokenizer gives, with the same text, are read and continued alike."""
     renderer = subject.renderer
-    for case, said in islice(subject.answered, MAX_REPLIES):
-        other = _resampled(renderer, said)
+    for case, said in islice(subject.answered_cases, MAX_REPLIES):
+        other = _resample(renderer, said)
         if other is None or case.appended is None:
             continue
-        one, two = (renderer.parse(ids, case.exchange.tools, case.prompt) for ids in (other, said))
+        read, wanted = (renderer.parse(ids, case.exchange.tools, case.prompt) for ids in (other, said))
         after = [renderer.extend([*case.prompt, *ids], case.exchange.new) for ids in (said, other)]
-        problem = "" if one == two else f"{renderer.decode(other)[:60]!r} in other ids is read otherwise"
+        problem = "" if read == wanted else f"{renderer.decode(other)[:60]!r} in other ids is read otherwise"
         findings.check("resampled", case.name, problem or ("" if after[0] == after[1] else "it is continued otherwise"))
 
 
-def _resampled(renderer: TemplateRenderer, ids: Sequence[int]) -> list[int] | None:
-    """The same text in other ids, which encoding it would not give; None where no id can be split."""
+def _resample(renderer: TemplateRenderer, ids: Sequence[int]) -> list[int] | None:
+    """Returns the same text in other ids, which encoding it would not give; None if no id can be split."""
     for place, index in enumerate(ids):
         text = renderer.decode([index])
         if len(text) < 2 or not text.isascii() or index in renderer.tokenizer.backend.get_added_tokens_decoder():
@@ -287,7 +289,7 @@ def _resampled(renderer: TemplateRenderer, ids: Sequence[int]) -> list[int] | No
 
 
 def check_repeatable(findings: Findings, subject: Subject) -> None:
-    """Conversations rendered again; a template that writes the date is named."""
+    """Checks that conversations rendered again are equal; notes a template that writes the date."""
     for conversation in subject.conversations[:MAX_REPLIES]:
         try:
             pair = [subject.renderer.render(conversation.messages, conversation.tools) for _ in range(2)]
@@ -296,4 +298,4 @@ def check_repeatable(findings: Findings, subject: Subject) -> None:
         findings.check("repeatable", conversation.name, "" if pair[0] == pair[1] else "the second render differs")
     if subject.renderer.tokenizer.writes_date:
         told = "it writes the date, which a run fixes when it begins, and records as `date` in config.yaml"
-        findings.noted("repeatable", "the template", told)
+        findings.add_note("repeatable", "the template", told)

@@ -1,4 +1,4 @@
-"""`verify_model`: whether a tokenizer with its chat template can be trained on exactly, before any training."""
+"""`verify_model`: checks, before any training, that a tokenizer with its chat template can be trained on exactly."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ CHECKS = (
 def verify_model(
     tokenizer: ChatTokenizer, family: str | None = None, reference: Reference | str = "no reference was given"
 ) -> ModelReport:
-    """Holds a tokenizer and template to `PROPERTIES`, over the hundred conversations of `CONVERSATIONS`.
+    """Checks `PROPERTIES` of a tokenizer and template, over the hundred conversations of `CONVERSATIONS`.
 
-    `family` is a name of `FORMATS`; without one the template tells it. `reference` renders as transformers does, or
-    says in words why nothing does. Raises UnknownName for an unknown family; what is wrong with the model is reported.
+    `family` is a name of `FORMATS`; without one the template decides. `reference` renders as transformers does, or is
+    the reason why nothing does. Raises UnknownName for an unknown family; what is wrong with the model is reported.
     """
     findings = Findings()
     log = logging.getLogger("agentgym.chat_templates")
     level = log.level
-    log.setLevel(logging.ERROR)  # what renderers warn of once a run is in the report
+    log.setLevel(logging.ERROR)  # the warnings of renderers, once per run, are in the report
     try:
         return _verify(findings, tokenizer, family, reference)
     finally:
@@ -74,11 +74,11 @@ def _verify(
     try:
         renderer = renderer_for(tokenizer, family)
     except RenderError as error:
-        findings.failed("renderer", tokenizer.name, str(error))
+        findings.add_failure("renderer", tokenizer.name, str(error))
         for name in findings.tallies:
-            findings.skipped(name, "there is no renderer")
+            findings.skip(name, "there is no renderer")
         return ModelReport(tokenizer.name, family or "unknown", "no renderer", 0, verdicts_of(findings))
-    findings.passed("renderer")
+    findings.add_pass("renderer")
     return _report(findings, renderer, reference)
 
 

@@ -1,4 +1,4 @@
-"""What an evaluation is told."""
+"""The settings of an evaluation."""
 
 from __future__ import annotations
 
@@ -25,56 +25,56 @@ __all__ = ["EvalConfig"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalConfig:
-    """What is evaluated, on what. Equal settings give equal episodes, byte for byte, unless a chat endpoint plays."""
+    """The settings of an evaluation. Equal ones give equal episodes, byte for byte, unless a chat endpoint plays."""
 
     env: str = ""
-    """An environment id, `package.module:Class` or `path/to/file.py:Class`; left out, `Prompt-v0` plays the rows of
+    """An environment id, `package.module:Class` or `path/to/file.py:Class`; without one, `Prompt-v0` plays the rows of
     `data`."""
     env_kwargs: Mapping[str, JSON] = field(default_factory=dict)
-    """Keywords of the environment's class."""
+    """The keywords of the environment's class."""
     policy: str = EMBEDDED
     """`embedded`, a model folder, the `http://HOST:PORT/v1` of a chat endpoint, or `oracle`, `cheat`, `random`:
     policies that need no model."""
     num_tasks: int = 50
-    """Held-out tasks: the first so many, whatever the seed."""
+    """The number of held-out tasks: the first ones, whatever the seed."""
     num_repeats: int = 1
-    """Episodes of each task."""
+    """The number of episodes of each task."""
     seed: int = 0
-    """Of the sampling; tasks do not depend on it."""
+    """The seed of the sampling; tasks do not depend on it."""
     temperature: float = 1.0
-    """Of the sampling; 0 is greedy."""
+    """The temperature of the sampling; 0 is greedy."""
     max_turns: int = 200
-    """Replies in an episode; the environment's own limit is mostly lower."""
+    """The maximum number of replies in an episode; the environment's own limit is usually lower."""
     turn_tokens: int | None = None
-    """The most ids in a reply of a model. None takes a quarter of the model's window (more where an episode has fewer
-    than four turns: a half, or the whole window for a single one), and at most 8,192, as training does."""
+    """The maximum number of ids in a model's reply. None uses a quarter of the model's window (more if an episode has
+    fewer than four turns: a half, or the whole window for a single one), and at most 8,192, as training does."""
     tokenizer: str = EMBEDDED
-    """The model folder whose chat format records what a policy without a model says."""
+    """The model folder whose chat format records the replies of a policy without a model."""
     family: str | None = None
-    """The chat format of the model, by a name of `agentgym tools families`; None goes by its chat template."""
+    """The chat format of the model, by a name of `agentgym tools families`; None uses its chat template."""
     date: str | None = None
-    """What a chat template takes for the present date (`strftime_now`), such as 2026-03-01 or 2026-03-01T08:30:00. None
-    is the moment at which the evaluation begins; where the template writes it, config.yaml then holds that moment."""
+    """The date that a chat template uses as the present (`strftime_now`), such as 2026-03-01 or 2026-03-01T08:30:00.
+    None is the start of the evaluation; if the template writes the date, config.yaml then holds that moment."""
     history: History = "append"
-    """`append` keeps the conversation as it was sampled, old reasoning included: one row an episode. `rerender` shows
-    what the chat template makes of it (most drop old reasoning), with a row for each rewrite."""
+    """`append` keeps the conversation as it was sampled, old reasoning included: one row per episode. `rerender` shows
+    it as the chat template rewrites it (most drop old reasoning), with a row for each rewrite."""
     compaction: CompactionConfig = field(default_factory=CompactionConfig)
     concurrency: int = 64
-    """Episodes at once; plays no role for the result."""
+    """The number of concurrent episodes; does not affect the result."""
     env_processes: int = 0
-    """Processes in which the environments live, so that one which holds the interpreter, crashes or is killed for its
-    memory ends its process alone, and not the command; 0 has them in the command's own. No role for the result."""
+    """The number of processes that run the environments, so that one which holds the interpreter, crashes or is killed
+    for its memory ends only its process, not the command; 0 runs them in the command's. Does not affect the result."""
     stall_s: float | None = STALL_S
-    """Seconds that an environment may hold Python's interpreter, so that no other episode and no Ctrl-C gets its turn;
-    then the command is ended, with the environment's name and stack. None never."""
+    """The seconds that an environment may hold Python's interpreter, which blocks all other episodes and Ctrl-C; then
+    the command ends, with the environment's name and stack. None: no limit."""
     device: str = "cpu"
-    """Where a model folder runs: `cpu`, `cuda`."""
+    """The device on which a model folder runs: `cpu`, `cuda`."""
     endpoint: ChatEndpointConfig = field(default_factory=ChatEndpointConfig)
-    """How a chat endpoint is asked, where `policy` is one."""
+    """The settings of the chat endpoint, if `policy` is one."""
     data: DataConfig = field(default_factory=DataConfig)
-    """Rows of files as the held-out tasks, in place of the environment's own."""
+    """The rows of files that are the held-out tasks, in place of the environment's own."""
     reward: RewardConfig = field(default_factory=RewardConfig)
-    """Where the reward of an episode comes from, in place of the environment."""
+    """The source of an episode's reward, in place of the environment."""
 
     def __post_init__(self) -> None:
         refuse_credentials(self)
@@ -102,7 +102,7 @@ class EvalConfig:
             raise ConfigError("a chat endpoint has its own chat format: leave family out")
 
     def to_json(self) -> dict[str, JSON]:
-        """What decides the result, as `config.yaml` stores it: not `concurrency`, `env_processes`, `device`, a key."""
+        """Returns what decides the result, for `config.yaml`: not `concurrency`, `env_processes`, `device`, a key."""
         names = "env env_kwargs policy num_tasks num_repeats seed temperature max_turns turn_tokens".split()
         settings: dict[str, JSON] = {"kind": "eval", "agentgym": agentgym.__version__}
         settings |= {name: getattr(self, name) for name in names}
@@ -117,6 +117,6 @@ class EvalConfig:
 
 
 def plain_settings(config: DataConfig | RewardConfig) -> dict[str, JSON]:
-    """The settings as YAML and JSON hold them."""
+    """Returns the settings in plain types, for YAML and JSON."""
     plain: dict[str, JSON] = json.loads(json.dumps(asdict(config), default=dict))
     return plain

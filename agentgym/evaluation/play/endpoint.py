@@ -1,4 +1,4 @@
-"""An evaluation against the address of a chat endpoint: checked before it begins, and what it took."""
+"""An evaluation against the address of a chat endpoint: a check before it begins, and its usage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentgym.types import JSON
 __all__ = ["EndpointUse", "Quantiles", "endpoint_loop", "endpoint_use", "found_model"]
 
 DEADLINE_S = 86_400.0
-"""Of an episode: rate limits may make it wait long; its requests have time-outs of their own."""
+"""The deadline of an episode, long because of rate limits; its requests have timeouts of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Quantiles:
 
     @staticmethod
     def of(values: Sequence[float]) -> Quantiles | None:
-        """The quantiles of `values`; None of nothing."""
+        """Returns the quantiles of `values`; None if there are none."""
         ordered = sorted(values)
         if not ordered:
             return None
@@ -37,15 +37,15 @@ class Quantiles:
         return Quantiles(*ranks)
 
     def to_json(self) -> dict[str, JSON]:
-        """Both by name."""
+        """Returns both by name."""
         return {"p50": self.p50, "p95": self.p95}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndpointUse:
-    """What an evaluation's episodes, failed ones included, took of the endpoint.
+    """The usage of the endpoint by an evaluation's episodes, failed ones included.
 
-    Tokens, cost and times are those of answered requests; failed and refused ones count as retries alone.
+    Tokens, cost and times are those of answered requests; failed and refused ones count only as retries.
     """
 
     num_requests: int
@@ -54,15 +54,15 @@ class EndpointUse:
     cached_tokens: int
     completion_tokens: int
     cost: float | None
-    """In the currency of the prices; None where none is set."""
+    """The cost in the currency of the prices; None if no price is set."""
     latency_s: Quantiles | None
     first_token_s: Quantiles | None
-    """None where nothing was streamed."""
+    """The seconds to the first token; None if nothing was streamed."""
     num_without_ids: int
-    """Episodes that hold no token ids."""
+    """The number of episodes that hold no token ids."""
 
     def to_json(self) -> dict[str, JSON]:
-        """The use as a JSON object."""
+        """Returns the usage as a JSON object."""
         return {
             "requests": self.num_requests,
             "retries": self.num_retries,
@@ -77,19 +77,19 @@ class EndpointUse:
 
 
 def endpoint_use(trajectories: Sequence[Trajectory]) -> EndpointUse | None:
-    """What the trajectories took of an endpoint, as their records say; None where none was played through one."""
-    played = [one for one in trajectories if isinstance(one.info.get("chat_endpoint"), Mapping)]
+    """Returns the trajectories' usage of an endpoint, by their records; None if none was played through one."""
+    played = [trajectory for trajectory in trajectories if isinstance(trajectory.info.get("chat_endpoint"), Mapping)]
     if not played:
         return None
 
     def total(name: str) -> int:
-        return int(sum(one.metrics.get(name, 0) for one in played))
+        return int(sum(trajectory.metrics.get(name, 0) for trajectory in played))
 
     def seconds(name: str) -> Quantiles | None:
-        infos: list[Any] = [one.info["chat_endpoint"] for one in played]
+        infos: list[Any] = [trajectory.info["chat_endpoint"] for trajectory in played]
         return Quantiles.of([value for info in infos for value in info[name]])
 
-    costs = [one.metrics["cost"] for one in played if "cost" in one.metrics]
+    costs = [trajectory.metrics["cost"] for trajectory in played if "cost" in trajectory.metrics]
     return EndpointUse(
         num_requests=total("num_requests"),
         num_retries=total("num_retries"),
@@ -99,12 +99,12 @@ def endpoint_use(trajectories: Sequence[Trajectory]) -> EndpointUse | None:
         cost=math.fsum(costs) if costs else None,
         latency_s=seconds("latency_s"),
         first_token_s=seconds("first_token_s"),
-        num_without_ids=sum(not one.has_ids for one in played),
+        num_without_ids=sum(not trajectory.has_ids for trajectory in played),
     )
 
 
 def found_model(url: str, config: ChatEndpointConfig) -> ChatEndpointConfig:
-    """The same settings with the model's name; raises as `ChatEndpoint.open` does where the endpoint cannot be used."""
+    """Returns the settings with the model's name; raises like `ChatEndpoint.open` if the endpoint cannot be used."""
 
     async def find() -> str | None:
         async with ChatEndpoint(url, config) as endpoint:
@@ -115,7 +115,7 @@ def found_model(url: str, config: ChatEndpointConfig) -> ChatEndpointConfig:
 
 
 async def endpoint_loop(url: str, config: ChatEndpointConfig, limits: Limits, sampling: SamplingConfig) -> ChatLoop:
-    """The loop that plays through the endpoint; it belongs to the running event loop."""
+    """Returns the loop that plays through the endpoint; it belongs to the running event loop."""
     endpoint = ChatEndpoint(url, config)
     try:
         await endpoint.open()

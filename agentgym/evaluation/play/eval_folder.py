@@ -1,4 +1,4 @@
-"""The folder of an evaluation: its settings, its episodes as they finish, and what a resumed one need not replay."""
+"""The folder of an evaluation: its settings, its episodes as they finish, and those that a resume need not replay."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ __all__ = ["EvalFolder", "free_folder", "recorded_date"]
 CONFIG = "config.yaml"
 RESULT = "result.json"
 Key = tuple[str, int]
-"""Group and member."""
+"""The group and member of an episode."""
 
 
 class EvalFolder:
-    """Opens `path` for the evaluation with these settings; `kept` are the good episodes that it holds already.
+    """Opens `path` for the evaluation with these settings; `kept` holds the good episodes that it has already.
 
-    Episodes are appended as they finish, in whichever order, so that a kill loses none; `finish` puts them in order.
-    Raises RunFolderError when the folder holds something and `resume` is false, is no evaluation's, is written by
-    another process, or cannot be written, and ConfigError, naming the settings, when it belongs to another evaluation.
+    Episodes are appended as they finish, in any order, so that a kill loses none; `finish` sorts them.
+    Raises RunFolderError if the folder holds something and `resume` is false, is no evaluation's, is written by another
+    process, or cannot be written; raises ConfigError, naming the settings, if it belongs to another evaluation.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, JSON], *, resume: bool) -> None:
         self.path = path
         self.kept: dict[Key, Trajectory] = {}
         self.num_written = 0
-        """Episodes appended since the folder was opened."""
+        """The number of episodes appended since the folder was opened."""
         if path.exists() and not path.is_dir():
             raise RunFolderError(f"{str(path)!r} is a file; --output takes a folder")
         self._lock = FolderLock(path)
         if path.is_dir() and not _is_blank(path):
             self._reopen(settings, resume)
         else:
-            with written(path):
+            with name_write_errors(path):
                 path.mkdir(parents=True, exist_ok=True)
                 self._lock.take()
                 _write_whole(path / CONFIG, yaml.safe_dump(_plain(settings), sort_keys=False))
@@ -70,7 +70,11 @@ class EvalFolder:
             raise ConfigError(f"cannot resume {str(self.path)!r}: {what}; repeat its settings, or name a new --output")
         if (self.path / FILE_NAME).is_file():
             played = [record.trajectory for record in read_episodes(self.path)]
-            self.kept = {(one.group, one.member): one for one in played if one.status.trainable}
+            self.kept = {
+                (trajectory.group, trajectory.member): trajectory
+                for trajectory in played
+                if trajectory.status.trainable
+            }
 
     def write(self, trajectory: Trajectory) -> None:
         """Appends one finished episode."""
@@ -78,10 +82,10 @@ class EvalFolder:
         self.num_written += 1
 
     def finish(self, trajectories: Sequence[Trajectory], result: Mapping[str, JSON]) -> None:
-        """Puts the episodes in the order of `trajectories`, which makes the file a function of the settings alone."""
+        """Sorts the episodes in the order of `trajectories`, which makes the file a function of the settings alone."""
         self._writer.close()
         aside = self.path / ".in-order"
-        with written(self.path):
+        with name_write_errors(self.path):
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir()
             with EpisodeWriter(aside) as ordered:
@@ -100,19 +104,21 @@ class EvalFolder:
 
 
 def missing(episodes: Sequence[Episode], kept: Mapping[Key, Trajectory]) -> list[Episode]:
-    """The episodes that have to be played."""
+    """Returns the episodes that have to be played."""
     return [episode for episode in episodes if (episode.group, episode.member) not in kept]
 
 
 def recorded_date(path: Path) -> str | None:
-    """The date that the chat template of the evaluation in a folder writes; None where it writes none, or where the
-    folder holds no evaluation."""
+    """Returns the date that the chat template of a folder's evaluation writes.
+
+    None if it writes none, or if the folder holds no evaluation.
+    """
     date = _read_yaml(path / CONFIG).get("date") if (path / CONFIG).is_file() else None
     return None if date is None else str(date)
 
 
 def free_folder(path: Path) -> Path:
-    """`path`, or the first of `path-2`, `path-3`, ... that does not exist."""
+    """Returns `path`, or the first of `path-2`, `path-3`, ... that does not exist."""
     number, candidate = 1, path
     while candidate.exists():
         number += 1
@@ -121,8 +127,8 @@ def free_folder(path: Path) -> Path:
 
 
 @contextmanager
-def written(path: Path) -> Iterator[None]:
-    """Names the folder in what the file system refuses."""
+def name_write_errors(path: Path) -> Iterator[None]:
+    """Names the folder in errors of the file system."""
     try:
         yield
     except RunFolderError:
@@ -132,13 +138,13 @@ def written(path: Path) -> Iterator[None]:
 
 
 def _is_blank(path: Path) -> bool:
-    """Whether the folder is empty, or what an evaluation leaves that ended before its first episode."""
+    """Returns True if the folder is empty, or as left by an evaluation that ended before its first episode."""
     names = {entry.name for entry in path.iterdir()} - {tool_menus.FILE_NAME, LOCK_NAME, DIGESTS}
     return not names or (names == {CONFIG, FILE_NAME} and (path / FILE_NAME).stat().st_size == 0)
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """The file is there whole or not at all."""
+    """Writes a file atomically."""
     part = path.with_name(f"{path.name}.part")
     part.write_text(text, encoding="utf-8")
     os.replace(part, path)
@@ -155,6 +161,6 @@ def _read_yaml(path: Path) -> dict[str, JSON]:
 
 
 def _plain(settings: Mapping[str, JSON]) -> dict[str, JSON]:
-    """The same through JSON: tuples are lists, and only plain types are left."""
+    """Returns the settings after a round trip through JSON: tuples become lists, and only plain types are left."""
     plain: dict[str, JSON] = json.loads(json.dumps(settings, default=dict))
     return plain

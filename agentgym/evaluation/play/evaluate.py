@@ -37,7 +37,7 @@ from agentgym.rollout.episode.episode_loop import EpisodeLoop
 from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.hosting.env_host import make_task_env
 from agentgym.rollout.hosting.event_loop import run_async
-from agentgym.rollout.hosting.watchdog import watched
+from agentgym.rollout.hosting.watchdog import watch_calls
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.rollout.sampling.sampler import Sampler, SamplerConfig
 from agentgym.rollout.sampling.self_play import seats_of
@@ -60,26 +60,26 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 Driver = Callable[[RolloutLoop], AbstractAsyncContextManager[RolloutLoop]]
-"""Makes of a model's loop the one that plays instead, for as long as the evaluation runs."""
+"""Replaces a model's loop with another one while the evaluation runs."""
 HOST = re.compile(r"[\w.-]+:\d+(/|$)")
 POLICY_TURN_TOKENS = 1 << 16
-"""A policy without a model says what it wants to say."""
+"""The limit of a reply's tokens for a policy without a model: large enough for any reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """What came of an evaluation, and where its episodes are."""
+    """The result of an evaluation, and the folder of its episodes."""
 
     config: EvalConfig = field(repr=False)
     summary: EvalSummary
     output: Path
     trajectories: tuple[Trajectory, ...] = field(repr=False)
-    """Task by task, repeat by repeat."""
+    """The episodes, task by task, repeat by repeat."""
     use: EndpointUse | None = None
-    """What it took of the chat endpoint, where one played."""
+    """The usage of the chat endpoint, if one played."""
 
     def to_json(self) -> dict[str, JSON]:
-        """The summary, the settings and the folder as one JSON object."""
+        """Returns the summary, the settings and the folder as one JSON object."""
         use = {} if self.use is None else {"use": self.use.to_json()}
         return {**self.summary.to_json(), **use, **self.config.to_json(), "output": str(self.output)}
 
@@ -98,9 +98,9 @@ def evaluate(
     Takes a configuration, or an environment (its id, path or class) and a policy, with further settings of
     `EvalConfig`: `evaluate("TextGame-v0", "oracle", num_tasks=20)`.
 
-    Without `output` the folder is a new one under `runs/`. With `resume` only episodes that are missing or failed are
-    played. Raises ConfigError or UnknownName for what cannot be played, RunFolderError for a folder or model that is
-    missing, taken or cannot be written, TrainingHalted when over half of the episodes fail.
+    Without `output` the folder is a new one under `runs/`. With `resume` only missing or failed episodes are played.
+    Raises ConfigError or UnknownName for what cannot be played, RunFolderError for a folder or model that is missing,
+    taken or cannot be written, TrainingHalted if over half of the episodes fail.
     """
     if isinstance(config, EvalConfig):
         config = replace(config, **settings) if policy is None else replace(config, policy=policy, **settings)
@@ -111,12 +111,12 @@ def evaluate(
 
 
 def open_evaluation(config: EvalConfig, output: Path | None = None, *, resume: bool = False) -> EvalPlan:
-    """Checks everything that can be checked before an episode is played, opens the folder, and gives the plan."""
+    """Checks everything that can be checked before an episode is played, opens the folder, and returns the plan."""
     if resume and output is None:
         raise ConfigError("resume goes on in a folder that exists: name it with output (--output DIR)")
     if resume and output is not None and config.date is None:
         config = replace(config, date=recorded_date(output))
-    config = _checked(config)
+    config = _check_config(config)
     played_by = config.endpoint.model if is_url(config.policy) else config.policy
     name = f"eval-{stem_of(config.env)}-{Path(played_by or '').name}"
     folder = output or free_folder(Path("runs") / name.replace(":", "-"))
@@ -125,7 +125,7 @@ def open_evaluation(config: EvalConfig, output: Path | None = None, *, resume: b
 
 
 class EvalPlan:
-    """An evaluation that is ready to run: the episodes that it has, and those to be played."""
+    """An evaluation that is ready to run: its existing episodes, and those to be played."""
 
     def __init__(self, config: EvalConfig, folder: EvalFolder) -> None:
         self.config = config
@@ -137,16 +137,16 @@ class EvalPlan:
     def run(
         self, on_episode: Callable[[Trajectory], None] | None = None, *, driver: Driver | None = None
     ) -> EvalResult:
-        """Plays what is to be played, and writes the result; `driver` lets somebody else lead the conversations."""
+        """Plays the remaining episodes and writes the result; with a `driver`, other code leads the conversations."""
 
         def keep(trajectory: Trajectory) -> None:
             self.folder.write(trajectory)
             if on_episode is not None:
                 on_episode(trajectory)
 
-        with closing(self.folder), watched(self.config.stall_s):
+        with closing(self.folder), watch_calls(self.config.stall_s):
             played = run_async(_play(self.config, self.to_play, keep, driver)) if self.to_play else []
-            found = {**self.folder.kept, **{(one.group, one.member): one for one in played}}
+            found = {**self.folder.kept, **{(trajectory.group, trajectory.member): trajectory for trajectory in played}}
             ordered = tuple(found[episode.group, episode.member] for episode in self.episodes)
             result = EvalResult(self.config, summarize(ordered), self.folder.path, ordered, endpoint_use(ordered))
             self.folder.finish(ordered, result.to_json())
@@ -154,13 +154,13 @@ class EvalPlan:
 
 
 def eval_tasks(env: str, num_tasks: int, env_kwargs: Mapping[str, JSON] | None = None) -> list[Task]:
-    """The first `num_tasks` held-out tasks of an environment: always the same ones."""
+    """Returns the first `num_tasks` held-out tasks of an environment: always the same ones."""
     return [Task(env, EVAL_SEED_START + index, kwargs=dict(env_kwargs or {})) for index in range(num_tasks)]
 
 
 def config_tasks(config: EvalConfig) -> list[Task]:
-    """The held-out tasks of an evaluation: rows of its data where it names some, else the environment's own."""
-    if not config.data.given:
+    """Returns the held-out tasks of an evaluation: the rows of its data if it names some, else the environment's."""
+    if not config.data.has_files:
         return eval_tasks(config.env, config.num_tasks, config.env_kwargs)
     tokenizer = config.tokenizer if config.policy in POLICIES or is_url(config.policy) else config.policy
     count = count_prompt(renderer_for(model_folder(tokenizer), config.family, date=config.date))
@@ -175,19 +175,19 @@ def config_tasks(config: EvalConfig) -> list[Task]:
 
 
 def with_keywords(task: Task, env: str, env_kwargs: Mapping[str, JSON]) -> Task:
-    """The task of a row with the keywords of the environment that they are for; one of another has none."""
+    """Returns a row's task with the keywords of its environment; a task of another environment gets none."""
     return replace(task, kwargs=dict(env_kwargs)) if env_kwargs and task.env_id == env else task
 
 
 def count_prompt(renderer: Renderer) -> Callable[[Sequence[Message]], int]:
-    """Counts the ids of a prompt as the model is shown it."""
+    """Returns a function that counts the ids of a prompt as the model is shown it."""
     return lambda messages: len(renderer.render(messages, ()))
 
 
 def eval_episodes(
     tasks: Sequence[Task], num_repeats: int = 1, *, run_seed: int = 0, step: int = 0, phase: str = "eval"
 ) -> list[Episode]:
-    """`num_repeats` episodes of each task, task by task; `step` and `phase` say when in a training run."""
+    """Returns `num_repeats` episodes of each task, task by task; `step` and `phase` place them in a training run."""
     return [
         Episode(task, f"{step}/{index}", repeat, run_seed, step, phase)
         for index, task in enumerate(tasks)
@@ -198,7 +198,7 @@ def eval_episodes(
 async def run_evaluation(
     sampler: Sampler, episodes: Sequence[Episode], on_episode: Callable[[Trajectory], None] | None = None
 ) -> list[Trajectory]:
-    """The trajectories of `episodes`, in their order, by whatever engine the sampler has: a training run's, too."""
+    """Returns the trajectories of `episodes`, in order, by any engine of the sampler: a training run's, too."""
     return await sampler.run(episodes, on_episode=on_episode)
 
 
@@ -231,7 +231,7 @@ async def _play(
 
 
 async def _loop(config: EvalConfig, num_episodes: int) -> EpisodeLoop:
-    """What plays the episodes."""
+    """Returns the loop that plays the episodes."""
     if config.policy in POLICIES:
         return policy_loop(config)
     if is_url(config.policy):
@@ -241,7 +241,7 @@ async def _loop(config: EvalConfig, num_episodes: int) -> EpisodeLoop:
 
 
 def policy_loop(config: EvalConfig) -> PolicyLoop:
-    """The loop of a policy that needs no model."""
+    """Returns the loop of a policy that needs no model."""
     limits = Limits(max_turns=config.max_turns, turn_tokens=POLICY_TURN_TOKENS)
     renderer = renderer_for(model_folder(config.tokenizer), config.family, date=config.date)
     return PolicyLoop(renderer, limits, history=config.history)
@@ -258,8 +258,10 @@ def _model_loop(config: EvalConfig, num_episodes: int) -> RolloutLoop:
 
 
 def model_engine(folder: Path, device: str, num_slots: int) -> Engine:
-    """The model of a folder in this process, with `num_slots` requests at once or as many as fit into half of the free
-    memory. Raises ConfigError for a device that is not there."""
+    """Loads the model of a folder in this process; raises ConfigError for a device that does not exist.
+
+    It takes `num_slots` concurrent requests, or as many as fit into half of the free memory.
+    """
     from agentgym.engines.local.config import LocalEngineConfig  # here, and not above: only a model needs torch
     from agentgym.engines.local.engine import LocalEngine  # here, and not above: only a model needs torch
     from agentgym.engines.local.kv_cache import fitting_slots
@@ -288,9 +290,11 @@ def _require_torch() -> None:
         raise ConfigError(f"{what}: `agentgym doctor` shows the command") from error
 
 
-def _checked(config: EvalConfig) -> EvalConfig:
-    """The settings, with the model that an endpoint has, or with the chat format and date of a model here; raises as
-    `_checked_policy` does, and where no endpoint is."""
+def _check_config(config: EvalConfig) -> EvalConfig:
+    """Returns the settings with an endpoint's model, or with the chat format and date of a local model.
+
+    Raises like `_checked_policy`, and if there is no endpoint.
+    """
     _check_seats(config)
     if not is_url(config.policy):
         return _checked_policy(config)
@@ -312,13 +316,13 @@ def _check_seats(config: EvalConfig) -> None:
 
 
 def _checked_policy(config: EvalConfig) -> EvalConfig:
-    """The settings with the chat format of the model or policy, and the date that its template writes.
+    """Returns the settings with the chat format of the model or policy, and the date that its template writes.
 
     Raises for an environment, keywords, policy or model that do not exist, before anything is written.
     """
     if config.policy in POLICIES:
         played_env(config.policy)(Task(config.env, 0, kwargs=config.env_kwargs)).close()
-        return _recognized(config, model_folder(config.tokenizer))
+        return _with_chat_format(config, model_folder(config.tokenizer))
     num_turns = turn_limit(config.env, config.env_kwargs)
     if config.policy != EMBEDDED and not Path(config.policy).expanduser().is_dir():
         kinds = [EMBEDDED, *POLICIES]
@@ -330,7 +334,7 @@ def _checked_policy(config: EvalConfig) -> EvalConfig:
             f"A policy is {', '.join(kinds)}, the folder of a model, or the http:// address of a chat endpoint"
         )
     folder = model_folder(config.policy)
-    config = _recognized(config, folder)
+    config = _with_chat_format(config, folder)
     _require_torch()
     if not (folder / "config.json").is_file():
         raise RunFolderError(f"no model in {str(folder)!r}: it has a tokenizer, and no config.json")
@@ -342,8 +346,8 @@ def _limits(config: EvalConfig) -> Limits:
     return Limits(max_turns=config.max_turns, turn_tokens=config.turn_tokens, stall_s=config.stall_s)
 
 
-def _recognized(config: EvalConfig, folder: Path) -> EvalConfig:
-    """The settings with the chat format of a model folder, and with the date that its template writes, if it does."""
+def _with_chat_format(config: EvalConfig, folder: Path) -> EvalConfig:
+    """Returns the settings with the chat format of a model folder, and with the date if its template writes one."""
     date = config.date or present_date()
     renderer = renderer_for(folder, config.family, date=date)
     date_of_run = date if renderer.tokenizer.writes_date else config.date

@@ -39,9 +39,9 @@ T = TypeVar("T")
 
 
 class ModelEngine:
-    """An engine with the chat format of its model; `create_engine` makes one.
+    """An engine with the chat format of its model; `create_engine` returns one.
 
-    Its event loop runs on a thread of its own, so that it works in a notebook too. Close it, or use it in a `with`.
+    Its event loop runs on a thread of its own, so it works in a notebook too. Close it, or use it in a `with` block.
     """
 
     def __init__(self, open_it: Coroutine[object, object, Engine], renderer: Renderer) -> None:
@@ -57,14 +57,14 @@ class ModelEngine:
             raise
 
     def run(self, work: Coroutine[object, object, T]) -> T:
-        """The coroutine's result, computed on the engine's event loop."""
+        """Returns the coroutine's result, computed on the engine's event loop."""
         if self._closed:
             work.close()
             raise EngineError("this engine is closed; create_engine makes another one")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
-        """Ends the engine and whatever it launched; a second call does nothing."""
+        """Ends the engine and what it launched; a second call does nothing."""
         if not self._closed:
             try:
                 self.run(self.engine.close())
@@ -94,10 +94,10 @@ def create_engine(
     device: str = "cpu",
     servers: SglangConfig | VllmConfig | None = None,
 ) -> ModelEngine:
-    """A model that is ready to play: `embedded`, or a model's folder.
+    """Loads a model that is ready to play: `embedded`, or a model's folder.
 
-    `local` runs it in this process, on `device`; `sglang` and `vllm` launch servers of it, or use those that `servers`
-    names. `family` is its chat format, by a name of `agentgym tools families`, where its template does not tell.
+    `local` runs it in this process, on `device`; `sglang` and `vllm` launch servers of it, or use those of `servers`.
+    `family` is its chat format, by a name of `agentgym tools families`, if its template is not recognized.
 
     Raises RunFolderError for a folder without a model, ConfigError for settings that cannot work, EngineError for a
     server that does not start.
@@ -121,7 +121,7 @@ async def _open(folder: Path, kind: str, device: str, servers: SglangConfig | Vl
 
 @dataclass(frozen=True, kw_only=True)
 class _Play:
-    """One episode and how it is played."""
+    """One episode and the settings with which it is played."""
 
     task: Task
     seed: int
@@ -138,14 +138,16 @@ def run_episode(
     limits: Limits | None = None,
     sampling: SamplingConfig | None = None,
 ) -> Trajectory:
-    """One episode of the environment's task `seed`, as training and evaluation play it.
+    """Plays one episode of the environment's task `seed`, as training and evaluation do.
 
     `env` is an environment's id, path or class; `player` an engine of `create_engine`, or `oracle`, `cheat`, `random`.
-    An environment that fails gives a trajectory that says so (`status`, `error`). Raises ConfigError or UnknownName for
+    An environment that fails gives a trajectory with that `status` and `error`. Raises ConfigError or UnknownName for
     an environment or player that does not exist.
     """
     task = Task(place_of(env), seed, kwargs=env_kwargs or {})
-    num_turns = turn_limit(task.env_id, task.kwargs)  # what does not exist is an error here, not a failed episode
+    num_turns = turn_limit(
+        task.env_id, task.kwargs
+    )  # an environment that does not exist is an error here, not a failed episode
     limits = limits or Limits()
     if isinstance(player, ModelEngine):
         limits = replace(limits, turn_tokens=limits.turn_tokens_in(player.engine.context_window, num_turns))

@@ -1,4 +1,4 @@
-"""The folder of a model that a user names: `embedded`, or a path."""
+"""Finds the folder of a model that a user names: `embedded`, or a path."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from agentgym.errors import RunFolderError
 __all__ = ["EMBEDDED", "model_folder"]
 
 EMBEDDED = "embedded"
-"""The name by which a user asks for the model that comes with the package."""
+"""The name of the model that comes with the package."""
 
 
 def model_folder(name: str) -> Path:
-    """The folder; raises RunFolderError where it is missing, or is that of a run or an adapter."""
+    """Returns the folder; raises RunFolderError if it is missing, or is that of a run or an adapter."""
     folder = embedded_folder() if name == EMBEDDED else Path(name).expanduser()
     if name == EMBEDDED and not (folder / "tokenizer.json").is_file():
         raise RunFolderError(f"this installation lacks the embedded model in {str(folder)!r}: name a model folder")

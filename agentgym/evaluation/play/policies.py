@@ -1,4 +1,4 @@
-"""Lets a policy that needs no model (oracle, cheat, random) play through the rollout, as if an engine had said it."""
+"""Lets a policy that needs no model (oracle, cheat, random) play through the rollout, as if it were an engine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["PlayedEnv", "PolicyLoop", "played_env"]
 
 
 class PlayedEnv(gymnasium.Wrapper[str, str, str, str]):
-    """An environment with the policy that plays it; the policy begins its episode wherever `reset` is called."""
+    """An environment with the policy that plays it; `reset` also begins the policy's episode."""
 
     def __init__(self, env: TextEnv, kind: str) -> None:
         super().__init__(env)
@@ -39,33 +39,33 @@ class PlayedEnv(gymnasium.Wrapper[str, str, str, str]):
         self._observation = ""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        """Begins the episode of both."""
+        """Begins the episode of environment and policy."""
         observation, info = self.env.reset(seed=seed, options=options)
         self._observation = observation
         self.policy.reset(self.inner, observation, self.policy_seed)
         return observation, info
 
     def step(self, action: str) -> StepResult:
-        """Steps the environment, and remembers what the policy sees next."""
+        """Steps the environment, and stores what the policy sees next."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._observation = observation
         return observation, float(reward), terminated, truncated, info
 
     def next_message(self) -> Message:
-        """The policy's reply to the last observation."""
+        """Returns the policy's reply to the last observation."""
         return self.policy.act(self._observation)
 
 
 def played_env(kind: str) -> Callable[[Task], PlayedEnv]:
-    """What a Sampler makes its environments with: the task's environment, played by the policy `kind`."""
+    """Returns a Sampler's factory of environments: the task's environment, played by the policy `kind`."""
     return lambda task: PlayedEnv(make_env(task.env_id, task.kwargs), kind)
 
 
 class PolicyLoop(RolloutLoop):
     """A RolloutLoop whose replies come from the policy of each episode's own `PlayedEnv`.
 
-    Replies are rendered as a model would have to sample them, so that such a run reads, verifies and trains like any
-    other. A policy that raises is a fault of its environment.
+    Replies are rendered as a model would have to sample them, so that such a run can be read, verified and trained on
+    like any other. A policy that raises counts as a fault of its environment.
     """
 
     def __init__(self, renderer: Renderer, limits: Limits, *, history: History = "append") -> None:

@@ -1,4 +1,4 @@
-"""The checks that one recorded episode passes or fails by itself, on the JSON as it stands in the file."""
+"""The checks that one recorded episode passes or fails by itself, on the JSON of the file."""
 
 from __future__ import annotations
 
@@ -24,33 +24,35 @@ __all__ = ["CHECKS", "Basis", "Record", "by_endpoint", "first_difference"]
 
 MAX_PROMPTS = 256
 Record: TypeAlias = Mapping[str, Any]
-"""One line of `episodes.jsonl`, not yet trusted."""
+"""A line of `episodes.jsonl` that is not validated yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What records are held against: the run's chat format, where there is one, and its sets of tools by digest."""
+    """The reference that records are compared with: the run's chat format, if any, and its tool sets by digest."""
 
     renderer: Renderer | None = None
     menus: Menus = field(default_factory=dict)
     max_staleness: int | None = None
-    """The updates that a training run's tokens may be older than its weights; None where it is not a training run."""
+    """The number of updates by which a training run's tokens may be older than its weights; None for other runs."""
     _prompts: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     _newest: list[tuple[Record, EpisodeRecord]] = field(default_factory=list)
 
     def tools(self, record: Record, row: int) -> tuple[ToolSpec, ...]:
-        """The tools that the model was shown; none where the record names none."""
+        """Returns the tools that the model was shown; none if the record names none."""
         return self.menus.get(record["rows"][row].get("tools", ""), ())
 
     def episode(self, record: Record) -> EpisodeRecord:
-        """The episode of a record; the newest one is kept. Raises InvalidTrajectory."""
+        """Returns the episode of a record; the newest one is cached. Raises InvalidTrajectory."""
         if not self._newest or self._newest[0][0] is not record:
             self._newest[:] = [(record, record_from_json(record, self.menus))]
         return self._newest[0][1]
 
     def prompt(self, record: Record, row: int) -> Sequence[int]:
-        """The render of a row's messages and tools; the last ones are kept, because the episodes of a group have the
-        same. Raises RenderError."""
+        """Returns the render of a row's messages and tools; raises RenderError.
+
+        The last ones are cached, because the episodes of a group have the same.
+        """
         assert self.renderer is not None
         stored = record["rows"][row]
         key = (json.dumps(stored["messages"]), str(stored.get("tools")))
@@ -69,7 +71,7 @@ Check: TypeAlias = Callable[[Ledger, int, Record, Basis], None]
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """A span with where it stands: `turn` is that of the last reply up to here, -1 before the first."""
+    """A span with its position: `turn` is that of the last reply up to here, -1 before the first."""
 
     row: int
     turn: int
@@ -90,13 +92,13 @@ def _spans(record: Record) -> Iterator[_Span]:
 
 
 def first_difference(ids: Sequence[object], others: Sequence[object]) -> int:
-    """The first index at which two sequences differ; the shorter one's length when it begins the other."""
+    """Returns the first index at which two sequences differ; the shorter one's length if it begins the other."""
     pairs = zip(ids, others, strict=False)
-    return next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(ids), len(others)))
+    return next((index for index, (left, right) in enumerate(pairs) if left != right), min(len(ids), len(others)))
 
 
 def by_endpoint(record: Record) -> bool:
-    """Whether the episode was played through a chat endpoint, which rendered its prompts and parsed its replies."""
+    """Returns True if a chat endpoint played the episode, which rendered its prompts and parsed its replies."""
     return isinstance(record["info"].get("chat_endpoint"), Mapping)
 
 
@@ -114,8 +116,8 @@ def _check_spans(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
             problem = Place(line, row, problem="the row does not begin with a prompt")
         elif "prompt" in sources[1:]:
             problem = Place(line, row, problem="a prompt stands inside the row")
-        for index, (one, other) in enumerate(pairwise(sources)):
-            if one == other == "policy" and problem is None:
+        for index, (source, following) in enumerate(pairwise(sources)):
+            if source == following == "policy" and problem is None:
                 reply = replies_before + sources[: index + 1].count("policy")
                 problem = Place(line, row, reply, problem="a reply follows a reply with no answer in between")
         if problem is None and row == len(record["rows"]) - 1 and turn + 1 != len(record["turns"]):
@@ -123,7 +125,7 @@ def _check_spans(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
         ledger.check("spans", problem)
 
 
-def _check_seals(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
+def _check_digests(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
     for row, stored in enumerate(record["rows"]):
         wanted, given = mask_runs(stored["spans"]), stored.get("mask")
         problem = None
@@ -189,7 +191,7 @@ def _check_samples(ledger: Ledger, line: int, record: Record, basis: Basis) -> N
 
 
 def _version_bounds(record: Record, max_staleness: int | None) -> tuple[float, float]:
-    """The least and the greatest policy version that an episode of a training run may be sampled with."""
+    """Returns the least and the greatest policy version with which an episode of a training run may be sampled."""
     if max_staleness is None:
         return -math.inf, math.inf
     step: int = record["step"]
@@ -286,7 +288,7 @@ def _check_prefix(ledger: Ledger, line: int, record: Record, basis: Basis) -> No
 def _answer_problem(
     renderer: Renderer, ids: list[int], answer_ids: list[int], answers: Iterable[Sequence[Message]]
 ) -> tuple[int, str] | None:
-    """The first id of an answer (an index into it) that the render of what was recorded does not have, and why."""
+    """Returns the first id of an answer (an index into it) that the render of the record does not have, and why."""
     best = -1
     said = ""
     for messages in answers:
@@ -299,16 +301,16 @@ def _answer_problem(
             return None
         index = first_difference(answer_ids, wanted)
         if index > best:
-            one = f"id {answer_ids[index]}" if index < len(answer_ids) else "the end"
+            given = f"id {answer_ids[index]}" if index < len(answer_ids) else "the end"
             other = f"id {wanted[index]}" if index < len(wanted) else "the end"
-            best, said = index, f"{one} stands where the render of the recorded answer has {other}"
+            best, said = index, f"{given} stands where the render of the recorded answer has {other}"
     return max(best, 0), said
 
 
 def _possible_answers(turn: Record) -> Iterable[Sequence[Message]]:
-    """What the environment may have answered; the messages themselves are recorded where they are another thing."""
+    """Returns what the environment may have answered; the messages themselves are recorded if they are different."""
     if turn.get("messages") is not None:
-        return [[message_from_json(one) for one in turn["messages"]]]
+        return [[message_from_json(message) for message in turn["messages"]]]
     return plain_answers(turn["observation"], [ToolResult(**result) for result in turn["tool_results"]])
 
 
@@ -370,7 +372,7 @@ def _check_advantages(ledger: Ledger, line: int, record: Record, _: Basis) -> No
 
 CHECKS: tuple[Check, ...] = (
     _check_spans,
-    _check_seals,
+    _check_digests,
     _check_samples,
     _check_ids,
     _check_tools,

@@ -26,17 +26,17 @@ __all__ = ["Replay"]
 
 REPLAY = Property("replay", "the environment answers and rewards the recorded actions as recorded", "episodes")
 COUNTED = ("num_turns", "num_summaries", *call_counts(()))
-"""Metrics that the rollout counts itself."""
+"""The metrics that the rollout counts itself."""
 CUT = (StopReason.TURN_TOKENS, StopReason.TRAJECTORY_TOKENS, StopReason.CONTEXT)
-"""Why a reply may have gone to no environment."""
+"""The reasons why a reply may not have gone to the environment."""
 
 
 class Replay:
     """Checks the property `replay`.
 
-    `foreign_rewards` is the reason why the environment's own rewards are not the recorded ones, "" where they are;
-    `end_thinking` is how the model closes its reasoning, and `served` are the phases that agents outside played.
-    Of all episodes, `share` are played again, drawn at random from a fixed seed.
+    `foreign_rewards` is the reason why the environment's own rewards are not the recorded ones, "" if they are;
+    `end_thinking` is the text that closes the model's reasoning, and `served` are the phases that outside agents
+    played. A `share` of all episodes is played again, drawn at random from a fixed seed.
     """
 
     properties: tuple[Property, ...] = (REPLAY,)
@@ -78,7 +78,7 @@ class Replay:
         ledger.check(REPLAY.name, Place(line, turn=found.turn, problem=found.problem) if found.problem else None)
 
     def close(self, ledger: Ledger) -> None:
-        """Says what was left out of the comparison."""
+        """Records what was left out of the comparison."""
         if self._foreign_rewards and ledger.tally(REPLAY.name).num_checked:
             ledger.tally(REPLAY.name).skipped[self._foreign_rewards] = ledger.tally(REPLAY.name).num_checked
 
@@ -94,16 +94,16 @@ class Replay:
         except Exception as error:  # noqa: BLE001 - the boundary around the user's environment
             return _Found(failure=_line(error))
         try:
-            return self._played(env, trajectory)
+            return self._compare_episode(env, trajectory)
         except Exception as error:  # noqa: BLE001 - the boundary around the user's environment
             return _Found(failure=_line(error))
         finally:
             env.close()
 
-    def _played(self, env: TextEnv, trajectory: Trajectory) -> _Found:
+    def _compare_episode(self, env: TextEnv, trajectory: Trajectory) -> _Found:
         task = trajectory.task
         answer = read_reset(env.reset(seed=task.seed, options=dict(task.options) or None))
-        turns, answers = _answered(trajectory), [answer]
+        turns, answers = _answered_turns(trajectory), [answer]
         for number, turn in turns:
             if answer.terminated or answer.truncated:
                 return _Found(number, "the environment ended the episode before this turn", answers=tuple(answers))
@@ -117,7 +117,7 @@ class Replay:
         return _Found(None, said, answers=tuple(answers) if said else ())
 
     def _problem(self, answer: Answer, turn: Turn) -> str:
-        """What of an answer is not as recorded; "" where all is."""
+        """Returns how an answer differs from the recorded one; "" if it does not."""
         if answer.observation != turn.observation:
             return f"the environment answers {_short(answer.observation)}, recorded is {_short(turn.observation)}"
         if answer.tool_results != turn.tool_results:
@@ -128,12 +128,12 @@ class Replay:
         return ""
 
     def _ending_problem(self, answer: Answer, trajectory: Trajectory) -> str:
-        """Why the last answer is not the end that is recorded; "" where it is."""
+        """Returns why the last answer is not the recorded end; "" if it is."""
         if answer.terminated != (trajectory.status is Status.COMPLETED):
             ends = "ends" if answer.terminated else "does not end"
             return f"the environment {ends} the episode, recorded is {trajectory.status} ({trajectory.stop_reason})"
         given, recorded = answer.metrics(), trajectory.metrics
-        names = [] if self._foreign_rewards else [one for one in given if one in recorded and one not in COUNTED]
+        names = [] if self._foreign_rewards else [name for name in given if name in recorded and name not in COUNTED]
         for name in names:
             if not math.isclose(recorded[name], given[name], rel_tol=1e-9, abs_tol=1e-12):
                 return f"the environment gives the metric {name}={given[name]:g}, recorded is {recorded[name]:g}"
@@ -142,7 +142,7 @@ class Replay:
 
 @dataclass(slots=True)
 class _Maker:
-    """What makes the environment of a task, or the reason why its episodes are not played again."""
+    """The factory of a task's environment, or the reason why its episodes are not played again."""
 
     make: Callable[[], TextEnv]
     reason: str = ""
@@ -177,7 +177,7 @@ class _Found:
     problem: str = ""
     failure: str = ""
     answers: tuple[Answer, ...] = ()
-    """What the environment gave up to there, where something differs."""
+    """The answers of the environment up to there, if something differs."""
 
 
 def _why_not(trajectory: Trajectory) -> str:
@@ -188,8 +188,8 @@ def _why_not(trajectory: Trajectory) -> str:
     return ""
 
 
-def _answered(trajectory: Trajectory) -> list[tuple[int, Turn]]:
-    """The turns that went to the environment, with their numbers."""
+def _answered_turns(trajectory: Trajectory) -> list[tuple[int, Turn]]:
+    """Returns the turns that went to the environment, with their numbers."""
     turns = [(number, turn) for number, turn in enumerate(trajectory.turns) if not turn.asked]
     if trajectory.status is Status.TRUNCATED and trajectory.stop_reason in CUT and turns:
         last = turns[-1][1]
@@ -205,7 +205,7 @@ def _info_problem(given: Mapping[str, JSON], recorded: Mapping[str, JSON]) -> st
 
 
 def _is_code(value: JSON) -> bool:
-    """Whether a keyword is the place of somebody's code, or an address."""
+    """Returns True if a keyword is the path of a user's code, or an address."""
     return isinstance(value, str) and ":" in value
 
 

@@ -1,4 +1,4 @@
-"""The checks of a run's files as a whole: digests from line to line, checkpoints, and what the run ended with."""
+"""The checks of a run's files as a whole: digests from line to line, checkpoints, and the state at the run's end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ChainCheck:
         self.file = file
         self.head = GENESIS
         self.lines: dict[str, int] = {}
-        """The number of the line that has a digest."""
+        """The line numbers by digest."""
 
     def add(self, ledger: Ledger, line: int, raw: bytes) -> None:
         """Checks the next line of the file. Lines of an earlier version, which had no digests, may come first."""
@@ -39,7 +39,7 @@ class ChainCheck:
             return
         said = "" if digest == line_digest(self.head, body) else "the line, or the one before it, is not as written"
         self._check(ledger, line, said)
-        self.head = digest  # so that one damage is counted once
+        self.head = digest  # so that one defect is counted once
         self.lines[digest] = line
 
     def _check(self, ledger: Ledger, line: int, said: str) -> None:
@@ -48,16 +48,16 @@ class ChainCheck:
 
 
 class RunChecks:
-    """Checks what one line cannot show, after all lines were read; `chains` are those of the files by name."""
+    """Checks what a single line cannot show, after all lines were read; `chains` are those of the files by name."""
 
     def __init__(self, run: Path, ledger: Ledger, chains: Mapping[str, ChainCheck]) -> None:
         self._run, self._ledger, self._chains = run, ledger, chains
         self._steps: dict[str, int] = {}
         self.digest: str | None = None
-        """That of the whole run, once `close` has found it to be as written."""
+        """The digest of the whole run, once `close` has found it to be as written."""
 
     def add_step(self, raw: bytes) -> None:
-        """Takes a line of `metrics.jsonl`, by which a checkpoint's place in it is known."""
+        """Adds a line of `metrics.jsonl`, from which a checkpoint's place in it is known."""
         digest = split_line(raw)[1]
         try:
             step = json.loads(raw)["step"]
@@ -139,12 +139,12 @@ class RunChecks:
 
 
 def max_staleness_of(run: Path) -> int | None:
-    """The setting `max_staleness` of a training run, by its config.yaml; None for other folders."""
+    """Returns the setting `max_staleness` of a training run, by its config.yaml; None for other folders."""
     path = run / CONFIG
     try:
         settings = yaml.safe_load(path.read_bytes()) if path.is_file() else None
     except (yaml.YAMLError, UnicodeDecodeError):
-        return None  # the property `settings` has it
+        return None  # the property `settings` reports it
     if not isinstance(settings, dict) or "algo" not in settings:
         return None
     staleness = settings.get("max_staleness", 0)
@@ -152,7 +152,7 @@ def max_staleness_of(run: Path) -> int | None:
 
 
 def _file_problem(path: Path, digest: str) -> str:
-    """Why a file is not the one with the digest; "" where it is."""
+    """Returns why a file is not the one with the digest; "" if it is."""
     if not path.is_file():
         return f"{path.name} is missing"
     return "" if file_digest(path) == digest else f"{path.name} is not as it was written"

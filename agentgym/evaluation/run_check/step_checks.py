@@ -1,4 +1,4 @@
-"""Whether the numbers of `metrics.jsonl` follow from the episodes of their steps."""
+"""Checks that the numbers of `metrics.jsonl` follow from the episodes of their steps."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ COUNTS = (
 
 @dataclass(slots=True)
 class _Step:
-    """What the training episodes of one step add up to."""
+    """The sums over the training episodes of one step."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    """`COUNTS` and `FAILED_CALLS`, and the turns: all `turns`, and `kept_turns` of episodes with a reward."""
+    """The `COUNTS` and `FAILED_CALLS`, and the turns: all `turns`, and `kept_turns` of episodes with a reward."""
     longest_reply: int = 0
     rewards: list[float] = field(default_factory=list)
     successes: list[bool] = field(default_factory=list)
     groups: set[str] = field(default_factory=set)
     live: set[str] = field(default_factory=set)
-    """Groups in which a token has an advantage other than 0."""
+    """The groups in which a token has an advantage other than 0."""
 
     def add(self, record: Record) -> None:
         spans = [span for row in record["rows"] for span in row["spans"]]
@@ -63,7 +63,7 @@ class _Step:
         counts["trained_tokens"] += sum(len(span["ids"]) for span in spans if is_trained(span))
 
     def numbers(self) -> Mapping[str, float]:
-        """The metrics that follow, by their names in `metrics.jsonl`; means are 0 over nothing."""
+        """Returns the metrics by their names in `metrics.jsonl`; means over no episodes are 0."""
         counts, count = self.counts, max(1, len(self.rewards))
         num_dead = len(self.groups - self.live)
         per_turn = {"tool_calls_per_turn": counts["tool_calls"] / counts["turns"]} if counts["turns"] else {}
@@ -82,7 +82,7 @@ class _Step:
 
 
 def _is_cut(turn: Mapping[str, Any]) -> bool:
-    """Whether a limit of tokens ended the reply of a stored turn."""
+    """Returns True if a limit of tokens ended the reply of a stored turn."""
     return bool(turn["finish_reason"] == "length")
 
 
@@ -94,7 +94,7 @@ class StepChecks:
         self._seen: set[int] = set()
 
     def add(self, record: Record) -> None:
-        """Takes one line of `episodes.jsonl`."""
+        """Adds one line of `episodes.jsonl`."""
         if record["phase"] == "train":
             self._steps.setdefault(record["step"], _Step()).add(record)
 
@@ -104,7 +104,7 @@ class StepChecks:
         ledger.check("metrics", Place(line, problem=f"of metrics.jsonl: {said}") if said else None)
 
     def close(self, ledger: Ledger) -> None:
-        """Checks that each step with episodes had its line; the newest may still be under way."""
+        """Checks that each step with episodes had its line; the newest step may be unfinished."""
         for step in sorted(self._steps)[:-1]:
             if step not in self._seen:
                 ledger.check("metrics", Place(None, problem=f"metrics.jsonl has no line for step {step}"))

@@ -1,4 +1,4 @@
-"""`verify_run`: recomputes from `episodes.jsonl` what can be recomputed, and says where a record does not hold."""
+"""`verify_run`: recomputes from `episodes.jsonl` what can be recomputed, and reports where a record does not hold."""
 
 from __future__ import annotations
 
@@ -70,31 +70,31 @@ UNCHECKED = {
     "end": NO_DIGESTS,
     "report": "there is no report.html with a digest",
 }
-"""Why nothing was checked."""
+"""The reasons why nothing was checked, by property."""
 BY_ENDPOINT = ("prompt", "prefix", "reply")
-"""Properties of our own rendering and parsing."""
+"""The properties of this package's own rendering and parsing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of one property; `first` is the first place where it does not hold, None when it holds."""
+    """The result for one property; `first` is the first place where it does not hold, None if it holds."""
 
     about: Property
     num_checked: int
     num_failed: int
     first: Place | None
     skipped: str | None = None
-    """Why nothing was checked, if so."""
+    """The reason why nothing was checked, if so."""
     left_out: Mapping[str, int] = field(default_factory=dict)
-    """How many units were not checked, by the reason, where others were."""
+    """The number of unchecked units by reason, if others were checked."""
 
     @property
     def ok(self) -> bool:
-        """Whether no failure was seen; a skipped property is ok, and the report says that it was skipped."""
+        """True if there was no failure; a skipped property is ok, and the report lists it as skipped."""
         return self.num_failed == 0
 
     def line(self) -> str:
-        """The verdict as one line of text."""
+        """Returns the verdict as one line of text."""
         head = f"{'ok' if self.ok else 'FAILED':<6} {self.about.name:<12} "
         if self.skipped:
             return f"{'-':<6} {self.about.name:<12} not checked: {self.skipped}"
@@ -113,17 +113,17 @@ class VerifyReport:
     num_tokens: int
     verdicts: tuple[Verdict, ...]
     num_without_ids: int = 0
-    """Episodes that hold no token ids, because a chat endpoint that returns none played them."""
+    """The number of episodes without token ids, because a chat endpoint that returns none played them."""
     digest: str | None = None
-    """The digest of the whole run; None where the run has not ended, or is not as it was written."""
+    """The digest of the whole run; None if the run has not ended, or is not as it was written."""
 
     @property
     def ok(self) -> bool:
-        """Whether every checked property holds."""
+        """True if every checked property holds."""
         return all(verdict.ok for verdict in self.verdicts)
 
     def lines(self) -> list[str]:
-        """The report as text, a line for each property and one to conclude."""
+        """Returns the report as text, with a line for each property and a last one for the outcome."""
         failed = [verdict.about.name for verdict in self.verdicts if not verdict.ok]
         outcome = f"not sound: {', '.join(failed)}" if failed else "sound"
         end = f"{self.path}: {self.num_episodes} episodes, {self.num_tokens} tokens: {outcome}"
@@ -136,7 +136,7 @@ class VerifyReport:
         return [*(verdict.line() for verdict in self.verdicts), *notes, end]
 
     def to_json(self) -> dict[str, JSON]:
-        """The report as a JSON object: `ok`, counts, and `properties` by name."""
+        """Returns the report as a JSON object: `ok`, counts, and `properties` by name."""
         return {
             "ok": self.ok,
             "num_episodes": self.num_episodes,
@@ -158,12 +158,12 @@ class VerifyReport:
 
 
 class Recomputation(Protocol):
-    """Computes a property of a run again, from the models, environments and estimators that made it."""
+    """Recomputes a property of a run, from the models, environments and estimators that made it."""
 
     properties: tuple[Property, ...]
 
     def add(self, ledger: Ledger, line: int, record: EpisodeRecord) -> None:
-        """Takes the next episode of the run, on a line of `episodes.jsonl`."""
+        """Adds the next episode of the run, on a line of `episodes.jsonl`."""
 
     def close(self, ledger: Ledger) -> None:
         """Checks what needs all episodes."""
@@ -172,12 +172,13 @@ class Recomputation(Protocol):
 def verify_run(
     run: Path, renderer: Renderer | None = None, recomputations: Sequence[Recomputation] = ()
 ) -> VerifyReport:
-    """Checks `PROPERTIES` on every line of the run's `episodes.jsonl` and `metrics.jsonl`, on its checkpoints and its
-    other files; damage is reported.
+    """Checks `PROPERTIES` of a run and reports its damage.
 
-    `renderer` is the one the run was made with; without it the properties that need one are skipped, and the report
-    says so. `recomputations` check further properties of the same episodes. Raises RunFolderError only when there is no
-    episode file to read, or nothing in it.
+    They are checked on every line of `episodes.jsonl` and `metrics.jsonl`, on the checkpoints and the other files.
+
+    `renderer` is the one with which the run was made; without it the properties that need one are reported as skipped.
+    `recomputations` check further properties of the same episodes. Raises RunFolderError only if there is no episode
+    file to read, or nothing in it.
     """
     path = _episodes_of(run)
     ledger = Ledger()
@@ -201,7 +202,7 @@ def verify_run(
             for recomputation in recomputations:
                 recomputation.add(ledger, line, basis.episode(record))
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            # The line is JSON and yet no episode: that is what is being looked for, and not ours to crash on.
+            # The line is JSON and yet no episode: that is a finding, not a reason to crash.
             ledger.fail("readable", Place(line, problem=f"this is no episode: {type(error).__name__}: {error}"))
     across.close(ledger)
     for line, raw in _lines(run / METRICS):
@@ -219,7 +220,7 @@ def verify_run(
 
 
 def _episodes_of(run: Path) -> Path:
-    """The episode file of a run; raises RunFolderError where there is none, or nothing in it."""
+    """Returns the episode file of a run; raises RunFolderError if there is none, or nothing in it."""
     path = run / EPISODES
     if not path.is_file():
         what = "has no episodes.jsonl" if run.is_dir() else "is no folder"
@@ -242,7 +243,7 @@ def _verdict(entry: Property, ledger: Ledger, without_renderer: bool, is_served:
 
 
 def _records(path: Path, ledger: Ledger, chain: ChainCheck) -> Iterator[tuple[int, Record]]:
-    """Line number and object of each line that can be read."""
+    """Yields the line number and object of each line that can be read."""
     for line, raw in _lines(path):
         chain.add(ledger, line, raw)
         try:
@@ -258,7 +259,7 @@ def _records(path: Path, ledger: Ledger, chain: ChainCheck) -> Iterator[tuple[in
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file, counted from 1; none where there is no such file."""
+    """Yields the lines of a file, counted from 1; none if there is no such file."""
     if path.is_file():
         with path.open("rb") as file:
             yield from enumerate(file, 1)
@@ -273,7 +274,7 @@ class _Group:
 
 
 class _Across:
-    """What only shows between episodes: groups, and prompts that ought to be equal."""
+    """The checks across episodes: groups, and prompts that have to be equal."""
 
     def __init__(self) -> None:
         self._groups: dict[tuple[str, int, str], _Group] = {}
@@ -294,7 +295,9 @@ class _Across:
         group.members[member] = line
         if record["reward"] is None:
             self._failed.add(line)  # a resumed evaluation plays it again
-        if record["rows"] and record["task"]["kwargs"].get("opponent") != SELF:  # there others may have moved before
+        if (
+            record["rows"] and record["task"]["kwargs"].get("opponent") != SELF
+        ):  # in self-play others may have moved before
             self._compare_prompt(ledger, line, task, record["rows"][0]["spans"][0]["ids"])
 
     def _compare_prompt(self, ledger: Ledger, line: int, task: str, ids: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""95% intervals of what is averaged over an evaluation's episodes, which know the episodes that share a task."""
+"""95% intervals of averages over an evaluation's episodes, which account for episodes that share a task."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Interval:
 
     @property
     def ends(self) -> list[JSON]:
-        """`[low, high]`, as JSON has it."""
+        """The list `[low, high]`, for JSON."""
         return [self.low, self.high]
 
     def __str__(self) -> str:
@@ -35,11 +35,11 @@ class Interval:
 
 
 def success_interval(successes: Sequence[float], clusters: Sequence[str]) -> Interval | None:
-    """Wilson's 95% score interval (Wilson 1927) of a rate of zeros and ones; None without any.
+    """Returns Wilson's 95% score interval (Wilson 1927) of a rate of zeros and ones; None without any.
 
-    Episodes of one task are no independent draws. Where tasks repeat, the number of episodes is replaced by the
-    effective one, `p (1 - p) / clustered variance` (Kish's design effect), at most the number of episodes; where all
-    succeed or all fail nothing is known about it, and the number of tasks is taken.
+    Episodes of one task are not independent draws. If tasks repeat, the number of episodes is replaced by the
+    effective one, `p (1 - p) / clustered variance` (Kish's design effect), at most the number of episodes. If all
+    succeed or all fail, nothing is known about it, and the number of tasks is used.
     """
     num = len(successes)
     if not num:
@@ -60,7 +60,7 @@ def success_interval(successes: Sequence[float], clusters: Sequence[str]) -> Int
 
 
 def mean_interval(values: Sequence[float], clusters: Sequence[str]) -> Interval | None:
-    """The normal 95% interval of a mean, with a standard error clustered by task; None for fewer than two tasks."""
+    """Returns the normal 95% interval of a mean, its error clustered by task; None for fewer than two tasks."""
     variance = _clustered_variance(values, clusters)
     if variance is None:
         return None
@@ -69,7 +69,7 @@ def mean_interval(values: Sequence[float], clusters: Sequence[str]) -> Interval 
 
 
 def _clustered_variance(values: Sequence[float], clusters: Sequence[str]) -> float | None:
-    """The variance of the mean: `C / (C - 1) * sum over clusters (sum of residuals)^2 / n^2`; None below 2 clusters."""
+    """The variance of a mean: `C / (C - 1) * sum over clusters (sum of residuals)^2 / n^2`; None below 2 clusters."""
     if len(values) != len(clusters):
         raise ConfigError(f"{len(values)} values need as many clusters, got {len(clusters)}")
     names, cluster_E = np.unique(np.asarray(clusters, dtype=np.str_), return_inverse=True)
@@ -81,13 +81,13 @@ def _clustered_variance(values: Sequence[float], clusters: Sequence[str]) -> flo
 
 
 def share_interval(values: Sequence[float]) -> Interval | None:
-    """The 95% interval of the mean of one value in [0, 1] per task: tasks are the independent draws. None without any.
+    """Returns the 95% interval of the mean of one value in [0, 1] per task (the independent draws); None without any.
 
-    The normal interval of the values and four more, two zeros and two ones (Agresti and Coull 1998), cut to [0, 1]:
-    few tasks that differ from all others would else make it far too short. Where all values are 0 (or all 1) the bound
-    is exact, `1 - 0.025^(1 / tasks)` (Clopper and Pearson 1934): it holds whatever the values are distributed like, as
-    Markov's inequality bounds the chance of a 1 by the mean. Beside Agresti and Coull: values need not be 0 or 1, and
-    the variance is theirs, which shares of several episodes have less of.
+    It is the normal interval of the values and four more, two zeros and two ones (Agresti and Coull 1998), clipped to
+    [0, 1]: without these, few tasks that differ from all others would make it far too short. If all values are 0 (or
+    all 1) the bound is exact, `1 - 0.025^(1 / tasks)` (Clopper and Pearson 1934). It holds for any distribution of the
+    values, as Markov's inequality bounds the chance of a 1 by the mean. Unlike in Agresti and Coull, values need not be
+    0 or 1; the variance is that of the values, and shares of several episodes have less of it.
     """
     if not values:
         return None

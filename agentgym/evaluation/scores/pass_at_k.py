@@ -1,6 +1,6 @@
-"""What repeats of a task show: how often one of k succeeds, all k succeed, and the best reward of k.
+"""Scores of repeated tasks: how often one of k succeeds, how often all k succeed, and the best reward of k.
 
-Each is the mean over all choices of k among a task's n episodes, in closed form, so none of them is biased.
+Each is the mean over all choices of k among a task's n episodes, in closed form, so none is biased.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ LEVELS = (DIFFICULTY, "level")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AtK:
-    """The numbers of one k, each the mean over the tasks that have at least k episodes; None where there is no task."""
+    """The numbers of one k, each the mean over the tasks that have at least k episodes; None if there is no task."""
 
     k: int
     num_tasks: int
-    """Tasks with at least k episodes that have a reward."""
+    """The number of tasks with at least k episodes that have a reward."""
     num_short: int
-    """Tasks with fewer, which count in none of these numbers."""
+    """The number of tasks with fewer, which count in none of these numbers."""
     pass_at_k: float | None
-    """How often at least one of k episodes succeeds."""
+    """The probability that at least one of k episodes succeeds."""
     pass_at_k_interval: Interval | None
     """`share_interval` over tasks, as for pass^k: tasks are the independent draws, their episodes are not."""
     pass_hat_k: float | None
-    """How often all of k episodes succeed: pass^k."""
+    """The probability that all of k episodes succeed: pass^k."""
     pass_hat_k_interval: Interval | None
     best_at_k: float | None
     """The best reward among k episodes."""
@@ -44,28 +44,28 @@ class AtK:
     """The normal interval over tasks, as a reward has no bounds; None for fewer than two tasks."""
 
     def to_json(self) -> dict[str, JSON]:
-        """A flat object; intervals are `[low, high]`."""
+        """Returns a flat object; intervals are `[low, high]`."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {name: value.ends if isinstance(value, Interval) else value for name, value in values.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepeatScores:
-    """The numbers of some tasks for k = 1, 2, 4, ... and the most episodes that one of them was given."""
+    """The numbers of some tasks for k = 1, 2, 4, ... and the greatest number of episodes of a task."""
 
     env: str | None
-    """The environment of the tasks; None where they are of several."""
+    """The environment of the tasks; None if there are several."""
     difficulty: str | None
-    """The difficulty of the tasks (see `difficulty_of`); None where it is not told, or they are of several."""
+    """The difficulty of the tasks (see `difficulty_of`); None if it is unknown, or there are several."""
     num_tasks: int
     num_episodes: int
-    """Episodes that have a reward."""
+    """The number of episodes that have a reward."""
     num_failed: int
-    """Episodes that have none, and count nowhere else."""
+    """The number of episodes without a reward, which count nowhere else."""
     at: tuple[AtK, ...]
 
     def to_json(self) -> dict[str, JSON]:
-        """The scores as a JSON object, `k` a list in the order of k."""
+        """Returns the scores as a JSON object, `k` a list in the order of k."""
         return {
             "env": self.env,
             "difficulty": self.difficulty,
@@ -77,24 +77,28 @@ class RepeatScores:
 
 
 def pass_at_k(num: int, num_won: int, k: int) -> float:
-    """`1 - C(n - c, k) / C(n, k)` (Chen et al. 2021, equation 1): the share of the choices of k among n episodes, of
-    which c succeeded, that hold a success."""
+    """Computes pass@k, `1 - C(n - c, k) / C(n, k)` (Chen et al. 2021, equation 1).
+
+    It is the share of the choices of k among n episodes, of which c succeeded, that hold a success.
+    """
     _check(num, k, num_won)
     return 1.0 - math.comb(num - num_won, k) / math.comb(num, k)
 
 
 def pass_hat_k(num: int, num_won: int, k: int) -> float:
-    """`C(c, k) / C(n, k)` (Yao et al. 2024, tau-bench, as pass^k): the share of the choices of k among n episodes, of
-    which c succeeded, that hold nothing but successes."""
+    """Computes pass^k, `C(c, k) / C(n, k)` (Yao et al. 2024, tau-bench).
+
+    It is the share of the choices of k among n episodes, of which c succeeded, that hold only successes.
+    """
     _check(num, k, num_won)
     return math.comb(num_won, k) / math.comb(num, k)
 
 
 def best_at_k(rewards: Sequence[float], k: int) -> float:
-    """The mean of the largest reward over all choices of k episodes: the i-th smallest of n rewards is the largest of
-    `C(i - 1, k - 1)` among `C(n, k)`. With rewards 0 and 1 it is pass@k.
+    """Computes the mean of the largest reward over all choices of k episodes.
 
-    verl's best@k draws with replacement, which gives 0.65 for one success among 8 at k = 8; this gives 1.
+    The i-th smallest of n rewards is the largest of `C(i - 1, k - 1)` among `C(n, k)` choices. With rewards 0 and 1 it
+    is pass@k. verl's best@k draws with replacement, which gives 0.65 for one success among 8 at k = 8; this gives 1.
     """
     _check(len(rewards), k)
     weights = (math.comb(index, k - 1) / math.comb(len(rewards), k) for index in range(len(rewards)))
@@ -109,11 +113,13 @@ def _check(num: int, k: int, num_won: int = 0) -> None:
 
 
 def repeat_scores(trajectories: Sequence[Trajectory]) -> tuple[RepeatScores, ...]:
-    """The scores of all tasks first; then those of each environment, and of each difficulty of it, where there are
-    several. Equal tasks of several seeds are one task. Nothing for no trajectories."""
+    """Returns the scores of all tasks, then of each environment and each of its difficulties, if there are several.
+
+    Equal tasks of several seeds are one task. The result is empty without trajectories.
+    """
     tasks: dict[str, list[Trajectory]] = {}
-    for name, one in zip(task_names(trajectories), trajectories, strict=True):
-        tasks.setdefault(name, []).append(one)
+    for name, trajectory in zip(task_names(trajectories), trajectories, strict=True):
+        tasks.setdefault(name, []).append(trajectory)
     by_env: dict[str, list[list[Trajectory]]] = {}
     for episodes in tasks.values():
         by_env.setdefault(episodes[0].task.env_id, []).append(episodes)
@@ -132,9 +138,11 @@ def repeat_scores(trajectories: Sequence[Trajectory]) -> tuple[RepeatScores, ...
 
 
 def difficulty_of(trajectory: Trajectory) -> str | None:
-    """How difficult the episode's task is, as text: `metrics["difficulty"]` or `info["difficulty"]` of the environment,
-    else `difficulty` or `level` of the task's reset options, of their `extra_info` (a row's own columns), or of the
-    environment's keywords; None where nothing says it."""
+    """Returns the difficulty of the episode's task as text, or None.
+
+    It is `metrics["difficulty"]` or `info["difficulty"]` of the environment, else `difficulty` or `level` of the task's
+    reset options, of their `extra_info` (a row's own columns), or of the environment's keywords.
+    """
     task = trajectory.task
     row = task.options.get("extra_info")
     told = [(trajectory.metrics, (DIFFICULTY,)), (trajectory.info, (DIFFICULTY,))]
@@ -149,13 +157,13 @@ def difficulty_of(trajectory: Trajectory) -> str | None:
 
 
 def _task_difficulty(episodes: Sequence[Trajectory]) -> str | None:
-    """What the first of a task's episodes says that says something; a failed one may know less."""
-    played = sorted(episodes, key=lambda one: (not one.status.trainable, one.member))
+    """Returns the difficulty by the first of a task's episodes that has one; a failed one may have none."""
+    played = sorted(episodes, key=lambda episode: (not episode.status.trainable, episode.member))
     return next((said for said in map(difficulty_of, played) if said is not None), None)
 
 
 def _difficulty_order(name: str | None) -> tuple[bool, float, str]:
-    """Numbers by size, then texts by their letters."""
+    """Sorts numbers by size, then texts by their letters."""
     try:
         return False, float(name or ""), ""
     except ValueError:
@@ -163,9 +171,9 @@ def _difficulty_order(name: str | None) -> tuple[bool, float, str]:
 
 
 def _scores(env: str | None, difficulty: str | None, tasks: Sequence[Sequence[Trajectory]]) -> RepeatScores:
-    played = [[one for one in episodes if one.reward is not None] for episodes in tasks]
+    played = [[episode for episode in episodes if episode.reward is not None] for episodes in tasks]
     num_episodes = sum(map(len, played))
-    most = max(Counter(one.task.key for episodes in tasks for one in episodes).values())
+    most = max(Counter(episode.task.key for episodes in tasks for episode in episodes).values())
     ks = sorted({*(1 << power for power in range(most.bit_length())), most})
     return RepeatScores(
         env=env,
@@ -179,10 +187,10 @@ def _scores(env: str | None, difficulty: str | None, tasks: Sequence[Sequence[Tr
 
 def _at(k: int, tasks: Sequence[Sequence[Trajectory]]) -> AtK:
     long = [episodes for episodes in tasks if len(episodes) >= k]
-    counts = [(len(episodes), sum(bool(one.success) for one in episodes)) for episodes in long]
+    counts = [(len(episodes), sum(bool(episode.success) for episode in episodes)) for episodes in long]
     once = [pass_at_k(num, num_won, k) for num, num_won in counts]
     always = [pass_hat_k(num, num_won, k) for num, num_won in counts]
-    best = [best_at_k([one.reward or 0.0 for one in episodes], k) for episodes in long]
+    best = [best_at_k([episode.reward or 0.0 for episode in episodes], k) for episodes in long]
     return AtK(
         k=k,
         num_tasks=len(long),

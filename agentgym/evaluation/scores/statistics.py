@@ -1,4 +1,4 @@
-"""What a set of evaluation episodes says: means, counts, intervals, and what repeats of a task show."""
+"""The statistics of a set of evaluation episodes: means, counts, intervals, and scores of repeated tasks."""
 
 from __future__ import annotations
 
@@ -20,50 +20,49 @@ __all__ = ["FAILED_CALLS", "EvalSummary", "summarize"]
 class EvalSummary:
     """The numbers of an evaluation; failed episodes count in `failed` and in nothing else.
 
-    Rates and means are None when every episode failed.
+    Rates and means are None if every episode failed.
     """
 
     success: float | None
-    """Share of the episodes that succeeded."""
+    """The share of the episodes that succeeded."""
     success_interval: Interval | None
-    """Wilson's score interval; where tasks repeat, with the effective number of episodes (see `success_interval`)."""
+    """Wilson's score interval; if tasks repeat, with the effective number of episodes (see `success_interval`)."""
     mean_reward: float | None
     reward_interval: Interval | None
-    """Normal interval of the mean, its error clustered by task; None for fewer than two tasks."""
+    """The normal interval of the mean, its error clustered by task; None for fewer than two tasks."""
     num_tasks: int
-    """Tasks by their seeds."""
+    """The number of tasks by their seeds."""
     num_distinct: int
-    """Tasks that differ; the intervals take these as the draws."""
+    """The number of distinct tasks; the intervals use these as the draws."""
     num_episodes: int
-    """Episodes that have a reward."""
+    """The number of episodes that have a reward."""
     failed: Mapping[str, int]
-    """Status to number, of the episodes that have none."""
+    """The number of episodes without a reward, by status."""
     stop_reasons: Mapping[str, int]
-    """Stop reason to number, of the episodes that have a reward."""
+    """The number of episodes with a reward, by stop reason."""
     mean_turns: float | None
     mean_tokens: float | None
-    """Sampled ids per episode; where it holds none, as many tokens as its endpoint counted."""
+    """The mean number of sampled ids per episode; without ids, of the tokens that its endpoint counted."""
     malformed_calls: int
-    """Calls that could not be read, over all episodes, as the four below."""
+    """The number of calls that could not be read, over all episodes, as the four below."""
     truncated_calls: int = 0
-    """Calls that the end of their reply cut."""
+    """The number of calls that the end of their reply cut."""
     unknown_tools: int = 0
-    """Calls of a tool that does not exist."""
+    """The number of calls of a tool that does not exist."""
     invalid_arguments: int = 0
-    """Calls whose arguments the tool's schema refuses."""
+    """The number of calls whose arguments the tool's schema refuses."""
     tool_errors: int = 0
-    """Calls that were answered with an error of their tool, or not in time, or exceeded `max_calls_per_turn`."""
+    """The number of calls whose tool failed or timed out, or that exceeded `max_calls_per_turn`."""
     at_k: tuple[RepeatScores, ...] = ()
-    """pass@k, pass^k and best@k: of all tasks, then of each environment and of each difficulty where there are several.
-    """
+    """pass@k, pass^k and best@k: of all tasks, then of each environment and each difficulty if there are several."""
 
     @property
     def num_failed(self) -> int:
-        """Episodes without a reward."""
+        """The number of episodes without a reward."""
         return sum(self.failed.values())
 
     def to_json(self) -> dict[str, JSON]:
-        """The summary as a JSON object; intervals are `[low, high]`."""
+        """Returns the summary as a JSON object; intervals are `[low, high]`."""
         return {
             "success": self.success,
             "success_interval": _ends(self.success_interval),
@@ -87,32 +86,32 @@ FAILED_CALLS = ("malformed_calls", "truncated_calls", "unknown_tools", "invalid_
 
 
 def summarize(trajectories: Sequence[Trajectory]) -> EvalSummary:
-    """The summary of an evaluation's trajectories, in any order."""
-    played = [one for one in trajectories if one.reward is not None]
-    failed = Counter(str(one.status) for one in trajectories if one.reward is None)
+    """Returns the summary of an evaluation's trajectories, in any order."""
+    played = [trajectory for trajectory in trajectories if trajectory.reward is not None]
+    failed = Counter(str(trajectory.status) for trajectory in trajectories if trajectory.reward is None)
     names = task_names(trajectories)
-    clusters = [name for name, one in zip(names, trajectories, strict=True) if one.reward is not None]
-    successes = [float(bool(one.success)) for one in played]
-    rewards = [one.reward or 0.0 for one in played]
+    clusters = [name for name, trajectory in zip(names, trajectories, strict=True) if trajectory.reward is not None]
+    successes = [float(bool(trajectory.success)) for trajectory in played]
+    rewards = [trajectory.reward or 0.0 for trajectory in played]
     return EvalSummary(
         success=_mean(successes),
         success_interval=success_interval(successes, clusters),
         mean_reward=_mean(rewards),
         reward_interval=mean_interval(rewards, clusters),
-        num_tasks=len({one.task.key for one in trajectories}),
+        num_tasks=len({trajectory.task.key for trajectory in trajectories}),
         num_distinct=len(set(names)),
         num_episodes=len(played),
         failed=dict(sorted(failed.items())),
-        stop_reasons=dict(sorted(Counter(str(one.stop_reason) for one in played).items())),
-        mean_turns=_mean([float(len(one.turns)) for one in played]),
-        mean_tokens=_mean([_sampled_tokens(one) for one in played]),
-        **{name: int(sum(one.metrics.get(name, 0) for one in trajectories)) for name in FAILED_CALLS},
+        stop_reasons=dict(sorted(Counter(str(trajectory.stop_reason) for trajectory in played).items())),
+        mean_turns=_mean([float(len(trajectory.turns)) for trajectory in played]),
+        mean_tokens=_mean([_sampled_tokens(trajectory) for trajectory in played]),
+        **{name: int(sum(trajectory.metrics.get(name, 0) for trajectory in trajectories)) for name in FAILED_CALLS},
         at_k=repeat_scores(trajectories),
     )
 
 
 def _sampled_tokens(trajectory: Trajectory) -> float:
-    held = sum(int(row.sampled.sum()) for row in trajectory.rows)
+    held = sum(int(row.sampled_mask.sum()) for row in trajectory.rows)
     return float(held if trajectory.has_ids else trajectory.metrics.get("completion_tokens", 0))
 
 

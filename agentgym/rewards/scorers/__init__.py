@@ -1,4 +1,4 @@
-"""Scorers by name: functions of an episode and its task, which holds the truth in `options["ground_truth"]`."""
+"""Scorers by name: functions of an episode and its task, whose `options["ground_truth"]` is the true answer."""
 
 from agentgym.rewards.scorers.answer import exact_match, f1
 from agentgym.rewards.scorers.code_tests import code

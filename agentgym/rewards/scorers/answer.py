@@ -1,4 +1,4 @@
-"""Short answers in words, compared as SQuAD compares them."""
+"""Scorers of short answers in words, compared as in SQuAD."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 @REWARDS.register("exact_match")
 def exact_match(trajectory: Trajectory, task: Task, *, tag: str = "") -> Reward:
-    """1 where the normalized reply is one of the ground truths (a text or a list of them), otherwise 0.
+    """Returns 1 if the normalized reply is one of the ground truths (a text or a list of them), otherwise 0.
 
     Normalized as by Rajpurkar et al. 2016 (SQuAD): lower case, without punctuation, articles and extra spaces. With
-    `tag`, the answer is what stands in the last `<tag>...</tag>`; a reply without it has 0.
+    `tag`, the answer is the content of the last `<tag>...</tag>`; a reply without it scores 0.
     """
     reply = _answer(trajectory, tag)
-    right = reply is not None and any(_normalized(reply) == _normalized(one) for one in _truths(task))
+    right = reply is not None and any(_normalize_text(reply) == _normalize_text(truth) for truth in _truths(task))
     return Reward(float(right), success=right)
 
 
 @REWARDS.register("f1")
 def f1(trajectory: Trajectory, task: Task, *, tag: str = "") -> Reward:
-    """The harmonic mean of precision and recall of the normalized words, the best over the ground truths.
+    """Returns the harmonic mean of precision and recall of the normalized words, the best over the ground truths.
 
-    Normalized, and with `tag`, as `exact_match`. Success is an exact match. Two answers without a word are equal.
+    Normalization and `tag` are as in `exact_match`. Success is an exact match. Two answers without a word are equal.
     """
     reply = _answer(trajectory, tag)
     if reply is None:
         return Reward(0.0, success=False)
-    best = max(_overlap(_normalized(reply).split(), _normalized(one).split()) for one in _truths(task))
-    exact = any(_normalized(reply) == _normalized(one) for one in _truths(task))
+    best = max(_overlap(_normalize_text(reply).split(), _normalize_text(truth).split()) for truth in _truths(task))
+    exact = any(_normalize_text(reply) == _normalize_text(truth) for truth in _truths(task))
     return Reward(best, success=exact)
 
 
@@ -62,12 +62,12 @@ def _truths(task: Task) -> list[str]:
         if isinstance(truth, list | tuple)
         else []
     )
-    if not truths or not all(isinstance(one, (str, int, float)) for one in truths):
+    if not truths or not all(isinstance(answer, (str, int, float)) for answer in truths):
         raise InvalidReward(f"the ground truth is a text or a list of them, got {truth!r:.80}")
-    return [str(one) for one in truths]
+    return [str(answer) for answer in truths]
 
 
-def _normalized(text: str) -> str:
+def _normalize_text(text: str) -> str:
     return " ".join(ARTICLE.sub(" ", text.lower().translate(NO_PUNCTUATION)).split())
 
 

@@ -1,6 +1,6 @@
-"""The process of one test of a program: limits itself, runs the program, then its test.
+"""The process of one test of a program: it limits itself, runs the program, and then its test.
 
-It is run as a file, apart from everything installed, and imports the standard library alone.
+It is run as a file, isolated from installed packages, and imports only the standard library.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_FILE_BYTES = 1 << 24
 
 
 def main() -> None:
-    """Runs what standard input holds; writes the proof to standard output where the test passed."""
+    """Runs the job from standard input; writes the proof to standard output if the test passed."""
     with os.fdopen(0, "rb", closefd=False) as pipe:
         job: Mapping[str, Any] = json.loads(pipe.read())
     _limit(job)
@@ -39,10 +39,10 @@ def main() -> None:
 
 
 def _limit(job: Mapping[str, Any]) -> None:
-    signal.setitimer(signal.ITIMER_REAL, job["wall_s"] + 1)  # SIGALRM ends it where its parent is gone
+    signal.setitimer(signal.ITIMER_REAL, job["wall_s"] + 1)  # SIGALRM ends the process if its parent is gone
     bounds = {
         resource.RLIMIT_CPU: job["cpu_s"],
-        resource.RLIMIT_AS: _taken() + job["memory_mb"] * (1 << 20),
+        resource.RLIMIT_AS: _memory_in_use() + job["memory_mb"] * (1 << 20),
         resource.RLIMIT_FSIZE: MAX_FILE_BYTES,
         resource.RLIMIT_CORE: 0,
     }
@@ -52,7 +52,7 @@ def _limit(job: Mapping[str, Any]) -> None:
         resource.setrlimit(name, (bound, bound))
 
 
-def _taken() -> int:
+def _memory_in_use() -> int:
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[0]) * resource.getpagesize()

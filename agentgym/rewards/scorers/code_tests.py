@@ -1,4 +1,4 @@
-"""Programs, scored by their tests."""
+"""A scorer of programs by their tests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FENCED = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)```", re.DOTALL | re
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Test:
-    """Either code that raises where the program is wrong, or what it reads and is to print."""
+    """Either code that raises if the program is wrong, or the program's input and expected output."""
 
     code: str | None = None
     input: str = ""
@@ -42,7 +42,7 @@ class _Test:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Budget:
-    """What the tests of a program may take: computing time, time by the clock, memory."""
+    """The limits of a program's tests: computing time, wall-clock time, memory."""
 
     cpu_s: float
     wall_s: float
@@ -60,18 +60,18 @@ def code(
     memory_mb: int = 1024,
     partial: bool = False,
 ) -> Reward:
-    """1 where the program in the reply's last fenced block (or the reply itself) passes all tests, otherwise 0.
+    """Returns 1 if the program in the reply's last fenced block (or the reply itself) passes all tests, otherwise 0.
 
-    With `partial`, the share of the tests that it passes. The ground truth is Python code that raises where the
-    program is wrong; a list of such codes; `{"test": ..., "entry_point": ...}` as HumanEval has it; or
+    With `partial`, it returns the share of the tests that pass. The ground truth is Python code that raises if the
+    program is wrong; a list of such code; `{"test": ..., "entry_point": ...}` as in HumanEval; or
     `{"inputs": [...], "outputs": [...]}` for standard input and output, with `fn_name` for calls of a function. An
     object or list may be JSON text.
 
-    Each test is a process of its own, with a bound on memory and files, in a folder of its own. `seconds` of computing
-    time, and `wall_seconds` by the clock (a program may wait, and the machine may be busy), are for all tests together:
-    what remains when they are used up has failed. That is the program's mistake, and no failure of the reward, whose
-    `timeout_s` has to be longer. It keeps accidents apart and is no sandbox: the program has the user's
-    rights and network, and one that sets out to fool its tests can.
+    Each test runs in its own process and folder, with a limit on memory and files. `seconds` of computing time and
+    `wall_seconds` by the clock (a program may wait, and the machine may be busy) are limits for all tests together: the
+    tests that remain when they are used up have failed. That is the program's mistake, and no failure of the reward,
+    whose `timeout_s` has to be longer. This contains accidents and is no sandbox: the program has the user's rights and
+    network, and a program that is written to fool its tests can do so.
     """
     tests = _tests(ground_truth(task))
     program = _program(last_reply(trajectory))
@@ -98,8 +98,8 @@ def _tests(truth: JSON) -> list[_Test]:
         return [_Test(code=f"{truth['test']}\n{f'check({entry})' if entry else ''}")]
     if isinstance(truth, Mapping):
         return _pairs(truth)
-    if isinstance(truth, (list, tuple)) and truth and all(isinstance(one, str) for one in truth):
-        return [_Test(code=str(one)) for one in truth]
+    if isinstance(truth, (list, tuple)) and truth and all(isinstance(test, str) for test in truth):
+        return [_Test(code=str(test)) for test in truth]
     raise InvalidReward(
         f"the ground truth of code is test code, a list of it, or inputs and outputs; got {truth!r:.80}"
     )
@@ -120,7 +120,7 @@ def _is_list(value: JSON) -> TypeGuard[Sequence[JSON]]:
 
 
 def _text(value: JSON) -> str:
-    return "\n".join(str(one) for one in value) if _is_list(value) else str(value)
+    return "\n".join(str(line) for line in value) if _is_list(value) else str(value)
 
 
 def _num_passed(program: str, tests: Sequence[_Test], budget: _Budget) -> int:
@@ -149,12 +149,12 @@ def _passes(program: str, test: _Test, budget: _Budget) -> bool:
         printed.seek(0)
         said = printed.read().decode(errors="replace")
     if test.code is not None:
-        return ended_well and said == proof  # a program that exits early has not come to its tests
+        return ended_well and said == proof  # a program that exits early did not reach its tests
     return ended_well and _lines(said) == _lines(test.output)
 
 
 def _run(job: str, folder: str, wall_s: float, printed: IO[bytes]) -> bool:
-    """Runs one process; whether it came to its end without an error."""
+    """Runs one process; returns true if it ended without an error."""
     with subprocess.Popen(
         [sys.executable, "-I", str(PROGRAM)],
         stdin=subprocess.PIPE,
@@ -176,7 +176,7 @@ def _run(job: str, folder: str, wall_s: float, printed: IO[bytes]) -> bool:
 
 
 def _end_group(group: int) -> None:
-    """Ends the process and what it started."""
+    """Ends the process and all that it started."""
     with suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
 

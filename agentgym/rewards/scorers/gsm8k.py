@@ -1,4 +1,4 @@
-"""Grade-school mathematics: a number after `####`."""
+"""A scorer of grade-school mathematics: a number after `####`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentgym.types import JSON, Task
 __all__ = ["gsm8k"]
 
 END_CHARACTERS = 300
-"""The end of a reply that is read."""
+"""The number of characters that are read at the end of a reply."""
 
 
 @REWARDS.register("gsm8k")
@@ -27,13 +27,13 @@ def gsm8k(
     score: float = 1.0,
     format_score: float = 0.0,
 ) -> Reward:
-    """`score` for the right number, `format_score` for a wrong one, 0 for none.
+    """Returns `score` for the right number, `format_score` for a wrong one, 0 for none.
 
     `strict` reads the last number after `#### `, `flexible` the last number of the reply; both in its last 300
-    characters. The ground truth is the number, or an answer of GSM8K with `####` in it.
+    characters. The ground truth is the number, or an answer of GSM8K that contains `####`.
 
     Differences from verl: numbers are compared as numbers, and read by `agentgym.envs.tasks.math.final_number`
-    (`72.00`, `72.` and `$72` are 72; a sum that is not worked out is no answer).
+    (`72.00`, `72.` and `$72` are 72; a sum that is not evaluated is no answer).
     """
     truth = _truth(ground_truth(task))
     found = (marked_number if method == "strict" else last_number)(last_reply(trajectory)[-END_CHARACTERS:])

@@ -1,4 +1,4 @@
-"""Mathematics: answers that are equal as mathematics, however they are written."""
+"""A scorer of mathematics: answers that are mathematically equal, however they are written."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["math"]
 @REWARDS.register("math")
 @in_processes
 def math(trajectory: Trajectory, task: Task, *, boxed: bool = False) -> Reward:
-    r"""1 where the reply's answer equals the ground truth, by math-verify; otherwise 0.
+    r"""Returns 1 if the reply's answer equals the ground truth by math-verify, otherwise 0.
 
-    The answer is the last `\boxed{...}`; where there is none, the last formula or number, unless `boxed` asks for one.
-    What the library cannot read in a reply is wrong. The ground truth is LaTeX, with or without `\boxed{}` or `$`;
-    one that cannot be read is a failure. SymPy may compute for ever, which ends a process of the pool and no thread.
+    The answer is the last `\boxed{...}`; without one, the last formula or number, unless `boxed` requires it. A reply
+    that the library cannot parse is wrong. The ground truth is LaTeX, with or without `\boxed{}` or `$`; one that
+    cannot be parsed is a failure. SymPy may compute for ever, so it runs in a process of the pool, which can be killed.
     """
     try:
-        import math_verify  # here, and not above: SymPy takes a second, and is an extra
+        import math_verify  # imported here, since SymPy takes a second, and is an extra
     except ModuleNotFoundError as error:
         raise UnusableReward("the math reward needs math-verify: pip install 'agentgym-llm[rewards]'") from error
 
-    # It warns of calls without a time-out of its own. Those are signals, which no thread gets: the pool has a time-out.
+    # It warns of calls without its own time-out. That uses signals, which no thread gets; the pool has a time-out.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     truth = str(ground_truth(task)).strip()
     marked = any(mark in truth for mark in ("\\boxed", "$", "\\(", "\\["))

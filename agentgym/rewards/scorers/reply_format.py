@@ -1,4 +1,4 @@
-"""The form of a reply, whatever it says."""
+"""A scorer of a reply's form, whatever its content."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["format_score"]
 def format_score(
     trajectory: Trajectory, task: Task, *, pattern: str = "", tags: Sequence[str] = (), score: float = 1.0
 ) -> Reward:
-    """`score` for a reply of the wanted form, otherwise 0; the reply is read with its reasoning in `<think>` marks.
+    """Returns `score` for a reply of the wanted form, otherwise 0; its reasoning is read in `<think>` marks.
 
     `pattern` is a regular expression that is searched for, in which a dot is any character. `tags` are names that
-    each open and close exactly once, one after the other: `["think", "answer"]` for
-    `<think>...</think>...<answer>...</answer>`. With both, both are wanted.
+    each open and close exactly once, in sequence: `["think", "answer"]` for
+    `<think>...</think>...<answer>...</answer>`. With both, the reply must satisfy both.
     """
     if not pattern and not tags:
         raise UnusableReward('the format reward needs the setting pattern or tags, such as tags=["think","answer"]')

@@ -1,4 +1,4 @@
-"""One episode played through a chat endpoint: the environment, its limits and its record are those of any engine."""
+"""Plays one episode through a chat endpoint; the environment, its limits and its record are those of any engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MARK = re.compile("|".join(map(re.escape, HERMES.marks)))
 
 @dataclass
 class _Talk:
-    """What is said in an episode, and what it took."""
+    """The conversation of an episode, and what it cost."""
 
     messages: list[Message | ChatReply]
     tools: tuple[ToolSpec, ...]
@@ -37,12 +37,12 @@ class _Talk:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the last prompt with its reply."""
+        """The number of tokens of the last prompt with its reply."""
         usage = self.replies[-1].usage if self.replies else None
         return usage.prompt_tokens + usage.completion_tokens if usage else 0
 
     def metrics(self) -> dict[str, float]:
-        """Tokens and cost of the requests that were answered; requests that failed are in `num_requests` alone."""
+        """Returns tokens and cost of the answered requests; requests that failed are only in `num_requests`."""
         counts: dict[str, float] = {
             "num_requests": self.num_requests,
             "num_retries": self.num_requests - len(self.replies),
@@ -54,7 +54,7 @@ class _Talk:
         return {**counts, "cost": sum(costs)} if costs else counts
 
     def info(self, model: str | None, opening: Sequence[JSON]) -> dict[str, JSON]:
-        """Seconds of each reply; and the opening messages, where no row holds them."""
+        """Returns the seconds of each reply, and the opening messages if no row holds them."""
         said: dict[str, JSON] = {
             "model": model,
             "latency_s": [round(reply.latency_s, 4) for reply in self.replies],
@@ -67,10 +67,10 @@ class _Talk:
 class ChatLoop(EpisodeLoop):
     """Plays episodes with the replies of a `ChatEndpoint`.
 
-    Token budgets go by what the endpoint says it used. Where it returns ids and logprobs, they are the record, as
-    sampled: a prompt that begins with everything before it goes on with the row, any other begins a new one.
-    Otherwise the trajectory has no rows. A failure of the endpoint is an `engine_error`; a refused key, model or
-    address raises, for no other episode would fare better.
+    Token budgets use the endpoint's own counts. If it returns ids and logprobs, they are recorded as sampled: a prompt
+    that begins with everything before it continues the row, any other begins a new one. Otherwise the trajectory has no
+    rows. A failure of the endpoint is an `engine_error`. A refused key, model or address raises, because every other
+    episode would fail too.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class ChatLoop(EpisodeLoop):
         self._warned = False
 
     async def _end_session(self, session: str) -> None:
-        """An endpoint holds no session."""
+        """Does nothing: an endpoint holds no session."""
 
     async def close(self) -> None:
         """Closes the endpoint's connections."""
         await self.endpoint.close()
 
     async def _converse(self, env: HostedEnv, draft: Draft) -> Ending:
-        """The conversation itself, to its regular end."""
+        """Plays the conversation itself, to its regular end."""
         messages, tools = await self._reset(env, draft)
         opening: list[JSON] = [{"role": message.role, "content": message.content} for message in messages]
         talk = _Talk(list(messages), tools)
@@ -128,7 +128,7 @@ class ChatLoop(EpisodeLoop):
                 talk.messages = [*under_system_prompt(env, answer.history)]
 
     def _budget(self, talk: _Talk) -> tuple[int, StopReason]:
-        """How many tokens a reply may have, and the reason when it takes all."""
+        """Returns how many tokens a reply may have, and the stop reason if it uses all of them."""
         limits, used = self.limits, talk.num_tokens
         windows = [window for window in (limits.context_window, self.endpoint.context_window) if window is not None]
         left, reason = limits.turn_tokens_in(min(windows, default=None)), StopReason.TURN_TOKENS
@@ -139,7 +139,7 @@ class ChatLoop(EpisodeLoop):
         return left, reason
 
     async def _reply(self, draft: Draft, talk: _Talk, max_tokens: int) -> ChatReply:
-        """Asks for the next reply, and counts what was sent for it."""
+        """Requests the next reply, and counts what was sent for it."""
         episode, config = draft.episode, self.sampling
         sampling = Sampling(
             max_tokens=max_tokens,
@@ -158,7 +158,7 @@ class ChatLoop(EpisodeLoop):
         return reply
 
     def _record(self, draft: Draft, talk: _Talk, reply: ChatReply) -> Message:
-        """Records the reply, with its ids where it has them, and gives the message that it is."""
+        """Records the reply, with its ids if it has them, and returns its message."""
         message = self._read(reply, talk.tools)
         if reply.ids is None or reply.prompt_ids is None or reply.logprobs is None:
             talk.has_ids = False
@@ -177,7 +177,7 @@ class ChatLoop(EpisodeLoop):
         return message
 
     def _read(self, reply: ChatReply, tools: tuple[ToolSpec, ...]) -> Message:
-        """The reply's message; marks that the server left in its text are read as what they mean."""
+        """Returns the reply's message; marks that the server left in its text are parsed."""
         message = reply.message
         text = message.content
         if message.tool_calls or not self.endpoint.config.text_marks or not _MARK.search(text):

@@ -1,4 +1,4 @@
-"""Episodes whose calls the engine holds to their tools' JSON Schemas."""
+"""Episodes in which the engine constrains calls to their tools' JSON Schemas."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["ConstrainedLoop"]
 class ConstrainedLoop(RolloutLoop):
     """A `RolloutLoop` on an engine that takes grammars (SGLang, vLLM), for evaluation and for data.
 
-    Text is free; a call, once begun, is one of the tools' with arguments that its schema allows, unless the reply's
+    Text is free. A call, once begun, is one of the tools' with arguments that its schema allows, unless the reply's
     limit cuts it (a string without an `enum` or `maxLength` may run on, even over a closing tag). Replies are recorded
     with the logprobs of the masked distribution that they were drawn from, which are not the model's own: they are in
-    no loss (`TokenSpan.excluded`). Raises ConfigError for an engine that takes no grammar, and for a model family whose
-    calls none describes; the other settings are those of `RolloutLoop`.
+    no loss (`TokenSpan.excluded`). Raises ConfigError for an engine that takes no grammar, and for a model family
+    without a grammar for its calls. The other settings are those of `RolloutLoop`.
     """
 
     def __init__(self, engine: Engine, renderer: Renderer, *settings: Any, **more: Any) -> None:

@@ -21,14 +21,15 @@ _RESULT_COUNTERS = {
     "tool_error": "tool_errors",
     "timeout": "tool_errors",
 }
-"""The metric that counts a kind of failed tool result; calls that cannot be read are counted from the reply itself."""
+"""The metric that counts each kind of failed tool result; calls that cannot be parsed are counted from the reply
+itself."""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 _COUNTERS = ("num_tool_calls", "malformed_calls", "truncated_calls", *_RESULT_COUNTERS.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """Which episode of a run this is: `Episode(Task("TextGame-v0", 7), group="0/3", member=1, run_seed=0, step=0)`."""
+    """The key of an episode of a run: `Episode(Task("TextGame-v0", 7), group="0/3", member=1, run_seed=0, step=0)`."""
 
     task: Task
     group: str = "0"
@@ -37,7 +38,7 @@ class Episode:
     step: int = 0
     phase: str = "train"
     seat: str = ""
-    """The agent that is played, where the other seats of the game are episodes too (self-play)."""
+    """The agent that is played, if the other seats of the game are episodes too (self-play)."""
 
     @property
     def session(self) -> str:
@@ -45,13 +46,16 @@ class Episode:
         return f"{self.phase}-{self.run_seed}-{self.step}-{self.group}-{self.member}"
 
     def seed(self, turn: int, part: int = 0) -> int:
-        """The sampling seed of a turn; `part` counts the resumptions of its reply. The phase plays no role."""
+        """Returns the sampling seed of a turn; `part` counts the resumptions of its reply.
+
+        The phase does not change the seed.
+        """
         return derive(self.run_seed, self.step, self.group, self.member, turn, *((part,) if part else ()))
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Status, reason and, for what cannot be trained on, the line that names the failure."""
+    """The status, the stop reason and, for an episode that cannot be trained on, the line that names the failure."""
 
     status: Status
     reason: StopReason
@@ -60,7 +64,10 @@ class Ending:
 
 
 class Draft:
-    """The growing record of an episode. `ids` are all ids of the current row, and only ever grow by what is new."""
+    """The growing record of an episode.
+
+    `ids` are all ids of the current row; new ids are only appended.
+    """
 
     __slots__ = (
         "_answer",
@@ -85,14 +92,14 @@ class Draft:
         self.episode = episode
         self.ids: list[int] = []
         self.num_finished = 0
-        """Ids in finished rows."""
+        """The number of ids in finished rows."""
         self.turns: list[Turn] = []
         self._rows: list[Row] = []
         self._spans: list[TokenSpan] = []
         self.task_info: Mapping[str, JSON] = NOTHING
-        """What the environment's reset found of the task: `HostedEnv.task_info`."""
+        """The environment's facts about the task after its reset: `HostedEnv.task_info`."""
         self.num_summaries = 0
-        """Turns that the rollout asked for, and not the environment."""
+        """The number of turns that the rollout asked for, and not the environment."""
         self._messages: tuple[Message, ...] | None = None
         self._tools: tuple[ToolSpec, ...] | None = None
         self._reply: tuple[Message, str, float] | None = None
@@ -104,7 +111,7 @@ class Draft:
 
     @property
     def num_tokens(self) -> int:
-        """Ids of all rows so far."""
+        """The number of ids of all rows so far."""
         return self.num_finished + len(self.ids)
 
     def begin_row(
@@ -113,7 +120,7 @@ class Draft:
         messages: Sequence[Message] | None = None,
         tools: Sequence[ToolSpec] | None = None,
     ) -> None:
-        """Starts a row: the first one, or the one after a rewrite of the history; rendered from what is given."""
+        """Starts a row from the given messages and tools: the first one, or the one after a rewritten history."""
         self._end_row()
         self.ids = list(prompt_ids)
         self._spans = [TokenSpan(tuple(prompt_ids), Source.PROMPT)]
@@ -121,7 +128,7 @@ class Draft:
         self._tools = None if tools is None else tuple(tools)
 
     def add_answer(self, ids: Sequence[int]) -> None:
-        """Appends what the template makes of the environment's answer."""
+        """Appends the template's render of the environment's answer."""
         if ids:
             self.ids.extend(ids)
             self._spans.append(TokenSpan(tuple(ids), Source.ENV))
@@ -135,11 +142,11 @@ class Draft:
         self.begin_turn(message, completion.finish_reason, generate_s)
 
     def begin_turn(self, message: Message, finish_reason: str, generate_s: float) -> None:
-        """Opens the turn of a reply whose ids are not held."""
+        """Opens the turn of a reply without ids."""
         self._reply = (message, finish_reason, generate_s)
 
     def add_summary(self, completion: Completion, message: Message, asked: str, *, trained: bool) -> None:
-        """Appends a reply that the rollout asked for, as a turn that nobody answers."""
+        """Appends a reply that the rollout asked for, as a turn without an answer."""
         ids, logprobs, versions = completion.ids, completion.logprobs, completion.policy_versions
         self.ids.extend(ids)
         self._spans.append(TokenSpan(ids, Source.POLICY, logprobs, versions, excluded=not trained))
@@ -147,7 +154,7 @@ class Draft:
         self.num_summaries += 1
 
     def end_turn(self, answer: Answer | None, env_s: float = 0.0) -> None:
-        """Closes the turn with its answer; None where the reply was never answered (its reward is then 0)."""
+        """Closes the turn with its answer, or with None (and reward 0) if the reply was never answered."""
         assert self._reply is not None
         self._answer = answer or self._answer
         (message, finish_reason, generate_s), self._reply = self._reply, None
@@ -158,7 +165,7 @@ class Draft:
         self.turns.append(Turn(message, answer.reward, *said, finish_reason, messages=told, timings=timings))
 
     def keep_info(self) -> None:
-        """Takes over what the last answer's info says about the episode; raises EnvironmentFault if it is no number."""
+        """Keeps what the last answer's info reports about the episode; raises EnvironmentFault for a non-number."""
         if self._answer is not None:
             self._metrics, self._info = self._answer.metrics(), self._answer.extras()
 
@@ -167,11 +174,11 @@ class Draft:
         self._rows, self._spans, self.ids, self.num_finished = [], [], [], 0
 
     def note(self, metrics: Mapping[str, float], info: Mapping[str, JSON]) -> None:
-        """Adds what whoever replied says about the episode."""
+        """Adds the metrics and info that the source of the replies reports about the episode."""
         self._noted_metrics, self._noted_info = dict(metrics), dict(info)
 
     def finish(self, ending: Ending) -> Trajectory:
-        """The finished record; a reply that the environment failed to answer has no reward."""
+        """Returns the finished record; a reply that the environment failed to answer has no reward."""
         if self._reply is not None:
             message, finish_reason, generate_s = self._reply
             self.turns.append(Turn(message, None, finish_reason=finish_reason, timings={"generate_s": generate_s}))
@@ -202,10 +209,10 @@ class Draft:
 
 
 def call_counts(turns: Sequence[Turn]) -> dict[str, float]:
-    """How many tool calls the environment was asked for, and what was wrong with how many."""
+    """Returns how many tool calls were made, and how many failed for which reason."""
     counts = dict[str, float](dict.fromkeys(_COUNTERS, 0))
     for turn in turns:
-        if turn.asked:  # by the rollout, which runs no tools
+        if turn.asked:  # a summary for the rollout, which runs no tools
             continue
         counts["num_tool_calls"] += len(turn.message.tool_calls)
         for call in turn.message.tool_calls:

@@ -1,4 +1,4 @@
-"""What every episode loop has in common: its failures become statuses, its environment is asked and its end is read."""
+"""The base of all episode loops: turns failures into statuses, calls the environment and reads its end."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ FAULT_TOOL = "fault_tool"
 
 
 class GameAbandoned(AgentGymError):
-    """A game cannot go on, and not for want of its player: another seat of it failed, or it was over too soon."""
+    """A game cannot continue for a reason other than its player: another seat of it failed, or it was over too soon."""
 
 
 class EpisodeLoop(ABC):
-    """Plays episodes, whoever replies; a subclass says how a conversation goes, and what is released after it."""
+    """Plays episodes with replies of any source; a subclass plays the conversation and releases its session."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -50,7 +50,7 @@ class EpisodeLoop(ABC):
         self.turnstile = Turnstile()
         self._deadlines = Deadlines(limits.deadline_s)
         self.end_thinking = "</think>"
-        """How the model closes its reasoning."""
+        """The mark with which the model closes its reasoning."""
 
     async def run(self, env: Env, episode: Episode) -> Trajectory:
         """Plays one episode in `env`, which stays open; see `play`."""
@@ -63,8 +63,8 @@ class EpisodeLoop(ABC):
     async def play(self, env: HostedEnv, episode: Episode) -> Trajectory:
         """Plays one episode; every failure of environment or engine, and the deadline, become its status.
 
-        Raises CancelledError when its task is cancelled (unless with the message SURPLUS), and whatever our own
-        bugs raise. The engine's session is over when it returns.
+        Raises CancelledError if its task is cancelled (unless with the message SURPLUS), and any error of our own bugs.
+        The engine's session is over when it returns.
         """
         draft = Draft(episode)
         try:
@@ -92,19 +92,19 @@ class EpisodeLoop(ABC):
 
     @abstractmethod
     async def _converse(self, env: HostedEnv, draft: Draft) -> Ending:
-        """The conversation itself, to its regular end."""
+        """Plays the conversation itself, to its regular end."""
 
     @abstractmethod
     async def _end_session(self, session: str) -> None:
-        """Releases what the episode's replies came from; raises nothing."""
+        """Releases the session of the episode's replies; raises nothing."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Ends whatever gives the replies; a second call does nothing."""
+        """Closes the source of the replies; a second call does nothing."""
 
     async def _reset(self, env: HostedEnv, draft: Draft) -> tuple[list[Message], tuple[ToolSpec, ...]]:
-        """Resets the environment; the messages and the tools that the conversation begins with."""
-        await self.turnstile.passed()
+        """Resets the environment; returns the messages and the tools that the conversation begins with."""
+        await self.turnstile.wait_turn()
         task = draft.episode.task
         answer = await env.reset(task.seed, dict(task.options) or None)
         draft.task_info = env.facts.task_info
@@ -124,7 +124,7 @@ class EpisodeLoop(ABC):
         return answer
 
     def _ending(self, answer: Answer, draft: Draft) -> Ending | None:
-        """How the episode ends with this answer, if it does."""
+        """Returns how the episode ends with this answer, or None if it continues."""
         at_limit = len(draft.turns) - draft.num_summaries >= self.limits.max_turns
         if not (answer.terminated or answer.truncated or at_limit):
             return None
@@ -134,7 +134,7 @@ class EpisodeLoop(ABC):
 
 
 def under_system_prompt(env: HostedEnv, messages: Sequence[Message]) -> list[Message]:
-    """The messages, under the environment's system prompt unless they have one of their own."""
+    """Returns the messages, after the environment's system prompt unless they have one of their own."""
     system_prompt = env.facts.system_prompt
     if system_prompt and not (messages and messages[0].role == "system"):
         return [Message("system", system_prompt), *messages]
@@ -142,7 +142,7 @@ def under_system_prompt(env: HostedEnv, messages: Sequence[Message]) -> list[Mes
 
 
 def failed_ending(error: EnvironmentFault | EnvCallTimeout, episode: Episode) -> Ending:
-    """The ending of an episode whose environment failed, with its traceback (without our own frames on top)."""
+    """Returns the ending of an episode whose environment failed, with its traceback (without our own frames on top)."""
     info = replay_info(episode)
     text = fault_traceback(error)
     if text is not None:
@@ -155,8 +155,8 @@ def failed_ending(error: EnvironmentFault | EnvCallTimeout, episode: Episode) ->
 
 
 def replay_info(episode: Episode) -> dict[str, JSON]:
-    """What a person needs to see it happen again."""
+    """Returns the information that a person needs to reproduce the failure."""
     task = episode.task
-    if task.options:  # a command line cannot hold them
+    if task.options:  # a command line cannot contain them
         return {"replay": f"{task.env_id}: reset(seed={task.seed}, options=...) with the options of the task"}
     return {"replay": f"agentgym play {task.env_id} --seed {task.seed}"}

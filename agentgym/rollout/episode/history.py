@@ -1,4 +1,4 @@
-"""Which conversation the next prompt tells: as it was sampled, as the template tells it, or a summary of it."""
+"""The conversation that the next prompt shows: as sampled, as the template renders it, or as a summary."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Literal
 from agentgym.errors import ConfigError
 from agentgym.types import Message
 
-__all__ = ["ASK", "CompactionConfig", "History", "compacted"]
+__all__ = ["ASK", "CompactionConfig", "History", "compact_messages"]
 
 History = Literal["append", "rerender"]
-"""`append` keeps what was sampled, old reasoning included, and gives one row. `rerender` shows the model what the
-template makes of the whole conversation (most drop old reasoning), and begins a row at each real rewrite; it renders
-everything at every turn, so its cost grows with the square of the number of turns."""
+"""The way in which earlier turns are shown. `append` keeps what was sampled, old reasoning included, and gives one row.
+`rerender` shows the model what the template makes of the whole conversation (most drop old reasoning), and begins a row
+at each real rewrite; it renders everything at every turn, so its cost grows with the square of the number of turns."""
 
 ASK = (
     "The conversation is about to be shortened. Write down, in plain text and without calling a tool, what you need to "
@@ -26,10 +26,10 @@ NOTES = "Your notes on what has happened since:"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompactionConfig:
-    """When the model is asked to sum an episode up, so that it can outlast the context window; off by default.
+    """The condition under which the model is asked to summarize an episode, so that it can outlast the context window.
 
-    The summary is a turn of its own, with the reward 0, that is answered by nobody and does not count in `max_turns`.
-    The next row begins with the messages of the reset, the summary, and the last reply with what answered it.
+    Off by default. The summary is a turn of its own, with the reward 0, that has no answer and does not count in
+    `max_turns`. The next row begins with the messages of the reset, the summary, and the last reply with its answer.
     """
 
     at: float | None = None
@@ -38,7 +38,7 @@ class CompactionConfig:
     tokens: int = 512
     """The most ids of a summary."""
     train: bool = True
-    """Whether summaries are trained, with the advantage of their episode."""
+    """Trains summaries, with the advantage of their episode."""
 
     def __post_init__(self) -> None:
         if self.at is not None and not 0.0 < self.at < 1.0:
@@ -47,10 +47,10 @@ class CompactionConfig:
             raise ConfigError(f"compaction.tokens must be at least 1, got {self.tokens}")
 
 
-def compacted(
+def compact_messages(
     opening: Sequence[Message], summary: str, reply: Message, answer: Sequence[Message]
 ) -> tuple[Message, ...]:
-    """What is told after a summary: the opening with the summary behind it, and the last exchange."""
+    """Returns the messages after a summary: the opening followed by the summary, and the last exchange."""
     notes = f"{NOTES}\n{summary.strip()}"
     if opening and opening[-1].role == "user":
         last = replace(opening[-1], content=f"{opening[-1].content}\n\n{notes}")

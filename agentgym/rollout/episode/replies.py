@@ -1,4 +1,4 @@
-"""The ids of a reply that a script, an oracle or a demonstration says, instead of an engine."""
+"""The ids of a reply that comes from a script, an oracle or a demonstration instead of an engine."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _ASKED = Message("user", "?")
 
 
 def reply_ids(renderer: Renderer, message: Message) -> tuple[int, ...]:
-    """What a model would have to sample to say the assistant `message`, the end token included.
+    """Returns the ids that a model would have to sample for the assistant `message`, the end token included.
 
-    Raises RenderError where the chat format gives an assistant message no such ids of its own.
+    Raises RenderError if the chat format gives an assistant message no such ids of its own.
     """
     prompt = renderer.render([_ASKED])
     whole = renderer.render([_ASKED, message])

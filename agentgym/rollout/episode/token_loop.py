@@ -1,4 +1,4 @@
-"""One episode, from reset to its record: render, sample, parse, act, extend."""
+"""Plays one episode, from reset to its record: render, sample, parse, act, extend."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentgym.engines.protocol import Completion, Engine, FinishReason, Sampling
 from agentgym.errors import ConfigError, EngineError, EnvironmentFault, RenderError
 from agentgym.rollout.episode.episode import Draft, Ending, Episode
 from agentgym.rollout.episode.episode_loop import EpisodeLoop, under_system_prompt
-from agentgym.rollout.episode.history import ASK, CompactionConfig, History, compacted
+from agentgym.rollout.episode.history import ASK, CompactionConfig, History, compact_messages
 from agentgym.rollout.hosting.answer import Answer
 from agentgym.rollout.hosting.hosted_env import HostedEnv
 from agentgym.rollout.limits import Limits, SamplingConfig
@@ -30,18 +30,18 @@ NOTHING = Completion((), (), (), "abort")
 
 @dataclass(frozen=True, slots=True)
 class _Next:
-    """What comes before the next reply: ids that the row goes on with, or the prompt of a row of its own."""
+    """The ids before the next reply: those that continue the row, or the prompt of a new row."""
 
     ids: list[int]
     begins_row: bool
 
 
 class RolloutLoop(EpisodeLoop):
-    """Plays episodes and records every id that was sampled once, under the prompt that it was sampled on.
+    """Plays episodes and records every sampled id once, under the prompt that it was sampled on.
 
-    A trajectory has one row as long as its prompts go on from one another. `history` says which conversation the model
-    is shown (see `History`); an environment may tell another one (`info["history"]`), and `compaction` lets the model
-    sum up a conversation that fills its window. Each of these begins a row at a real rewrite.
+    A trajectory has one row as long as its prompts continue one another. `history` decides which conversation the model
+    is shown (see `History`). An environment may replace it (`info["history"]`), and `compaction` lets the model
+    summarize a conversation that fills its window. Each of these begins a row at a real rewrite.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class RolloutLoop(EpisodeLoop):
         self.turn_tokens = self.limits.turn_tokens_in(self.window)
 
     async def _converse(self, env: HostedEnv, draft: Draft) -> Ending:
-        """The conversation itself, to its regular end."""
+        """Plays the conversation itself, to its regular end."""
         messages, tools = await self._open(env, draft)
         opening = tuple(messages)
         while True:
@@ -86,14 +86,14 @@ class RolloutLoop(EpisodeLoop):
                 return ending
             messages.append(message)
             if self._is_long(draft, answer, messages, tools):
-                answer = await self._summed_up(draft, opening, messages, answer, tools)
-            messages = self._retold(env, messages, answer)
+                answer = await self._summarize(draft, opening, messages, answer, tools)
+            messages = self._conversation_after(env, messages, answer)
             exceeded = self._extend(draft, answer, messages, tools)
             if exceeded is not None:
                 return Ending(Status.TRUNCATED, exceeded)
 
     async def _open(self, env: HostedEnv, draft: Draft) -> tuple[list[Message], tuple[ToolSpec, ...]]:
-        """Resets the environment and begins the first row; the messages and the tools that it was rendered from."""
+        """Resets the environment and begins the first row; returns the messages and tools that it was rendered from."""
         messages, tools = await self._reset(env, draft)
         prompt_ids = self.renderer.render(messages, tools)
         self._check_prompt(prompt_ids)
@@ -101,7 +101,7 @@ class RolloutLoop(EpisodeLoop):
         return messages, tools
 
     def _check_prompt(self, prompt_ids: Sequence[int]) -> None:
-        """Raises EnvironmentFault where the first prompt leaves no room for a reply."""
+        """Raises EnvironmentFault if the first prompt leaves no room for a reply."""
         left, reason = self._budget(len(prompt_ids), len(prompt_ids))
         if left < 1:
             limit = self.window if reason is StopReason.CONTEXT else self.limits.trajectory_tokens
@@ -111,7 +111,7 @@ class RolloutLoop(EpisodeLoop):
             )
 
     def _budget(self, row_tokens: int, all_tokens: int) -> tuple[int, StopReason]:
-        """How many ids a reply may have in a row and a trajectory so long, and the reason when it takes all."""
+        """Returns how many ids a reply may have in a row and trajectory so long, and the reason for using them all."""
         limits = self.limits
         left, reason = self.turn_tokens, StopReason.TURN_TOKENS
         if limits.trajectory_tokens is not None and limits.trajectory_tokens - all_tokens < left:
@@ -131,16 +131,16 @@ class RolloutLoop(EpisodeLoop):
         return completion.finish_reason, message, cut
 
     def _grammar(self, tools: tuple[ToolSpec, ...]) -> str:
-        """What the next reply keeps to (`Sampling.grammar`); it is then in no loss."""
+        """Returns the grammar of the next reply (`Sampling.grammar`); with one, the reply is in no loss."""
         return ""
 
     async def _sample(self, draft: Draft, max_tokens: int, grammar: str = "") -> Completion:
-        """One whole reply: an engine that gives it up (for a weight update) is asked to go on from its exact ids."""
+        """Samples one whole reply; if the engine aborts it (for a weight update), continues from its exact ids."""
         episode, turn = draft.episode, len(draft.turns)
         whole = await self._generate(episode, draft.ids, self._sampling(max_tokens, episode.seed(turn), grammar))
         part = num_empty = 0
         while whole.finish_reason == "abort":
-            if grammar:  # which begins with the reply, and not in its middle
+            if grammar:  # a grammar begins with the reply, and not in its middle
                 whole = NOTHING
             left = max_tokens - len(whole.ids)
             if left == 0:
@@ -151,17 +151,17 @@ class RolloutLoop(EpisodeLoop):
             num_empty = 0 if rest.ids and not grammar else num_empty + 1
             if num_empty > MAX_EMPTY_RESUMPTIONS:
                 raise EngineError(f"the engine gave up the same reply {num_empty} times without a new id")
-            whole = joined(whole, rest)
+            whole = join_completions(whole, rest)
         if not whole.ids:
             raise EngineError("the engine returned a reply without a single id")
         return whole
 
     async def _generate(self, episode: Episode, prompt_ids: list[int], sampling: Sampling) -> Completion:
         completion = await self.engine.generate(prompt_ids, sampling, session=episode.session)
-        await self.turnstile.passed()
+        await self.turnstile.wait_turn()
         check_completion(completion, sampling, self.engine.vocab_size)
         if completion.finish_reason == "abort" and completion.ids and completion.ids[-1] in sampling.stop_ids:
-            return replace(completion, finish_reason="stop")  # it was given up when it had just ended
+            return replace(completion, finish_reason="stop")  # it was aborted just after it had ended
         return completion
 
     def _sampling(self, max_tokens: int, seed: int, grammar: str) -> Sampling:
@@ -176,8 +176,8 @@ class RolloutLoop(EpisodeLoop):
             grammar=grammar,
         )
 
-    def _retold(self, env: HostedEnv, messages: Sequence[Message], answer: Answer) -> list[Message]:
-        """The conversation after an answer: that and what came before, or what is told instead."""
+    def _conversation_after(self, env: HostedEnv, messages: Sequence[Message], answer: Answer) -> list[Message]:
+        """Returns the conversation after an answer: all messages so far, or the environment's replacement."""
         if answer.history is not None:
             return under_system_prompt(env, answer.history)
         return [*messages, *answer.messages]
@@ -185,7 +185,7 @@ class RolloutLoop(EpisodeLoop):
     def _extend(
         self, draft: Draft, answer: Answer, messages: Sequence[Message], tools: tuple[ToolSpec, ...]
     ) -> StopReason | None:
-        """Appends the answer, whole; or returns the budget that would have no room for a reply after it."""
+        """Appends the whole answer, or returns the budget that would leave no room for a reply after it."""
         coming = self._next(draft, answer, messages, tools)
         row_tokens = len(coming.ids) + (0 if coming.begins_row else len(draft.ids))
         left, reason = self._budget(row_tokens, draft.num_tokens + len(coming.ids))
@@ -198,19 +198,19 @@ class RolloutLoop(EpisodeLoop):
         return None
 
     def _next(self, draft: Draft, answer: Answer, messages: Sequence[Message], tools: tuple[ToolSpec, ...]) -> _Next:
-        """What comes before the next reply to `messages`, of which `answer` is the end."""
+        """Returns the ids before the next reply to `messages`, which end with `answer`."""
         if self.history == "append" and answer.history is None:
-            return _Next(self._appended(draft, answer), begins_row=False)
+            return _Next(self._answer_ids(draft, answer), begins_row=False)
         whole = self.renderer.rerender(messages, tools)
         try:
             new = self.renderer.extend(draft.ids, answer.messages)
-        except RenderError:  # the template rewrites what came before: its whole text is the only right one
+        except RenderError:  # the template rewrites what came before: only its whole text is right
             return _Next(whole, begins_row=True)
         is_same = self.renderer.decode(whole) == self.renderer.decode([*draft.ids, *new])
         return _Next(new, begins_row=False) if is_same else _Next(whole, begins_row=True)
 
-    def _appended(self, draft: Draft, answer: Answer) -> list[int]:
-        """The ids of an answer behind what was sampled; raises RenderError where the template has none."""
+    def _answer_ids(self, draft: Draft, answer: Answer) -> list[int]:
+        """Returns the ids of an answer after the sampled ones; raises RenderError if the template has none."""
         try:
             return self.renderer.extend(draft.ids, answer.messages)
         except RenderError as error:
@@ -218,14 +218,14 @@ class RolloutLoop(EpisodeLoop):
             raise RenderError(f"{error}; {how}") from error
 
     def _is_long(self, draft: Draft, answer: Answer, messages: Sequence[Message], tools: tuple[ToolSpec, ...]) -> bool:
-        """Whether the next prompt is beyond what compaction allows; not where the environment tells a shorter one."""
+        """Returns whether the next prompt exceeds the limit of compaction; False if the environment replaces it."""
         if self.compaction.at is None or answer.history is not None:
             return False
         coming = self._next(draft, answer, [*messages, *answer.messages], tools)
         row_tokens = len(coming.ids) + (0 if coming.begins_row else len(draft.ids))
         return row_tokens > self.compaction.at * self.window
 
-    async def _summed_up(
+    async def _summarize(
         self,
         draft: Draft,
         opening: Sequence[Message],
@@ -233,7 +233,7 @@ class RolloutLoop(EpisodeLoop):
         answer: Answer,
         tools: tuple[ToolSpec, ...],
     ) -> Answer:
-        """The answer, told after a summary that the model is asked for; the answer as it is where none fits."""
+        """Returns the answer after a summary by the model, or the answer unchanged if no summary fits."""
         ask = Answer(ASK, (Message("user", ASK),))
         asked = [*messages, *ask.messages]
         if self._extend(draft, ask, asked, tools) is not None:
@@ -242,7 +242,7 @@ class RolloutLoop(EpisodeLoop):
         completion = await self._sample(draft, min(max_tokens, self.compaction.tokens))
         message = self.renderer.parse(completion.ids, tools, draft.ids)
         draft.add_summary(completion, message, ASK, trained=self.compaction.train)
-        return replace(answer, history=compacted(opening, message.content, messages[-1], answer.messages))
+        return replace(answer, history=compact_messages(opening, message.content, messages[-1], answer.messages))
 
     async def _end_session(self, session: str) -> None:
         try:
@@ -257,7 +257,7 @@ class RolloutLoop(EpisodeLoop):
 
 
 def check_completion(completion: Completion, sampling: Sampling, vocab_size: int) -> None:
-    """Refuses what no engine may return, before it becomes part of a record; raises EngineError."""
+    """Raises EngineError for an invalid completion, before it becomes part of a record."""
     ids = completion.ids
     if len(ids) > sampling.max_tokens:
         raise EngineError(f"the engine returned {len(ids)} ids where max_tokens was {sampling.max_tokens}")
@@ -269,8 +269,8 @@ def check_completion(completion: Completion, sampling: Sampling, vocab_size: int
         raise EngineError("the engine returned a logprob that is not finite or above 0")
 
 
-def joined(first: Completion, rest: Completion) -> Completion:
-    """A reply and its continuation as one."""
+def join_completions(first: Completion, rest: Completion) -> Completion:
+    """Returns a reply and its continuation as one."""
     return Completion(
         first.ids + rest.ids,
         first.logprobs + rest.logprobs,

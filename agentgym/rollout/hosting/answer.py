@@ -1,4 +1,4 @@
-"""What an environment gave back, checked at the border: an author's slip is named, and never reaches the record."""
+"""The environment's return values, checked on arrival: an author's mistake is named and never reaches the record."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _CONVERSATION_KEYS = frozenset({"messages", "history", "tool_results", "metrics"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an environment answered to a reply, or gave at its reset (reward 0.0, both flags False)."""
+    """The environment's answer to a reply, or of its reset (reward 0.0, both flags False)."""
 
     observation: str
     messages: tuple[Message, ...]
-    """What the model is shown; `(Message("user", observation),)` unless the environment says otherwise."""
+    """The messages for the model; `(Message("user", observation),)` unless the environment gives others."""
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
     tool_results: tuple[ToolResult, ...] = ()
     info: Mapping[object, object] = field(default_factory=dict)
     history: tuple[Message, ...] | None = None
-    """What the environment tells in place of the whole conversation (`info["history"]`), `messages` included."""
+    """The environment's replacement for the whole conversation (`info["history"]`), `messages` included."""
 
     def preceded_by(self, note: str) -> Answer:
-        """The same answer, after a sentence that tells the model what was wrong with its reply."""
+        """Returns the same answer after a sentence that informs the model what was wrong with its reply."""
         first, rest = (self.messages[0], self.messages[1:]) if self.messages else (Message("user", ""), ())
         if first.role != "user":
             first, rest = Message("user", ""), self.messages
@@ -46,14 +46,14 @@ class Answer:
         return replace(self, observation=f"{note}\n{self.observation}", messages=(told, *rest), history=history)
 
     def metrics(self) -> dict[str, float]:
-        """The numbers of `info["metrics"]`; raises EnvironmentFault for what is no finite number."""
+        """Returns the numbers of `info["metrics"]`; raises EnvironmentFault for values that are not finite numbers."""
         metrics = self.info.get("metrics", {})
         if not isinstance(metrics, Mapping):
             raise EnvironmentFault(f'info["metrics"] is a dict of numbers, got {type(metrics).__name__}')
         return {str(name): _finite(value, f'info["metrics"][{name!r}]') for name, value in metrics.items()}
 
     def extras(self) -> dict[str, JSON]:
-        """The other entries of `info` that JSON can hold, for whoever looks at the episode."""
+        """Returns the other entries of `info` that JSON can hold, for people who inspect the episode."""
         kept: dict[str, JSON] = {}
         for name, value in self.info.items():
             if isinstance(name, str) and name not in _CONVERSATION_KEYS and _is_json(value):
@@ -61,7 +61,7 @@ class Answer:
         return kept
 
     def plain(self) -> Answer:
-        """The same answer with what `metrics` and `extras` read of its info, in Python's own types."""
+        """Returns the same answer with what `metrics` and `extras` read of its info, in Python's own types."""
         info: dict[object, object] = json.loads(json.dumps(self.extras(), default=_as_builtin))
         if "metrics" in self.info:
             metrics = self.info["metrics"]
@@ -70,14 +70,16 @@ class Answer:
 
 
 def plain_answers(observation: str, results: Sequence[ToolResult]) -> tuple[tuple[Message, ...], ...]:
-    """The messages that an answer of an observation and results mostly has: the results, then both, or the text."""
-    tools = tuple(Message("tool", one.content, tool_call_id=one.call_id, name=one.name or None) for one in results)
+    """Returns the usual messages of an answer with an observation and results: the results, then both, or the text."""
+    tools = tuple(
+        Message("tool", result.content, tool_call_id=result.call_id, name=result.name or None) for result in results
+    )
     said = (Message("user", observation),)
     return (tools, (*tools, *said), said) if tools else (said,)
 
 
 def read_reset(values: object) -> Answer:
-    """The checked answer of `reset`; raises EnvironmentFault when it is not `(str, dict)`."""
+    """Returns the checked answer of `reset`; raises EnvironmentFault if it is not `(str, dict)`."""
     if not isinstance(values, tuple) or len(values) != 2:
         raise EnvironmentFault(f"reset() returns (observation, info), got {_shape(values)}")
     observation, messages, results, info = _read(values[0], values[1])
@@ -85,7 +87,7 @@ def read_reset(values: object) -> Answer:
 
 
 def read_step(values: object) -> Answer:
-    """The checked answer of `step`; raises EnvironmentFault when it is not the five that Gymnasium asks for."""
+    """Returns the checked answer of `step`; raises EnvironmentFault if it is not the five values of Gymnasium."""
     if not isinstance(values, tuple) or len(values) != 5:
         raise EnvironmentFault(
             f"step() returns (observation, reward, terminated, truncated, info), got {_shape(values)}"
@@ -141,7 +143,7 @@ def _is_json(value: object) -> bool:
     if value is None or isinstance(value, (str, int)):
         return True
     if isinstance(value, Mapping):
-        return all(isinstance(name, str) and _is_json(one) for name, one in value.items())
+        return all(isinstance(name, str) and _is_json(entry) for name, entry in value.items())
     return isinstance(value, Sequence) and not isinstance(value, bytes) and all(map(_is_json, value))
 
 

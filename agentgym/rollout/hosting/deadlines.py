@@ -1,4 +1,4 @@
-"""Time limits of one length for thousands at once, behind one timer."""
+"""Time limits of one length for thousands of episodes, with one timer."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["Deadlines"]
 class Deadlines:
     """Limits of `limit_s` seconds: `async with Deadlines(600).limit(): ...` ends as `asyncio.timeout(600)` does.
 
-    With a timer each, the event loop sifts through as many as there are live episodes, and through those of ended ones,
-    at every sleep of anyone. Limits of one length end in the order in which they begin, so one timer is enough.
+    With a timer each, every sleep in the event loop would go through the timers of all live episodes and of ended ones.
+    Limits of one length end in the order in which they begin, so one timer is enough.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -23,13 +23,13 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def limit(self) -> _Limit:
-        """A limit that begins when it is entered."""
+        """Returns a limit that begins when it is entered."""
         return _Limit(self)
 
     def begin(self, timeout: asyncio.Timeout) -> None:
-        """Lets a timeout end `limit_s` from now."""
+        """Schedules a timeout to end `limit_s` from now."""
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # what was live on a loop before this one has ended with it
+        if loop is not self._loop:  # timeouts of an earlier loop have ended with it
             self._loop, self._live, self._timer = loop, {}, None
         due = loop.time() + self.limit_s
         self._live[timeout] = due
@@ -37,11 +37,11 @@ class Deadlines:
             self._timer = loop.call_at(due, self._look)
 
     def end(self, timeout: asyncio.Timeout) -> None:
-        """Forgets one that is over."""
+        """Forgets a timeout that is over."""
         self._live.pop(timeout, None)
 
     def _look(self) -> None:
-        """Ends those that are due, and comes again for the first one that is not."""
+        """Ends the timeouts that are due, and schedules itself for the first one that is not."""
         assert self._loop is not None
         now, self._timer = self._loop.time(), None
         for timeout, due in list(self._due(now)):
@@ -59,7 +59,7 @@ class Deadlines:
 
 
 class _Limit:
-    """One of them."""
+    """One of these limits, as a context manager."""
 
     __slots__ = ("_deadlines", "_timeout")
 

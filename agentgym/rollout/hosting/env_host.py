@@ -1,4 +1,4 @@
-"""Where the code of an environment runs: on the event loop, a thread, the environments' loop, or in another process."""
+"""The place where an environment's code runs: the event loop, a thread, the environments' loop, or another process."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ Kind: TypeAlias = Literal["inline", "thread", "async"]
 
 
 def make_task_env(task: Task) -> Env:
-    """A new environment for a task; raises UnknownName or ConfigError when there is no such environment."""
+    """Returns a new environment for a task; raises UnknownName or ConfigError if there is no such environment."""
     return make_env(task.env_id, task.kwargs)
 
 
 def kind_of(env: Env) -> Kind:
-    """Where an environment's code belongs. An async one in a wrapper is driven through its sync `step`, on a thread."""
+    """Returns the place for an environment's code.
+
+    An async environment in a wrapper is driven through its sync `step`, on a thread.
+    """
     inner = env.unwrapped
     if not isinstance(inner, TextEnv):
         return "thread"
@@ -98,7 +101,7 @@ class LocalEnv(HostedEnv):
         if self.kind == "async":
             await self._home.run_async(cast(TextEnv, env).aclose, label(), limit_s)
         elif thread is None:
-            opened(attempt(named_call(label, env.close)))
+            unwrap_outcome(attempt(named_call(label, env.close)))
         else:
             self._thread = None
             call = thread.submit(named_call(label, env.close), self._home.mailbox())
@@ -111,25 +114,26 @@ class LocalEnv(HostedEnv):
                 self._home.threads.abandon(thread)
                 return f"the environment was still busy {limit_s:g} s after it was told to close"
             self._home.threads.release(thread)
-            opened(call.future.result())
+            unwrap_outcome(call.future.result())
         return None
 
     def release(self) -> None:
-        """Gives the thread back and leaves the environment open, for the one who made it."""
+        """Returns the thread to the pool and leaves the environment open, for the caller who made it."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._home.threads.release(thread)
 
     async def _run(self, function: Callable[[], T]) -> T:
         if self._thread is None:
-            return opened(attempt(function))
+            return unwrap_outcome(attempt(function))
         return await self._home.run_on(self._thread, function)
 
 
 class Home:
-    """Places environments, and bounds what the hung ones among them leave behind.
+    """Places environments, and bounds what hung environments leave behind.
 
-    With `num_processes` they live in so many. Without `runs_inline` each has a thread, whatever its class promises.
+    With `num_processes`, they run in that many processes. Without `runs_inline`, each has a thread, whatever its class
+    promises.
     """
 
     def __init__(
@@ -152,16 +156,16 @@ class Home:
 
     @property
     def num_leaked(self) -> int:
-        """Calls of environments that nobody waits for any more and that still run."""
+        """The number of abandoned calls of environments that still run."""
         self._given_up &= self._running
         return self.threads.num_leaked + len(self._given_up) + (self.processes.num_leaked if self.processes else 0)
 
     async def open(self, make: Callable[[Task], Env], task: Task, *, alone: bool = False) -> HostedEnv:
-        """Makes the task's environment where it will live, so that even its constructor blocks nobody; `alone` is for
-        a process of its own.
+        """Makes the task's environment in its place, so that even its constructor blocks nothing.
 
-        The first environment of an id is made on a thread, and others wait for it: then its kind is known. A name or
-        keywords that no environment has raise UnknownName or ConfigError: they are the caller's mistake.
+        `alone` asks for a process of its own. The first environment of an id is made on a thread, and others wait for
+        it: then its kind is known. A name or keywords that no environment has raise UnknownName or ConfigError: they
+        are the caller's mistake.
         """
         if self.processes is not None:
             return await self.processes.open(task, alone=alone)
@@ -186,7 +190,7 @@ class Home:
             return label_of(name, task.seed, "its constructor")
 
         if self._kinds.get(task.env_id) == "inline":
-            return LocalEnv(opened(attempt(named_call(label, lambda: make(task)))), "inline", self, name=name)
+            return LocalEnv(unwrap_outcome(attempt(named_call(label, lambda: make(task)))), "inline", self, name=name)
         thread = self.threads.acquire()
         made: list[Env] = []
         try:
@@ -194,7 +198,7 @@ class Home:
         except EnvCallTimeout:
             self.threads.abandon(thread)
             raise
-        except BaseException:  # cancelled while it was made: it closes as soon as it is
+        except BaseException:  # cancelled while it was made: it closes as soon as it is ready
             thread.submit(lambda: _close_all(made), self.mailbox())
             self.threads.release(thread)
             raise
@@ -207,7 +211,7 @@ class Home:
         return LocalEnv(env, kind, self, name=name)
 
     def adopt(self, env: Env) -> LocalEnv:
-        """Places an environment that exists already."""
+        """Places an existing environment."""
         kind = kind_of(env)
         return LocalEnv(env, kind, self, self.threads.acquire() if kind == "thread" else None)
 
@@ -218,7 +222,7 @@ class Home:
             self.processes.close()
 
     def mailbox(self) -> Mailbox:
-        """The mailbox of the running event loop."""
+        """Returns the mailbox of the running event loop."""
         loop = asyncio.get_running_loop()
         if self._mailbox is None or self._mailbox.loop is not loop:
             self._mailbox = Mailbox(loop)
@@ -234,13 +238,13 @@ class Home:
         def check() -> None:
             nonlocal timer
             left_s = limit_s if call.started_at is None else call.started_at + limit_s - time.monotonic()
-            if left_s > 0:  # it waits behind another environment of its thread, or began later than it was queued
+            if left_s > 0:  # it waits for another environment of its thread, or began later than it was queued
                 timer = mailbox.loop.call_later(left_s, check)
             elif not call.future.done():
                 call.future.set_result((_too_long(limit_s), None))
 
         try:
-            return opened(await call.future)
+            return unwrap_outcome(await call.future)
         finally:
             timer.cancel()
 
@@ -249,11 +253,11 @@ class Home:
     ) -> T:
         """Runs a coroutine of the user on the environments' loop, for at most `limit_s` (`env_step_s`).
 
-        One that ignores its cancellation is left running there, and nobody waits for it.
+        One that ignores its cancellation is left running there and is not waited for.
         """
         limit_s = limit_s or self.limits.env_step_s
         call = object()
-        running = asyncio.run_coroutine_threadsafe(self._guarded(function, call, label), _environment_loop())
+        running = asyncio.run_coroutine_threadsafe(self._attempt_async(function, call, label), _environment_loop())
         try:
             async with asyncio.timeout(limit_s):
                 outcome = await asyncio.wrap_future(running)
@@ -263,12 +267,12 @@ class Home:
         except asyncio.CancelledError:
             self._given_up.add(call)
             raise
-        return opened(outcome)
+        return unwrap_outcome(outcome)
 
-    async def _guarded(
+    async def _attempt_async(
         self, function: Callable[[], Coroutine[object, object, T]], call: object, label: str
     ) -> Outcome[T]:
-        """`attempt` for a coroutine; `call` counts as running until it ends."""
+        """Runs `attempt` for a coroutine; `call` counts as running until it ends."""
         self._running.add(call)
         try:
             with calling(label):
@@ -289,13 +293,13 @@ def _close_all(envs: list[Env]) -> None:
         env.close()
 
 
-def opened(outcome: Outcome[T]) -> T:
-    """The value of an outcome; raises EnvironmentFault from the user's error (EnvCallTimeout as it is)."""
+def unwrap_outcome(outcome: Outcome[T]) -> T:
+    """Returns the value of an outcome; raises EnvironmentFault from the user's error (EnvCallTimeout as it is)."""
     error, value = outcome
     if isinstance(error, EnvCallTimeout):
         raise error
     if error is not None:
-        raise EnvironmentFault(_described(error), tool=getattr(error, "tool", "")) from error
+        raise EnvironmentFault(_describe_error(error), tool=getattr(error, "tool", "")) from error
     return cast(T, value)
 
 
@@ -303,8 +307,8 @@ def _too_long(limit_s: float) -> EnvCallTimeout:
     return EnvCallTimeout(f"a call of the environment took over {limit_s:g} s (limits.env_step_s)")
 
 
-def _described(error: BaseException) -> str:
-    """One line: the error's type and the first line of its message."""
+def _describe_error(error: BaseException) -> str:
+    """Returns one line: the error's type and the first line of its message."""
     if isinstance(error, SystemExit):
         return f"the environment called sys.exit({error.code!r})"
     message = str(error).strip().split("\n")[0]
@@ -315,9 +319,9 @@ def _described(error: BaseException) -> str:
 
 @functools.cache
 def _environment_loop() -> asyncio.AbstractEventLoop:
-    """The event loop, on a daemon thread, where every async environment of the process runs.
+    """Returns the event loop, on a daemon thread, on which every async environment of the process runs.
 
-    Not the rollout's own loop: a coroutine that ignores its cancellation would keep that one from ending.
+    It is not the rollout's own loop: a coroutine that ignores its cancellation would keep that one from ending.
     """
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="agentgym-async-envs", daemon=True).start()

@@ -1,4 +1,4 @@
-"""What the run and a process of environments say to each other: pickled messages over a pair of sockets."""
+"""The messages between the run and a process of environments: pickled, over a pair of sockets."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from agentgym.rollout.hosting.hosted_env import DistantTraceback, EnvCallTimeout
 __all__ = ["Failure", "Link"]
 
 HEAD = 8
-"""Bytes that hold a message's length."""
+"""The number of bytes that hold a message's length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error of a call, without its object: that may be of a class that only one of the processes has."""
+    """An error of a call, without its object, whose class may exist in only one of the processes."""
 
     kind: Literal["fault", "timeout", "config", "name"]
     message: str
@@ -27,7 +27,7 @@ class Failure:
     traceback: str | None = None
 
     def error(self) -> Exception:
-        """The error to be raised where the call was made."""
+        """Returns the error to be raised where the call was made."""
         if self.kind == "config":
             return ConfigError(self.message)
         if self.kind == "name":
@@ -47,16 +47,16 @@ class Link:
 
     @classmethod
     async def open(cls, end: socket.socket) -> Link:
-        """The end as a link, which closes it."""
+        """Opens the end as a link, which closes it."""
         return cls(*await asyncio.open_unix_connection(sock=end))
 
     def send(self, *message: object) -> None:
-        """Sends a message; never waits. One to an end that is gone is lost."""
+        """Sends a message without waiting; a message to an end that is gone is lost."""
         data = pickle.dumps(message)
         self._writer.write(len(data).to_bytes(HEAD) + data)
 
     async def receive(self) -> tuple[Any, ...] | None:
-        """The next message; None where there will be none."""
+        """Returns the next message; None if there will be none."""
         try:
             size = int.from_bytes(await self._reader.readexactly(HEAD))
             message: tuple[Any, ...] = pickle.loads(await self._reader.readexactly(size))

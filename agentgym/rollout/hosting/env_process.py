@@ -1,4 +1,4 @@
-"""Environments in other processes: one that holds the interpreter, crashes or is killed ends its process alone."""
+"""Environments in other processes: one that holds the interpreter, crashes or is killed ends only its own process."""
 
 from __future__ import annotations
 
@@ -46,36 +46,36 @@ from agentgym.rollout.hosting.env_worker import main
 main(int(sys.argv[1]), int(sys.argv[2]))
 """
 LABEL_BYTES = 240
-"""What the watchdog keeps of a label."""
+"""The number of bytes of a label that the watchdog keeps."""
 MAX_STACK = 4000
-"""Characters of a crashed process's last words that an episode keeps."""
+"""The number of characters of a crashed process's last output that an episode keeps."""
 GRACE_S = 2.0
 """Seconds for a process's answer on its way, and for its end once it has nothing more to do."""
 
 
 class EnvProcessLost(AgentGymError):
-    """An episode's process ended, and no evidence that the episode was the reason: it can be played again."""
+    """An episode's process ended without evidence that the episode was the reason: it can be played again."""
 
     def __init__(self, *, was_in_call: bool) -> None:
         super().__init__("the process of the environment ended")
         self.was_in_call = was_in_call
-        """Whether it may have been the reason."""
+        """True if the episode may have been the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """How a process ended."""
+    """The end of a process."""
 
     reason: str
-    """`ended with exit code 3`."""
+    """The reason: `ended with exit code 3`."""
     culprit: str = ""
-    """The label of the call that was the reason, where that is known."""
+    """The label of the call that was the reason, if it is known."""
     held_s: float = 0.0
     """Seconds for which the interpreter was held, if that is the reason."""
     stack: str = ""
 
     def error(self, label: str | None, action: str, *, is_alone: bool) -> Exception:
-        """The error of an episode there, which was in the call `label`, or in none."""
+        """Returns the error of an episode in that process, which was in the call `label`, or in none."""
         if label is not None and label.encode()[:LABEL_BYTES].decode(errors="replace") == self.culprit:
             is_alone = True
         if not is_alone:
@@ -96,13 +96,13 @@ class _End:
 
 
 class EnvProcess:
-    """One process, and the calls that it has not answered yet. It belongs to the running event loop."""
+    """One process, and its calls without an answer yet. It belongs to the running event loop."""
 
     def __init__(self, limits: Limits, *, is_alone: bool) -> None:
         self.is_alone = is_alone
         self.num_environments = 0
         self.num_leaked = 0
-        """Calls that hang there."""
+        """The number of calls that hang in the process."""
         self.end: _End | None = None
         self._limits = limits
         self._calls: dict[int, asyncio.Future[bytes | None]] = {}
@@ -122,7 +122,7 @@ class EnvProcess:
         self._listening = asyncio.ensure_future(self._listen())
 
     async def call(self, env: int, method: str, *args: object) -> object:
-        """The value of an environment's method there; raises its error, and ProcessEnded where the process ended."""
+        """Returns the value of an environment's method there; raises its error, or ProcessEnded."""
         payload = pickle.dumps(args)
         await self._begun.wait()
         if self._link is None:
@@ -147,19 +147,19 @@ class EnvProcess:
             raise ProcessEnded
         try:
             value: object = pickle.loads(found)
-        except Exception as error:  # of a class that only that process has
+        except Exception as error:  # of a class that exists only in that process
             raise EnvironmentFault(f"what {method}() gave cannot be read in the run's process: {error}") from error
         if isinstance(value, Failure):
             raise value.error()
         return value
 
     def give_up(self, env: int) -> None:
-        """Has an environment closed as soon as it can be; nobody waits for that."""
+        """Has an environment closed as soon as possible, without waiting for it."""
         if self._link is not None and self.end is None:
             self._link.send(next(self._numbers), env, "close", pickle.dumps(()))
 
     def finish(self) -> None:
-        """Lets the process close what it has, and end."""
+        """Lets the process close its environments and end."""
         self._is_finished = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
@@ -173,7 +173,7 @@ class EnvProcess:
             self._process.wait()
 
     async def _listen(self) -> None:
-        """Reads the answers, until the process ends."""
+        """Reads the answers until the process ends."""
         end = _End("was ended with the run")
         link = await Link.open(self._socket)
         try:
@@ -192,7 +192,7 @@ class EnvProcess:
             link.close()
 
     def _settle(self, end: _End) -> None:
-        """Notes the end, and has those who wait for an answer hear of it."""
+        """Notes the end, and passes it on to the callers that wait for an answer."""
         if self._link is not None and not self._is_finished and self._process.returncode is not None:
             logger.warning(
                 "a process with %d environments %s%s; episodes that were not the reason are played again",
@@ -208,7 +208,7 @@ class EnvProcess:
                 waiting.set_result(None)
 
     def _find_end(self) -> _End:
-        """Waits for the process, which has left, and reads why."""
+        """Waits for the process, which has left, and reads the reason."""
         self.join(time.monotonic() + 2 * self._limits.close_s + GRACE_S)
         code = self._process.returncode
         reason = f"ended with exit code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
@@ -255,7 +255,7 @@ class _ProcessEnv(HostedEnv):
         return cast(Answer, await self._call("step", "step", action, action=action))
 
     async def close(self) -> str | None:
-        """Closes the environment there, as far as there is something left of it."""
+        """Closes the environment there, as far as something is left of it."""
         try:
             async with asyncio.timeout(self._close_s + GRACE_S):
                 problem = await self._process.call(self._number, "close")
@@ -283,10 +283,9 @@ class _ProcessEnv(HostedEnv):
 
 
 class EnvProcesses:
-    """Up to `num` processes that environments share, and as many in which one lives alone.
+    """Up to `num` processes that environments share, and as many that hold only one each.
 
-    They are started when they are needed; another one takes the place of one that ended. They end with the run,
-    however that ends.
+    They are started when needed; an ended process is replaced by another one. They end with the run, however that ends.
     """
 
     def __init__(self, num: int, limits: Limits) -> None:
@@ -294,18 +293,20 @@ class EnvProcesses:
         self._limits = limits
         self._processes: list[EnvProcess] = []
         self._places = asyncio.Semaphore(num)
-        """Of processes with one environment."""
+        """Limits the processes with one environment."""
         self._numbers = count()
         weakref.finalize(self, _end_all, self._processes, 0.0)
 
     @property
     def num_leaked(self) -> int:
-        """Calls of environments that hang in the processes."""
+        """The number of calls of environments that hang in the processes."""
         return sum(process.num_leaked for process in self._processes)
 
     async def open(self, task: Task, *, alone: bool = False) -> HostedEnv:
-        """Makes the task's environment in the process with the fewest; raises as `Home.open` does, and EnvProcessLost
-        where that process ended over another one's."""
+        """Makes the task's environment in the process with the fewest environments.
+
+        Raises as `Home.open` does, and EnvProcessLost if that process ended over another environment.
+        """
         _check_task(task)
         if alone:
             await self._places.acquire()
@@ -324,7 +325,7 @@ class EnvProcesses:
         _end_all(self._processes, self._limits.close_s + GRACE_S)
 
     def _choose(self, alone: bool) -> EnvProcess:
-        for process in [one for one in self._processes if one.end is not None]:
+        for process in [process for process in self._processes if process.end is not None]:
             self._processes.remove(process)
             process.join(time.monotonic() + GRACE_S)
         shared = [process for process in self._processes if not process.is_alone]
@@ -359,7 +360,7 @@ def _check_task(task: Task) -> None:
         )
     try:
         pickle.dumps(task)
-    except Exception as error:  # whatever an object's own methods raise
+    except Exception as error:  # an object's own methods may raise anything
         raise ConfigError(
             f"the keywords or options of {task.env_id} hold what a process of environments (env_processes) cannot be"
             f" sent: {error}"

@@ -1,8 +1,8 @@
-"""Threads on which environments live: cheap hand-offs from the event loop, and hung ones are left behind.
+"""Threads for environments: cheap hand-offs from the event loop; hung threads are abandoned.
 
-A call goes to the thread's queue; its outcome comes back through one mailbox per event loop, which wakes the loop
-once for all outcomes that are waiting. A thread whose environment hangs is abandoned: it is a daemon, it ends as
-soon as the call returns, and until then it counts as leaked.
+A call goes to the thread's queue. Its outcome returns through one mailbox per event loop, which wakes the loop once for
+all waiting outcomes. A thread whose environment hangs is abandoned: it is a daemon, it ends as soon as the call
+returns, and until then it counts as leaked.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ __all__ = ["Call", "EnvThread", "EnvThreads", "Mailbox", "Outcome", "attempt"]
 T = TypeVar("T")
 
 Outcome: TypeAlias = "tuple[BaseException, None] | tuple[None, T]"
-"""What user code did: `(error, None)` or `(None, value)`. A plain value, since a future refuses some exceptions."""
+"""The outcome of user code: `(error, None)` or `(None, value)`. A plain value, since a future refuses some
+exceptions."""
 
 
 def attempt(function: Callable[[], T]) -> Outcome[T]:
-    """Runs the user's code and returns what it did; this is the one place where its errors are caught."""
+    """Runs the user's code and returns its outcome; this is the only place where its errors are caught."""
     try:
         return None, function()
     except CODE_ERRORS as error:  # SystemExit too: an environment that calls sys.exit() must not end the run
@@ -49,7 +50,7 @@ class Call(Generic[T]):
         self._mailbox = mailbox
 
     def run(self) -> None:
-        """Runs it here, in the other thread, and posts the outcome."""
+        """Runs the call in the other thread, and posts the outcome."""
         self.started_at = time.monotonic()
         self.finish(attempt(self.function))
 
@@ -67,7 +68,7 @@ class Mailbox:
         self._woken = False
 
     def post(self, future: asyncio.Future[Outcome[T]], outcome: Outcome[T]) -> None:
-        """Hands an outcome over, from any thread; dropped when the loop is gone."""
+        """Hands an outcome over, from any thread; dropped if the loop is gone."""
         self._waiting.append((future, outcome))  # type: ignore[arg-type]
         if not self._woken:
             self._woken = True
@@ -75,7 +76,7 @@ class Mailbox:
                 self.loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        self._woken = False  # before the first look: what comes after it wakes the loop again
+        self._woken = False  # before the first check: an outcome after it wakes the loop again
         while self._waiting:
             future, outcome = self._waiting.popleft()
             if not future.done():
@@ -83,7 +84,7 @@ class Mailbox:
 
 
 class ThreadAbandoned(AgentGymError, RuntimeError):
-    """A call that was queued on a thread whose other environment hangs."""
+    """A call that was queued on a thread, which then hung in another environment."""
 
 
 class EnvThread:
@@ -98,7 +99,7 @@ class EnvThread:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread still runs."""
+        """True if the thread still runs."""
         return self._thread.is_alive()
 
     def submit(self, function: Callable[[], T], mailbox: Mailbox) -> Call[T]:
@@ -112,12 +113,12 @@ class EnvThread:
         return call
 
     def stop(self) -> None:
-        """Ends the thread after what is queued."""
+        """Ends the thread after the queued calls."""
         self._calls.put(None)
 
 
 def _serve(calls: SimpleQueue[Call[object] | None]) -> None:
-    """The life of a thread; it holds no reference to its EnvThread, so a forgotten pool can be collected."""
+    """Runs a thread's calls; it holds no reference to its EnvThread, so a forgotten pool can be collected."""
     while (call := calls.get()) is not None:
         call.run()
         del call  # or the last environment would live until the next call
@@ -139,19 +140,19 @@ class EnvThreads:
 
     @property
     def num_leaked(self) -> int:
-        """Threads that still hang in an environment's call."""
+        """The number of threads that still hang in an environment's call."""
         self._leaked = [thread for thread in self._leaked if thread.alive]
         return len(self._leaked)
 
     def acquire(self) -> EnvThread:
-        """A thread for one more environment."""
+        """Returns a thread for one more environment."""
         if self.num_threads is None:
             thread = self._idle.pop() if self._idle else self._start()
         elif len(self._pinned) < self.num_threads:
             thread = self._start()
             self._pinned.append(thread)
         else:
-            thread = min(self._pinned, key=lambda one: one.num_environments)
+            thread = min(self._pinned, key=lambda candidate: candidate.num_environments)
         thread.num_environments += 1
         return thread
 
@@ -162,7 +163,7 @@ class EnvThreads:
             self._idle.append(thread)
 
     def abandon(self, thread: EnvThread) -> None:
-        """Gives up a thread whose environment hangs: it ends when the call returns, after what was queued."""
+        """Abandons a thread whose environment hangs: it ends when the call returns, after what was queued."""
         if not thread.abandoned:
             thread.abandoned = True
             thread.stop()

@@ -15,7 +15,7 @@ from agentgym.rollout.hosting.env_host import Home, make_task_env
 from agentgym.rollout.hosting.env_link import Failure, Link
 from agentgym.rollout.hosting.hosted_env import EnvCallTimeout, HostedEnv
 from agentgym.rollout.hosting.tracebacks import fault_traceback, user_traceback
-from agentgym.rollout.hosting.watchdog import watched
+from agentgym.rollout.hosting.watchdog import watch_calls
 from agentgym.rollout.limits import Limits
 from agentgym.types import Task
 
@@ -24,7 +24,7 @@ __all__ = ["main"]
 
 def main(connection: int, report: int) -> None:
     """Serves the calls that arrive at the socket `connection`; the file `report` is for what ends this process."""
-    for number in (connection, report):  # what environments start has neither
+    for number in (connection, report):  # processes that environments start have neither
         os.set_inheritable(number, False)
     os.register_at_fork(after_in_child=lambda: os.close(connection))  # or the run would not see that this process ended
     faulthandler.enable(report)
@@ -39,7 +39,7 @@ async def _serve(connection: socket.socket, report: int) -> None:
         return
     limits: Limits = begun[0]
     worker = EnvWorker(link, limits)
-    with watched(min(limits.env_step_s, limits.stall_s or limits.env_step_s), report):
+    with watch_calls(min(limits.env_step_s, limits.stall_s or limits.env_step_s), report):
         while (message := await link.receive()) is not None:
             worker.begin(*message)
         last = threading.Timer(2 * limits.close_s, os._exit, [1])  # an environment may have threads that never end
@@ -68,7 +68,7 @@ class EnvWorker:
             task.add_done_callback(lambda _: self._running.pop(env, None))
 
     async def close(self) -> None:
-        """Closes the environments that are left, as `close_s` allows."""
+        """Closes the environments that are left, within `close_s`."""
         closing = [asyncio.ensure_future(env.close()) for env in self._envs.values()]
         if closing:
             await asyncio.wait(closing, timeout=self._limits.close_s)
@@ -100,11 +100,11 @@ class EnvWorker:
 
 
 def _sendable(method: str, answer: Answer) -> Answer:
-    """The answer as the run gets it; raises EnvironmentFault where that cannot be sent."""
+    """Returns the answer for the run; raises EnvironmentFault if it cannot be sent."""
     try:
         plain = answer.plain()
         pickle.dumps(plain)
-    except Exception as error:  # whatever an object's own methods raise
+    except Exception as error:  # an object's own methods may raise anything
         raise EnvironmentFault(f"what {method}() gave cannot be sent to the run's process: {error}") from error
     return plain
 

@@ -1,4 +1,4 @@
-"""Runs a coroutine to its end: from plain code, also where an event loop runs already, or whoever interrupts."""
+"""Runs a coroutine to its end: from plain code, inside a running event loop, or despite a cancellation."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["run_async", "uninterrupted"]
+__all__ = ["finish_uninterrupted", "run_async"]
 
 T = TypeVar("T")
 
 
 def run_async(work: Coroutine[object, object, T]) -> T:
-    """The coroutine's result. In a thread whose event loop runs, a loop in another thread runs it meanwhile."""
+    """Returns the coroutine's result; in a thread whose event loop runs, a loop in another thread runs it meanwhile."""
     if not _is_inside_a_loop():
         return asyncio.run(work)
     with ThreadPoolExecutor(1, "agentgym-loop") as aside:
         return aside.submit(asyncio.run, work).result()
 
 
-async def uninterrupted(work: Coroutine[object, object, None]) -> None:
+async def finish_uninterrupted(work: Coroutine[object, object, None]) -> None:
     """Finishes `work` even when the waiting task is cancelled, and passes the cancellation on afterwards."""
     task = asyncio.ensure_future(work)
     try:

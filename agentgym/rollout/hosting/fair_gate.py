@@ -1,4 +1,4 @@
-"""Lets a few episodes through in each pass of the event loop, however many became ready at once."""
+"""Admits a few episodes to each pass of the event loop, however many became ready at once."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import asyncio
 __all__ = ["Turnstile"]
 
 WIDTH = 16
-"""Episodes that one pass of the event loop goes on with; each takes a fraction of a millisecond."""
+"""The number of episodes that one pass of the event loop continues; each takes a fraction of a millisecond."""
 
 
 class Turnstile:
-    """What is behind `passed` is work on the event loop: a prompt to render, a reply to parse.
+    """The gate to work on the event loop, such as rendering a prompt or parsing a reply; see `wait_turn`.
 
-    Thousands of replies that come together would be worked on in one pass, and nothing else would move meanwhile:
-    no request would be sent, no time-out noticed.
+    Without it, thousands of replies that arrive together would be processed in one pass. Nothing else would run
+    meanwhile: no request would be sent, no time-out noticed.
     """
 
     def __init__(self, width: int = WIDTH) -> None:
         self._gate = asyncio.Semaphore(width)
 
-    async def passed(self) -> None:
-        """Waits for its turn."""
+    async def wait_turn(self) -> None:
+        """Waits until the event loop has room for this episode."""
         async with self._gate:
             await asyncio.sleep(0)

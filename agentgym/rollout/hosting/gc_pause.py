@@ -10,21 +10,21 @@ from contextlib import contextmanager
 __all__ = ["FullCollections", "young_garbage_only"]
 
 NEVER = 1_000_000_000
-"""Looks at the younger objects between two at the older ones."""
+"""The number of collections of younger objects between two of older ones."""
 EVERY = 16
-"""Updates from one full collection to the next, at least."""
+"""The least number of updates from one full collection to the next."""
 PAUSE = 100
-"""How many times as long as it took nothing is collected after a full collection."""
+"""The pause after a full collection, as a multiple of its duration."""
 
 
 @contextmanager
 def young_garbage_only() -> Iterator[None]:
-    """While it lasts, the collector looks at each new object once; its settings are as before afterwards.
+    """Lets the collector look at each new object only once inside the context; restores its settings afterwards.
 
     A full collection looks at every live object. With thousands of episodes those are millions: the event loop would
-    stand still for up to a second, again and again, and a fifth of the CPU would go there. The second look, at what
-    lived through ten first ones, is as vain: an episode outlives it, and its objects have left the processor's caches
-    by then. With 40,000 live episodes it takes a tenth of all CPU time.
+    stop for up to a second, again and again, and a fifth of the CPU would go there. The second look, at objects that
+    lived through ten first ones, is useless too: an episode outlives it, and its objects have left the processor's
+    caches by then. With 40,000 live episodes it takes a tenth of all CPU time.
     """
     before = gc.get_threshold()
     gc.set_threshold(before[0], NEVER, NEVER)
@@ -35,10 +35,10 @@ def young_garbage_only() -> Iterator[None]:
 
 
 class FullCollections:
-    """Full collections between updates, for a run that is under `young_garbage_only` from its begin to its end.
+    """Runs full collections between updates, for a run that is under `young_garbage_only` from its begin to its end.
 
-    Each looks at every object of every live episode, which takes four seconds beside 100,000 of them. So one comes
-    after 16 updates, and not before a hundred times as long as the last one took.
+    Each looks at every object of every live episode, which takes four seconds with 100,000 of them. So one runs after
+    16 updates at the earliest, and not before a hundred times the last one's duration.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -47,7 +47,7 @@ class FullCollections:
         self._not_before_s = 0.0
 
     def count_update(self) -> None:
-        """Collects, where it is time to."""
+        """Counts an update; collects if it is time to."""
         self._num_updates += 1
         started = self._clock()
         if self._num_updates < EVERY or started < self._not_before_s:

@@ -21,23 +21,23 @@ Env: TypeAlias = "gymnasium.Env[str, str]"
 
 
 class EnvCallTimeout(AgentGymError, TimeoutError):
-    """A call of an environment that ran longer than it may."""
+    """A call of an environment that ran longer than allowed."""
 
 
 class DistantTraceback(AgentGymError):
-    """The cause of an error that was raised in another process: its message is the traceback there."""
+    """The cause of an error that was raised in another process; its message is the traceback there."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvFacts:
-    """What the rollout reads of an environment after its reset."""
+    """The facts that the rollout reads from an environment after its reset."""
 
     system_prompt: str = ""
     tool_specs: tuple[ToolSpec, ...] = ()
     wants_tools: bool = False
-    """Whether the episode has tools and cannot be won without."""
+    """True if the episode has tools and cannot be won without them."""
     task_info: Mapping[str, JSON] = field(default_factory=dict)
-    """What the record keeps of the task: its digest, and whether no task on the side of its seed was found."""
+    """The record's entries about the task: its digest, and whether no task on the side of its seed was found."""
 
 
 def facts_of(env: Env) -> EnvFacts:
@@ -53,7 +53,7 @@ def facts_of(env: Env) -> EnvFacts:
 
 
 class HostedEnv(ABC):
-    """An environment at its place; its calls await instead of blocking.
+    """An environment in its place; its calls are awaited instead of blocking.
 
     `reset` and `step` raise EnvironmentFault (its cause is what the environment raised) or EnvCallTimeout.
     """
@@ -62,7 +62,7 @@ class HostedEnv(ABC):
 
     def __init__(self) -> None:
         self.facts = EnvFacts()
-        """What the last reset left."""
+        """The facts after the last reset."""
 
     @abstractmethod
     async def reset(self, seed: int, options: dict[str, object] | None) -> Answer:
@@ -74,7 +74,7 @@ class HostedEnv(ABC):
 
     @abstractmethod
     async def close(self) -> str | None:
-        """Closes the environment where it lives, within `close_s`; returns what went wrong, if anything."""
+        """Closes the environment in its place, within `close_s`; returns what went wrong, if anything."""
 
 
 def label_of(name: str, seed: int, call: str, action: str | None = None) -> str:

@@ -12,7 +12,7 @@ __all__ = ["fault_traceback", "user_traceback"]
 
 
 def fault_traceback(error: BaseException) -> str | None:
-    """The traceback of what the environment raised behind an error, if it raised anything."""
+    """Returns the traceback of the environment's error that caused this error, if there is one."""
     cause = error.__cause__
     while isinstance(cause, EnvironmentFault) and cause.__cause__ is not None:
         cause = cause.__cause__
@@ -20,7 +20,7 @@ def fault_traceback(error: BaseException) -> str | None:
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback of what the environment raised, from the environment's own frame on."""
+    """Returns the traceback of what the environment raised, from the environment's own frame on."""
     if isinstance(error, DistantTraceback):
         return str(error)
     frames = error.__traceback__
@@ -30,7 +30,7 @@ def user_traceback(error: BaseException) -> str:
 
 
 def _is_scaffolding(path: str) -> bool:
-    """Whether a frame of this file only leads to the environment's own code."""
+    """Returns whether a frame of this file only leads to the environment's own code."""
     inner = path.replace("\\", "/").rpartition("/agentgym/")[2]
     ours = (
         "rollout/",

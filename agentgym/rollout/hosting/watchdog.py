@@ -1,7 +1,7 @@
-"""Ends a run whose environment holds the interpreter, so that no time-out, other episode or Ctrl-C gets its turn.
+"""Ends a run whose environment holds the interpreter, so that no time-out, other episode or Ctrl-C can run.
 
-Python code of this process cannot notice that, so a process of its own does (`watchdog_process.py`). It reads a board
-in shared memory: a count that a thread raises as long as threads get their turn, and the calls of environments.
+Python code of this process cannot notice that, so a separate process does (`watchdog_process.py`). It reads a board in
+shared memory: a count that a thread increments as long as threads can run, and the calls of environments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from agentgym.tools.calling.worker import AROUND_CALLS
 
-__all__ = ["calling", "named_call", "watched"]
+__all__ = ["calling", "named_call", "watch_calls"]
 
 T = TypeVar("T")
 
@@ -29,13 +29,13 @@ SLOT = struct.Struct("<QQ240s")
 """A call in progress: the system's and Python's number of its thread (0 for a free slot), and its label."""
 COUNT = struct.Struct("<Q")
 NUM_SLOTS, FEW_SLOTS = 4095, 63
-"""How many calls the board holds, and how many where the process may write small files alone (`ulimit -f`)."""
+"""The number of calls on the board, and the number if the process may write only small files (`ulimit -f`)."""
 _PROCESS = Path(__file__).with_name("watchdog_process.py")
 _active: Watchdog | None = None
 
 
 @contextmanager
-def watched(limit_s: float | None, report: int | None = None) -> Iterator[None]:
+def watch_calls(limit_s: float | None, report: int | None = None) -> Iterator[None]:
     """Watches the calls of environments, which may hold the interpreter for `limit_s` seconds; None watches nothing.
 
     With the number of a file, the report goes there, as JSON, for the process that started this one; and a call that
@@ -54,7 +54,7 @@ def watched(limit_s: float | None, report: int | None = None) -> Iterator[None]:
 
 
 def named_call(label: Callable[[], str], function: Callable[[], T]) -> Callable[[], T]:
-    """Returns the function, which the watchdog knows by the label while it runs; as it is where nothing is watched."""
+    """Returns a function whose calls the watchdog knows by the label; unchanged if nothing is watched."""
     watchdog = _active
     if watchdog is None:
         return function
@@ -67,7 +67,7 @@ def named_call(label: Callable[[], str], function: Callable[[], T]) -> Callable[
 
 
 def calling(label: str) -> AbstractContextManager[None]:
-    """Has the watchdog know the call of this thread by its label meanwhile."""
+    """Registers the call of this thread with the watchdog under its label, inside the context."""
     return nullcontext() if _active is None else _active.calling(label)
 
 
@@ -101,7 +101,7 @@ class Watchdog:
 
     @contextmanager
     def calling(self, label: str) -> Iterator[None]:
-        """Has a call of this thread on the board meanwhile, and what it has a `Worker` do on that one's thread."""
+        """Keeps a call of this thread on the board inside the context, and the calls that a `Worker` runs for it."""
         if not self._free:
             yield
             return
@@ -118,7 +118,7 @@ class Watchdog:
             self._free.append(slot)
 
     def close(self) -> None:
-        """Ends the process. The board goes with the last call on it."""
+        """Ends the process; the board is freed with the last call on it."""
         self._over.set()
         self._beating.join()
         assert self._process.stdin is not None

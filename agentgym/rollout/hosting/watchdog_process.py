@@ -1,8 +1,8 @@
 """The process that watches a run: `python -I -S watchdog_process.py PID BOARD STACKS LIMIT_S SIGNAL [REPORT]`.
 
-It needs the standard library alone. BOARD and STACKS are open files: the board of `watchdog.py`, and the file to which
+It needs only the standard library. BOARD and STACKS are open files: the board of `watchdog.py`, and the file to which
 the run's process writes the stacks of its threads when it gets SIGNAL. It ends with its standard input. REPORT is the
-file for a report of a process of environments, which the run reads; without it a person reads it.
+file for a report of a process of environments, which the run reads; without it the report is printed for a person.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from collections.abc import Mapping, Sequence
 
 SLOT, COUNT = struct.Struct("<QQ240s"), struct.Struct("<Q")
 INTERRUPT_S = 5.0
-"""Seconds after which Ctrl-C or SIGTERM ends a run that stands still."""
+"""Seconds after which Ctrl-C or SIGTERM ends a run that is blocked."""
 MAX_LINES = 16
 
 Call = tuple[int, int, str]
-"""The system's and Python's number of a thread, and the label of what it calls."""
+"""The system's and Python's number of a thread, and the label of its call."""
 
 
 class Watch:
-    """What is known of the run's process."""
+    """The state of the run's process as the watchdog knows it."""
 
     def __init__(
         self, pid: int, board: int, stacks: int, limit_s: float, number: int, report: int | None = None
@@ -37,11 +37,11 @@ class Watch:
         self.parent = self._field(1)
         self.board = mmap.mmap(board, 0, prot=mmap.PROT_READ)
         self.interrupted = False  # stays true: a run that got the signal is about to end
-        for each in (signal.SIGINT, signal.SIGTERM):  # what ends a run is often sent to all of its processes
+        for each in (signal.SIGINT, signal.SIGTERM):  # a signal that ends a run is often sent to all of its processes
             signal.signal(each, self._interrupt)
 
     def run(self) -> None:
-        """Looks until standard input ends, or an environment has held the interpreter for too long."""
+        """Watches until standard input ends, or an environment has held the interpreter for too long."""
         tick_s = min(1.0, self.limit_s / 10)
         last, stalled_s, looked = -1, 0.0, time.monotonic()
         before: Mapping[int, int] = {}
@@ -65,8 +65,11 @@ class Watch:
         self.interrupted = True
 
     def _culprits(self, before: Mapping[int, int]) -> list[Call]:
-        """Returns the calls of the thread that computed most since then, or all calls if that thread has none: an
-        environment may have started it. The main thread without a call is no environment's: then none."""
+        """Returns the calls of the thread that computed most since then, or all calls if that thread has none.
+
+        An environment may have started such a thread. The main thread without a call belongs to no environment: then
+        none.
+        """
         calls = self._calls()
         used = {thread: ticks - before.get(thread, 0) for thread, ticks in self._cpu().items()}
         busiest = max(used, key=lambda thread: used[thread], default=0)
@@ -75,14 +78,14 @@ class Watch:
             return of_busiest
         if busiest == self.pid and used[busiest] >= 10:
             return []
-        return [(tid, 0, label) for tid, _, label in calls]  # whose stack it is, nobody knows
+        return [(tid, 0, label) for tid, _, label in calls]  # the stack cannot be attributed to a call
 
     def _calls(self) -> list[Call]:
         found = [SLOT.unpack_from(self.board, place) for place in range(SLOT.size, len(self.board), SLOT.size)]
         return [(tid, ident, text.rstrip(b"\0").decode(errors="replace")) for tid, ident, text in found if tid]
 
     def _cpu(self) -> dict[int, int]:
-        """The clock ticks that each thread has computed."""
+        """Returns the clock ticks that each thread has computed."""
         used = {}
         try:
             for thread in os.listdir(f"/proc/{self.pid}/task"):
@@ -94,7 +97,7 @@ class Watch:
         return used
 
     def _field(self, index: int) -> str:
-        """A field of the process' state: 0 is T or t where it is stopped (Ctrl-Z, a debugger), 1 is its parent."""
+        """Returns a field of the process' state: 0 is T or t if it is stopped (Ctrl-Z, a debugger), 1 is its parent."""
         try:
             with open(f"/proc/{self.pid}/stat") as file:
                 return file.read().rpartition(")")[2].split()[index]

@@ -1,5 +1,8 @@
-"""Files of JSON lines that grow by whole lines; in a chained file each line has a digest over itself and the line
-before, so that a line that was edited, moved or removed shows."""
+"""Files of JSON lines that grow by whole lines.
+
+In a chained file each line has a digest over itself and the line before, so that a line that was edited, moved or
+removed is detected.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from agentgym.errors import RunFolderError
 __all__ = ["CHAIN", "GENESIS", "ChainedFile", "LineFile", "chained_lines", "folder_errors", "line_digest", "split_line"]
 
 CHAIN = "chain"
-"""The key of the digest, the last one of a line."""
+"""The key of the digest, the last key of a line."""
 GENESIS = "0" * 32
 """The digest before the first line."""
 _BEFORE, _AFTER = b',"chain":"', b'"}'
@@ -22,7 +25,7 @@ _TAIL = len(_BEFORE) + len(GENESIS) + len(_AFTER)
 
 
 def line_digest(before: str, body: bytes) -> str:
-    """A 16-byte BLAKE2b digest, in hex, of the digest before and the bytes of a line up to its own digest.
+    """Returns a 16-byte BLAKE2b digest, in hex, of the digest before and the bytes of a line up to its own digest.
 
     >>> line_digest(GENESIS, b'{"step":1')
     'c3252d40722face9b918b831141b11a4'
@@ -31,7 +34,7 @@ def line_digest(before: str, body: bytes) -> str:
 
 
 def split_line(line: bytes) -> tuple[bytes, str | None]:
-    """The bytes of a line up to its digest, and the digest; None where the line has none.
+    """Returns the bytes of a line up to its digest, and the digest; None if the line has none.
 
     >>> split_line(b'{"step":1}')
     (b'{"step":1}', None)
@@ -44,7 +47,7 @@ def split_line(line: bytes) -> tuple[bytes, str | None]:
 
 
 def chained_lines(texts: Sequence[str], before: str = GENESIS) -> tuple[bytes, str]:
-    """The lines of JSON objects that follow a line with the digest `before`, and the digest of the last one."""
+    """Returns the lines of JSON objects that follow a line with the digest `before`, and the digest of the last one."""
     lines = []
     for text in texts:
         body = text[:-1].encode("ascii")
@@ -54,7 +57,7 @@ def chained_lines(texts: Sequence[str], before: str = GENESIS) -> tuple[bytes, s
 
 
 class LineFile:
-    """A file that grows by whole lines or not at all; what a kill left half-written is removed when it is opened."""
+    """A file that grows by whole lines or not at all; a line that a kill left incomplete is removed on opening."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -69,7 +72,7 @@ class LineFile:
         self._size = size
 
     def write(self, data: bytes) -> None:
-        """Appends whole lines; raises RunFolderError where the disk does not take them, and appends nothing."""
+        """Appends whole lines; if the disk does not take them, raises RunFolderError and appends nothing."""
         with folder_errors(self.path):
             view = memoryview(data)
             try:
@@ -95,7 +98,7 @@ class ChainedFile(LineFile):
     """A file of JSON objects, each with a digest over itself and the line before, under the key `chain`.
 
     `head` is the digest of the last line. It is read from the file, so a file that was cut back or that a kill left is
-    continued from what it holds.
+    continued from its contents.
     """
 
     head: str = GENESIS
@@ -109,7 +112,7 @@ class ChainedFile(LineFile):
             self.head = split_line(file.read(end - start))[1] or GENESIS
 
     def append(self, texts: Sequence[str]) -> None:
-        """Appends JSON objects as lines, all or none; raises RunFolderError where the disk does not take them."""
+        """Appends JSON objects as lines, all or none; raises RunFolderError if the disk does not take them."""
         data, head = chained_lines(texts, self.head)
         self.write(data)
         self.head = head
@@ -119,14 +122,14 @@ class ChainedFile(LineFile):
 
 
 def _last_line(path: Path, size: int) -> tuple[int, int]:
-    """Where the last whole line within the first `size` bytes begins and ends; reads only the end of the file."""
+    """Returns the begin and end of the last whole line in the first `size` bytes; reads only the end of the file."""
     with open(path, "rb") as file:
         end = _after_newline(file.fileno(), size)
         return (_after_newline(file.fileno(), end - 1) if end else 0), end
 
 
 def _after_newline(handle: int, size: int) -> int:
-    """The bytes up to and including the last newline within the first `size` bytes; 0 where there is none."""
+    """Returns the size up to and including the last newline in the first `size` bytes; 0 if there is none."""
     position = size
     while position > 0:
         start = max(0, position - 65536)
@@ -139,7 +142,7 @@ def _after_newline(handle: int, size: int) -> int:
 
 @contextmanager
 def folder_errors(path: Path) -> Iterator[None]:
-    """Names the folder in what the file system refuses."""
+    """Adds the folder's name to errors of the file system."""
     try:
         yield
     except RunFolderError:

@@ -1,4 +1,4 @@
-"""What a stored episode says twice: masks as runs and digests of its numbers, so that later damage is found."""
+"""The redundant parts of a stored episode: masks as runs and digests of its numbers, to detect later damage."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _SOURCES = ("prompt", "policy", "env")
 
 
 def is_trained(span: Mapping[str, Any]) -> bool:
-    """Whether the loss counts the ids of a stored span."""
+    """Returns whether the loss counts the ids of a stored span."""
     return span["source"] == "policy" and not span.get("excluded")
 
 
 def mask_runs(spans: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """The mask of a stored row's spans as `[bit, length]` runs.
+    """Returns the mask of a stored row's spans as `[bit, length]` runs.
 
     >>> mask_runs([{"source": "prompt", "ids": [5, 6]}, {"source": "policy", "ids": [7]}])
     [[0, 2], [1, 1]]
@@ -32,10 +32,10 @@ def mask_runs(spans: Sequence[Mapping[str, Any]]) -> list[list[int]]:
 
 
 def row_digest(spans: Sequence[Mapping[str, Any]]) -> str:
-    """A 16-byte BLAKE2b digest, in hex, of a stored row's ids, sources, logprobs and policy versions.
+    """Returns a 16-byte BLAKE2b digest, in hex, of a stored row's ids, sources, logprobs and policy versions.
 
-    Hashed in this order, little-endian: every id (int64), its source (uint8: prompt 0, policy 1, env 2), every
-    logprob (float64, as stored), every version (int64).
+    Hashed in this order, little-endian: every id (int64), its source (uint8: prompt 0, policy 1, env 2), every logprob
+    (float64, as stored), every version (int64).
     """
     ids = [i for span in spans for i in span["ids"]]
     sources = [_SOURCES.index(span["source"]) for span in spans for _ in span["ids"]]
@@ -48,16 +48,16 @@ def row_digest(spans: Sequence[Mapping[str, Any]]) -> str:
 
 
 def credit_digest(rewards: Sequence[float | None], advantages: Sequence[Sequence[float]] | None) -> str:
-    """A 16-byte BLAKE2b digest, in hex, of what the turns of an episode were rewarded and its ids credited with.
+    """Returns a 16-byte BLAKE2b digest, in hex, of the rewards of an episode's turns and the advantages of its ids.
 
     Hashed in this order, little-endian: the number of turns (int64), every turn's reward (float64, NaN for none), the
-    number of rows with advantages (int64, -1 where there are none at all), and for each its length (int64) and its
+    number of rows with advantages (int64, -1 if there are none at all), and for each its length (int64) and its
     advantages (float64).
     """
     digest = blake2b(digest_size=16)
 
     def add(values: Sequence[float | None], kind: str) -> None:
-        digest.update(np.asarray([math.nan if one is None else one for one in values], kind).tobytes())
+        digest.update(np.asarray([math.nan if value is None else value for value in values], kind).tobytes())
 
     add([len(rewards)], "<i8")
     add(rewards, "<f8")

@@ -1,7 +1,7 @@
-"""`episodes.jsonl`: one line an episode, complete enough to train on again and equal for equal seeds. Each line has a
-digest over itself and the line before (`chain.py`).
+"""`episodes.jsonl`: one line per episode, complete enough to train on again and equal for equal seeds.
 
-The tools that its models were shown stand in `tools.jsonl` beside it, each set once; rows name them by digest.
+Each line has a digest over itself and the line before (`chain.py`). The tools that its models were shown are in
+`tools.jsonl` next to it, each set once; rows name them by digest.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ logger = logging.getLogger(__name__)
 
 FILE_NAME = "episodes.jsonl"
 Advantages = Sequence[Sequence[float]]
-"""For each row, one number per POLICY id."""
+"""The advantages of each row, one number per POLICY id."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRecord:
-    """One line of the file: the episode, and what the step made of it."""
+    """One line of the file: the episode, and what the step computed for it."""
 
     trajectory: Trajectory
     phase: str
     step: int
     advantages: tuple[tuple[float, ...], ...] | None = None
-    """For each row, one number per POLICY id; None where nothing was trained."""
+    """The advantages of each row, one number per POLICY id; None if nothing was trained."""
 
 
 def trajectory_to_json(
     trajectory: Trajectory, *, phase: str = "train", step: int = 0, advantages: Advantages | None = None
 ) -> dict[str, JSON]:
-    """The JSON object of an episode; wall-clock timings are left out, so equal seeds give equal objects."""
+    """Returns the JSON object of an episode, without wall-clock timings, so equal seeds give equal objects."""
     task = trajectory.task
     return {
         "phase": phase,
@@ -76,9 +76,9 @@ def trajectory_to_json(
 
 
 def trajectory_from_json(line: Mapping[str, Any], menus: Menus | None = None) -> Trajectory:
-    """The trajectory of a line; raises KeyError, TypeError or InvalidTrajectory when it is none.
+    """Returns the trajectory of a line; raises KeyError, TypeError or InvalidTrajectory if it is not one.
 
-    `menus` are the sets of tools that rows name; the tools of a set that is not among them are not known.
+    `menus` are the tool sets that rows name; the tools of any other set are unknown.
     """
     return Trajectory(
         task=Task(**line["task"]),
@@ -97,7 +97,7 @@ def trajectory_from_json(line: Mapping[str, Any], menus: Menus | None = None) ->
 class EpisodeWriter:
     """Appends episodes to `folder/episodes.jsonl`, whole lines or nothing, and the tools they name to `tools.jsonl`.
 
-    What a kill left half-written is removed when the file is opened again.
+    A line that a kill left incomplete is removed when the file is opened again.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -121,7 +121,7 @@ class EpisodeWriter:
     ) -> None:
         """Appends a step's episodes in one write; `advantages` has one entry per trajectory.
 
-        Raises RunFolderError when the disk does not take it; the lines before it stay as they are.
+        Raises RunFolderError if the disk does not take it; the lines before it stay as they are.
         """
         trajectories = list(trajectories)
         self._write_tools(trajectories)
@@ -139,8 +139,10 @@ class EpisodeWriter:
             self._lines.append(lines)
 
     def _write_tools(self, trajectories: Iterable[Trajectory]) -> None:
-        """Appends the sets of tools that the file lacks."""
-        shown = {id(row.tools): row.tools for one in trajectories for row in one.rows if row.tools is not None}
+        """Appends the tool sets that the file lacks."""
+        shown = {
+            id(row.tools): row.tools for trajectory in trajectories for row in trajectory.rows if row.tools is not None
+        }
         lacking = {menu_digest(tools): tools for tools in shown.values()}
         lacking = {digest: tools for digest, tools in lacking.items() if digest not in self._menus}
         if lacking:
@@ -151,7 +153,7 @@ class EpisodeWriter:
     def rewind(self, step: int) -> None:
         """Drops what a run that is resumed at `step` writes again: later steps, and the evaluation after the last one.
 
-        With a step below 0 all lines are dropped.
+        With a step below 0, all lines are dropped.
         """
         with folder_errors(self.path):
             kept = 0
@@ -177,10 +179,10 @@ class EpisodeWriter:
 
 
 def read_episodes(path: str | Path) -> Iterator[EpisodeRecord]:
-    """The episodes of a run folder (or of the file itself), in the order they were written.
+    """Yields the episodes of a run folder (or of the file itself), in the order they were written.
 
-    A last line that a kill left torn is dropped with a warning; any other line that is no episode, or a missing
-    file, raises RunFolderError.
+    An incomplete last line, left by a kill, is dropped with a warning. Any other line that is not an episode, or a
+    missing file, raises RunFolderError.
     """
     path = Path(path)
     path = path / FILE_NAME if path.is_dir() else path
@@ -199,7 +201,7 @@ def read_episodes(path: str | Path) -> Iterator[EpisodeRecord]:
 
 
 def record_from_json(line: Mapping[str, Any], menus: Menus | None = None) -> EpisodeRecord:
-    """The episode of a line; see `trajectory_from_json`."""
+    """Returns the episode of a line; see `trajectory_from_json`."""
     advantages = line["advantages"]
     rows = None if advantages is None else tuple(tuple(row) for row in advantages)
     return EpisodeRecord(trajectory_from_json(line, menus), line["phase"], line["step"], rows)
@@ -252,7 +254,7 @@ def _turn_to_json(turn: Turn) -> dict[str, JSON]:
         ],
         "finish_reason": turn.finish_reason,
         **({"asked": turn.asked} if turn.asked else {}),
-        **({} if turn.messages is None else {"messages": [_message_to_json(one) for one in turn.messages]}),
+        **({} if turn.messages is None else {"messages": [_message_to_json(message) for message in turn.messages]}),
     }
 
 
@@ -280,7 +282,7 @@ def _message_to_json(message: Message) -> dict[str, JSON]:
 
 
 def message_from_json(message: Mapping[str, Any]) -> Message:
-    """The message of a stored object; raises KeyError, TypeError or ConfigError when it is none."""
+    """Returns the message of a stored object; raises KeyError, TypeError or ConfigError if it is not one."""
     calls = tuple(_call_from_json(call) for call in message["tool_calls"])
     answered = {name: message[name] for name in ("tool_call_id", "name") if name in message}
     return Message(message["role"], message["content"], message["reasoning"], calls, **answered)

@@ -1,4 +1,4 @@
-"""`digests.json`: what a folder's files were when the run ended, so that a tail that was lost later shows."""
+"""`digests.json`: the digests of a folder's files at the end of the run, so that a tail lost later is detected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PAGE_END = re.compile(rb"<!-- digest ([0-9a-f]{32}) -->\n\Z")
 
 
 def file_digest(path: Path) -> str:
-    """A 16-byte BLAKE2b digest, in hex, of a file's bytes."""
+    """Returns a 16-byte BLAKE2b digest, in hex, of a file's bytes."""
     with open(path, "rb") as file:
         digest = blake2b(digest_size=16)
         while block := file.read(1 << 20):
@@ -38,7 +38,7 @@ def file_digest(path: Path) -> str:
 
 
 def run_digest(digests: Mapping[str, str]) -> str:
-    """The digest of a whole run: over the digests of its parts by name, in any order.
+    """Returns the digest of a whole run: over the digests of its parts by name, in any order.
 
     >>> run_digest({"config.yaml": "00"})
     '4bbd5eb2ebbd9a3958ab802593d3af23'
@@ -49,8 +49,10 @@ def run_digest(digests: Mapping[str, str]) -> str:
 
 
 def write_digests(folder: Path, heads: Mapping[str, str], files: tuple[str, ...]) -> None:
-    """Writes `digests.json` whole or not at all: the `heads` of chained files by name, the digests of `files`, those of
-    the manifests of all checkpoints, and under `run` the digest of all of these.
+    """Writes `digests.json` whole or not at all.
+
+    It has the `heads` of chained files by name, the digests of `files`, those of the manifests of all checkpoints, and
+    under `run` the digest of all of these.
 
     Example: {"config.yaml": "5c1d...", "episodes.jsonl": "90ab...", "checkpoints/step-000020/manifest.json": "77e0...",
     "run": "1f3b..."}
@@ -65,9 +67,9 @@ def write_digests(folder: Path, heads: Mapping[str, str], files: tuple[str, ...]
 
 
 def read_digests(folder: Path) -> dict[str, str] | None:
-    """The digests of a run that ended, with that of all under `run`; None where there is no such file.
+    """Returns the digests of a run that ended, with that of all under `run`; None if there is no such file.
 
-    Raises RunFolderError where the file cannot be read or its parts do not have the digest under `run`.
+    Raises RunFolderError if the file cannot be read or its parts do not have the digest under `run`.
     """
     path = folder / DIGESTS
     try:
@@ -83,17 +85,17 @@ def read_digests(folder: Path) -> dict[str, str] | None:
 
 
 def discard_digests(folder: Path) -> None:
-    """Removes the digests of a run that goes on; they are written again when it ends."""
+    """Removes the digests of a run that continues; they are written again when it ends."""
     (folder / DIGESTS).unlink(missing_ok=True)
 
 
 def page_with_digest(page: str) -> str:
-    """An HTML page with a last comment that has the digest of what is before it."""
+    """Returns an HTML page followed by a comment with the digest of the page."""
     return f"{page}<!-- digest {_digest(page.encode())} -->\n"
 
 
 def page_problem(page: bytes) -> str | None:
-    """Why a page is not as it was written, "" where it is; None where it has no digest to be held to."""
+    """Returns why a page is not as it was written, "" if it is; None if it has no digest to compare with."""
     found = _PAGE_END.search(page)
     if found is None:
         return None if page.rstrip().endswith(b"</html>") else "the page is cut: it does not end with its digest"

@@ -1,4 +1,4 @@
-"""One process at a time writes in a run's folder."""
+"""A lock that lets only one process at a time write in a run's folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TAKEN = (errno.EACCES, errno.EAGAIN)
 class FolderLock:
     """The right to write in a folder, which ends with the process however it dies; other processes are kept out.
 
-    Where the file system has no locks (some network ones), nobody is kept out.
+    If the file system has no locks (some network ones), no process is kept out.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -29,7 +29,7 @@ class FolderLock:
         self._file: int | None = None
 
     def take(self) -> None:
-        """Raises RunFolderError, naming who has it, where another process does; a second call does nothing."""
+        """Raises RunFolderError, naming the owner, if another process has the lock; a second call does nothing."""
         while self._file is None:
             try:
                 file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -41,17 +41,17 @@ class FolderLock:
                 owner = os.read(file, MAX_OWNER_BYTES).decode(errors="replace")
                 os.close(file)
                 if error.errno in TAKEN:
-                    raise self._taken(owner) from None
+                    raise self._lock_error(owner) from None
                 return
             if self._is_at_its_place(file):
                 os.ftruncate(file, 0)
                 os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
                 self._file = file
-            else:  # who had it removed the file meanwhile
+            else:  # the owner removed the file meanwhile
                 os.close(file)
 
     def release(self) -> None:
-        """Lets others write; a second call does nothing."""
+        """Releases the lock; a second call does nothing."""
         file, self._file = self._file, None
         if file is not None:
             with contextlib.suppress(OSError):
@@ -67,6 +67,6 @@ class FolderLock:
         except FileNotFoundError:
             return False
 
-    def _taken(self, owner: str) -> RunFolderError:
+    def _lock_error(self, owner: str) -> RunFolderError:
         who, folder = owner or "another process", str(self._path.parent)
         return RunFolderError(f"{who} writes in {folder!r} now: wait until it has ended, or give another --output")

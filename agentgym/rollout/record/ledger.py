@@ -1,4 +1,4 @@
-"""What was checked of a run, counted by property, with the first place where each does not hold."""
+"""The checks of a run, counted by property, with the first place where each property does not hold."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Ledger", "Place", "Property", "Tally"]
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """Something that holds for every sound record; `unit` is what is counted."""
+    """A property of every valid record; `unit` is what is counted."""
 
     name: str
     meaning: str
@@ -21,8 +21,11 @@ class Property:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a record does not hold: `line` counts from 1, as editors do; `row`, `turn` and `token` (of its row) are
-    indices from 0. Each is None where it does not apply."""
+    """The place where a record is wrong.
+
+    `line` counts from 1, as editors do; `row`, `turn` and `token` (of its row) are indices from 0. Each is None if it
+    does not apply.
+    """
 
     line: int | None
     row: int | None = None
@@ -36,19 +39,19 @@ class Place:
         return f"{', '.join(parts)}: {self.problem}" if parts else self.problem
 
     def to_json(self) -> dict[str, JSON]:
-        """The place as a JSON object."""
+        """Returns the place as a JSON object."""
         return asdict(self)
 
 
 @dataclass(slots=True)
 class Tally:
-    """What was counted for one property."""
+    """The counts for one property."""
 
     num_checked: int = 0
     num_failed: int = 0
     first: Place | None = None
     skipped: dict[str, int] = field(default_factory=dict)
-    """How many units were not checked, by the reason."""
+    """The number of units that were not checked, by reason."""
 
 
 class Ledger:
@@ -58,11 +61,11 @@ class Ledger:
         self._tallies: dict[str, Tally] = {}
 
     def tally(self, name: str) -> Tally:
-        """The tally of a property, empty at first."""
+        """Returns the tally of a property, empty at first."""
         return self._tallies.setdefault(name, Tally())
 
     def check(self, name: str, problem: Place | None) -> None:
-        """Counts one check, failed where there is a problem."""
+        """Counts one check, failed if there is a problem."""
         self.tally(name).num_checked += 1
         if problem is not None:
             self.fail(name, problem)

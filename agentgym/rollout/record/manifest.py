@@ -1,4 +1,4 @@
-"""What makes a folder of files whole: a manifest that names each with its size and digest, written last."""
+"""The manifest of a complete folder of files: it names each with its size and digest, and is written last."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MANIFEST = "manifest.json"
 
 
 def write_manifest(folder: Path, about: Mapping[str, JSON]) -> None:
-    """Writes `manifest.json` over everything in the folder, when all of it is on the disk; `about` stands in it too.
+    """Writes `manifest.json` over everything in the folder, when all of it is on the disk; it includes `about`.
 
     Example: {"step": 20, "files": {"config.json": {"bytes": 812, "sha256": "9f86d0..."}, ...}}
     """
@@ -32,10 +32,10 @@ def write_manifest(folder: Path, about: Mapping[str, JSON]) -> None:
 
 
 def what_is_torn(folder: Path) -> str | None:
-    """What keeps the folder from being what its manifest says, by the name of the file; None where it is whole."""
+    """Returns how the folder differs from its manifest, by the name of the file; None if it is complete."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-        wanted = {str(name): (int(one["bytes"]), str(one["sha256"])) for name, one in manifest["files"].items()}
+        wanted = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
     except FileNotFoundError:
         return f"it has no {MANIFEST}, which is written last"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -55,7 +55,7 @@ def what_is_torn(folder: Path) -> str | None:
 
 
 def sync(path: Path) -> None:
-    """Has a file, or the names in a folder, on the disk; nothing where it does not exist."""
+    """Writes a file, or the names in a folder, to the disk; does nothing if it does not exist."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Names of the tasks that were played, equal for equal tasks: what evaluations take as their independent draws."""
+"""The names of the tasks that were played, equal for equal tasks; evaluations take them as independent draws."""
 
 from __future__ import annotations
 
@@ -11,22 +11,26 @@ __all__ = ["task_names"]
 
 
 def task_names(trajectories: Sequence[Trajectory]) -> list[str]:
-    """The name of each trajectory's task, equal for equal tasks, whatever their seeds (`info["task_digest"]`).
+    """Returns the name of each trajectory's task, equal for equal tasks, whatever their seeds (`info["task_digest"]`).
 
-    Where an environment's tasks all have one digest, nothing tells them apart, and they are named by their seeds.
+    If an environment's tasks all have one digest, they cannot be told apart by it and are named by their seeds.
     """
-    digests = {one.task.key: str(one.info["task_digest"]) for one in trajectories if "task_digest" in one.info}
+    digests = {
+        trajectory.task.key: str(trajectory.info["task_digest"])
+        for trajectory in trajectories
+        if "task_digest" in trajectory.info
+    }
     found: dict[str, set[str]] = {}
-    for one in trajectories:
-        if one.task.key in digests:
-            found.setdefault(_env_of(one), set()).add(digests[one.task.key])
+    for trajectory in trajectories:
+        if trajectory.task.key in digests:
+            found.setdefault(_env_of(trajectory), set()).add(digests[trajectory.task.key])
     names = []
-    for one in trajectories:
-        env, digest = _env_of(one), digests.get(one.task.key)
-        names.append(f"{env}{digest}" if digest is not None and len(found[env]) > 1 else one.task.key)
+    for trajectory in trajectories:
+        env, digest = _env_of(trajectory), digests.get(trajectory.task.key)
+        names.append(f"{env}{digest}" if digest is not None and len(found[env]) > 1 else trajectory.task.key)
     return names
 
 
 def _env_of(trajectory: Trajectory) -> str:
-    """The environment of a task, with its keywords."""
+    """Returns the environment of a task, with its keywords."""
     return replace(trajectory.task, seed=0, options={}).key

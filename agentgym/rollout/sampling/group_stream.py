@@ -1,4 +1,4 @@
-"""Groups as they come: sampling goes on while a step learns, as far ahead as no token gets too old."""
+"""A stream of groups: sampling continues while a step learns, as far ahead as the bound on staleness allows."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["GroupStream", "Order", "StreamEnded", "StreamReport"]
 
 
 class StreamEnded(TrainingHalted):
-    """Groups were waited for that nobody plays any more."""
+    """A step waited for groups that are no longer played."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A task to play and what its group is called: `Order(Task("TextGame-v0", 7), key="3/0", step=3)`."""
+    """A task to play and the name of its group: `Order(Task("TextGame-v0", 7), key="3/0", step=3)`."""
 
     task: Task
     key: str
@@ -34,21 +34,21 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamReport:
-    """How sampling and learning waited for each other since the last report."""
+    """The waits of sampling and learning for each other since the last report."""
 
     groups_ahead: int
-    """Groups that began and no step has taken yet, finished or not."""
+    """Groups that began and that no step has taken yet, finished or not."""
     learner_wait_s: float
     """Seconds that steps waited for groups."""
     sampling_wait_s: float
-    """Seconds in which an episode could have begun, and the bound on staleness kept its group back."""
+    """Seconds in which an episode could have begun, but the bound on staleness kept its group back."""
     held_groups: int
-    """Groups that a step could not go on without and that were not finished when it came for them."""
+    """Groups that a step needed and that were not finished when it asked for them."""
 
 
 @dataclass(slots=True)
 class _OpenGroup:
-    """A group of which some members are still being played."""
+    """A group in which some members are still being played."""
 
     order: Order
     due: int
@@ -58,7 +58,7 @@ class _OpenGroup:
 
 @dataclass(slots=True)
 class _Waits:
-    """What becomes a `StreamReport`."""
+    """The waits that become a `StreamReport`."""
 
     learner_s: float = 0.0
     sampling_s: float = 0.0
@@ -66,13 +66,14 @@ class _Waits:
 
 
 class GroupStream:
-    """Plays groups ahead of the steps that take them, over weight updates too (partial rollouts).
+    """Plays groups ahead of the steps that take them, across weight updates too (partial rollouts).
 
-    `take` gives groups as they are finished; what is unfinished goes on, under new weights from its next token on, and
-    is given by a later call. Which groups a call gives depends on the clock; what each holds, on the weights it met.
-    `orders` names the tasks and is asked for one when its first episode can begin at once. Say `advance(version)`
-    after every update: see `StalenessPlan` for what follows from it. A group that a step needs and that is not
-    finished is waited for; the limits of its episodes end that wait, and a wait for groups that nobody plays raises.
+    `take` returns groups as they are finished. Unfinished ones continue, under new weights from their next token on,
+    and are returned by a later call. Which groups a call returns depends on the clock; what each holds depends on the
+    weights during its episodes. `orders` names the tasks and is asked for one when its first episode can begin at once.
+    Call `advance(version)` after every update: see `StalenessPlan` for the consequences. A group that a step needs and
+    that is not finished is waited for; the limits of its episodes end that wait. A wait for groups that are no longer
+    played raises.
     """
 
     def __init__(
@@ -102,28 +103,28 @@ class GroupStream:
         self._garbage = ExitStack()
         self._collections = FullCollections()
         self._end = ""
-        """Why no further group begins; empty as long as some do."""
+        """The reason why no further group begins; empty as long as some do."""
         self._waits = _Waits()
         self._idle_since: float | None = None
 
     @property
     def num_unfinished(self) -> int:
-        """Episodes that were begun or wait, of groups that are not complete."""
+        """The number of episodes that began or wait, in groups that are not complete."""
         return sum(self._group_size - len(group.members) for group in self._open.values())
 
     def advance(self, version: int) -> None:
-        """Counts an update: what begins from now on is sampled with policy `version`, and there is room for more."""
+        """Counts an update: later episodes begin with policy `version`, and there is room for more of them."""
         self._plan.advance(version)
         self._collections.count_update()
-        if self._is_begun:  # before the first `take` nothing is played
+        if self._is_begun:  # nothing is played before the first `take`
             self._fill()
 
     async def take(self, num_groups: int, earlier: Sequence[Group] = ()) -> list[Group]:
-        """The next `num_groups` groups, of which no token is older than `max_staleness` updates.
+        """Returns the next `num_groups` groups, in which no token is older than `max_staleness` updates.
 
         A step takes `groups_per_step` first, and may then take others in place of some. Raises what the sampler raises
-        when too many episodes fail, of these groups and of those that the same step took `earlier`, and StreamEnded
-        when nobody plays what is waited for.
+        if too many episodes fail, of these groups and of those that the same step took `earlier`, and StreamEnded if
+        the groups that are waited for are no longer played.
         """
         if num_groups > self._plan.most:
             raise ConfigError(
@@ -148,13 +149,13 @@ class GroupStream:
         self._complete.extendleft(reversed(passed))
         self._plan.take([due for _, due in taken])
         groups = [group for group, _ in taken]
-        before = [one for group in earlier for one in group.trajectories]
-        self._sampler.check([one for group in groups for one in group.trajectories], before)
+        before = [trajectory for group in earlier for trajectory in group.trajectories]
+        self._sampler.check([trajectory for group in groups for trajectory in group.trajectories], before)
         self._fill()
         return groups
 
     def report(self) -> StreamReport:
-        """The waits since the last report."""
+        """Returns the waits since the last report."""
         self._count_idle(still=True)
         waits, self._waits = self._waits, _Waits()
         return StreamReport(
@@ -165,8 +166,10 @@ class GroupStream:
         )
 
     async def close(self) -> None:
-        """Ends what is in flight and waits until it has cleaned up after itself; before the first `take` there is
-        nothing to end, and the stream may still be used."""
+        """Ends what is in flight and waits until it has cleaned up after itself.
+
+        Before the first `take` there is nothing to end, and the stream may still be used.
+        """
         if not self._is_begun:
             return
         self._end = self._end or "the stream was closed"
@@ -178,7 +181,7 @@ class GroupStream:
         self._garbage.close()
 
     async def _wait(self, lack: str) -> None:
-        """Until another group is complete; raises where that will not be."""
+        """Waits until another group is complete; raises if there will be none."""
         if self._failure is not None:
             raise self._failure
         if not self._workers:
@@ -194,10 +197,10 @@ class GroupStream:
                 return
             worker = asyncio.ensure_future(self._work(episode))
             self._workers.add(worker)
-            worker.add_done_callback(self._ended)
+            worker.add_done_callback(self._note_worker_end)
 
     def _next_episode(self) -> Episode | None:
-        """The next member of the group that began last, or the first one of another group where there is room."""
+        """Returns the next member of the newest group, or the first one of another group if there is room."""
         if not self._waiting and not self._end:
             if not self._plan.has_room:
                 self._idle_since = _now() if self._idle_since is None else self._idle_since
@@ -229,7 +232,7 @@ class GroupStream:
                 self._news.set()
             episode = self._next_episode()
 
-    def _ended(self, worker: asyncio.Task[None]) -> None:
+    def _note_worker_end(self, worker: asyncio.Task[None]) -> None:
         self._workers.discard(worker)
         failure: BaseException | None = None
         if not worker.cancelled():
@@ -240,7 +243,7 @@ class GroupStream:
         self._news.set()
 
     def _count_idle(self, *, still: bool = False) -> None:
-        """Adds the seconds in which the bound kept groups back; `still` goes on counting."""
+        """Adds the seconds in which the bound kept groups back; with `still`, the count continues."""
         if self._idle_since is not None:
             now = _now()
             self._waits.sampling_s += now - self._idle_since
@@ -248,5 +251,5 @@ class GroupStream:
 
 
 def _now() -> float:
-    """Seconds on the event loop's clock."""
+    """Returns the seconds on the event loop's clock."""
     return asyncio.get_running_loop().time()

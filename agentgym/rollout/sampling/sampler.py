@@ -1,4 +1,4 @@
-"""Thousands of episodes at once: bounded, in a fixed order, and with nothing left behind."""
+"""Plays thousands of episodes at once: bounded, in a fixed order, and without leaving anything running."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ __all__ = ["Sampler", "SamplerConfig", "TooManyFailures"]
 logger = logging.getLogger(__name__)
 
 MAX_SHOWN = 20
-"""Distinct failures that a sampler logs."""
+"""The number of distinct failures that a sampler logs."""
 NUMBER = re.compile(r"\d+")
-"""Bytes, ports and lines: failures that differ by no more are the same."""
+"""The numbers in a message, such as bytes, ports and lines: failures that differ only in these are the same."""
 FAILED = (Status.ENV_ERROR, Status.ENGINE_ERROR, Status.TIMEOUT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplerConfig:
-    """How many episodes run at once, and when their failures stop the run."""
+    """The number of episodes that run at once, and the limits on failures that stop the run."""
 
     concurrency: int = 256
     """Live episodes."""
     env_threads: int | None = None
     """Threads that blocking environments share, each pinned to one; None gives every live environment its own."""
     env_processes: int = 0
-    """Processes in which the environments live, so that one which holds the interpreter, crashes or is killed for its
-    memory ends its process alone, and not the run; 0 has them in the run's own. `--env-processes N` is short for it."""
+    """Processes in which the environments run, so that one which holds the interpreter, crashes or is killed for its
+    memory ends only its own process, not the run; 0 runs them in the run's own. `--env-processes N` is short for it."""
     max_failure_rate: float = 0.5
     """The share of a step's episodes that may fail (environment, engine, time-out); above it the run stops."""
     max_leaked_threads: int = 64
@@ -61,7 +61,7 @@ class SamplerConfig:
 
 
 class _Batch:
-    """The episodes of one call on their way to trajectories."""
+    """The episodes of one call, on their way to trajectories."""
 
     def __init__(
         self,
@@ -72,11 +72,11 @@ class _Batch:
     ) -> None:
         self.episodes = episodes
         self.total = len(earlier) + len(episodes)
-        """Episodes of which a share may fail."""
+        """The number of episodes of which a share may fail."""
         self.waiting = deque(range(len(episodes)))
         self.results: list[Trajectory | None] = [None] * len(episodes)
         self.workers: list[asyncio.Task[None]] = []
-        failed = [one for one in earlier if one.status in FAILED]
+        failed = [trajectory for trajectory in earlier if trajectory.status in FAILED]
         self.num_failed = len(failed)
         self.first_failure: Trajectory | None = next(iter(failed), None)
         self._missing = Counter(episode.group for episode in episodes)
@@ -84,7 +84,7 @@ class _Batch:
         self._on_episode = on_episode
 
     def record(self, index: int, trajectory: Trajectory) -> None:
-        """Takes a finished episode; when it completes the last group that is needed, the rest is cancelled."""
+        """Records a finished episode; if it completes the last group that is needed, the rest is cancelled."""
         self.results[index] = trajectory
         if trajectory.status in FAILED:
             self.num_failed += 1
@@ -100,7 +100,7 @@ class _Batch:
     def _cancel_rest(self) -> None:
         while self.waiting:
             index = self.waiting.popleft()
-            self.record(index, cancelled(self.episodes[index]))
+            self.record(index, cancelled_trajectory(self.episodes[index]))
         for worker in self.workers:
             if worker is not asyncio.current_task():
                 worker.cancel(SURPLUS)
@@ -110,14 +110,14 @@ class TooManyFailures(TrainingHalted):
     """More episodes failed than `max_failure_rate` allows."""
 
     played: tuple[Trajectory, ...] = ()
-    """Those that had ended by then, failed or not."""
+    """The episodes that had ended by then, failed or not."""
 
 
 class Sampler:
-    """Plays tasks in groups; the order of what it returns never depends on what finishes first.
+    """Plays tasks in groups; the order of the result never depends on which episode finishes first.
 
-    `make(task)` gives a fresh environment; it is closed after its episode, whatever happens in between. With `home`,
-    that of another sampler, both share its threads and processes, which end with the other one.
+    `make(task)` returns a fresh environment; it is closed after its episode, whatever happens in between. With the
+    `home` of another sampler, both share its threads and processes, which end with the other one.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Sampler:
         self._shown: set[str] = set()
         self._tool_envs: set[str] = set()
         self.checks_calls = True
-        """Whether the first episodes are still to be searched for a valid tool call."""
+        """True if the first episodes are still to be searched for a valid tool call."""
         self._warned_tools: set[str] = set()
         self._warned_splits: set[str] = set()
 
@@ -151,11 +151,11 @@ class Sampler:
         phase: str = "train",
         num_groups: int | None = None,
     ) -> list[Group]:
-        """One group of `group_size` episodes for each task, in the order of the tasks.
+        """Returns one group of `group_size` episodes for each task, in the order of the tasks.
 
-        With `num_groups` below the number of tasks (over-dispatch) it returns the first groups that are complete,
-        still in the order of the tasks, and cancels the rest; which ones those are depends on the clock.
-        Raises TrainingHalted when more than `max_failure_rate` of the episodes fail.
+        With `num_groups` below the number of tasks (over-dispatch) it returns the first groups that are complete, still
+        in the order of the tasks, and cancels the rest; which ones those are depends on the clock. Raises
+        TrainingHalted if more than `max_failure_rate` of the episodes fail.
         """
         if group_size < 1:
             raise ConfigError(f"group_size is at least 1, got {group_size}")
@@ -170,7 +170,7 @@ class Sampler:
         groups = []
         for index, (task, key) in enumerate(zip(tasks, keys, strict=True)):
             members = tuple(played[index * group_size : (index + 1) * group_size])
-            if not any(one.status is Status.CANCELLED for one in members):
+            if not any(trajectory.status is Status.CANCELLED for trajectory in members):
                 groups.append(Group(key, task, members))
         return groups[:wanted]
 
@@ -182,7 +182,7 @@ class Sampler:
         num_groups: int | None = None,
         earlier: Sequence[Trajectory] = (),
     ) -> list[Trajectory]:
-        """The trajectories of `episodes`, in their order; `on_episode` sees each as soon as it is finished.
+        """Returns the trajectories of `episodes`, in their order; `on_episode` gets each as soon as it is finished.
 
         With `num_groups`, episodes that are not needed for that many complete groups end as `cancelled`. `earlier` are
         those of the same step that were played before: the share that may fail is of both.
@@ -211,15 +211,16 @@ class Sampler:
         return trajectories
 
     def check(self, trajectories: Sequence[Trajectory], earlier: Sequence[Trajectory] = ()) -> None:
-        """What `run` does with its episodes, for those that were played one by one: logs their failures and what else
-        a user should know; raises TrainingHalted when more than `max_failure_rate` of them and of `earlier` failed, or
-        too many threads hang."""
+        """Checks episodes that were played one by one as `run` does: logs failures and other warnings for the user.
+
+        Raises TrainingHalted if more than `max_failure_rate` of them and of `earlier` failed, or too many threads hang.
+        """
         self._show_failures(trajectories)
         self._check_calls(trajectories)
         self._check_tools(trajectories)
         self._check_split(trajectories)
         everything = [*earlier, *trajectories]
-        failed = [one for one in everything if one.status in FAILED]
+        failed = [trajectory for trajectory in everything if trajectory.status in FAILED]
         try:
             self._check_rate(len(failed), len(everything), failed[:1])
             self._check_leaks(failed)
@@ -242,16 +243,16 @@ class Sampler:
             except asyncio.CancelledError as error:
                 if SURPLUS not in error.args:
                     raise
-                trajectory = cancelled(episode)
+                trajectory = cancelled_trajectory(episode)
             batch.record(index, trajectory)
             if trajectory.status in FAILED:
                 self._check_failures(batch, trajectory)
 
     async def play(self, episode: Episode) -> Trajectory:
-        """One episode in an environment of its own, from making it to closing it.
+        """Plays one episode in an environment of its own, from making it to closing it.
 
-        One whose process ended, and not certainly because of it, is played again, from its seeds: once as before if it
-        was in no call then, and at last in a process of its own, where it is clear whose fault an end is.
+        If its process ended, and not certainly because of it, the episode is played again from its seeds: once as
+        before if it was in no call then, and at last in a process of its own, where the culprit is clear.
         """
         alone, was_lost = False, False
         while True:
@@ -277,7 +278,7 @@ class Sampler:
                 )
 
     def _check_failures(self, batch: _Batch, trajectory: Trajectory) -> None:
-        """Raises TrainingHalted when too many episodes failed, or too many threads hang."""
+        """Raises TrainingHalted if too many episodes failed, or too many threads hang."""
         self._check_rate(batch.num_failed, batch.total, [batch.first_failure or trajectory])
         self._check_leaks([trajectory])
 
@@ -307,14 +308,14 @@ class Sampler:
                 logger.warning("an episode failed (the same failure is not shown again): %s", failure_text(trajectory))
 
     def _check_calls(self, trajectories: Sequence[Trajectory]) -> None:
-        """Warns, after the first episodes, when a model that has tools made no valid call at all."""
+        """Warns, after the first episodes, if a model that has tools made no valid call at all."""
         if not self.checks_calls or not self._tool_envs:
             return
         self.checks_calls = False
         faults = ("malformed_calls", "truncated_calls", "unknown_tools", "invalid_arguments")
-        played = [one.metrics for one in trajectories if one.task.env_id in self._tool_envs and one.turns]
+        played = [record.metrics for record in trajectories if record.task.env_id in self._tool_envs and record.turns]
         num_valid = sum(metrics["num_tool_calls"] - sum(metrics[fault] for fault in faults) for metrics in played)
-        num_cut = sum(one.num_cut_replies > 0 for one in trajectories if one.task.env_id in self._tool_envs)
+        num_cut = sum(record.num_cut_replies > 0 for record in trajectories if record.task.env_id in self._tool_envs)
         if played and num_valid <= 0 and num_cut > len(played) / 4:
             logger.warning(
                 "no valid tool call in the first %d episodes of %s: in %d of them a limit of tokens cut the reply"
@@ -323,7 +324,7 @@ class Sampler:
                 len(played),
                 ", ".join(sorted(self._tool_envs)),
                 num_cut,
-                max((size for one in trajectories for size in one.reply_tokens), default=0),
+                max((size for record in trajectories for size in record.reply_tokens), default=0),
             )
         elif played and num_valid <= 0:
             logger.warning(
@@ -335,12 +336,12 @@ class Sampler:
             )
 
     def _check_split(self, trajectories: Sequence[Trajectory]) -> None:
-        """Warns, once an environment, when tasks could not be kept on their side, training or held out."""
-        for env_id in dict.fromkeys(one.task.env_id for one in trajectories if one.info.get("split_failed")):
+        """Warns, once per environment, if tasks could not be kept on their side, training or held out."""
+        for env_id in dict.fromkeys(record.task.env_id for record in trajectories if record.info.get("split_failed")):
             if env_id in self._warned_splits:
                 continue
             self._warned_splits.add(env_id)
-            own = [one.info for one in trajectories if one.task.env_id == env_id]
+            own = [record.info for record in trajectories if record.task.env_id == env_id]
             num_failed = sum(bool(info.get("split_failed")) for info in own)
             logger.warning(
                 "%d of %d episodes of %s are of tasks that may be both trained on and evaluated on: there are too few"
@@ -350,9 +351,9 @@ class Sampler:
             )
 
     def _check_tools(self, trajectories: Sequence[Trajectory]) -> None:
-        """Warns, once a tool, when all of its calls failed: the model is told and goes on, a user would not know."""
+        """Warns, once per tool, if all of its calls failed: the model sees the errors, but a user would not know."""
         results: dict[str, list[ToolResult]] = {}
-        for result in (result for one in trajectories for turn in one.turns for result in turn.tool_results):
+        for result in (result for record in trajectories for turn in record.turns for result in turn.tool_results):
             if result.name and result.error in (None, "tool_error", "timeout"):  # a call beyond the limit may have none
                 results.setdefault(result.name, []).append(result)
         for name, made in results.items():
@@ -367,7 +368,7 @@ class Sampler:
 
 
 async def _finish(workers: Sequence[asyncio.Task[None]]) -> None:
-    """Cancels what still runs, waits until it has cleaned up after itself, and takes note of every error."""
+    """Cancels what still runs, waits until it has cleaned up after itself, and retrieves every error."""
     unfinished = [worker for worker in workers if not worker.done()]
     for worker in unfinished:
         worker.cancel()
@@ -375,17 +376,17 @@ async def _finish(workers: Sequence[asyncio.Task[None]]) -> None:
         await asyncio.wait(unfinished)
     for worker in workers:
         if not worker.cancelled():
-            worker.exception()  # one error is raised; asyncio would complain that nobody looked at the others
+            worker.exception()  # one error is raised; asyncio would complain that the others were never retrieved
 
 
-def cancelled(episode: Episode) -> Trajectory:
-    """The record of an episode that was not needed and has nothing to show."""
+def cancelled_trajectory(episode: Episode) -> Trajectory:
+    """Returns the record of an episode that was not needed and has nothing to show."""
     reason = "enough groups were finished without it"
     return Draft(episode).finish(Ending(Status.CANCELLED, StopReason.CANCELLED, reason))
 
 
 def failure_text(trajectory: Trajectory) -> str:
-    """What happened to whom, how to replay it, and the traceback last."""
+    """Returns a text with the failed episode, its error, how to replay it, and the traceback last."""
     task, info = trajectory.task, trajectory.info
     lines = [f"{task.env_id} with seed {task.seed} ended as {trajectory.status}: {trajectory.error}"]
     lines += [f"replay: {info['replay']}"] if "replay" in info else []

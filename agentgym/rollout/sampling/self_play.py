@@ -1,4 +1,4 @@
-"""Self-play: the seats of one game are episodes of their own, which meet at a table around one environment."""
+"""Self-play: the seats of one game are separate episodes, which meet at a table around one environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentgym.errors import ConfigError, EngineError, EnvironmentFault
 from agentgym.rollout.episode.episode import Draft, Ending, Episode
 from agentgym.rollout.episode.episode_loop import EpisodeLoop, GameAbandoned, failed_ending, replay_info
 from agentgym.rollout.hosting.answer import Answer, read_reset, read_step
-from agentgym.rollout.hosting.env_host import LocalEnv, make_task_env, opened
+from agentgym.rollout.hosting.env_host import LocalEnv, make_task_env, unwrap_outcome
 from agentgym.rollout.hosting.env_threads import attempt
 from agentgym.rollout.hosting.hosted_env import Env, EnvCallTimeout, HostedEnv, facts_of
 from agentgym.rollout.sampling.sampler import Sampler, SamplerConfig
@@ -28,12 +28,12 @@ TableName: TypeAlias = tuple[str, int, int, str]
 
 
 def seats_of(env: object) -> tuple[str, ...]:
-    """The seats that a rollout plays in an environment, all of them; () where it plays one agent, as everywhere."""
+    """Returns the seats that a rollout plays in an environment; () if it plays one agent, as everywhere else."""
     return env.agents if isinstance(env, MultiAgentEnv) and env.opponent == SELF else ()
 
 
 def group_of(game: str, agent: str) -> str:
-    """The name of the group of one seat: its trajectories are held against those of the same seat in the same task.
+    """Returns the name of a seat's group, in which trajectories of the same seat and the same task are compared.
 
     >>> group_of("3/0", "X")
     '3/0:X'
@@ -42,7 +42,7 @@ def group_of(game: str, agent: str) -> str:
 
 
 class Table:
-    """One game: who sits at it waits until it is their turn, and leaves when their episode is over."""
+    """One game: each episode at the table waits until it is its turn, and leaves when it is over."""
 
     def __init__(self, name: TableName, env_id: str, hosted: LocalEnv, env: MultiAgentEnv) -> None:
         self.name = name
@@ -55,30 +55,34 @@ class Table:
         self._waiting: dict[str, asyncio.Future[None]] = {}
 
     async def begin(self, agent: str, seed: int, options: dict[str, object] | None) -> tuple[object, ...]:
-        """Deals where nobody did yet; what the agent sees at its first turn."""
+        """Starts the game if it has not started; returns what the agent sees at its first turn."""
         if not self._begun:
             self._begun = True
-            opened(attempt(lambda: self.game.reset(seed=seed, options=options)))
+            unwrap_outcome(attempt(lambda: self.game.reset(seed=seed, options=options)))
             self._wake()
         await self._turn_of(agent)
         if self._is_over:
             raise GameAbandoned(f"the game was over before the first turn of {agent}")
-        observation, _, _, _, info = opened(attempt(lambda: self.game.told(agent, "")))
+        observation, _, _, _, info = unwrap_outcome(attempt(lambda: self.game.step_result(agent, "")))
         return observation, {"messages": info["messages"]}
 
     async def move(self, agent: str, action: str) -> tuple[object, ...]:
-        """Plays a reply; what the agent sees when it is its turn again, or the game is over."""
-        *_, truncated, _ = opened(attempt(lambda: self.game.step(action)))
+        """Plays a reply; returns what the agent sees when it is its turn again, or when the game is over."""
+        *_, truncated, _ = unwrap_outcome(attempt(lambda: self.game.step(action)))
         said, results = self.game.answered
         self._truncated = self._truncated or truncated
         self._wake()
         await self._turn_of(agent)
-        observation, reward, over, _, info = opened(attempt(lambda: self.game.told(agent, said, results)))
+        observation, reward, over, _, info = unwrap_outcome(
+            attempt(lambda: self.game.step_result(agent, said, results))
+        )
         return observation, reward, over, self._truncated and not over, info
 
     def leave(self, agent: str, trajectory: Trajectory, *, is_rival: bool = False) -> None:
-        """An episode at the table has ended. Where the game has not, the others win by forfeit or, where it failed,
-        have no game any more."""
+        """Ends an episode at the table.
+
+        If the game is not over, the others win by forfeit. If the episode failed, the others' game ends too.
+        """
         self.num_seated -= 1
         if self._is_over or self._error is not None:
             return
@@ -99,7 +103,7 @@ class Table:
         return self._error is not None or self._is_over or self.game.agent_selection == agent
 
     async def _turn_of(self, agent: str) -> None:
-        """Waits for the agent's turn or the game's end; raises where there is no game any more."""
+        """Waits for the agent's turn or the game's end; raises if the game cannot continue."""
         while not self._may_go(agent):
             waiting = self._waiting[agent] = asyncio.get_running_loop().create_future()
             await waiting
@@ -107,14 +111,14 @@ class Table:
             raise self._error
 
     def _wake(self) -> None:
-        for agent in [one for one in self._waiting if self._may_go(one)]:
+        for agent in [agent for agent in self._waiting if self._may_go(agent)]:
             waiting = self._waiting.pop(agent)
             if not waiting.done():
                 waiting.set_result(None)
 
 
 class Seat(HostedEnv):
-    """An environment as one of its agents has it: `reset` and `step` return when it is that agent's turn."""
+    """An environment as one of its agents sees it: `reset` and `step` return when it is that agent's turn."""
 
     __slots__ = ("_agent", "_table")
 
@@ -124,13 +128,13 @@ class Seat(HostedEnv):
         self._agent = agent
 
     async def reset(self, seed: int, options: dict[str, object] | None) -> Answer:
-        """What the agent sees at its first turn."""
+        """Returns what the agent sees at its first turn."""
         values = await self._table.begin(self._agent, seed, options)
         self.facts = facts_of(self._table.game)
         return read_reset(values)
 
     async def step(self, action: str) -> Answer:
-        """The agent's move, and what it sees at its next turn."""
+        """Plays the agent's move; returns what it sees at its next turn."""
         return read_step(await self._table.move(self._agent, action))
 
     async def close(self) -> None:
@@ -140,7 +144,7 @@ class Seat(HostedEnv):
 class SelfPlaySampler(Sampler):
     """A `Sampler` whose episodes name the seat that they play (`Episode.seat`); those of one game meet at a table.
 
-    The episodes of a game stand behind one another, and at least as many run at once as a game has seats. With a
+    The episodes of a game are adjacent in the list, and at least as many run at once as a game has seats. With a
     `rival`, each game has one such episode, and the rival plays the other seats: nothing of it is recorded or trained.
     """
 
@@ -161,7 +165,7 @@ class SelfPlaySampler(Sampler):
         self._tasks: dict[Table, list[asyncio.Task[None]]] = {}
 
     def check_seats(self, seats: tuple[str, ...]) -> None:
-        """Raises ConfigError where a game could wait for a seat that nobody is left to play."""
+        """Raises ConfigError if a game could wait for a seat that no episode is left to play."""
         if self.rival is None and self.config.concurrency < len(seats):
             raise ConfigError(
                 f"a game of {len(seats)} seats takes sampler.concurrency of at least {len(seats)}, got"
@@ -169,9 +173,9 @@ class SelfPlaySampler(Sampler):
             )
 
     async def play(self, episode: Episode) -> Trajectory:
-        """One seat of a game, from sitting down to leaving; the last to leave closes the environment."""
+        """Plays one seat of a game; the last seat to leave closes the environment."""
         try:
-            table = await self._seated(episode)
+            table = await self._find_table(episode)
         except (EnvironmentFault, EnvCallTimeout) as error:
             return Draft(episode).finish(failed_ending(error, episode))
         except GameAbandoned as error:
@@ -182,14 +186,14 @@ class SelfPlaySampler(Sampler):
         finally:
             await self._end(table)
 
-    async def _seated(self, episode: Episode) -> Table:
-        """The table of the episode's game, which the first to come sets up."""
+    async def _find_table(self, episode: Episode) -> Table:
+        """Returns the table of the episode's game, which the first episode sets up."""
         game = episode.group.removesuffix(group_of("", episode.seat))
         name = (game, episode.member, episode.step, episode.phase)
         known = self._tables.get(name)
         if known is None:
             known = self._tables[name] = asyncio.get_running_loop().create_future()
-            known.add_done_callback(lambda done: done.exception())  # each who waits for it has it, and maybe nobody
+            known.add_done_callback(lambda done: done.exception())  # asyncio would complain if no task waits for it
             try:
                 known.set_result(await self._set_up(name, episode))
             except BaseException as error:
@@ -210,8 +214,8 @@ class SelfPlaySampler(Sampler):
             )
         table = Table(name, episode.task.env_id, hosted, game)
         if self.rival is not None:
-            others = [one for one in game.agents if one != episode.seat]
-            self._tasks[table] = [asyncio.ensure_future(self._play_rival(table, episode, one)) for one in others]
+            others = [agent for agent in game.agents if agent != episode.seat]
+            self._tasks[table] = [asyncio.ensure_future(self._play_rival(table, episode, agent)) for agent in others]
         return table
 
     async def _play_at(self, table: Table, episode: Episode, loop: EpisodeLoop) -> Trajectory:

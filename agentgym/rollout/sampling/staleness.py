@@ -1,4 +1,4 @@
-"""Which groups may begin, and which a step has to take, so that nothing is trained on that is too old."""
+"""Decides which groups may begin and which a step has to take, so that nothing too old is trained on."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["Choice", "StalenessPlan", "ages", "staleness"]
 
 
 def ages(groups: Sequence[Group], version: int) -> NDArray[np.int64]:
-    """By how many updates each sampled token of the groups is older than policy `version`."""
-    rows = [row for group in groups for one in group.trajectories for row in one.rows]
-    return np.concatenate([version - row.policy_versions[row.sampled] for row in rows] or [np.zeros(0, np.int64)])
+    """Returns by how many updates each sampled token of the groups is older than policy `version`."""
+    rows = [row for group in groups for trajectory in group.trajectories for row in trajectory.rows]
+    return np.concatenate([version - row.policy_versions[row.sampled_mask] for row in rows] or [np.zeros(0, np.int64)])
 
 
 def staleness(groups: Sequence[Group], version: int) -> Mapping[str, float]:
-    """`staleness_mean` and `staleness_max` of the sampled tokens, in updates; 0 without a token."""
+    """Returns `staleness_mean` and `staleness_max` of the sampled tokens, in updates; 0 without a token."""
     age_N = ages(groups, version)
     if not len(age_N):
         return {"staleness_mean": 0.0, "staleness_max": 0}
@@ -29,15 +29,15 @@ def staleness(groups: Sequence[Group], version: int) -> Mapping[str, float]:
 
 
 class Choice:
-    """What one step may still take, the groups that come first first; made by `StalenessPlan.choose`."""
+    """The groups that one step may still take, in order of completion; made by `StalenessPlan.choose`."""
 
     def __init__(self, version: int, later: Sequence[int]) -> None:
         self._version = version
         self._later = list(later)
-        """At place i: how many more of the groups that are taken may be due after `version + i`."""
+        """The number, at index i, of further groups of this step that may be due after `version + i`."""
 
     def takes(self, due: int) -> bool:
-        """Whether the step takes a group that is due at this version; a place is kept for each that cannot wait."""
+        """Returns whether the step takes a group due at this version; room is kept for each that cannot wait."""
         places = range(min(due - self._version, len(self._later)))
         if not all(self._later[place] > 0 for place in places):
             return False
@@ -47,12 +47,12 @@ class Choice:
 
 
 class StalenessPlan:
-    """Promises that no token is older than `max_staleness` updates when a step takes it, and throws nothing away.
+    """Guarantees that no token is older than `max_staleness` updates when a step takes it, and throws nothing away.
 
     A step takes `groups_per_step` groups at a policy version and makes the next one. A group that begins at version b
     has tokens of version b or newer, so it is due at b + max_staleness: the last version at which a step may take it.
-    It begins only if it finds a place in the steps up to then, behind all that began before; and a step takes what it
-    likes, except that what is left must find its place in the steps to come.
+    It begins only if it fits into the steps up to then, after all that began before. A step takes any groups, except
+    that those that are left must fit into the steps to come.
 
     Example: with 16 groups a step and max_staleness 1, 32 begin at version 0. The first step takes any 16; while it
     learns none begins, as the other 16 fill the step at version 1. With version 1 there is room for 16, due at 2.
@@ -66,48 +66,50 @@ class StalenessPlan:
         self.groups_per_step = groups_per_step
         self.max_staleness = max_staleness
         self.version = 0
-        """The newest weights, under which a group begins."""
+        """The version of the newest weights, under which a group begins."""
         self.num_ahead = 0
-        """Groups that began and were not taken."""
+        """The number of groups that began and were not taken."""
         self._next = 0
         """The version at which the next step takes its groups; ahead of `version` while a step learns."""
         self._due: Counter[int] = Counter()
 
     @property
     def most(self) -> int:
-        """Groups that can be ahead at once."""
+        """The number of groups that can be ahead at once."""
         return self.groups_per_step * (self.max_staleness + 1)
 
     @property
     def has_room(self) -> bool:
-        """Whether a group may begin now."""
+        """True if a group may begin now."""
         return self.num_ahead < self.groups_per_step * (self.version + self.max_staleness - self._next + 1)
 
     def begin(self) -> int:
-        """Counts a group that begins now; the version at which it is due."""
+        """Counts a group that begins now; returns the version at which it is due."""
         due = self.version + self.max_staleness
         self._due[due] += 1
         self.num_ahead += 1
         return due
 
     def choose(self, num_groups: int) -> Choice:
-        """What a step may take now that wants so many groups. Nothing is counted before `take`."""
+        """Returns what a step may take now that wants so many groups; nothing is counted before `take`."""
         later, num_due = [], 0
         for place in range(self.max_staleness):
             num_due += self._due[self.version + place]
-            must = num_due - self.groups_per_step * place  # those beyond what the steps until then have room for
+            must = num_due - self.groups_per_step * place  # those beyond the room in the steps until then
             later.append(num_groups - max(0, must))
         return Choice(self.version, later)
 
     def take(self, dues: Sequence[int]) -> None:
-        """Counts that a step has taken groups which were due at these versions; the next groups are for the next step,
-        or replace some of this one."""
+        """Counts that a step has taken groups which were due at these versions.
+
+        The next groups are for the next step, or replace some of this one.
+        """
         self._due.subtract(dues)
         self.num_ahead -= len(dues)
         self._next = self.version + 1
 
     def advance(self, version: int) -> None:
-        """Counts an update of the weights; raises TrainingHalted when a group can no longer be taken in time."""
+        """Counts an update of the weights; raises TrainingHalted if a group can no longer be taken in time."""
         if version < self.version:
             raise ConfigError(f"policy versions never fall: the plan is at {self.version}, got {version}")
         self.version = version

@@ -1,4 +1,4 @@
-"""Whether asynchronous steps learn from shorter episodes than were ordered for them."""
+"""Compares the episodes that asynchronous steps learn from with those that were ordered for them."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ class StepLengths:
         """The first step whose comparison was not reported."""
 
     def add(self, step: int, groups: Sequence[Group]) -> Mapping[str, float]:
-        """Takes the groups of a step, and returns the oldest comparison that is complete: `length_step` names its step,
-        `length_learned` and `length_ordered` are sampled tokens an episode. Empty if none is complete."""
+        """Adds the groups of a step, and returns the oldest comparison that is complete; empty if none is.
+
+        `length_step` names its step, `length_learned` and `length_ordered` are sampled tokens an episode.
+        """
         self._due = step if self._due is None else self._due
         self._learned[step] = []
         for group in groups:
-            lengths = [sum(one.reply_tokens) for one in group.trajectories]
+            lengths = [sum(trajectory.reply_tokens) for trajectory in group.trajectories]
             self._learned[step] += lengths
             self._ordered.setdefault(int(group.id.partition("/")[0]), []).append(lengths)
         while self._due <= step:

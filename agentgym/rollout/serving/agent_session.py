@@ -1,4 +1,4 @@
-"""Where an outside agent sits while it plays an episode: its requests come one at a time, each is answered once."""
+"""The session of an outside agent that plays an episode: requests come one at a time, each is answered once."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["AgentGone", "EpisodeEnded", "Opening", "RequestRefused", "Seat", "Se
 
 
 class AgentGone(AgentGymError, TimeoutError):
-    """The agent of an episode has not been heard of for too long."""
+    """The agent of an episode has sent nothing for too long."""
 
 
 class RequestRefused(AgentGymError, ValueError):
-    """A request that cannot be played; the episode goes on as if it had not been made."""
+    """A request that cannot be played; the episode continues as if it had not been made."""
 
     def __init__(self, message: str, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class EpisodeEnded(AgentGymError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What an agent begins with."""
+    """The start of an episode for an agent."""
 
     episode: str
     messages: tuple[Message, ...]
@@ -57,15 +57,18 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class StepRequest:
-    """Gives the last reply to the environment; `message`, where there is one, must be that reply."""
+    """Gives the last reply to the environment; `message`, if there is one, must be that reply."""
 
     message: Message | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepAnswer:
-    """What the environment answered. `turn` is that of the reply it answers; `history`, where there is one, is what
-    the environment tells in place of the whole conversation."""
+    """The environment's answer.
+
+    `turn` is that of the reply it answers; `history`, if there is one, is the environment's replacement for the whole
+    conversation.
+    """
 
     messages: tuple[Message, ...]
     reward: float
@@ -83,8 +86,8 @@ class Seat:
     """The place of one episode's agent.
 
     The agent's side calls `chat` and `step`; the episode's side calls `next_request` and `answer`. A request that
-    repeats the one in flight, or the last one that was answered, gets that one's answer: whoever lost a connection
-    asks again, and nothing is sampled or stepped twice.
+    repeats the one in flight, or the last one that was answered, gets that one's answer: an agent that lost its
+    connection asks again, and nothing is sampled or stepped twice.
     """
 
     def __init__(self, name: str) -> None:
@@ -99,26 +102,26 @@ class Seat:
 
     @property
     def is_over(self) -> bool:
-        """Whether the episode has ended."""
+        """True if the episode has ended."""
         return self._status is not None
 
     # The agent's side
 
     async def opening(self) -> Opening:
-        """What the agent begins with, once the environment is reset; raises EpisodeEnded where that failed."""
+        """Returns the start of the episode, once the environment is reset; raises EpisodeEnded if that failed."""
         opening = await asyncio.shield(self._opening)
         if isinstance(opening, AgentGymError):
             raise opening
         return opening
 
     async def chat(self, request: ChatRequest) -> ChatReply:
-        """The reply to a request; raises RequestRefused, SeatBusy or EpisodeEnded."""
+        """Returns the reply to a request; raises RequestRefused, SeatBusy or EpisodeEnded."""
         answer = await self._ask(request.key, request)
         assert isinstance(answer, ChatReply)
         return answer
 
     async def step(self, request: StepRequest) -> StepAnswer:
-        """The environment's answer to the last reply; raises RequestRefused, SeatBusy or EpisodeEnded."""
+        """Returns the environment's answer to the last reply; raises RequestRefused, SeatBusy or EpisodeEnded."""
         answer = await self._ask("step", request)
         assert isinstance(answer, StepAnswer)
         return answer
@@ -133,7 +136,7 @@ class Seat:
             self._arrived.set()
         elif self._current[0] != key:
             raise SeatBusy(f"episode {self.name!r} is at another request: an episode is played by one agent")
-        answer = await asyncio.shield(self._current[2])  # an agent that goes away does not take the answer with it
+        answer = await asyncio.shield(self._current[2])  # an agent that disconnects does not cancel the answer
         if isinstance(answer, AgentGymError):
             raise answer
         return answer
@@ -147,11 +150,11 @@ class Seat:
     # The episode's side
 
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> None:
-        """Shows the agent what it begins with."""
+        """Shows the agent the start of the episode."""
         self._opening.set_result(Opening(self.name, tuple(messages), tuple(tools)))
 
     async def next_request(self, idle_s: float) -> Request:
-        """The agent's next request; raises AgentGone when there is none for `idle_s` seconds."""
+        """Returns the agent's next request; raises AgentGone if there is none for `idle_s` seconds."""
         try:
             async with asyncio.timeout(idle_s):
                 await self._arrived.wait()
@@ -162,7 +165,7 @@ class Seat:
         return self._current[1]
 
     def answer(self, answer: Answered | AgentGymError) -> None:
-        """Answers the request at hand; an error is raised where it was asked."""
+        """Answers the current request; an error is raised in the agent's call."""
         assert self._current is not None
         (key, _, future), self._current = self._current, None
         if not isinstance(answer, AgentGymError):
@@ -170,7 +173,7 @@ class Seat:
         future.set_result(answer)
 
     def close(self, trajectory: Trajectory | None) -> None:
-        """Ends the episode for its agent; None where it was given up."""
+        """Ends the episode for its agent; None if it was given up."""
         status = Status.CANCELLED if trajectory is None else trajectory.status
         reason = StopReason.CANCELLED if trajectory is None else trajectory.stop_reason
         error = f": {trajectory.error}" if trajectory is not None and trajectory.error else ""

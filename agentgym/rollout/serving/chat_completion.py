@@ -1,4 +1,4 @@
-"""OpenAI's chat completions as a server sees them: what a request asks for, and how a reply goes back."""
+"""OpenAI's chat completions on the server's side: parses requests and formats replies."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = [
 
 READ = frozenset("messages tools model max_tokens max_completion_tokens stream stream_options".split())
 IDLE = frozenset("user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention".split())
-"""Settings that say nothing about the reply."""
+"""The settings that do not affect the reply."""
 DECIDED = frozenset(
     "temperature top_p top_k min_p seed presence_penalty frequency_penalty reasoning_effort parallel_tool_calls".split()
 )
-"""Settings of the distribution: it is the run's own, or what is recorded could not be trained on."""
+"""The settings of the distribution, which the run decides: otherwise the record could not be trained on."""
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "n": (1,),
     "tool_choice": ("auto", "none"),
@@ -44,7 +44,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "logit_bias": ({},),
 }
-"""What can be given as long as it asks for nothing special. Everything else that is unknown is ignored."""
+"""The settings that are accepted with values that ask for nothing special. Any other unknown setting is ignored."""
 TURN = re.compile(r"\Aturn\d+_(?=.)", re.DOTALL)
 
 
@@ -68,24 +68,24 @@ class UnsupportedValue(WireError):
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """What an agent asks for: a reply to `messages`, with `tools` at hand."""
+    """A request of an agent: for a reply to `messages`, with `tools` available."""
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
     max_tokens: int | None = None
-    """The agent's own bound of the reply, beside the run's."""
+    """The agent's own limit of the reply, in addition to the run's."""
     stream: bool = False
     include_usage: bool = False
     calls_tools: bool = True
-    """Whether a reply may call tools; with `tool_choice="none"`, calls are shown as text."""
+    """True if a reply may call tools; with `tool_choice="none"`, calls are shown as text."""
     decided: tuple[str, ...] = ()
-    """Settings that were sent and that the run decides."""
+    """The settings that were sent and that the run decides."""
     ignored: tuple[str, ...] = ()
-    """Fields that were sent and that are unknown."""
+    """The fields that were sent and that are unknown."""
 
     @cached_property
     def key(self) -> str:
-        """Equal for equal requests, however they are sent: a retry has the key of what it repeats."""
+        """The key of the request, equal for equal requests however they are sent: a retry has its original's key."""
         said = [message_to_openai(message) for message in self.messages]
         tools = [tool.to_openai() for tool in self.tools]
         text = json.dumps([said, tools, self.max_tokens, self.calls_tools], sort_keys=True, default=dict)
@@ -103,22 +103,25 @@ class ChatReply:
     prompt_tokens: int
     completion_tokens: int
     created: int
-    """Unix time in seconds."""
+    """The Unix time in seconds."""
 
     @property
     def wire_message(self) -> dict[str, JSON]:
-        """The message for the agent. A chat format numbers the calls of each reply anew; on the wire their ids are
-        unique in the conversation: `turn3_call_0`."""
+        """Returns the message for the agent.
+
+        A chat format numbers the calls of each reply from 0; on the wire their ids are unique in the conversation:
+        `turn3_call_0`.
+        """
         return wire_answer([self.message], self.turn)[0]
 
     @property
     def wire_finish_reason(self) -> str:
-        """`tool_calls`, `stop` or `length`."""
+        """The finish reason: `tool_calls`, `stop` or `length`."""
         return "tool_calls" if self.message.tool_calls and self.finish_reason == "stop" else self.finish_reason
 
     @property
     def usage(self) -> dict[str, JSON]:
-        """Tokens of the prompt and of the reply."""
+        """Returns the numbers of tokens of the prompt and of the reply."""
         total = self.prompt_tokens + self.completion_tokens
         return {
             "prompt_tokens": self.prompt_tokens,
@@ -128,7 +131,7 @@ class ChatReply:
 
 
 def read_request(body: object) -> ChatRequest:
-    """The request in the body of a chat completion; raises WireError, naming the field, for what is not supported."""
+    """Returns the request in the body of a chat completion; raises WireError, naming an unsupported field."""
     if not isinstance(body, Mapping):
         raise WireError("the body of a chat completion is a JSON object")
     given = {name: value for name, value in body.items() if value is not None}
@@ -142,8 +145,8 @@ def read_request(body: object) -> ChatRequest:
         raise WireError("tools is a list", "tools")
     options = given.get("stream_options", {})
     return ChatRequest(
-        _with_tool_names([read_message(one, f"messages[{index}]") for index, one in enumerate(messages)]),
-        tuple(tool_from_openai(one, f"tools[{index}]") for index, one in enumerate(tools)),
+        _with_tool_names([read_message(message, f"messages[{index}]") for index, message in enumerate(messages)]),
+        tuple(tool_from_openai(tool, f"tools[{index}]") for index, tool in enumerate(tools)),
         _max_tokens(given),
         bool(given.get("stream")),
         bool(options.get("include_usage")) if isinstance(options, Mapping) else False,
@@ -154,17 +157,17 @@ def read_request(body: object) -> ChatRequest:
 
 
 def read_message(value: object, where: str = "message") -> Message:
-    """A message that an agent sent, its calls under the ids that the episode has for them; raises WireError."""
-    return _renamed(message_from_openai(value, where), lambda name: TURN.sub("", name, count=1))
+    """Returns a message that an agent sent, its calls under the episode's own ids; raises WireError."""
+    return _rename_calls(message_from_openai(value, where), lambda name: TURN.sub("", name, count=1))
 
 
 def wire_answer(messages: Sequence[Message], turn: int) -> list[dict[str, JSON]]:
-    """A reply, or the messages that answer it, for the agent; `turn` counts the replies before it."""
-    return [message_to_openai(_renamed(message, lambda name: f"turn{turn}_{name}")) for message in messages]
+    """Returns a reply, or the messages that answer it, for the agent; `turn` counts the replies before it."""
+    return [message_to_openai(_rename_calls(message, lambda name: f"turn{turn}_{name}")) for message in messages]
 
 
 def reply_to_openai(reply: ChatReply, model: str) -> dict[str, JSON]:
-    """The reply as the answer to a request without streaming."""
+    """Returns the reply as the answer to a request without streaming."""
     choice: dict[str, JSON] = {
         "index": 0,
         "message": reply.wire_message,
@@ -175,7 +178,7 @@ def reply_to_openai(reply: ChatReply, model: str) -> dict[str, JSON]:
 
 
 def chunks_to_openai(reply: ChatReply, model: str, *, include_usage: bool) -> Iterator[dict[str, JSON]]:
-    """The reply as the chunks of a streamed answer: role, reasoning, content, each call in two parts, the reason."""
+    """Yields the reply as the chunks of a stream: role, reasoning, content, each call in two parts, the reason."""
     head = _head(reply, model, "chat.completion.chunk")
     message: dict[str, Any] = reply.wire_message
     deltas: list[dict[str, JSON]] = [{"role": "assistant", "content": ""}]
@@ -209,7 +212,7 @@ def _max_tokens(given: Mapping[str, object]) -> int | None:
 
 
 def _with_tool_names(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages, each result with the name of the tool that its call asked for: the wire only has the call's id."""
+    """Returns the messages, each result with the name of its call's tool: the wire has only the call's id."""
     named: list[Message] = []
     names: dict[str, str] = {}
     for message in messages:
@@ -220,8 +223,8 @@ def _with_tool_names(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(named)
 
 
-def _renamed(message: Message, rename: Callable[[str], str]) -> Message:
-    """The message with other ids of its calls, or of the call that it answers."""
+def _rename_calls(message: Message, rename: Callable[[str], str]) -> Message:
+    """Returns the message with other ids of its calls, or of the call that it answers."""
     if message.tool_call_id is not None:
         return replace(message, tool_call_id=rename(message.tool_call_id))
     calls = tuple(replace(call, id=rename(call.id)) for call in message.tool_calls)

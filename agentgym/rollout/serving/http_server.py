@@ -1,4 +1,4 @@
-"""The HTTP door to served episodes: OpenAI's chat completions, and the few calls that play an environment."""
+"""The HTTP server for served episodes: OpenAI's chat completions, and the few calls that play an environment."""
 
 from __future__ import annotations
 
@@ -39,32 +39,33 @@ from agentgym.types import JSON
 __all__ = ["EpisodeServer", "ServeConfig"]
 
 MODEL = "policy"
-"""The name under which the served model is listed; an agent may ask under any name."""
+"""The name under which the served model is listed; an agent may ask for any name."""
 MAX_BODY = 64 << 20
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeConfig:
-    """Where episodes are served."""
+    """The address and the limits of the server for episodes."""
 
     host: str = "127.0.0.1"
     """The address to listen on."""
     port: int = 8000
-    """0 takes a free one."""
+    """The port; 0 takes a free one."""
     token: str | None = None
-    """What an agent sends as its API key; None demands nothing. An address that is not loopback demands a token."""
+    """The API key that an agent has to send; None demands nothing. An address that is not loopback demands a token."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names in the Host header that are served besides this machine's own."""
+    """Names in the Host header that are accepted in addition to this machine's own."""
     public_url: str = ""
-    """Where agents reach the server, if that is not the address that they connect to (a proxy, a forwarded port)."""
+    """The address at which agents reach the server, if they do not connect to it directly (a proxy, a forwarded
+    port)."""
     idle_s: float = 120.0
     """Seconds without a request after which an agent is gone; its episode ends with the status `timeout`."""
     claim_s: float = 20.0
-    """Seconds that a claim waits for an episode before it is told to ask again."""
+    """Seconds that a claim waits for an episode before the agent has to ask again."""
     quiet_s: float = 1.0
-    """After the run the server stays until nobody has asked for anything for so many seconds, and ten times as long
-    at most: agents are to hear that it is over."""
+    """After the run the server stays until it got no request for this many seconds, and at most ten times as long, so
+    that agents learn that the run is over."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -92,14 +93,14 @@ class EpisodeServer:
         self.loop = loop
         self.config = config or ServeConfig()
         self.url = ""
-        """`http://host:port`, once it listens."""
+        """The URL `http://host:port`, once the server listens."""
         self._guard = HttpGuard(
             self.config.host,
             token=self.config.token,
             allowed_hosts=(*self.config.allowed_hosts, urlsplit(self.config.public_url).hostname or ""),
             accepts_key=lambda key: loop.seat(key) is not None,
         )
-        middlewares = [self._answer_errors, self._guard.middleware(_rejected)]
+        middlewares = [self._answer_errors, self._guard.middleware(_rejection_response)]
         app = web.Application(client_max_size=MAX_BODY, middlewares=middlewares)
         app.router.add_post("/episodes", self._claim)
         app.router.add_post("/episodes/{episode}/step", self._step)
@@ -150,7 +151,7 @@ class EpisodeServer:
         return web.json_response(_opening(opening, self._public_url(request)))
 
     def _public_url(self, request: web.Request) -> str:
-        """The URL for an agent: the one that is configured, else the address that it connected to (not its header)."""
+        """Returns the URL for an agent: the configured one, else the address that it connected to (not its header)."""
         transport = request.transport
         address = transport.get_extra_info("sockname") if transport is not None else None
         return self.config.public_url.rstrip("/") or (format_url(*address[:2]) if address else self.url)
@@ -180,7 +181,7 @@ class EpisodeServer:
         return web.json_response({"status": "ok", **counts})
 
     def _seat(self, request: web.Request) -> Seat:
-        """The episode that a request is about: by its path, the header `X-Episode`, or the API key."""
+        """Returns the episode of a request: by its path, the header `X-Episode`, or the API key."""
         key = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         name = request.match_info.get("episode") or request.headers.get("X-Episode") or key
         seat = self.loop.seat(name)
@@ -190,7 +191,7 @@ class EpisodeServer:
         return seat
 
 
-def _rejected(refusal: RequestRejected) -> web.Response:
+def _rejection_response(refusal: RequestRejected) -> web.Response:
     return _error(refusal.status, refusal, refusal.code)
 
 

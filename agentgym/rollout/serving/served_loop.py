@@ -38,12 +38,12 @@ logger = logging.getLogger(__name__)
 CONTEXT_EXCEEDED = "context_length_exceeded"
 """OpenAI's code for messages that leave no room for a reply."""
 MAX_KEPT = 4096
-"""Finished episodes whose last answers can still be asked for."""
+"""The number of finished episodes whose last answers can still be requested."""
 
 
 @dataclass(slots=True)
 class _Talk:
-    """A conversation at hand: what the row of the draft was rendered from."""
+    """A conversation in progress: the messages and tools that the draft's row was rendered from."""
 
     seat: Seat
     env: HostedEnv
@@ -55,25 +55,24 @@ class _Talk:
     names: frozenset[str]
     """The tools that the agent can call."""
     reply: Message | None = None
-    """The last message, where it is a reply that nothing has answered yet."""
+    """The last message, if it is a reply without an answer yet."""
     is_full: bool = False
-    """Whether the agent's last request did not fit into the window."""
+    """True if the agent's last request did not fit into the window."""
 
 
 class ServedLoop(RolloutLoop):
-    """A RolloutLoop whose conversations are driven from outside, by agents that speak chat completions.
+    """A RolloutLoop whose conversations are driven from outside, by agents that use chat completions.
 
     An episode waits until an agent claims it. The agent then asks for replies and has them played (`Seat.chat`,
-    `Seat.step`). What it sends is compared with the conversation so far, message by message; text around an
-    assistant's message and reasoning that was left out make no difference. Where the conversation goes on, its ids do:
-    those that were sampled, and behind them the new messages. Where the agent tells it otherwise (it dropped, changed
-    or added something, or has other tools) a new row begins with the render of what it sent. Either way a sampled id
-    is trained once, in the row it was sampled in. So an agent that only passes on what it gets leaves exactly the
-    record that a RolloutLoop leaves.
+    `Seat.step`). What it sends is compared with the conversation so far, message by message; text around an assistant's
+    message and reasoning that was left out make no difference. If the conversation continues, its ids do too: the
+    sampled ones, followed by the new messages. If the agent changed it (it dropped, changed or added something, or has
+    other tools), a new row begins with the render of what it sent. Either way a sampled id is trained once, in the row
+    it was sampled in. So an agent that only passes on what it gets leaves exactly the record that a RolloutLoop leaves.
 
-    An agent may ask several times before it steps: such a reply is a turn whose reward is 0. A request that repeats the
-    last one is a retry, and gets the reply that is recorded. An agent that asks for nothing for `idle_s` seconds is
-    gone, and its episode ends with the status `timeout`.
+    An agent may ask several times before it steps: such a reply is a turn with reward 0. A request that repeats the
+    last one is a retry, and gets the recorded reply. An agent that sends nothing for `idle_s` seconds is gone, and its
+    episode ends with the status `timeout`.
     """
 
     def __init__(self, loop: RolloutLoop, *, idle_s: float = 120.0) -> None:
@@ -90,7 +89,7 @@ class ServedLoop(RolloutLoop):
         self.is_over = False
         self._seats: dict[str, Seat] = {}
         self._live: dict[str, Seat] = {}
-        """The places of episodes that are played, by session."""
+        """The seats of episodes that are played, by session."""
         self._waiting: deque[Seat] = deque()
         self._claims: deque[asyncio.Future[Seat | None]] = deque()
         self._finished: deque[Seat] = deque()
@@ -98,12 +97,12 @@ class ServedLoop(RolloutLoop):
 
     @property
     def num_waiting(self) -> int:
-        """Episodes that wait for an agent."""
+        """The number of episodes that wait for an agent."""
         return len(self._waiting)
 
     @property
     def num_playing(self) -> int:
-        """Episodes that an agent plays."""
+        """The number of episodes that an agent plays."""
         return sum(not seat.is_over for seat in self._seats.values()) - len(self._waiting)
 
     async def play(self, env: HostedEnv, episode: Episode) -> Trajectory:
@@ -124,12 +123,12 @@ class ServedLoop(RolloutLoop):
                 del self._live[episode.session]
             self._forget_oldest(seat)
 
-    # For whoever brings the agents
+    # The agents' side
 
     async def claim(self, wait_s: float) -> Opening | None:
-        """The next episode for one more agent; None when there is none within `wait_s`.
+        """Returns the next episode for one more agent; None if there is none within `wait_s`.
 
-        Raises EpisodeEnded when the run is over and there will be none.
+        Raises EpisodeEnded if the run is over and there will be none.
         """
         try:
             async with asyncio.timeout(wait_s):
@@ -147,11 +146,11 @@ class ServedLoop(RolloutLoop):
             return None
 
     def seat(self, name: str) -> Seat | None:
-        """The place of the episode's agent; None where there is no such episode, or was long ago."""
+        """Returns the seat of the episode's agent; None if there is no such episode, or its end was long ago."""
         return self._seats.get(name)
 
     def end(self) -> None:
-        """Tells whoever waits for an episode that there will be none."""
+        """Informs agents that wait for an episode that there will be none."""
         self.is_over = True
         while self._claims:
             claim = self._claims.popleft()
@@ -196,7 +195,7 @@ class ServedLoop(RolloutLoop):
     # The conversation
 
     async def _converse(self, env: HostedEnv, draft: Draft) -> Ending:
-        """The conversation, to the end that the environment, a budget or the agent's silence gives it."""
+        """Plays the conversation, until the environment, a budget or the agent's silence ends it."""
         seat = self._live[draft.episode.session]
         messages, tools = await self._open(env, draft)
         names = frozenset(tool.name for tool in tools)
@@ -215,7 +214,7 @@ class ServedLoop(RolloutLoop):
                 seat.answer(refusal)
                 continue
             except AgentGone as gone:
-                if talk.is_full and (draft.turns or talk.reply):  # it gave up at a full window, as a loop does
+                if talk.is_full and (draft.turns or talk.reply):  # the agent gave up at a full window, as a loop does
                     if talk.reply is not None:
                         draft.end_turn(None)
                     return Ending(Status.TRUNCATED, StopReason.CONTEXT)
@@ -268,7 +267,7 @@ class ServedLoop(RolloutLoop):
         talk.reply = None
         ending = self._ending(answer, draft)
         if ending is None:
-            talk.messages = self._retold(talk.env, talk.messages, answer)
+            talk.messages = self._conversation_after(talk.env, talk.messages, answer)
             is_retold = answer.history is not None
             talk.shown = shown_messages(talk.messages, talk.names) if is_retold else [*talk.shown, *shown]
             ending = self._lengthen(talk, answer)
@@ -283,7 +282,7 @@ class ServedLoop(RolloutLoop):
         return None if exceeded is None else Ending(Status.TRUNCATED, exceeded)
 
     def _follow(self, talk: _Talk, request: ChatRequest) -> Ending | None:
-        """Brings the row to the conversation that the agent sent; or the end that a budget gives to the episode."""
+        """Extends the row to the conversation that the agent sent; returns an ending if a budget ends the episode."""
         new = new_messages(request.messages, talk.shown) if is_same_menu(request.tools, talk.tools) else None
         if talk.reply is None:
             return None if new == () else self._rewrite(talk, request, self._render(request))
@@ -302,13 +301,13 @@ class ServedLoop(RolloutLoop):
         return self._lengthen(talk, answer)
 
     def _agents_answer(self, talk: _Talk, new: Sequence[Message]) -> Answer | None:
-        """What the agent itself answered to a reply, if a record can tell it: a result for each call, and one text."""
+        """Returns the agent's own answer to a reply, if it can be recorded: a result for each call, and one text."""
         assert talk.reply is not None
         results = [message for message in new if message.role == "tool"]
         said = [message for message in new if message.role == "user"]
         calls = talk.reply.tool_calls
         is_told = [*results, *said] == list(new) and len(said) <= 1 and (said or results)
-        if not is_told or (results and [one.tool_call_id for one in results] != [call.id for call in calls]):
+        if not is_told or (results and [result.tool_call_id for result in results] != [call.id for call in calls]):
             return None
         try:
             ids = self.renderer.extend(talk.draft.ids, new)
@@ -317,11 +316,11 @@ class ServedLoop(RolloutLoop):
         self._check_room(len(talk.draft.ids) + len(ids))
         names = [getattr(call, "name", "") for call in calls]
         pairs = zip(results, names, strict=False)
-        told = tuple(ToolResult(one.tool_call_id or "", name, one.content) for one, name in pairs)
+        told = tuple(ToolResult(result.tool_call_id or "", name, result.content) for result, name in pairs)
         return Answer("\n".join(message.content for message in said or results), tuple(new), tool_results=told)
 
     def _render(self, request: ChatRequest) -> list[int]:
-        """The ids of what the agent sent; raises RequestRefused where the chat format has no place for it."""
+        """Returns the ids of what the agent sent; raises RequestRefused if the chat format cannot render it."""
         if request.messages[-1].role == "assistant":
             raise RequestRefused("the last message is the assistant's: a reply is not begun by the agent", "no_prefill")
         try:
@@ -344,7 +343,7 @@ class ServedLoop(RolloutLoop):
         return None
 
     def _check_room(self, num_tokens: int) -> None:
-        """Raises RequestRefused, in OpenAI's words, where a row so long leaves no token of the window for a reply."""
+        """Raises RequestRefused, in OpenAI's words, if a row so long leaves no token of the window for a reply."""
         if num_tokens >= self.window:
             raise RequestRefused(
                 f"This model's maximum context length is {self.window} tokens. However, your messages resulted in "
@@ -354,7 +353,7 @@ class ServedLoop(RolloutLoop):
             )
 
     def _warn_of_fields(self, request: ChatRequest) -> None:
-        """Warns once of each field that an agent sends and that plays no role."""
+        """Warns once of each field that an agent sends and that has no effect."""
         for name in set(request.ignored) - self._told:
             self._told.add(name)
             logger.warning("an agent sends the field %r, which is unknown here and ignored", name)
@@ -369,13 +368,13 @@ class ServedLoop(RolloutLoop):
 
 
 def new_messages(said: Sequence[Message], known: Sequence[Message]) -> tuple[Message, ...] | None:
-    """What `said` has after `known`, or None where it does not begin with it."""
+    """Returns the messages of `said` after `known`, or None if it does not begin with them."""
     begins = len(said) >= len(known) and all(map(is_same, said, known))
     return tuple(said[len(known) :]) if begins else None
 
 
 def is_same(said: Message, known: Message) -> bool:
-    """Whether a message that came back is the one that was given out."""
+    """Returns whether a message that came back is the one that was given out."""
     if said.role == known.role == "assistant":
         reasoning = said.reasoning if said.reasoning is not None else known.reasoning
         said = replace(said, content=said.content.strip(), reasoning=reasoning)
@@ -384,13 +383,16 @@ def is_same(said: Message, known: Message) -> bool:
 
 
 def is_same_menu(said: Sequence[ToolSpec], known: Sequence[ToolSpec]) -> bool:
-    """Whether the tools that came back are those that were given out, in their order."""
-    one, other = (
+    """Returns whether the tools that came back are those that were given out, in their order."""
+    said_tools, known_tools = (
         [json.dumps(tool.to_openai(), sort_keys=True, default=dict) for tool in menu] for menu in (said, known)
     )
-    return one == other
+    return said_tools == known_tools
 
 
 def _name(episode: Episode) -> str:
-    """The episode's name in addresses. It ends in a secret: whoever knows the name plays the episode."""
+    """Returns the episode's name in addresses.
+
+    It ends in a secret: anyone who knows the name can play the episode.
+    """
     return f"{episode.session.replace('/', '.')}-{secrets.token_urlsafe(16)}"

@@ -12,9 +12,9 @@ __all__ = ["shown_messages"]
 
 
 def shown_messages(messages: Sequence[Message], tools: Collection[str]) -> list[Message]:
-    """The messages for an agent that has the tools of these names.
+    """Returns the messages for an agent that has the tools of these names.
 
-    A call that cannot be read, or that names another tool, becomes a part of the reply's text, as it was sampled; its
+    A call that cannot be parsed, or that names another tool, becomes a part of the reply's text, as it was sampled; its
     answer becomes a user message after the results of the reply's other calls. An agent's framework can then neither
     fail at a tool that it does not have nor miss a result.
     """

@@ -1,4 +1,4 @@
-"""A hundred conversations that chat templates get wrong, as data, and the turns of each."""
+"""A hundred conversations, as data, that chat templates often get wrong, and the turns of each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A reply with what stands before and after it: what `extend` has to get right."""
+    """A reply with what precedes and follows it: the input that `extend` has to get right."""
 
     history: tuple[Message, ...]
     reply: Message
@@ -32,7 +32,7 @@ class Exchange:
 
 
 def exchanges(conversation: Conversation) -> Iterator[Exchange]:
-    """Every reply of a conversation that something follows."""
+    """Yields every reply of a conversation that something follows."""
     messages = conversation.messages
     places = [place for place, message in enumerate(messages) if message.role == "assistant"]
     for place, end in zip(places, [*places[1:], len(messages)], strict=False):
@@ -69,7 +69,7 @@ LONG = "The corridor goes on and on. " * 200
 
 
 class _Script:
-    """Writes a conversation; its calls get ids of nine letters and digits, none twice."""
+    """A builder of a conversation; its calls get unique ids of nine letters and digits."""
 
     def __init__(self, *messages: Message) -> None:
         self.messages = list(messages)
@@ -87,7 +87,7 @@ class _Script:
         content: str = "",
         reasoning: str | None = None,
     ) -> _Script:
-        """Adds a reply with calls and, where `results` holds any, a tool message for each."""
+        """Adds a reply with calls and, if `results` holds any, a tool message for each."""
         made = tuple(ToolCall(self._next_id(), name, arguments) for name, arguments in calls)
         self.messages.append(Message("assistant", content, reasoning, made))
         for call, result in zip(made, results, strict=False):
@@ -154,7 +154,7 @@ def _talks() -> Iterator[tuple[str, _Script]]:
     yield "a long talk", long_talk.say("user", "Why?")
 
 
-def _reasoned() -> Iterator[tuple[str, _Script]]:
+def _with_reasoning() -> Iterator[tuple[str, _Script]]:
     yield "reasoning", _Script(ASK).say("assistant", "In a cave.", "It is dark.").say("user", "And now?")
     yield (
         "reasoning twice",
@@ -255,7 +255,7 @@ PIECES = (*(" ", "\n", "\n\n", "\t"), *("", "a", "Go", " north", "1", "23", ".")
 
 
 def random_conversation(seed: int) -> Conversation:
-    """A conversation of roles in an order that an agent meets, with texts that tokenizers merge and templates trim."""
+    """Returns a conversation in an order of roles that agents meet, with texts that are often merged or trimmed."""
     rng = random.Random(seed)
 
     def text(longest: int = 8) -> str:
@@ -280,7 +280,7 @@ def random_conversation(seed: int) -> Conversation:
 
 
 def _conversations() -> Iterator[Conversation]:
-    for name, script in (*_talks(), *_reasoned()):
+    for name, script in (*_talks(), *_with_reasoning()):
         yield Conversation(name, tuple(script.messages))
     for name, script in (*_plays(), *_loops()):
         yield Conversation(name, tuple(script.messages), TOOLS)
@@ -289,4 +289,4 @@ def _conversations() -> Iterator[Conversation]:
 
 
 CONVERSATIONS: tuple[Conversation, ...] = tuple(_conversations())
-"""By name; the calls of each have ids of nine letters and digits, which every template takes."""
+"""The conversations; the calls of each have ids of nine letters and digits, which every template takes."""

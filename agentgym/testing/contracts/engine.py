@@ -1,4 +1,4 @@
-"""`check_engine`: whether an inference engine keeps the promises that the rollout rests on, found by using it."""
+"""`check_engine`: tests an inference engine, by using it, for the promises on which the rollout relies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Recompute = Callable[[Sequence[int], Sequence[int], Sampling], Sequence[float]]
 _TOLERANCE = 1e-4  # natural logarithm, fp32
 _PATIENCE_S = 60.0
 _HOT = 2.0
-"""The temperature at which a model that is sure of itself says something else for another seed."""
+"""The temperature at which even a confident model replies differently for another seed."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class _Bench:
     reproducible: bool
 
     async def reply(self, index: int, session: str, **changes: object) -> Completion:
-        """One reply to prompt `index` in a session of its own, which is ended."""
+        """Returns one reply to prompt `index` in a session of its own, which is then ended."""
         sampling = replace(self.sampling, **changes)  # type: ignore[arg-type]
         try:
             return await asyncio.wait_for(
@@ -51,13 +51,13 @@ async def check_engine(
     max_tokens: int = 12,
     reproducible: bool = True,
 ) -> list[Finding]:
-    """Everything found wrong with an engine; [] when it is fine. The engine stays open.
+    """Returns everything found wrong with an engine; [] if it is fine. The engine stays open.
 
-    `prompts` are at least two prompts of token ids (default: random ids, with a common beginning). With `recompute`
-    the logprobs are compared with those of the trainer. With `weights` (what `update_weights` takes; `{}` for an engine
-    that shares them) an update to the next version is made. Replies that a batch changes are warnings, else errors.
-    `reproducible=False` is for an engine that does not promise equal ids for equal seeds, as servers do not: then the
-    seeds must only differ.
+    `prompts` are at least two prompts of token ids (default: random ids, with a common prefix). With `recompute` the
+    logprobs are compared with those of the trainer. With `weights` (what `update_weights` takes; `{}` for an engine
+    that shares them) an update to the next version is made. Replies that a batch changes are warnings, all else errors.
+    `reproducible=False` is for an engine that does not promise equal ids for equal seeds, such as a server: then only
+    different seeds must differ.
     """
     rng = random.Random(0)
     common = [rng.randrange(engine.vocab_size) for _ in range(20)]

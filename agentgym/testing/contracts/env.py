@@ -1,4 +1,4 @@
-"""`check_env`: what is wrong with an environment, found by playing it."""
+"""`check_env`: finds what is wrong with an environment, by playing it."""
 
 from __future__ import annotations
 
@@ -47,35 +47,35 @@ Make = Callable[..., TextEnv]
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong: `Finding("ignored seed", "8 seeds give the same episode; ...")`."""
+    """One problem: `Finding("ignored seed", "8 seeds give the same episode; ...")`."""
 
     check: str
     """The name of the check."""
     message: str
-    """What was seen, and what to do."""
+    """The observation, and what to do."""
     severity: Literal["error", "warning"] = "error"
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What came of one check: `Verdict("fork", "not claimed", (), "it has no method fork")`."""
+    """The result of one check: `Verdict("fork", "not claimed", (), "it has no method fork")`."""
 
     check: str
     """The name of the check."""
     verdict: Literal["passed", "warned", "failed", "not claimed"]
-    """"failed" where a finding is an error; "not claimed" where there was nothing to hold the environment to."""
+    """"failed" if a finding is an error; "not claimed" if the environment promises nothing that could be checked."""
     findings: tuple[Finding, ...] = ()
     not_claimed: str = ""
-    """What the environment does not promise; a check may pass beside it."""
+    """The promises that the environment does not make; the check may still pass."""
     printed: str = ""
     """The last lines that the environment printed, if the check failed."""
 
 
 def check_env(env: str | Make | TextEnv, kwargs: Mapping[str, JSON] | None = None) -> list[Finding]:
-    """Everything found wrong with an environment; [] when it is fine.
+    """Returns everything found wrong with an environment; [] if it is fine.
 
     `env` is an id, a `package.module:Class`, a `path/to/file.py:Class`, a class or function that makes one, or an
-    environment (of which more are made by its class, without keywords). An exception of the environment is a finding.
+    environment (more are then made by its class, without keywords). An exception of the environment is a finding.
     """
     return [finding for verdict in examine_env(env, kwargs) for finding in verdict.findings]
 
@@ -83,15 +83,15 @@ def check_env(env: str | Make | TextEnv, kwargs: Mapping[str, JSON] | None = Non
 def examine_env(
     env: str | Make | TextEnv, kwargs: Mapping[str, JSON] | None = None, *, only: Collection[str] = ()
 ) -> list[Verdict]:
-    """What came of every check of `check_env`, also of those that passed; it ends where none can be made.
+    """Returns the result of every check of `check_env`, also of those that passed; stops if no environment can be made.
 
-    `only` names the checks to run; () is all.
+    `only` names the checks to run; () runs all.
     """
     unknown = [name for name in only if name not in CHECKS]
     if unknown:
         raise UnknownName(f"no check {unknown[0]!r}{nearest(unknown[0], CHECKS) or '.'} Known: {', '.join(CHECKS)}")
     if isinstance(env, str):
-        resolve_env(env)  # an unknown name is the caller's mistake, and no finding
+        resolve_env(env)  # an unknown name is the caller's mistake, not a finding
         subject = Subject(lambda **own: resolve_env(env, own)(), dict(kwargs or {}), env)
     else:
         maker: Any = type(env) if isinstance(env, TextEnv) else env
@@ -160,14 +160,14 @@ def _reproducible(make: Subject) -> Iterator[Complaint]:
                 return
 
 
-def _seeded(make: Subject) -> Iterator[Complaint]:
+def _uses_seed(make: Subject) -> Iterator[Complaint]:
     episodes = {"\n".join(_transcript_of_new(make, seed, policy_seed=0)) for seed in SEEDS}
     if len(episodes) == 1:
         yield "error", f"{len(SEEDS)} seeds give the same episode; draw the task from self.np_random"
 
 
 def _observations(make: Subject) -> Iterator[Complaint]:
-    for observation, info in _observed(make):
+    for observation, info in _play_observations(make):
         messages = info["messages"]
         text = "\n".join(message.content for message in messages if isinstance(message.content, str))
         if not messages:
@@ -182,7 +182,7 @@ def _observations(make: Subject) -> Iterator[Complaint]:
 
 
 def _text_only(make: Subject) -> Iterator[Complaint]:
-    for observation, info in _observed(make):
+    for observation, info in _play_observations(make):
         contents = [observation, *(message.content for message in info["messages"])]
         for content in contents:
             if not isinstance(content, str):
@@ -193,7 +193,7 @@ def _text_only(make: Subject) -> Iterator[Complaint]:
                 return
 
 
-def _menu(make: Subject) -> Iterator[Complaint]:
+def _leaked_methods(make: Subject) -> Iterator[Complaint]:
     env = make()
     env.reset(seed=0)
     names = [spec.name for spec in env.tool_specs]
@@ -213,7 +213,7 @@ def _menu(make: Subject) -> Iterator[Complaint]:
 
 
 def _serialisable(make: Subject) -> Iterator[Complaint]:
-    for _, info in _observed(make):
+    for _, info in _play_observations(make):
         for key, value in info.items():
             try:
                 json.dumps(value, default=plain)
@@ -222,7 +222,7 @@ def _serialisable(make: Subject) -> Iterator[Complaint]:
                 return
 
 
-def _limited(make: Subject) -> Iterator[Complaint]:
+def _has_turn_limit(make: Subject) -> Iterator[Complaint]:
     env = make()
     env.reset(seed=0)
     limit = env.max_turns
@@ -294,12 +294,12 @@ CHECKS: dict[str, Check] = {
     "makes": _makes,
     "Gymnasium": _gymnasium,
     "reproducible": _reproducible,
-    "ignored seed": _seeded,
+    "ignored seed": _uses_seed,
     "dropped observation": _observations,
     "images": _text_only,
-    "leaked methods": _menu,
+    "leaked methods": _leaked_methods,
     "unserialisable info": _serialisable,
-    "no turn limit": _limited,
+    "no turn limit": _has_turn_limit,
     "unanswered calls": _answers,
     "step after the end": _after_the_end,
     "close twice": _closes,
@@ -309,11 +309,11 @@ CHECKS: dict[str, Check] = {
     **TASK_CHECKS,
     **CLAIMS,
 }
-"""Name to check, in the order they run."""
+"""The checks by name, in the order in which they run."""
 
 
-def _observed(make: Subject) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Observations and infos of one random episode, the answer to plain text among them."""
+def _play_observations(make: Subject) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the observations and infos of one random episode, including the answer to plain text."""
     env = make()
     observation, info = env.reset(seed=0)
     yield observation, info

@@ -1,4 +1,4 @@
-"""Checks of what an environment's card claims, by playing it."""
+"""Checks an environment by the claims of its card, by playing it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEEDS = (*range(8), *range(EVAL_SEED_START, EVAL_SEED_START + 4))
 """The tasks that the oracle, the cheat and the canaries play, in every difficulty."""
 BASELINE_SEEDS = range(EVAL_SEED_START, EVAL_SEED_START + 60)
 MAX_ERRORS = 4.0
-"""Standard errors by which a mean may differ from its claim."""
+"""The number of standard errors by which a mean may differ from its claim."""
 ROUNDING = 1e-6
 
 
@@ -62,9 +62,9 @@ def _oracle(make: Subject) -> Iterator[Complaint]:
     if not subjects:
         yield "not claimed", "it has no oracle (a method make_oracle)"
     for subject in subjects:
-        for seed, episode in _episodes(subject, _known("oracle"), SEEDS):
+        for seed, episode in _episodes(subject, _known_policy("oracle"), SEEDS):
             if min(episode.score, episode.reward) < 1.0 - ROUNDING:
-                yield "error", f"the oracle does not score 1: {_told(subject, seed, episode)}"
+                yield "error", f"the oracle does not score 1: {_describe_episode(subject, seed, episode)}"
                 return
 
 
@@ -73,14 +73,14 @@ def _cheat(make: Subject) -> Iterator[Complaint]:
     if not subjects:
         yield "not claimed", "it has no cheat (a method make_cheat)"
     for subject in subjects:
-        for seed, episode in _episodes(subject, _known("cheat"), SEEDS):
+        for seed, episode in _episodes(subject, _known_policy("cheat"), SEEDS):
             if max(episode.score, episode.reward) > ROUNDING:
-                yield "error", f"the cheat scores above 0: {_told(subject, seed, episode)}"
+                yield "error", f"the cheat scores above 0: {_describe_episode(subject, seed, episode)}"
                 return
 
 
 def _claiming(make: Subject, kind: str) -> list[Subject]:
-    """The environment in every difficulty, where it has an oracle or a cheat; a method claims it as a card does."""
+    """Returns the environment in every difficulty, if it has an oracle or a cheat, by a method or by its card."""
     card = make.card()
     env = make()
     env.close()
@@ -121,7 +121,7 @@ def _baseline(make: Subject) -> Iterator[Complaint]:
         if kind not in POLICIES:
             yield "not claimed", f"the baseline {kind!r} needs a model"
             continue
-        scores = [one.score for _, one in _episodes(make, _known(kind), BASELINE_SEEDS)]
+        scores = [episode.score for _, episode in _episodes(make, _known_policy(kind), BASELINE_SEEDS)]
         mean, n = _mean(scores), len(scores)
         spread = max(claimed * (1 - claimed), 1 / n)
         if abs(mean - claimed) > MAX_ERRORS * math.sqrt(spread / n):
@@ -165,7 +165,7 @@ def _leaks(make: Subject) -> Iterator[Complaint]:
 
 
 class _SecretWatch:
-    """Looks for the secrets of an environment in all that a step gives, but for what the player said before."""
+    """Looks for the secrets of an environment in all that a step gives, except for what the player wrote before."""
 
     def __init__(self, env: TextEnv) -> None:
         self._env: Any = env.unwrapped
@@ -213,12 +213,12 @@ def _spaces(make: Subject) -> Iterator[Complaint]:
 
 
 def _players(make: Subject, card: EnvCard | None) -> dict[str, PolicyFactory]:
-    """Everyone who can play: the canaries, random, and the card's oracle and cheat."""
+    """Returns all players: the canaries, random, and the card's oracle and cheat."""
     claimed = [kind for kind in ("oracle", "cheat") if card is not None and getattr(card, kind)]
-    return {name: _canary(name) for name in CANARIES} | {kind: _known(kind) for kind in ("random", *claimed)}
+    return {name: _canary(name) for name in CANARIES} | {kind: _known_policy(kind) for kind in ("random", *claimed)}
 
 
-def _known(kind: str) -> PolicyFactory:
+def _known_policy(kind: str) -> PolicyFactory:
     return lambda env: policy_for(env, kind)
 
 
@@ -235,7 +235,7 @@ def _episodes(make: Subject, policy: PolicyFactory, seeds: Sequence[int]) -> Ite
         env.close()
 
 
-def _told(make: Subject, seed: int, episode: Episode) -> str:
+def _describe_episode(make: Subject, seed: int, episode: Episode) -> str:
     told = "no verdict" if episode.success is None else f"success {episode.success:g}"
     return f"reward {episode.reward:g}, {told} at seed {seed}{_where(make)}"
 

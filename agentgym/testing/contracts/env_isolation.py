@@ -1,4 +1,4 @@
-"""Checks that an episode depends on its seed alone, and leaves nothing behind."""
+"""Checks that an episode depends only on its seed, and leaves no resources open."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SIDE_BY_SIDE = 32
 OTHER_PROCESS_S = 300.0
 SHORT_STEPS = 8
 GRACE_S = 2.0
-"""How long what `close` has told to end may take to be gone."""
+"""The seconds that threads and processes may take to end after `close`."""
 FORK_AFTER = 2
 ABANDONED_AFTER = 2
 OTHER_PROCESS = """
@@ -86,14 +86,14 @@ def _another_process(make: Subject) -> Iterator[Complaint]:
 
 
 def _side_by_side(make: Subject) -> Iterator[Complaint]:
-    alone = [_played(make, seed) for seed in range(SIDE_BY_SIDE)]
-    together = threading.Barrier(SIDE_BY_SIDE)  # all have begun before one goes on
+    alone = [_play_transcript(make, seed) for seed in range(SIDE_BY_SIDE)]
+    together = threading.Barrier(SIDE_BY_SIDE)  # all have started before any goes on
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        played = [pool.submit(_played, make, seed, together) for seed in range(SIDE_BY_SIDE)]
-    errors = [error for one in played if (error := one.exception()) is not None]
+        played = [pool.submit(_play_transcript, make, seed, together) for seed in range(SIDE_BY_SIDE)]
+    errors = [error for future in played if (error := future.exception()) is not None]
     if errors:
-        raise next((one for one in errors if not isinstance(one, threading.BrokenBarrierError)), errors[0])
-    beside = [one.result() for one in played]
+        raise next((error for error in errors if not isinstance(error, threading.BrokenBarrierError)), errors[0])
+    beside = [future.result() for future in played]
     wrong = [seed for seed in range(SIDE_BY_SIDE) if alone[seed] != beside[seed]]
     if wrong:
         where = difference(alone[wrong[0]], beside[wrong[0]])
@@ -104,20 +104,20 @@ def _side_by_side(make: Subject) -> Iterator[Complaint]:
         )
 
 
-def _played(make: Subject, seed: int, together: threading.Barrier | None = None) -> list[str]:
+def _play_transcript(make: Subject, seed: int, together: threading.Barrier | None = None) -> list[str]:
     env = make()
     try:
         return transcript(env, seed, steps=SHORT_STEPS, begun=None if together is None else together.wait)
     except BaseException:
         if together is not None:
-            together.abort()  # nobody waits for this one
+            together.abort()  # the others must not wait for this one
         raise
     finally:
         env.close()
 
 
 def _identical_starts(make: Subject) -> Iterator[Complaint]:
-    """Members of a group begin alike, whatever their environments played before."""
+    """Checks that members of a group begin alike, whatever their environments played before."""
     starts = []
     used = make()
     for before in (None, 1, 2):
@@ -156,9 +156,9 @@ def _fork(make: Subject) -> Iterator[Complaint]:
     if env in forks or forks[0] is forks[1]:
         yield "error", "fork() gives no new environment; copy the episode's state into another one"
         return
-    told = [[line(*one.step(action)) for action in rest] for one in (forks[0], env, forks[1])]
-    for one in (*forks, env):
-        one.close()
+    told = [[line(*branch.step(action)) for action in rest] for branch in (forks[0], env, forks[1])]
+    for branch in (*forks, env):
+        branch.close()
     for other in told[1:]:
         if other != told[0]:
             yield "error", f"a fork plays otherwise than what it was forked from: {difference(told[0], other)}"
@@ -166,7 +166,7 @@ def _fork(make: Subject) -> Iterator[Complaint]:
 
 
 def _actions(make: Subject) -> tuple[list[Action], list[Action]]:
-    """The replies of a random episode, before and after the fork."""
+    """Returns the replies of a random episode, before and after the fork."""
     env = make()
     observation, _ = env.reset(seed=0)
     policy = RandomPolicy()
@@ -184,7 +184,7 @@ def _actions(make: Subject) -> tuple[list[Action], list[Action]]:
 
 @dataclass(frozen=True)
 class _Held:
-    """What a process holds: `_Held.now(folder) - before` is what it did not hold then."""
+    """The resources that a process holds: `_Held.now(folder).beyond(before)` names those that are new."""
 
     files: int
     threads: frozenset[str]
@@ -198,12 +198,12 @@ class _Held:
         for child in process.children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 children.append(f"{child.name()} ({child.pid})")
-        threads = frozenset(f"{one.name} ({one.ident})" for one in threading.enumerate())
+        threads = frozenset(f"{thread.name} ({thread.ident})" for thread in threading.enumerate())
         left = frozenset(str(path.relative_to(folder)) for path in Path(folder).rglob("*"))
         return cls(process.num_fds(), threads, frozenset(children), left)
 
     def beyond(self, before: _Held) -> list[str]:
-        """What is held that was not held before, in words."""
+        """Returns the resources that were not held before, in words."""
         found = []
         if self.files > before.files:
             found.append(f"{self.files - before.files} open files")
@@ -220,7 +220,7 @@ def _releases(make: Subject) -> Iterator[Complaint]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         tempfile.tempdir = folder
         try:
-            _play_and_close(make)  # what is loaded once, by the first episode of a process, is no leak
+            _play_and_close(make)  # what the first episode of a process loads once is no leak
             before = _Held.now(folder)
             _play_and_close(make)
             deadline = time.monotonic() + GRACE_S

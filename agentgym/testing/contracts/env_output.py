@@ -28,7 +28,7 @@ class Printed(io.TextIOBase):
         return len(text)
 
     def __str__(self) -> str:
-        """The last lines, and how many there were."""
+        """Returns the last lines, and the number of all."""
         lines = [line[:MAX_CHARS] for line in self._text.splitlines() if line.strip()][-MAX_LINES:]
         if not lines:
             return ""
@@ -38,7 +38,7 @@ class Printed(io.TextIOBase):
 
 @contextlib.contextmanager
 def captured_output() -> Iterator[Printed]:
-    """Takes what this process prints, on standard output and error, while the context lasts."""
+    """Captures what this process prints, on standard output and error, while the context lasts."""
     printed = Printed()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         yield printed

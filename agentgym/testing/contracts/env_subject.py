@@ -1,4 +1,4 @@
-"""What the checks of an environment share: the subject, the complaints, and recorded play."""
+"""The shared parts of an environment's checks: the subject, the complaints, and recorded play."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ __all__ = ["Check", "Complaint", "Episode", "Subject", "difference", "line", "pl
 
 MAX_STEPS = 60
 UNLIMITED_STEPS = 100
-"""Steps after which an episode without a turn limit is left."""
+"""The steps after which an episode without a turn limit is left."""
 POLICY_SEED = 1_000_003
-"""Added to a policy's seed: the episode's own would give it the very numbers that the task was drawn from."""
+"""The offset of a policy's seed: the episode's own seed would give it the numbers that the task was drawn from."""
 LONGEST_EPISODE = 2000
-"""An environment that has not ended after so many replies without sense has no turn limit."""
+"""The senseless replies after which an environment that has not ended has no turn limit."""
 Complaint: TypeAlias = tuple[Literal["error", "warning", "not claimed"], str]
-"""What a check saw; "not claimed" says what the environment does not promise, so that nothing was held to it."""
+"""A check's finding; "not claimed" names what the environment does not promise, which is therefore not checked."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """An environment under examination; called, it makes one: `Subject(Lock, env_id="Lock-v0")().reset(seed=0)`."""
+    """An environment under examination; a call makes one: `Subject(Lock, env_id="Lock-v0")().reset(seed=0)`."""
 
     maker: Callable[..., TextEnv]
     kwargs: Mapping[str, JSON] = dataclasses.field(default_factory=dict)
     env_id: str = ""
-    """The id or place a user gave; "" where a class was given."""
+    """The id or path that the user gave; "" if a class was given."""
 
     def __call__(self) -> TextEnv:
         return self.maker(**self.kwargs)
 
     def at(self, **kwargs: JSON) -> Subject:
-        """The same environment with other keywords."""
+        """Returns the same environment with other keywords."""
         return dataclasses.replace(self, kwargs={**self.kwargs, **kwargs})
 
     def card(self) -> EnvCard | None:
-        """The card, or None."""
+        """Returns the card, or None."""
         env = self()
         try:
             return card_of(self.env_id, env)
@@ -51,7 +51,7 @@ class Subject:
             env.close()
 
     def difficulties(self, card: EnvCard) -> Iterator[Subject]:
-        """The environment as it is, then in every difficulty of its card."""
+        """Yields the environment as it is, then in every difficulty of its card."""
         yield self
         if card.difficulty is not None:
             for value in card.difficulty.values:
@@ -66,22 +66,22 @@ Check: TypeAlias = Callable[[Subject], Iterator[Complaint]]
 
 @dataclasses.dataclass(frozen=True)
 class Episode:
-    """What an episode came to."""
+    """The outcome of an episode."""
 
     reward: float
     """The sum of its rewards."""
     success: float | None
-    """The verdict that the environment told at its end; None where it told none."""
+    """The verdict that the environment gave at its end; None if it gave none."""
     ended: bool
 
     @property
     def score(self) -> float:
-        """The verdict, or where there is none the reward."""
+        """The verdict, or the reward if there is none."""
         return self.reward if self.success is None else self.success
 
 
 def play(env: TextEnv, policy: Policy, seed: int, watch: Callable[[str, StepResult], None] | None = None) -> Episode:
-    """One episode; `watch` is shown the reply and what came of it, and first "" and the reset."""
+    """Plays one episode; `watch` gets each reply and its result, and first "" and the result of the reset."""
     observation, info = env.reset(seed=seed)
     if watch is not None:
         watch("", (observation, 0.0, False, False, info))
@@ -106,7 +106,7 @@ def transcript(
     steps: int = MAX_STEPS,
     begun: Callable[[], object] | None = None,
 ) -> list[str]:
-    """A random episode as lines of text; the policy draws from `policy_seed` (default `seed`).
+    """Returns a random episode as lines of text; the policy draws from `policy_seed` (default `seed`).
 
     `begun` is called between the reset and the first step.
     """
@@ -126,12 +126,12 @@ def transcript(
 
 
 def line(*parts: object) -> str:
-    """Parts of a step as one line, whatever they hold."""
+    """Returns the parts of a step as one line, whatever they hold."""
     return json.dumps(parts, default=lambda value: plain(value, strict=False), sort_keys=True)
 
 
 def plain(value: object, strict: bool = True) -> object:
-    """What the run folder writes for a value that JSON does not know: dataclasses only."""
+    """Returns the form in which the run folder writes a value that JSON does not know: dataclasses only."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -142,7 +142,7 @@ def plain(value: object, strict: bool = True) -> object:
 
 
 def difference(first: Sequence[str], other: Sequence[str]) -> str:
-    """Where two transcripts part."""
+    """Returns the place where two transcripts begin to differ."""
     for number, (left, right) in enumerate(zip(first, other, strict=False)):
         if left != right:
             at = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), 0)
@@ -152,7 +152,7 @@ def difference(first: Sequence[str], other: Sequence[str]) -> str:
 
 
 def texts(value: Any) -> Iterator[str]:
-    """Every text and number inside a value, keys included, as text."""
+    """Yields every text and number inside a value, keys included, as text."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for part in dataclasses.fields(value):
             yield from texts(getattr(value, part.name))

@@ -1,4 +1,4 @@
-"""A check of an environment's tasks: whether there are enough of them to train on some and to hold others out."""
+"""A check of an environment's tasks: that there are enough to train on some and to hold others out."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["TASK_CHECKS"]
 NUM_HELD_OUT = 200
 NUM_TRAINING = 10_000
 BUDGET_S = 1.0
-"""Seconds for the held-out draws, and again for those of training: of a slow environment fewer are drawn."""
+"""The seconds for the held-out draws, and again for those of training: a slow environment gets fewer draws."""
 LEAST_DISTINCT = 0.8
 """The share of the held-out draws that have to be distinct."""
 STRIDE = 7919
-"""Training seeds are so far apart, as those of a run are."""
+"""The distance of training seeds, as in a run."""
 
 
 def _held_out_tasks(make: Subject) -> Iterator[Complaint]:
@@ -50,7 +50,7 @@ def _held_out_tasks(make: Subject) -> Iterator[Complaint]:
 
 
 def _digests(env: TextEnv, seeds: Iterable[int]) -> list[str]:
-    """The digests of the tasks of these seeds, of as many as there is time for."""
+    """Returns the digests of the tasks of these seeds, as many as there is time for."""
     end, found = time.monotonic() + BUDGET_S, list[str]()
     for seed in seeds:
         env.reset(seed=seed)

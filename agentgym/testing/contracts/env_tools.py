@@ -1,4 +1,4 @@
-"""Checks of an environment's tools: schemas that are valid, and honoured."""
+"""Checks of an environment's tools: schemas are valid, and enforced."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["TOOL_CHECKS"]
 
 ODD_VALUES: tuple[Any, ...] = ("odd", -1.5, None, True, [[["odd"]]], {"odd": None}, 10**30)
 DRAWS = 20
-"""Tries to draw arguments that a schema accepts."""
+"""The number of tries to draw arguments that a schema accepts."""
 SEEDS = range(4)
 
 
@@ -52,7 +52,7 @@ def _honoured_schemas(make: Subject) -> Iterator[Complaint]:
 
 
 def _against(spec: ToolSpec) -> Iterator[dict[str, Any]]:
-    """Arguments that the schema refuses."""
+    """Yields arguments that the schema refuses."""
     schema: dict[str, Any] = dict(spec.parameters)
     validator = jsonschema.Draft202012Validator(schema)
     properties = schema.get("properties", {})
@@ -62,7 +62,7 @@ def _against(spec: ToolSpec) -> Iterator[dict[str, Any]]:
 
 
 def _refusal(make: Subject, call: ToolCall) -> str:
-    """What is wrong with how a bad call is answered; "" when it is refused as it should be."""
+    """Returns what is wrong with the answer to a bad call; "" if it is refused as it should be."""
     env = make()
     try:
         env.reset(seed=0)
@@ -80,7 +80,7 @@ def _refusal(make: Subject, call: ToolCall) -> str:
 
 
 def _accepts(make: Subject, spec: ToolSpec) -> Iterator[Complaint]:
-    """A call that fits the schema is no mistake of the caller."""
+    """Checks that a call that fits the schema is not refused."""
     env = make()
     observation, _ = env.reset(seed=0)
     policy = RandomPolicy()
@@ -94,7 +94,7 @@ def _accepts(make: Subject, spec: ToolSpec) -> Iterator[Complaint]:
 
 
 def _valid_call(policy: RandomPolicy, spec: ToolSpec, observation: str) -> ToolCall | None:
-    """A call that fits its schema; None if none was drawn."""
+    """Returns a call that fits its schema; None if none was drawn."""
     validator = jsonschema.Draft202012Validator(dict(spec.parameters))
     drawn = (policy.call(spec, observation) for _ in range(DRAWS))
     return next((call for call in drawn if validator.is_valid(call.arguments)), None)
@@ -106,7 +106,7 @@ def _raising_tools(make: Subject) -> Iterator[Complaint]:
     if not specs:
         yield "not claimed", "it has no tools"
     for spec in specs:
-        outcomes = [outcome for seed in SEEDS if (outcome := _called(make, spec, seed)) is not None]
+        outcomes = [outcome for seed in SEEDS if (outcome := _call_outcome(make, spec, seed)) is not None]
         complaints = [complaint for _, complaint in outcomes if complaint]
         if complaints:
             yield "error", complaints[0]
@@ -115,8 +115,8 @@ def _raising_tools(make: Subject) -> Iterator[Complaint]:
             yield "warning", f"{spec.name} raised in each of {len(outcomes)} calls that fit its schema: {told[:500]}"
 
 
-def _called(make: Subject, spec: ToolSpec, seed: int) -> tuple[str | None, str] | None:
-    """What a call of the tool raised, and what is wrong with that; None if no call that fits the schema was drawn."""
+def _call_outcome(make: Subject, spec: ToolSpec, seed: int) -> tuple[str | None, str] | None:
+    """Returns what a call of the tool raised and what is wrong with that; None if no fitting call was drawn."""
     env = make()
     try:
         observation, _ = env.reset(seed=seed)
@@ -147,8 +147,8 @@ def _calling(call: ToolCall) -> Action:
 
 
 def _answer(info: Mapping[str, Any]) -> ToolResult | None:
-    results = [one for one in info.get("tool_results", ()) if isinstance(one, ToolResult)]
-    return next((one for one in results if one.call_id == "check_0"), None)
+    results = [result for result in info.get("tool_results", ()) if isinstance(result, ToolResult)]
+    return next((result for result in results if result.call_id == "check_0"), None)
 
 
 def _specs(make: Subject) -> tuple[ToolSpec, ...]:

@@ -1,4 +1,4 @@
-"""`check_renderer`: whether a chat format keeps the promises that the rollout rests on, found by using it."""
+"""`check_renderer`: tests a chat format, by using it, for the promises on which the rollout relies."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Check:
     name: str
     ok: bool
     detail: str
-    """What was seen when the promise does not hold, else an empty string."""
+    """The observation that breaks the promise; an empty string if it holds."""
 
 
 def check_renderer(renderer: Renderer, *, tools: bool = True) -> list[Check]:
-    """Every promise of `Renderer` and whether it holds; `tools=False` for a model that calls none."""
+    """Returns a check of every promise of `Renderer`; `tools=False` is for a model that calls none."""
     checks: list[Check] = []
     for name, check in CHECKS.items():
         if name in NEEDS_TOOLS and not tools:
@@ -173,7 +173,7 @@ class _Watched(Sequence[int]):
 def _compare_extension(
     renderer: Renderer, reply: Message, new: Sequence[Message], tools: Sequence[ToolSpec]
 ) -> Iterator[str]:
-    """The extension is the end of the whole rendered anew, from the reply's end token on."""
+    """Checks that the extension is the end of the whole render, from the reply's end token on."""
     whole = renderer.render([USER, reply, *new], tools)
     appended = renderer.extend(renderer.render([USER], tools), new)
     if whole[-len(appended) :] != appended:
@@ -181,7 +181,7 @@ def _compare_extension(
 
 
 def _compare_parsed(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec]) -> Iterator[str]:
-    """The reply, cut out of the ids of its conversation, is parsed as itself.
+    """Checks that the reply, cut out of the ids of its conversation, is parsed as itself.
 
     A template that gives a past reply another beginning than its generation prompt, or no end, has no such ids.
     """
@@ -195,6 +195,6 @@ def _compare_parsed(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec
 
 
 def _meaning(message: Message) -> tuple[object, ...]:
-    """What a reply says, without the ids of its calls: many formats have none, or their own."""
+    """Returns the meaning of a reply, without the ids of its calls: many formats have none, or their own."""
     calls = [(getattr(call, "name", None), getattr(call, "arguments", None)) for call in message.tool_calls]
     return message.content, message.reasoning, calls

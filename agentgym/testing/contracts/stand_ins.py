@@ -1,4 +1,4 @@
-"""Stand-ins for tokenizers that are not at hand: a near one, with the marks that a model's chat template spells."""
+"""Stand-ins for unavailable tokenizers: a similar one, with the marks that a model's chat template spells."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ SPELLED = re.compile(
 
 @dataclass(frozen=True)
 class StandIn:
-    """What stands in for a model's own tokenizer: `StandIn("qwen3", "<s>", "</s>", ("</s>",), "hermes")`."""
+    """The substitute of a model's own tokenizer: `StandIn("qwen3", "<s>", "</s>", ("</s>",), "hermes")`."""
 
     nearest: str
-    """The tokenizer that is nearest: `qwen3`, `qwen2_5`, `gptoss` or `mistral_nemo`."""
+    """The most similar tokenizer: `qwen3`, `qwen2_5`, `gptoss` or `mistral_nemo`."""
     bos: str
     eos: str
     stops: tuple[str, ...]
-    """Further end tokens, as the model's generation_config.json lists them."""
+    """The other end tokens, as the model's generation_config.json lists them."""
     family: str
     """The format that `renderer_for` has to recognize."""
 
@@ -67,11 +67,11 @@ STAND_INS = {
     "moonshotai-Kimi-K2": StandIn("qwen3", "[BOS]", "<|im_end|>", (), "kimi_k2"),
     "openai-gpt-oss-120b": StandIn("gptoss", "<|startoftext|>", "<|return|>", ("<|call|>",), "gpt_oss"),
 }
-"""By the name of the chat template's file; the templates themselves are their models' own, and not part of this."""
+"""The stand-ins by the name of the chat template's file; the templates belong to their models and are not included."""
 
 
 def with_marks(backend: Tokenizer, nearest: str, templates: Path) -> Tokenizer:
-    """A copy of a tokenizer that knows the marks of all templates in the folder which it stands in for."""
+    """Returns a copy of a tokenizer that knows the marks of all templates in the folder for which it substitutes."""
     backend = Tokenizer.from_str(backend.to_str())
     marks: set[str] = set()
     for name, stand_in in STAND_INS.items():
@@ -83,7 +83,7 @@ def with_marks(backend: Tokenizer, nearest: str, templates: Path) -> Tokenizer:
 
 
 def stand_in_tokenizer(name: str, backend: Tokenizer, template: str) -> ChatTokenizer:
-    """The tokenizer of a template, over a backend that `with_marks` gave."""
+    """Returns the tokenizer of a template, over a backend that `with_marks` gave."""
     stand_in = STAND_INS[name]
     special = {"bos_token": stand_in.bos, "eos_token": stand_in.eos}
     return ChatTokenizer(backend, template, "", special, (stand_in.eos, *stand_in.stops), name)

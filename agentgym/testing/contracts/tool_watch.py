@@ -1,4 +1,4 @@
-"""Watches the tools of an environment: what they raise, also where the model would read it as its own mistake."""
+"""Watches the tools of an environment: what they raise, also if the model would read it as its own mistake."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def watch_tools(env: TextEnv) -> Raised:
     if isinstance(inner, ToolEnv):
         tools = inner._runner.tools
         for name, tool in tools.items():
-            tools[name] = replace(tool, fn=_watched(tool, raised), pure=False)
+            tools[name] = replace(tool, fn=_watch_tool(tool, raised), pure=False)
     return raised
 
 
 def is_deliberate(error: Exception) -> bool:
-    """Returns whether `error` was raised by a `raise` statement."""
+    """Returns True if `error` was raised by a `raise` statement."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and linecache.getline(frames[-1].filename, frames[-1].lineno or 0).strip().startswith("raise")
 
 
 def is_over_an_argument(error: Exception, arguments: Mapping[str, JSON]) -> bool:
-    """Returns whether other arguments might not have raised `error`.
+    """Returns True if other arguments might not have raised `error`.
 
     A KeyError is over an argument if its key is one, or holds one; any other error if there are arguments.
     """
@@ -47,7 +47,7 @@ def is_over_an_argument(error: Exception, arguments: Mapping[str, JSON]) -> bool
     return bool(arguments)
 
 
-def _watched(tool: Tool, raised: Raised) -> ToolFunction:
+def _watch_tool(tool: Tool, raised: Raised) -> ToolFunction:
     fn = tool.fn
 
     def note(error: Exception) -> None:
@@ -56,21 +56,21 @@ def _watched(tool: Tool, raised: Raised) -> ToolFunction:
     if tool.is_async:
 
         @functools.wraps(fn)
-        async def awaited(*args: Any, **keywords: Any) -> Any:
+        async def run_async(*args: Any, **keywords: Any) -> Any:
             try:
                 return await fn(*args, **keywords)  # type: ignore[misc]
             except Exception as error:
                 note(error)
                 raise
 
-        return awaited
+        return run_async
 
     @functools.wraps(fn)
-    def called(*args: Any, **keywords: Any) -> Any:
+    def run(*args: Any, **keywords: Any) -> Any:
         try:
             return fn(*args, **keywords)
         except Exception as error:
             note(error)
             raise
 
-    return called
+    return run

@@ -23,7 +23,7 @@ PASSED = ("temperature", "top_p", "top_k", "stop", "stop_token_ids", "ignore_eos
 
 @dataclass(frozen=True, slots=True)
 class _Chat:
-    """A chat request, read."""
+    """A parsed chat request."""
 
     request: GenerateRequest
     model: str
@@ -32,14 +32,14 @@ class _Chat:
 
 
 class FakeChat:
-    """Chat completions over a `Generator`; calls are parsed where tools are given, as with `--tool-call-parser`."""
+    """Chat completions over a `Generator`; calls are parsed if tools are given, as with `--tool-call-parser`."""
 
     def __init__(self, model: FakeModel, generator: Generator) -> None:
         self._model = model
         self._generator = generator
 
     async def complete(self, call: Call) -> Answer | Stream:
-        """The endpoint; raises Refused."""
+        """Answers a request to the endpoint; raises Refused."""
         try:
             chat = self._read(call.body)
             run = await self._generator.start(chat.request)
@@ -83,7 +83,7 @@ class FakeChat:
 
     def _whole(self, chat: _Chat, answer: Mapping[str, Any]) -> dict[str, Any]:
         body, meta = chat.body, answer["meta_info"]
-        text, calls = self._said(chat, answer)
+        text, calls = self._content_and_calls(chat, answer)
         message: dict[str, Any] = {"role": "assistant", "content": text, "reasoning_content": None}
         if calls:
             message["tool_calls"] = calls
@@ -100,12 +100,12 @@ class FakeChat:
         head = _head(chat, "chat.completion")
         return head | {"choices": [choice], "usage": _usage(chat, answer), "metadata": versions}
 
-    def _said(self, chat: _Chat, answer: Mapping[str, Any]) -> tuple[str | None, list[dict[str, Any]]]:
-        """The reply's content and calls; with a call that cannot be read, all of it is content, as on a real server."""
+    def _content_and_calls(self, chat: _Chat, answer: Mapping[str, Any]) -> tuple[str | None, list[dict[str, Any]]]:
+        """Returns the reply's content and calls; if a call cannot be read, all is content, as on a real server."""
         if not chat.has_tools:
             return answer["text"], []
         message = self._model.renderer.parse(answer["output_ids"], (), chat.request.ids)
-        calls = [one for one in message.tool_calls if isinstance(one, ToolCall)]
+        calls = [call for call in message.tool_calls if isinstance(call, ToolCall)]
         if not calls or len(calls) < len(message.tool_calls):
             return answer["text"], []
         told = [
@@ -113,9 +113,9 @@ class FakeChat:
                 "id": f"call_{uuid.uuid4().hex[:24]}",
                 "index": index,
                 "type": "function",
-                "function": {"name": one.name, "arguments": json.dumps(one.arguments, ensure_ascii=False)},
+                "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
             }
-            for index, one in enumerate(calls)
+            for index, call in enumerate(calls)
         ]
         return message.content or None, told
 
@@ -131,11 +131,11 @@ class FakeChat:
         except Dropped:
             yield None
             return
-        text, calls = self._said(chat, answer)
+        text, calls = self._content_and_calls(chat, answer)
         if text and len(text) > len(sent):
             yield _chunk(chat, {"content": text[len(sent) :]})
-        for one in calls:
-            yield _chunk(chat, {"tool_calls": [one]})
+        for call in calls:
+            yield _chunk(chat, {"tool_calls": [call]})
         reason, matched = _reason(answer["meta_info"]["finish_reason"], bool(calls))
         yield _chunk(chat, {}, reason, matched)
         if (chat.body.get("stream_options") or {}).get("include_usage"):
@@ -154,7 +154,7 @@ def _chunk(chat: _Chat, delta: Mapping[str, Any], reason: str | None = None, mat
 
 
 def _reason(finish: Mapping[str, Any], has_calls: bool) -> tuple[str, object]:
-    """`finish_reason` and `matched_stop`."""
+    """Returns `finish_reason` and `matched_stop`."""
     if has_calls and finish["type"] == "stop":
         return "tool_calls", None
     return finish["type"], finish.get("matched")
@@ -186,7 +186,7 @@ def _message(entry: Mapping[str, Any]) -> Message:
     content = entry.get("content") or ""
     if isinstance(content, list):
         content = "".join(part["text"] for part in content)
-    calls = tuple(_call(one) for one in entry.get("tool_calls") or ())
+    calls = tuple(_call(call) for call in entry.get("tool_calls") or ())
     reasoning = entry.get("reasoning_content")
     return Message(entry["role"], content, reasoning, calls, entry.get("tool_call_id"))
 

@@ -1,4 +1,4 @@
-"""The control endpoints of a fake SGLang server: what it is, pauses, weights, adapters, checksums."""
+"""The control endpoints of a fake SGLang server: server information, pauses, weights, adapters, checksums."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from agentgym.testing.fake_server.weights import OUTSIDE_UPDATE, FakeWeights, Up
 __all__ = ["VERSION", "FakeControl"]
 
 VERSION = "0.5.23"
-"""The release of SGLang whose contract this is."""
+"""The release of SGLang that has this contract."""
 MODES = ("abort", "in_place", "retract")
 HEALTH_S = 20.0
-"""Seconds after which a server that is paused says that it is not healthy."""
+"""The seconds after which a paused server reports that it is not healthy."""
 MAX_TOTAL_TOKENS = 1 << 20
 NOT_FLUSHED = (
     "Weights were updated, but the cache was not flushed because requests are still running or queued. Retract or"
@@ -34,16 +34,16 @@ PLACE = {"tp_rank": 0, "tp_size": 1, "dp_rank": 0, "dp_size": 1, "pp_rank": 0, "
 
 
 class FakeControl:
-    """Answers to everything that is no generation; `endpoints` by path."""
+    """Answers to all requests that generate nothing; `endpoints` by path."""
 
     def __init__(self, model: FakeModel, sampler: FakeSampler, weights: FakeWeights) -> None:
         self.model = model
         self.sampler = sampler
         self.weights = weights
         self.version = sampler.version
-        """What `/model_info` says: an update whose flush fails does not change it."""
+        """The version in `/model_info`: an update whose flush fails does not change it."""
         self.num_updates = 0
-        """Updates that succeeded, buckets counted one by one."""
+        """The number of updates that succeeded; each bucket counts."""
         self.groups: set[str] = set()
         self.endpoints: dict[str, Endpoint] = {
             "/health": self._health,
@@ -74,7 +74,7 @@ class FakeControl:
             "/resume_memory_occupation": self._resume_memory,
         }
 
-    # ---- what it is
+    # ---- server information
 
     async def _health(self, _: Call) -> Answer:
         try:
@@ -167,13 +167,13 @@ class FakeControl:
 
     async def _begin(self, _: Call) -> Answer:
         async with self.sampler.exclusive():
-            return self._told(self.weights.begin)
+            return self._run_update(self.weights.begin)
 
     async def _end(self, _: Call) -> Answer:
         async with self.sampler.exclusive():
-            return self._told(self.weights.end)
+            return self._run_update(self.weights.end)
 
-    def _told(self, act: Callable[[], None]) -> Answer:
+    def _run_update(self, act: Callable[[], None]) -> Answer:
         try:
             act()
         except UpdateRefused as error:
@@ -204,7 +204,9 @@ class FakeControl:
             group = call.body.get("group_name", "weight_update_group")
             if group not in self.groups:
                 raise UpdateRefused(f"Failed to receive weights: group {group} is not initialized")
-            self.weights.num_tensors += len(call.body.get("names") or ())  # the values travel by NCCL, not to here
+            self.weights.num_tensors += len(
+                call.body.get("names") or ()
+            )  # the values travel by NCCL and do not arrive here
             return "Succeeded to update parameter online."
 
         return await self._update(call.body, load)

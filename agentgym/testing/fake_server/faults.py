@@ -1,4 +1,4 @@
-"""What goes wrong on demand in a fake server: faults by seeded rates, or at exact requests."""
+"""Faults of a fake server on demand: by seeded rates, or at exact requests."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ __all__ = ["FaultKind", "FaultPlan", "Faults"]
 FaultKind: TypeAlias = Literal["error", "busy", "drop", "lengths", "vocabulary", "hang", "abort", "die"]
 """`error`: status 500 · `busy`: 429 with Retry-After · `drop`: the connection closes in the middle of the answer ·
 `lengths`: one logprob too few · `vocabulary`: an id outside the vocabulary · `hang`: no answer until it is aborted ·
-`abort`: the reply ends half way as aborted · `die`: the server goes as if killed, in place of the answer."""
+`abort`: the reply ends half way as aborted · `die`: the server ends as if killed, in place of the answer."""
 KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
-    """Which requests go wrong: `Faults(rates={"error": 0.01}, schedule={7: "die"})`."""
+    """The requests that fail, and how: `Faults(rates={"error": 0.01}, schedule={7: "die"})`."""
 
     rates: Mapping[FaultKind, float] = field(default_factory=dict)
-    """Kind to the share of requests, drawn by `seed`; together at most 1."""
+    """The share of requests by kind, drawn by `seed`; together at most 1."""
     schedule: Mapping[int, FaultKind] = field(default_factory=dict)
-    """Number of a request, from 0 in order of arrival, to what happens to it; goes before the rates."""
+    """The fault by the number of a request, from 0 in order of arrival; it precedes the rates."""
     retry_after_s: float = 0.1
-    """What a `busy` answer asks for."""
+    """The seconds of Retry-After in a `busy` answer."""
     slow_factor: float = 1.0
-    """Multiplies all times of sampling; 5 is a replica five times slower than it should be."""
+    """The factor of all times of sampling; 5 is a replica five times slower than it should be."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -45,7 +45,7 @@ class Faults:
 
     @staticmethod
     def from_json(value: Mapping[str, JSON]) -> Faults:
-        """What `to_json` gave; raises ConfigError or UnknownName for anything else."""
+        """Reads the result of `to_json`; raises ConfigError or UnknownName for anything else."""
         known = ("rates", "schedule", "retry_after_s", "slow_factor", "seed")
         for name in value:
             if name not in known:
@@ -59,7 +59,7 @@ class Faults:
             raise ConfigError(f"faults cannot be read: {error}") from error
 
     def to_json(self) -> dict[str, JSON]:
-        """As `POST /fake/faults` takes it."""
+        """Returns the JSON that `POST /fake/faults` takes."""
         schedule: dict[str, JSON] = {str(number): kind for number, kind in self.schedule.items()}
         rates: dict[str, JSON] = {str(kind): rate for kind, rate in self.rates.items()}
         numbers: dict[str, JSON] = {"retry_after_s": self.retry_after_s, "slow_factor": self.slow_factor}
@@ -83,7 +83,7 @@ class FaultPlan:
         self._number = 0
 
     def next(self) -> FaultKind | None:
-        """What happens to the request that has just arrived."""
+        """Returns the fault of the request that has just arrived, or None."""
         number = self._number
         self._number += 1
         if not self.faults.rates and not self.faults.schedule:

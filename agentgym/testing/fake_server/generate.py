@@ -1,4 +1,4 @@
-"""`/generate` of a fake SGLang server: requests read and refused as the real one does, replies sampled and told."""
+"""`/generate` of a fake SGLang server: requests are read and refused, and replies sampled, as by the real one."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from agentgym.testing.fake_server.script import plan_reply
 __all__ = ["Counters", "Dropped", "GenerateRequest", "Generator", "Killed", "Refused", "Run", "read_request"]
 
 RESERVED_TOKENS = 6
-"""What the real server keeps of its window: a prompt is shorter than window - 6."""
+"""The tokens that the real server reserves in its window: a prompt is shorter than window - 6."""
 DEFAULT_NEW_TOKENS = 128
 STREAM_ABORT_S = 2.0
-"""After the end of a stream: the real server then aborts its request id, lest its client was gone."""
+"""The seconds after the end of a stream at which the real server aborts its request id, in case the client left."""
 KNOWN_PARAMS = (
     "max_new_tokens stop stop_token_ids stop_regex temperature top_p top_k min_p frequency_penalty presence_penalty"
     " repetition_penalty min_new_tokens n json_schema regex ebnf structural_tag ignore_eos skip_special_tokens"
@@ -36,7 +36,7 @@ NUM_FAULTED = 10_000
 
 
 class Refused(Exception):
-    """An answer that is an error."""
+    """The answer is an error."""
 
     def __init__(self, status: int, body: Mapping[str, object], headers: Mapping[str, str] | None = None) -> None:
         super().__init__(str(body))
@@ -44,12 +44,12 @@ class Refused(Exception):
 
     @staticmethod
     def bad(message: str) -> Refused:
-        """Status 400, in the words of the native endpoints."""
+        """Returns a refusal of status 400, in the words of the native endpoints."""
         return Refused(400, {"error": {"message": message}})
 
 
 class Dropped(Exception):
-    """The connection is to close in the middle of `answer`."""
+    """The connection has to close in the middle of `answer`."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
         super().__init__("dropped")
@@ -57,36 +57,36 @@ class Dropped(Exception):
 
 
 class Killed(Exception):
-    """The server is to be gone, now."""
+    """The server has to end now."""
 
 
 @dataclass(slots=True)
 class Counters:
-    """What a fake server has seen."""
+    """The counts of a fake server."""
 
     requests: int = 0
     answered: int = 0
     prompt_tokens: int = 0
     tokens: int = 0
-    """Ids in answers that were given whole."""
+    """The number of ids in complete answers."""
     aborted: int = 0
     refused: int = 0
-    """Requests that were themselves wrong."""
+    """The number of invalid requests."""
     left: int = 0
-    """Requests whose client closed the connection."""
+    """The number of requests whose client closed the connection."""
     most_in_flight: int = 0
     sessions: dict[str, int] = field(default_factory=dict)
-    """Requests by session: what stands before the last `#` of a request id."""
+    """The number of requests by session, the part of a request id before the last `#`."""
     rids: dict[str, int] = field(default_factory=dict)
     prompts: set[int] = field(default_factory=set)
-    """Hashes."""
+    """The hashes of the prompts."""
     faults: dict[FaultKind, int] = field(default_factory=dict)
     faulted: deque[tuple[str, FaultKind]] = field(default_factory=lambda: deque(maxlen=NUM_FAULTED))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateRequest:
-    """A request that the real server would take."""
+    """A request that the real server would accept."""
 
     rid: str
     session: str
@@ -100,7 +100,7 @@ class GenerateRequest:
 
 
 def read_request(body: Mapping[str, Any], model: FakeModel) -> GenerateRequest:
-    """The request in a body of `/generate`; raises Refused, in the real server's words, for one it would refuse."""
+    """Returns the request in a body of `/generate`; raises Refused, in the real server's words, for an invalid one."""
     ids, params = body.get("input_ids"), body.get("sampling_params") or {}
     if ids is None and isinstance(body.get("text"), str):
         ids = model.encode(body["text"])
@@ -111,7 +111,7 @@ def read_request(body: Mapping[str, Any], model: FakeModel) -> GenerateRequest:
         raise Refused(400, {"object": "error", "message": message, "type": "Bad Request", "param": None, "code": 400})
     for name in params:
         if name not in KNOWN_PARAMS:
-            known = ", ".join(f"`{one}`" for one in KNOWN_PARAMS)
+            known = ", ".join(f"`{param}`" for param in KNOWN_PARAMS)
             raise Refused(400, {"error": f"unknown field `{name}`, expected one of {known}"})
     for name in UNPLAYED:
         if params.get(name):
@@ -162,7 +162,7 @@ def _check_lengths(num_ids: int, num_new: int, window: int) -> None:
 
 @dataclass(slots=True)
 class Run:
-    """One reply on its way to an answer."""
+    """A reply that is being made into an answer."""
 
     request: GenerateRequest
     flight: Flight
@@ -172,7 +172,7 @@ class Run:
     started: float
 
     def answer(self, num_out: int, *, finished: bool = True) -> dict[str, Any]:
-        """The answer with the first `num_out` ids, in the fields of the real server."""
+        """Returns the answer with the first `num_out` ids, in the fields of the real server."""
         request, flight = self.request, self.flight
         ids, finish = list(flight.ids[:num_out]), self._finish(num_out) if finished else None
         logprobs = list(self.logprobs[:num_out])
@@ -216,7 +216,7 @@ class Run:
 
 
 class Generator:
-    """Replies to generation requests, one after the other or thousands at once."""
+    """Replies to generation requests, sequentially or thousands at once."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class Generator:
 
     @property
     def faults(self) -> Faults:
-        """What goes wrong from now on."""
+        """The faults from now on."""
         return self._plan.faults
 
     @faults.setter
@@ -265,7 +265,7 @@ class Generator:
         return run
 
     async def whole(self, run: Run) -> dict[str, Any]:
-        """The answer, when the reply is out; raises Dropped or Killed."""
+        """Returns the answer when the reply is out; raises Dropped or Killed."""
         await self.sampler.land(run.flight)
         answer = run.answer(run.flight.num_out)
         if run.fault == "die":
@@ -276,9 +276,9 @@ class Generator:
         return answer
 
     async def pieces(self, run: Run) -> AsyncIterator[dict[str, Any]]:
-        """The answer after each id, the last one with a finish reason; raises Dropped or Killed half way.
+        """Yields the answer after each id, the last one with a finish reason; raises Dropped or Killed half way.
 
-        As on the real server, whatever bears the request's id two seconds later is aborted.
+        As on the real server, a request with the same id is aborted two seconds later.
         """
         half = len(run.flight.ids) // 2
         try:
@@ -332,5 +332,5 @@ class Generator:
 
 
 def session_of(rid: str) -> str:
-    """The session of a request id: what stands before its last `#`, or all of it."""
+    """Returns the session of a request id: the part before its last `#`, or all of it."""
     return rid.rpartition("#")[0] or rid

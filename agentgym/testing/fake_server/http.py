@@ -1,4 +1,4 @@
-"""The HTTP side of a fake server: answers, streams, broken connections, and an end as sudden as a killed process's."""
+"""The HTTP side of a fake server: answers, streams, broken connections, and an end like that of a killed process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Answer", "Call", "Endpoint", "FakeHost", "Stream"]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request: its JSON body (an empty object where there is none) and its query."""
+    """A request: its JSON body (an empty object if there is none) and its query."""
 
     body: Mapping[str, Any]
     query: Mapping[str, str]
@@ -31,10 +31,10 @@ class Answer:
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     dropped: bool = False
-    """Whether the connection closes half way."""
+    """True if the connection closes half way."""
 
-    def encoded(self) -> bytes:
-        """The body."""
+    def encode_body(self) -> bytes:
+        """Returns the body."""
         if self.content is None:
             return b""
         text = self.content if isinstance(self.content, str) else json.dumps(self.content, separators=(",", ":"))
@@ -43,7 +43,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """An answer in server-sent events; None among the events closes the connection."""
+    """An answer in server-sent events; an event that is None closes the connection."""
 
     events: AsyncIterator[str | None]
 
@@ -63,14 +63,14 @@ class FakeHost:
         self._runner: web.ServerRunner | None = None
 
     async def start(self) -> str:
-        """Begins to listen and returns the URL; raises ConfigError where it cannot."""
+        """Begins to listen and returns the URL; raises ConfigError if it cannot."""
         server = web.Server(self._handle, handler_cancellation=True, request_factory=_request)
         self._runner = web.ServerRunner(server, shutdown_timeout=0.2)
         await self._runner.setup()
         return await listen(self._runner, self._guard, self._host, self._port, backlog=8192)
 
     async def kill(self) -> None:
-        """Stops listening and closes every connection at once, in the middle of whatever it carries."""
+        """Stops listening and closes every connection at once, in the middle of what it carries."""
         runner = self._runner
         if runner is None:
             return
@@ -91,7 +91,7 @@ class FakeHost:
             await self._guard.admit(request)
             body = parse_json_object(await request.read())
         except RequestRejected as refusal:
-            return _response(_refused(refusal))
+            return _response(_refusal_answer(refusal))
         endpoint = self._endpoints.get(request.path)
         if endpoint is None:
             return _response(Answer({"detail": "Not Found"}, 404))
@@ -102,17 +102,17 @@ class FakeHost:
 
 
 def _request(*parts: Any) -> web.BaseRequest:
-    """A request of any size: a bucket of weights is one."""
+    """Returns a request without a limit of its size: a bucket of weights is large."""
     message, payload, protocol, writer, task = parts
     return web.BaseRequest(message, payload, protocol, writer, task, asyncio.get_running_loop(), client_max_size=0)
 
 
 def _response(answer: Answer) -> web.Response:
     kind = "text/plain" if isinstance(answer.content, str) else "application/json"
-    return web.Response(body=answer.encoded(), status=answer.status, headers=answer.headers, content_type=kind)
+    return web.Response(body=answer.encode_body(), status=answer.status, headers=answer.headers, content_type=kind)
 
 
-def _refused(refusal: RequestRejected) -> Answer:
+def _refusal_answer(refusal: RequestRejected) -> Answer:
     status, message = refusal.status, str(refusal)
     if refusal.code == "invalid_json":
         message = f"1 validation error: JSON decode error: {message}"
@@ -121,7 +121,7 @@ def _refused(refusal: RequestRejected) -> Answer:
 
 
 async def _send_half(request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
-    body = answer.encoded()
+    body = answer.encode_body()
     response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": str(len(body))})
     await response.prepare(request)
     await response.write(body[: len(body) // 2])

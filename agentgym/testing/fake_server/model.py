@@ -1,4 +1,4 @@
-"""What a fake server knows of the model it pretends to serve: vocabulary, window, end tokens, text."""
+"""The model that a fake server pretends to serve: vocabulary, window, end tokens, text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FakeModel:
         self.vocab_size = size if isinstance(size, int) else self.tokenizer.backend.get_vocab_size()
         window = config.get("max_position_embeddings")
         self.context_window = window if isinstance(window, int) else DEFAULT_WINDOW
-        """Tokens of prompt and reply together; 4096 for a folder without a config."""
+        """The number of tokens of prompt and reply together; 4096 for a folder without a config."""
         self.type = str(config.get("model_type", "unknown"))
         self.architectures = config.get("architectures", [])
         self.dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32")
@@ -43,12 +43,12 @@ class FakeModel:
         return renderer_for(self.tokenizer)
 
     def encode(self, text: str) -> list[int]:
-        """The text's ids; marks such as `<tool_call>` are single ids."""
+        """Returns the text's ids; marks such as `<tool_call>` are single ids."""
         ids: list[int] = self.tokenizer.backend.encode(text, add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """The ids' text; ids outside of the tokenizer have none."""
+        """Returns the ids' text; ids outside of the tokenizer have none."""
         text: str = self.tokenizer.backend.decode(list(ids), skip_special_tokens=skip_special)
         return text
 

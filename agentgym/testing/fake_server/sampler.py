@@ -1,6 +1,6 @@
-"""What a fake server does over time: replies in flight, through pauses, aborts, new weight versions and disconnects.
+"""Replies in flight of a fake server, through pauses, aborts, new weight versions and disconnects.
 
-One timer per reply, whatever its length: how many ids are out is computed from the seconds that were sampled.
+A reply has one timer, whatever its length: the number of ids that are out is computed from its seconds of sampling.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ HELD_POLL_S = 0.02
 
 
 class DuplicateRequest(Exception):
-    """A request id that is in flight already."""
+    """A request id is in flight already."""
 
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """One reply on its way."""
+    """A reply that is being sampled."""
 
     rid: str
     ids: Sequence[int]
     delay_s: float
-    """Seconds before the first id."""
+    """The seconds before the first id."""
     token_s: float
     hangs: bool = False
     sampled_s: float = 0.0
-    """Seconds of sampling until `since`."""
+    """The seconds of sampling until `since`."""
     since: float | None = None
-    """Time from which it samples; None while it is held."""
+    """The time from which it samples; None while it is held."""
     num_out: int = 0
-    """Ids sampled, once it has landed."""
+    """The number of sampled ids, once it has landed."""
     changes: list[tuple[str, int]] = field(default_factory=list)
-    """Version and number of ids at each change of version."""
+    """The version and number of ids at each change of version."""
     version: str = ""
-    """When it landed."""
+    """The version at which it landed."""
     abort: dict[str, object] | None = None
-    """Finish reason, if it was aborted."""
+    """The finish reason, if it was aborted."""
     dropped_from_queue: bool = False
-    """Aborted while it waited: such an answer has no prompt length."""
+    """True if it was aborted while it waited: such an answer has no prompt length."""
     timer: asyncio.TimerHandle | None = None
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def count(self, now: float) -> int:
-        """Ids that are out at `now`."""
+        """Returns the number of ids that are out at `now`."""
         if self.done.done():
             return self.num_out
         seconds = self.sampled_s + (now - self.since if self.since is not None else 0.0) - self.delay_s
@@ -61,11 +61,11 @@ class Flight:
 
     @property
     def total_s(self) -> float:
-        """Seconds of sampling that it takes."""
+        """The seconds of sampling that it takes."""
         return self.delay_s + self.token_s * len(self.ids)
 
     def spans(self) -> list[dict[str, object]]:
-        """Versions as `meta_info.weight_versions` has them; an empty span where nothing is out."""
+        """Returns the versions as `meta_info.weight_versions` has them; an empty span if nothing is out."""
         spans: list[dict[str, object]] = []
         last = 0
         for version, end in [*self.changes, (self.version, self.num_out)]:
@@ -87,9 +87,9 @@ class FakeSampler:
         self.version = version
         self.paused: PauseMode | None = None
         self.flights: dict[str, Flight] = {}
-        """Being sampled, by request id."""
+        """The replies that are being sampled, by request id."""
         self._waiting: set[str] = set()
-        """Requests that came during a pause or an update: no abort reaches them, as on the real server."""
+        """The requests that came during a pause or an update: no abort reaches them, as on the real server."""
         self._writers = 0
         self._gate = asyncio.Event()
         self._gate.set()
@@ -98,7 +98,7 @@ class FakeSampler:
 
     @property
     def num_in_flight(self) -> int:
-        """Replies being sampled or waiting to be."""
+        """The number of replies that are being sampled or waiting to be."""
         return len(self.flights) + len(self._waiting)
 
     async def admit(self, flight: Flight) -> None:
@@ -118,7 +118,7 @@ class FakeSampler:
         self._go_on(flight)
 
     async def land(self, flight: Flight) -> None:
-        """Waits until the reply is out or ended."""
+        """Waits until the reply is out or aborted."""
         try:
             if not flight.done.done():
                 await flight.done
@@ -126,7 +126,7 @@ class FakeSampler:
             self._leave(flight)
 
     async def pieces(self, flight: Flight) -> AsyncIterator[int]:
-        """Numbers of ids out, one by one as they come, until the reply is out or ended."""
+        """Yields the number of ids that are out, one by one as they come, until the reply is out or aborted."""
         loop, seen = asyncio.get_running_loop(), 0
         try:
             while not flight.done.done():
@@ -146,10 +146,10 @@ class FakeSampler:
             self._leave(flight)
 
     def abort(self, rid: str, *, everything: bool = False) -> int:
-        """Ends a request, and every one whose id begins with its id; returns how many.
+        """Aborts a request, and every one whose id begins with its id; returns their number.
 
-        One that no request in flight bears does nothing, and so does an empty one. While requests are held in place
-        an abort shows when they go on.
+        An id that no request in flight has does nothing, and so does an empty one. While requests are held in place, an
+        abort takes effect when they go on.
         """
         if not everything and rid not in self.flights:
             return 0
@@ -175,7 +175,7 @@ class FakeSampler:
         self._settle()
 
     def resume(self) -> None:
-        """Goes on."""
+        """Continues sampling."""
         self.paused = None
         for flight in list(self.flights.values()):
             if flight.abort is not None:
@@ -190,7 +190,7 @@ class FakeSampler:
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """For an update of weights: at once while paused, else when everything in flight has landed."""
+        """Enters the context of a weight update: at once while paused, else when everything in flight has landed."""
         if self.paused is not None:
             yield
             return
@@ -204,7 +204,7 @@ class FakeSampler:
             self._settle()
 
     def set_version(self, version: str) -> None:
-        """Ids from now on bear `version`."""
+        """Sets the version of the ids from now on."""
         if version == self.version:
             return
         now = asyncio.get_running_loop().time()
@@ -214,7 +214,7 @@ class FakeSampler:
         self.version = version
 
     def can_flush(self) -> bool:
-        """Whether nothing uses the cache: no request in flight, or all of them retracted."""
+        """Returns True if nothing uses the cache: no request in flight, or all of them retracted."""
         return not self.flights or self.paused == "retract"
 
     def _settle(self) -> None:

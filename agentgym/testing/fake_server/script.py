@@ -1,4 +1,4 @@
-"""What a fake server replies: random ids by seed, the prompt's own end, or a script file's lines in turn."""
+"""The replies of a fake server: random ids by seed, the prompt's own end, or a script file's lines in turn."""
 
 from __future__ import annotations
 
@@ -24,30 +24,32 @@ class PlannedReply(ScriptedReply):
 
 
 def random_reply(model: FakeModel, seed: int = 0) -> Reply:
-    """Replies of 4 to 24 random ids that have a text, and an end token, by a hash of the seed, the request's own seed
-    and the prompt."""
+    """Returns a script of 4 to 24 random ids that have a text, and an end token.
+
+    They are drawn by a hash of the seed, the request's own seed and the prompt.
+    """
     stops = set(model.eos_ids)
     size = min(model.vocab_size, model.tokenizer.backend.get_vocab_size())  # the rest of the matrix is padding
     ids = [index for index in range(size) if index not in stops]
 
     def reply(_session: str, prompt_ids: Sequence[int], sampling: Sampling) -> list[int]:
-        rng = random.Random(hash((seed, sampling.seed, *prompt_ids)))  # of integers alone: the same everywhere
+        rng = random.Random(hash((seed, sampling.seed, *prompt_ids)))  # only integers: the same everywhere
         return rng.choices(ids, k=rng.randint(SHORTEST, LONGEST))
 
     return reply
 
 
 def echo_reply(_session: str, prompt_ids: Sequence[int], sampling: Sampling) -> Sequence[int]:
-    """The last ids of the prompt again, as many as were asked for."""
+    """Returns the last ids of the prompt, as many as were requested."""
     return prompt_ids[-sampling.max_tokens :]
 
 
 class FileScript:
-    """A script file: one reply a line, said in turn within each session, from the first again after the last.
+    """A script file: one reply per line, given in turn within each session, from the first again after the last.
 
-    A line is a JSON list of ids, a JSON string of text, or an object with `ids` or `text` and, if wanted, `logprobs`,
+    A line is a JSON list of ids, a JSON string of text, or an object with `ids` or `text` and optionally `logprobs`,
     `delay_s` and `fault` (`raise`, `hang`, `abort`, `lengths`). Raises RunFolderError for a missing file, ConfigError
-    naming the line that cannot be read.
+    that names the line that cannot be read.
     """
 
     def __init__(self, path: str | Path, model: FakeModel) -> None:
@@ -91,8 +93,11 @@ def _read_line(line: str, model: FakeModel, where: str) -> ScriptedReply:
 
 
 def plan_reply(reply: Sequence[int] | ScriptedReply, sampling: Sampling, end_ids: Sequence[int]) -> PlannedReply:
-    """The reply as a sampler would give it: it ends with the first of `end_ids` (which is added where the script ends
-    without one), or after `max_tokens`; without any `end_ids` it is repeated up to `max_tokens`."""
+    """Returns the reply as a sampler would give it.
+
+    It ends with the first of `end_ids` (which is added if the script ends without one), or after `max_tokens`; without
+    any `end_ids` it is repeated up to `max_tokens`.
+    """
     scripted = reply if isinstance(reply, ScriptedReply) else ScriptedReply(reply)
     ids, logprobs = list(scripted.ids), scripted.logprobs
     stop = next((index for index, token in enumerate(ids) if token in end_ids), None)

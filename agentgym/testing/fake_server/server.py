@@ -38,29 +38,29 @@ PATIENCE_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class FakeConfig:
-    """What a fake server serves, says, and how long it takes."""
+    """The model, replies and timing of a fake server."""
 
     model: Path | str | None = None
-    """Model folder that it pretends to serve: vocabulary, window, tokenizer, checksums. None is the embedded model."""
+    """The model folder that it pretends to serve (vocabulary, window, tokenizer, checksums); None: the embedded one."""
     reply: Reply | None = None
-    """`(session, prompt_ids, sampling) -> reply`; None says random ids. A session is what stands before the last `#`
-    of a request id. A reply without an end token gets one."""
+    """`(session, prompt_ids, sampling) -> reply`; None gives random ids. A session is the part of a request id before
+    the last `#`. A reply without an end token gets one."""
     latency_median_s: float = 0.0
-    """Seconds before the first id of a reply, drawn log-normally."""
+    """The seconds before the first id of a reply, drawn log-normally."""
     latency_sigma: float = 1.0
-    """Spread of the latency's logarithm; 1 makes one reply in a hundred ten times as slow as the median."""
+    """The spread of the latency's logarithm; 1 makes one reply in a hundred ten times as slow as the median."""
     token_s: float = 0.0
-    """Seconds per id."""
+    """The seconds per id."""
     seed: int = 0
-    """Of random replies and latencies."""
+    """The seed of random replies and latencies."""
     faults: Faults = dataclasses.field(default_factory=Faults)
     host: str = "127.0.0.1"
     port: int = 0
-    """0 is any that is free."""
+    """The port; 0 is any free one."""
     token: str | None = None
-    """What a client sends as its API key; None demands nothing on loopback, and a random token elsewhere."""
+    """The API key that a client sends; None requires nothing on loopback, and a random token elsewhere."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names in the Host header that are served, besides IP addresses and this machine's own name."""
+    """The names in the Host header that are served, besides IP addresses and this machine's own name."""
 
     def __post_init__(self) -> None:
         for name in ("latency_median_s", "latency_sigma", "token_s"):
@@ -72,47 +72,47 @@ class FakeConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FakeStats:
-    """What a fake server has seen and done, as `GET /fake/stats` tells it."""
+    """The counts of a fake server, as `GET /fake/stats` returns them."""
 
     requests: int
-    """Generations asked for, whatever became of them."""
+    """The number of requested generations, whatever their outcome."""
     answered: int
-    """Answers given whole; those ended by an abort count."""
+    """The number of complete answers; those ended by an abort count."""
     tokens: int
-    """Ids in those answers."""
+    """The number of ids in those answers."""
     prompt_tokens: int
     aborted: int
-    """Answers ended by an abort."""
+    """The number of answers ended by an abort."""
     refused: int
-    """Requests that were wrong in themselves (status 400)."""
+    """The number of invalid requests (status 400)."""
     left: int
-    """Requests whose client closed the connection."""
+    """The number of requests whose client closed the connection."""
     in_flight: int
     most_in_flight: int
     sessions: Mapping[str, int]
-    """Requests by session."""
+    """The number of requests by session."""
     duplicates: int
-    """Requests under a request id that was used before."""
+    """The number of requests under a request id that was used before."""
     prompts: int
-    """Different prompts."""
+    """The number of different prompts."""
     faults: Mapping[FaultKind, int]
-    """Faults played, by kind."""
+    """The number of faults by kind."""
     faulted: tuple[tuple[str, FaultKind], ...]
-    """Request id and kind of the last 10,000 faults."""
+    """The request id and kind of the last 10,000 faults."""
     version: str
-    """Weight version of the next id."""
+    """The weight version of the next id."""
     updates: int
-    """Weight updates that succeeded, each bucket counted."""
+    """The number of weight updates that succeeded; each bucket counts."""
     tensors: int
-    """Tensors received."""
+    """The number of received tensors."""
     payload_digests: tuple[str, ...]
-    """SHA-256 of each received payload, hex."""
+    """The SHA-256 of each received payload, hex."""
     adapters: tuple[str, ...]
-    """LoRA adapters loaded."""
+    """The loaded LoRA adapters."""
 
 
 class FakeServer:
-    """The endpoints of a fake server, on the running event loop. `on_death` is called where a killed process ends."""
+    """The endpoints of a fake server, on the running event loop. `on_death` is called when the server is killed."""
 
     def __init__(self, config: FakeConfig, on_death: Callable[[], None] | None = None) -> None:
         self.model = FakeModel(config.model)
@@ -137,14 +137,14 @@ class FakeServer:
             "/fake/faults": self._faults,
             "/fake/kill": self._kill,
         }
-        endpoints = {path: self._guarded(endpoint) for path, endpoint in (self.control.endpoints | own).items()}
+        endpoints = {path: self._answer_errors(endpoint) for path, endpoint in (self.control.endpoints | own).items()}
         self.guard = HttpGuard(
             config.host, token=config.token or choose_token(config.host), allowed_hosts=config.allowed_hosts
         )
         self.host = FakeHost(endpoints, config.host, config.port, guard=self.guard)
 
     def stats(self) -> FakeStats:
-        """What it has seen and done so far."""
+        """Returns the counts so far."""
         seen, control = self.generator.counters, self.control
         return FakeStats(
             requests=seen.requests,
@@ -168,8 +168,8 @@ class FakeServer:
             adapters=tuple(self.weights.adapters),
         )
 
-    def _guarded(self, endpoint: Endpoint) -> Endpoint:
-        """The endpoint with what it raises made an answer."""
+    def _answer_errors(self, endpoint: Endpoint) -> Endpoint:
+        """Returns the endpoint with its exceptions turned into answers."""
 
         async def answer(call: Call) -> Answer | Stream:
             try:
@@ -189,7 +189,7 @@ class FakeServer:
         return answer
 
     async def die(self, reason: str) -> None:
-        """Ends as a killed process does: no connection is answered any more."""
+        """Ends like a killed process: no connection is answered any more."""
         _log.warning("the fake server dies: %s", reason)
         await self.host.kill()
         if self._on_death is not None:
@@ -239,14 +239,14 @@ class FakeSglang:
     def __init__(self, config: FakeConfig | None = None) -> None:
         self.config = config or FakeConfig()
         self.url = ""
-        """Where it listens, once started."""
+        """The URL at which it listens, once started."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="fake-sglang", daemon=True)
         self._server: FakeServer | None = None
         self._closed = False
 
     def start(self) -> Self:
-        """Begins to serve; raises ConfigError where the port is taken."""
+        """Begins to serve; raises ConfigError if the port is taken."""
         self._thread.start()
         try:
             self.url = self._run(self._begin())
@@ -257,7 +257,7 @@ class FakeSglang:
 
     @property
     def stats(self) -> FakeStats:
-        """What it has seen and done so far."""
+        """The counts so far."""
         server = self._running()
 
         async def read() -> FakeStats:
@@ -267,7 +267,7 @@ class FakeSglang:
         return stats
 
     def set_faults(self, faults: Faults) -> None:
-        """What goes wrong from the next request on; a schedule counts from there."""
+        """Sets the faults from the next request on; a schedule counts from there."""
         server = self._running()
 
         async def put() -> None:

@@ -1,4 +1,4 @@
-"""Tensors without torch: out of a pickle that torch made, and out of a safetensors file. Nothing in either is run."""
+"""Reads tensors without torch: from a pickle that torch made, and from a safetensors file. Runs no code of either."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RawTensor:
     """A contiguous tensor as bytes: `RawTensor("F32", (2, 3), data)`."""
 
     dtype: str
-    """As safetensors names it."""
+    """The dtype's name in safetensors."""
     shape: tuple[int, ...]
     data: bytes
 
@@ -48,7 +48,7 @@ class RawTensor:
             raise ConfigError(f"a {self.dtype} tensor of {self.shape} has {wanted} bytes, got {len(self.data)}")
 
     def to(self, dtype: str) -> RawTensor:
-        """The same values in another floating dtype (F32, F16, BF16, F64); itself where nothing changes."""
+        """Returns the same values in another floating dtype (F32, F16, BF16, F64); itself if nothing changes."""
         if dtype == self.dtype:
             return self
         values = self.floats()
@@ -59,7 +59,7 @@ class RawTensor:
         return RawTensor(dtype, self.shape, values.astype({"F64": "<f8", "F32": "<f4", "F16": "<f2"}[dtype]).tobytes())
 
     def floats(self) -> np.ndarray[Any, np.dtype[Any]]:
-        """The values, flat; raises ConfigError for a dtype that is no floating one."""
+        """Returns the values, flat; raises ConfigError for a dtype that is not floating."""
         if self.dtype == "BF16":
             return (np.frombuffer(self.data, "<u2").astype(np.uint32) << 16).view(np.float32)
         try:
@@ -69,7 +69,7 @@ class RawTensor:
 
 
 def read_safetensors(path: Path) -> Iterator[tuple[str, RawTensor]]:
-    """The tensors of a file in the safetensors format, one after the other; raises RunFolderError for a torn file."""
+    """Yields the tensors of a file in the safetensors format; raises RunFolderError for a torn file."""
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         try:
@@ -84,9 +84,9 @@ def read_safetensors(path: Path) -> Iterator[tuple[str, RawTensor]]:
 
 
 def read_pickled(payload: bytes) -> Any:
-    """What was pickled, with `RawTensor` in place of each tensor: a list of (name, tensor), or a mapping.
+    """Returns the pickled object, with `RawTensor` in place of each tensor: a list of (name, tensor), or a mapping.
 
-    Only torch's tensors on CPU and plain containers are read; raises ConfigError that names anything else.
+    Only torch's tensors on CPU and plain containers are read; raises ConfigError that names any other object.
     """
     try:
         return _TensorReader(io.BytesIO(payload)).load()
@@ -117,7 +117,7 @@ def _rebuild_parameter(tensor: RawTensor, *_: Any) -> RawTensor:
 
 
 def _load_storage(data: bytes) -> _Storage:
-    """A storage as `torch.save` writes one alone: three headers, the storage's description, its key, its bytes."""
+    """Reads a storage as `torch.save` writes a single one: three headers, its description, its key, its bytes."""
     file = io.BytesIO(data)
     for _ in range(3):
         _TensorReader(file).load()
@@ -128,7 +128,7 @@ def _load_storage(data: bytes) -> _Storage:
 
 
 class _TensorReader(pickle.Unpickler):
-    """Knows the few names that a pickled CPU tensor uses, and no other."""
+    """An unpickler that knows only the few names that a pickled CPU tensor uses."""
 
     KNOWN: Mapping[tuple[str, str], Any] = {
         ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
@@ -138,7 +138,7 @@ class _TensorReader(pickle.Unpickler):
     }
 
     def find_class(self, module: str, name: str) -> Any:
-        """Ours for a name of torch's; refuses every other one."""
+        """Returns the stand-in for a name of torch; refuses every other name."""
         if module in ("torch", "torch.storage") and name in STORAGES:
             return STORAGES[name]
         try:
@@ -147,7 +147,7 @@ class _TensorReader(pickle.Unpickler):
             raise pickle.UnpicklingError(f"{module}.{name} is not read here: tensors on CPU alone are") from None
 
     def persistent_load(self, pid: Any) -> Any:
-        """The description of a storage: its dtype; the bytes follow later."""
+        """Returns the description of a storage: its dtype; the bytes follow later."""
         if pid[0] != "storage" or not isinstance(pid[1], str):
             raise pickle.UnpicklingError(f"a storage was wanted, got {pid!r}")
         return _Storage(pid[1], b"")

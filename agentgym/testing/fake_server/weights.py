@@ -21,7 +21,7 @@ FUSED = {
     "gate_proj": ("gate_up_proj", 0),
     "up_proj": ("gate_up_proj", 1),
 }
-"""A published parameter's part, the server's parameter that it becomes part of, and its place in there."""
+"""The name part of a published parameter, the server's parameter that it becomes part of, and its index there."""
 OUTSIDE_UPDATE = "must run between begin_weight_update() and end_weight_update()"
 
 
@@ -30,41 +30,41 @@ class UpdateRefused(Exception):
 
 
 class FakeWeights:
-    """Parameters by the names of the server. Keeps every byte, so it takes as much memory as the model.
+    """The parameters by the names of the server. Keeps every byte, so it takes as much memory as the model.
 
     Tensors that are sent take the dtype of the parameter. As on the real server, a name that the model does not have
-    is passed over without a word, and so is the output head of a model that ties it to its embeddings.
+    is silently ignored, and so is the output head of a model that ties it to its embeddings.
     """
 
     def __init__(self, folder: Path, *, tied: bool = False) -> None:
         self.folder = folder
         self.tied = tied
         self.is_open = False
-        """Whether an update has begun."""
+        """True while an update is open."""
         self.adapters: dict[str, str] = {}
-        """LoRA adapters: name to where they came from."""
+        """The sources of the LoRA adapters by name."""
         self.digests: list[str] = []
-        """SHA-256 of each payload that was taken, hex, in order."""
+        """The SHA-256 of each loaded payload, hex, in order."""
         self.num_tensors = 0
-        """Tensors that were taken, over all updates."""
+        """The number of loaded tensors, over all updates."""
         self._files = sorted(folder.glob("*.safetensors"))
         self._parts: dict[str, dict[int, RawTensor]] | None = None
         self._hashes: dict[str, str] = {}
 
     def begin(self) -> None:
-        """Opens an update; raises UpdateRefused where one is open."""
+        """Opens an update; raises UpdateRefused if one is open."""
         if self.is_open:
             raise UpdateRefused("a weight-update session is already open; call end_weight_update() first")
         self.is_open = True
 
     def end(self) -> None:
-        """Closes the update; raises UpdateRefused where none is open."""
+        """Closes the update; raises UpdateRefused if none is open."""
         if not self.is_open:
             raise UpdateRefused("no weight-update session is open; call begin_weight_update() first")
         self.is_open = False
 
     def take(self, serialized: Sequence[str], load_format: str | None) -> None:
-        """Loads the tensors of `/update_weights_from_tensor`; raises UpdateRefused for what cannot be loaded."""
+        """Loads the tensors of `/update_weights_from_tensor`; raises UpdateRefused if they cannot be loaded."""
         if not self.is_open:
             raise UpdateRefused(f"update_weights_from_tensor {OUTSIDE_UPDATE}")
         if load_format not in (None, "direct"):
@@ -74,7 +74,7 @@ class FakeWeights:
         self.load(self.named_tensors(serialized[0]))
 
     def named_tensors(self, serialized: str) -> list[tuple[str, RawTensor]]:
-        """The tensors of one payload, base64 of a pickled list of (name, tensor); raises UpdateRefused."""
+        """Returns the tensors of one payload, base64 of a pickled list of (name, tensor); raises UpdateRefused."""
         try:
             payload = base64.b64decode(serialized, validate=True)
             pairs = [(str(name), tensor) for name, tensor in _pairs(read_pickled(payload))]
@@ -84,8 +84,8 @@ class FakeWeights:
         return pairs
 
     def load(self, tensors: Iterable[tuple[str, RawTensor]]) -> None:
-        """Puts tensors, named as in a model folder, in their places; raises UpdateRefused for a wrong shape."""
-        parts = self._loaded()
+        """Stores tensors, named as in a model folder; raises UpdateRefused for a wrong shape."""
+        parts = self._load_parts()
         for name, tensor in tensors:
             target, place = self._place(name)
             known = parts.get(target, {}).get(place)
@@ -98,7 +98,7 @@ class FakeWeights:
             self.num_tensors += 1
 
     def load_folder(self, folder: Path) -> None:
-        """Loads a model folder's safetensors; raises UpdateRefused where there are none."""
+        """Loads a model folder's safetensors; raises UpdateRefused if there are none."""
         files = sorted(folder.glob("*.safetensors"))
         if not files:
             raise UpdateRefused(f"Failed to update weights: no safetensors in {str(folder)!r}")
@@ -106,8 +106,8 @@ class FakeWeights:
             self.load(read_safetensors(file))
 
     def checksums(self, skip: Sequence[str] = ()) -> dict[str, str]:
-        """Parameter to the first 16 hex digits of the SHA-256 over its bytes, as a real server on CPU has them."""
-        parts = self._loaded()
+        """Returns the first 16 hex digits of the SHA-256 of each parameter's bytes, as a real server on CPU does."""
+        parts = self._load_parts()
         for name, pieces in parts.items():
             if name not in self._hashes:
                 hasher = hashlib.sha256()
@@ -117,16 +117,16 @@ class FakeWeights:
         return {name: self._hashes[name] for name in parts if not any(part in name for part in skip)}
 
     def values(self, name: str, count: int) -> list[list[float]] | list[float] | None:
-        """The first `count` rows (or values) of a parameter by its published name; None for one that is not there."""
+        """Returns the first `count` rows (or values) of a parameter by its published name; None if there is none."""
         target, place = self._place(name)
-        tensor = self._loaded().get(target, {}).get(place)
+        tensor = self._load_parts().get(target, {}).get(place)
         if tensor is None:
             return None
         width = tensor.shape[-1] if len(tensor.shape) > 1 else 0
         flat = [float(value) for value in tensor.floats()[: count * max(width, 1)]]
         return [flat[start : start + width] for start in range(0, len(flat), width)] if width else flat
 
-    def _loaded(self) -> dict[str, dict[int, RawTensor]]:
+    def _load_parts(self) -> dict[str, dict[int, RawTensor]]:
         if self._parts is None:
             self._parts = {}
             for file in self._files:
@@ -138,7 +138,7 @@ class FakeWeights:
 
     @staticmethod
     def _place(name: str) -> tuple[str, int]:
-        """The server's parameter for a published one, and the place in it."""
+        """Returns the server's parameter for a published one, and the index in it."""
         words = name.split(".")
         for index, word in enumerate(words):
             if word in FUSED:
@@ -148,7 +148,7 @@ class FakeWeights:
 
 
 def overall(checksums: Mapping[str, str]) -> tuple[str, str]:
-    """`per_gpu_checksum` and `per_engine_checksum` of a server with one rank."""
+    """Returns `per_gpu_checksum` and `per_engine_checksum` of a server with one rank."""
     hasher = hashlib.sha256()
     for name in sorted(checksums):
         hasher.update(name.encode())

@@ -1,4 +1,4 @@
-"""Episodes that take time and cost none: what is left is the code that schedules them."""
+"""Simulates episodes that take virtual time and no computation, to measure the code that schedules them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENV_ID = "Simulated-v0"
 
 
 class LogNormalSeconds:
-    """Seconds of a reply by its seed: `LogNormalSeconds(median_s=1.0, sigma=1.0)`."""
+    """The seconds of a reply by its seed: `LogNormalSeconds(median_s=1.0, sigma=1.0)`."""
 
     def __init__(self, median_s: float, sigma: float) -> None:
         self.median_s = median_s
@@ -41,8 +41,11 @@ async def simulated_sampler(
     concurrency: int,
     deadline_s: float = 1e9,
 ) -> tuple[Sampler, SimulatedEngine]:
-    """A sampler of simulated episodes and its engine; it has played one, as the first environment of a name is made on
-    a thread, for which a virtual clock does not wait."""
+    """Returns a sampler of simulated episodes and its engine.
+
+    It has played one episode: the first environment of a name is made on a thread, for which a virtual clock does not
+    wait.
+    """
     engine = SimulatedEngine(seconds)
     loop = SimulatedLoop(engine, Limits(max_turns=16, deadline_s=deadline_s))
     sampler = Sampler(loop, make, SamplerConfig(concurrency=concurrency))
@@ -51,7 +54,7 @@ async def simulated_sampler(
 
 
 class SimulatedEngine:
-    """An Engine whose replies are two ids, the first sampled when it is asked and the second when it answers."""
+    """An Engine whose replies are two ids: the first is sampled at the request, the second at the answer."""
 
     vocab_size = 8
     context_window = WINDOW
@@ -63,34 +66,34 @@ class SimulatedEngine:
         self.version = 0
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
-        """Takes the seconds of the sampling's seed, and those of a pause."""
+        """Returns a reply after the seconds of the sampling's seed, and those of a pause."""
         first = self.version
         await asyncio.sleep(self._seconds(sampling.seed))
         await self._running.wait()
         return Completion((5, 2), (-0.5, -0.5), (first, self.version), "stop")
 
     async def update_weights(self, weights: Weights, version: int) -> WeightSync:
-        """Ids from now on bear the version."""
+        """Sets the version of the ids from now on."""
         self.version = version
         return WeightSync(version=version)
 
     async def pause(self) -> None:
-        """Lets no reply end."""
+        """Lets no reply end until `resume`."""
         self._running.clear()
 
     async def resume(self) -> None:
-        """Lets them end."""
+        """Lets replies end again."""
         self._running.set()
 
     async def abort(self, session: str) -> None:
-        """Holds nothing for a session."""
+        """Does nothing: a session holds no state."""
 
     async def close(self) -> None:
-        """Has nothing to release."""
+        """Does nothing: there is nothing to release."""
 
 
 class SimulatedEnv(TextEnv):
-    """Succeeds after `num_turns` turns."""
+    """An environment that succeeds after `num_turns` turns."""
 
     runs_inline = True
 
@@ -99,18 +102,18 @@ class SimulatedEnv(TextEnv):
         self._num_turns = num_turns
 
     def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[str, Info]:
-        """Says something."""
+        """Begins an episode."""
         self._left = self._num_turns
         return "begin", {}
 
     def step(self, action: str) -> StepResult:
-        """Counts down."""
+        """Counts a turn down."""
         self._left -= 1
         return "go on", float(self._left == 0), self._left == 0, False, {}
 
 
 class SimulatedLoop(EpisodeLoop):
-    """Plays episodes with the bookkeeping of real ones and without rendering or parsing anything."""
+    """Plays episodes with the bookkeeping of real ones, without rendering or parsing."""
 
     def __init__(self, engine: SimulatedEngine, limits: Limits) -> None:
         super().__init__(limits)
@@ -123,7 +126,7 @@ class SimulatedLoop(EpisodeLoop):
         for turn in range(self.limits.max_turns):
             sampling = Sampling(max_tokens=2, seed=draft.episode.seed(turn))
             completion = await self.engine.generate(draft.ids, sampling, session=draft.episode.session)
-            await self.turnstile.passed()
+            await self.turnstile.wait_turn()
             draft.add_reply(completion, message, 0.0)
             ending = self._ending(await self._act(env, draft, message), draft)
             if ending is not None:

@@ -13,12 +13,12 @@ T = TypeVar("T")
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Instead of waiting for a timer, sets the clock to it."""
+    """A selector that sets the clock to the next timer instead of waiting for it."""
 
     now_s = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """What is ready; with nothing to come but other threads' calls, waits for those as usual."""
+        """Returns what is ready; if only other threads' calls can come, waits for those as usual."""
         if timeout is None:
             return super().select(None)
         ready = super().select(0)
@@ -28,10 +28,10 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """`sleep`, `timeout` and `call_later` keep their order and take no time; `time()` says what the clock would show.
+    """An event loop where `sleep`, `timeout` and `call_later` keep their order and take no time; `time()` is virtual.
 
-    For what runs on the event loop alone: the clock does not wait for threads or sockets that have something to say
-    later, as an environment that is called on a thread.
+    It is for code that runs on the event loop alone: the clock does not wait for threads or sockets that deliver
+    something later, such as an environment that is called on a thread.
     """
 
     def __init__(self) -> None:
@@ -39,11 +39,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         super().__init__(self._jumping)
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
+        """Returns the virtual seconds since the loop was made."""
         return self._jumping.now_s
 
 
 def run_in_virtual_time(work: Coroutine[object, object, T]) -> T:
-    """The coroutine's result, as `asyncio.run` gives it."""
+    """Returns the coroutine's result, as `asyncio.run` does."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(work)

@@ -1,4 +1,4 @@
-"""Answers of pure tools, kept for the process: a call with equal arguments is not run again."""
+"""A cache of pure tools' answers for the process: a call with equal arguments is not run again."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["KeptAnswers", "answers_of"]
 
 MAX_ANSWERS = 4096
 MAX_CHARS = 16 << 20
-"""Of all answers of a tool together, with the arguments they belong to."""
+"""The most characters of all answers of a tool together, with the arguments they belong to."""
 
 
 class KeptAnswers:
-    """The answers of one tool by their arguments' JSON; those asked for longest ago go first.
+    """The answers of one tool by their arguments' JSON; the least recently used are dropped first.
 
     >>> kept = KeptAnswers()
     >>> kept.keep({"b": 1, "a": [2]}, "three")
@@ -34,7 +34,7 @@ class KeptAnswers:
         self._lock = threading.Lock()
 
     def get(self, arguments: Mapping[str, JSON]) -> str | None:
-        """The answer to these arguments, or None."""
+        """Returns the answer to these arguments, or None."""
         key = _key(arguments)
         with self._lock:
             if key is None or key not in self._answers:
@@ -43,7 +43,7 @@ class KeptAnswers:
             return self._answers[key]
 
     def keep(self, arguments: Mapping[str, JSON], answer: str) -> None:
-        """Keeps an answer, and lets go of the oldest beyond the limits."""
+        """Keeps an answer, and drops the least recently used ones beyond the limits."""
         key = _key(arguments)
         with self._lock:
             if key is None or key in self._answers:
@@ -60,14 +60,14 @@ _kept_lock = threading.Lock()
 
 
 def answers_of(tool: Tool) -> KeptAnswers:
-    """The answers of the tool's function; of a method that a class marks as a tool, those of all its objects."""
+    """Returns the answers of the tool's function; for a method that a class marks as a tool, of all its objects."""
     fn = tool.fn if tool.owner is None else getattr(tool.fn, "__func__", tool.fn)
     with _kept_lock:
         return _kept.setdefault(fn, KeptAnswers())
 
 
 def _key(arguments: Mapping[str, JSON]) -> str | None:
-    """None for what is nested too deeply to be compared."""
+    """Returns the arguments as JSON, or None if they are nested too deeply to be compared."""
     try:
         return json.dumps(arguments, sort_keys=True)
     except RecursionError:

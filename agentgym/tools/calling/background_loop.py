@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, for what outlives the loop of whoever asks for it."""
+"""An event loop on its own thread, for objects that outlive their caller's loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class BackgroundLoop:
-    """Starts its daemon thread at the first use, and another one in a forked child, which has no copy of it."""
+    """Starts its daemon thread at the first use, and another one in a forked child, which does not inherit it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -29,7 +29,7 @@ class BackgroundLoop:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop, which runs."""
+        """The running loop."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -39,9 +39,9 @@ class BackgroundLoop:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is on the loop's thread, where it cannot wait for the loop."""
+        """True if the caller is on the loop's thread, where it cannot wait for the loop."""
         return threading.current_thread() is self._thread
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Runs the coroutine there."""
+        """Runs the coroutine on the loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)

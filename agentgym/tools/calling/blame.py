@@ -1,4 +1,4 @@
-"""Decides what an exception of a tool is: the model's mistake, which it reads, or a fault of the environment."""
+"""Decides whether a tool's exception is the model's mistake, which it reads, or a fault of the environment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OF_THE_INPUT = (
     re.error,
     subprocess.SubprocessError,
 )
-"""What Python raises over values, keys, numbers and texts that it was given, and over programs that it ran."""
+"""The errors that Python raises over given values, keys, numbers and texts, and over programs that it ran."""
 OF_THE_SETTINGS = (ConfigError, InvalidTrajectory, RenderError, ToolSchemaError, UnknownName)
 """Errors of agentgym that derive from the builtins above, and that no argument causes."""
 PARSERS = frozenset({"_csv", "jsonschema", "lxml", "xml", "yaml", "zlib"})
@@ -52,23 +52,23 @@ SQLITE_CODES = frozenset({1, 8, 18, 19, 20, 23, 25})
 """SQLite's result codes about the SQL: ERROR, READONLY, TOOBIG, CONSTRAINT, MISMATCH, AUTH and RANGE. Python raises
 OperationalError both for a misspelt statement (ERROR) and for a full disk (FULL)."""
 CALLERS = ("agentgym.tools.", "verifiers.")
-"""Modules that call tools: a TypeError in one of them says that the tool does not take the arguments."""
+"""Modules that call tools: a TypeError in one of them means that the tool does not take the arguments."""
 OF_THE_PATH = frozenset(
     {
         *(errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR),
         *(errno.ENOTEMPTY, errno.EPERM),
     }
 )
-"""Refusals of the system that follow from a path."""
+"""The system errors that a path can cause."""
 
 
 def is_models_mistake(error: BaseException, arguments: Mapping[str, JSON]) -> bool:
     """Returns whether the model can have caused `error` by calling a tool with `arguments`.
 
-    True for what Python raises over its input, for arguments that the tool does not take, for an SQL statement that the
-    database refuses, and for a path of the arguments that the system refuses. False for everything else: errors of the
-    machine, of services and of databases, and what no input explains (AttributeError, other TypeErrors, AssertionError,
-    RuntimeError, SystemExit, ...).
+    True for errors that Python raises over its input, for arguments that the tool does not take, for an SQL statement
+    that the database refuses, and for a path of the arguments that the system refuses. False for all others: errors of
+    the machine, of services and of databases, and errors that no input explains (AttributeError, other TypeErrors,
+    AssertionError, RuntimeError, SystemExit, ...).
     """
     if isinstance(error, ToolFailure):
         return True
@@ -100,12 +100,12 @@ def raised_at(error: BaseException, function: object) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = inspect.unwrap(function) if callable(function) else function
     file = getattr(getattr(own, "__code__", None), "co_filename", None)
-    frame = next((one for one in reversed(frames) if one.filename == file), frames[-1] if frames else None)
+    frame = next((entry for entry in reversed(frames) if entry.filename == file), frames[-1] if frames else None)
     return f" ({frame.filename}, line {frame.lineno})" if frame else ""
 
 
 def _packages(module: str) -> set[str]:
-    """The names of a module's package and of the module in it: {"http", "http.client"}."""
+    """Returns the names of a module's package and of the module in it: {"http", "http.client"}."""
     parts = module.split(".")
     return {parts[0], ".".join(parts[:2])}
 
@@ -122,7 +122,7 @@ def _is_about_the_statement(error: BaseException) -> bool:
 
 
 def _names_an_argument(error: OSError, arguments: Mapping[str, JSON]) -> bool:
-    """Whether a name in the refused path, with or without its suffix, is the last name in an argument."""
+    """Returns whether a name in the refused path, with or without its suffix, is the last name in an argument."""
     refused = {name for path in (error.filename, error.filename2) for part in _parts(path) for name in _names(part)}
     last = (parts[-1] for value in _leaves(arguments) if (parts := _parts(value)))
     return any(name in refused for part in last for name in _names(part))
@@ -139,7 +139,7 @@ def _names(part: str) -> tuple[str, str]:
 
 
 def _leaves(value: JSON) -> Iterator[str]:
-    """The texts and numbers in a JSON value, as text."""
+    """Yields the texts and numbers in a JSON value, as text."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, str | int | float):

@@ -18,7 +18,7 @@ KEY_VALUE = re.compile(r"^([A-Za-z_]\w*)=(.*)$", re.DOTALL)
 
 
 def read_calls(text: str, tools: Mapping[str, ToolSpec]) -> tuple[AnyCall, ...]:
-    """The calls in `text`, or () when it holds none. Never raises; a broken block becomes a MalformedCall.
+    """Returns the calls in `text`, or () if there are none. Never raises; a broken block becomes a MalformedCall.
 
     >>> spec = ToolSpec("go", "", {"type": "object", "properties": {"way": {"type": "string"}}})
     >>> read_calls("go north", {"go": spec})
@@ -28,7 +28,7 @@ def read_calls(text: str, tools: Mapping[str, ToolSpec]) -> tuple[AnyCall, ...]:
 
 
 def read_tool_call_blocks(text: str) -> tuple[AnyCall, ...]:
-    """The `<tool_call>{json}</tool_call>` blocks outside `<think>`, numbered `call_0`, `call_1`, ..."""
+    """Returns the `<tool_call>{json}</tool_call>` blocks outside `<think>`, numbered `call_0`, `call_1`, ..."""
     if "<tool_call>" not in text:
         return ()
     bodies = BLOCK.findall(THINKING.sub("", text))
@@ -36,7 +36,7 @@ def read_tool_call_blocks(text: str) -> tuple[AnyCall, ...]:
 
 
 def read_command(text: str, tools: Mapping[str, ToolSpec]) -> tuple[AnyCall, ...]:
-    """One call as a person types it: `{"name": ...}`, `name {"key": 1}`, `name key=1` or `name 1`; else ()."""
+    """Reads one call as a person types it: `{"name": ...}`, `name {"key": 1}`, `name key=1` or `name 1`; else ()."""
     text = text.strip()
     if text.startswith("{") and '"name"' in text:
         return (_from_json("call_0", text),)
@@ -67,7 +67,7 @@ def _typed_arguments(rest: str, parameters: Mapping[str, Any]) -> dict[str, Any]
     properties = dict(parameters.get("properties", {}))
     try:
         words = shlex.split(rest)
-    except ValueError:  # an apostrophe is no open quote: "say it's me"
+    except ValueError:  # an apostrophe does not open a quote: "say it's me"
         words = rest.split()
     arguments: dict[str, Any] = {}
     loose: list[str] = []
@@ -88,7 +88,7 @@ def _typed_arguments(rest: str, parameters: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _value(word: str, schema: Any) -> Any:
-    """A typed word as a JSON value, unless the schema asks for a string."""
+    """Reads a typed word as a JSON value, unless the schema asks for a string."""
     if isinstance(schema, Mapping) and schema.get("type") == "string":
         return word
     try:

@@ -17,8 +17,11 @@ ITERABLES = (list, set, frozenset, collections.abc.Sequence, collections.abc.Ite
 
 
 def argument_converter(hints: Mapping[str, object]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """A function from a call's validated arguments to keyword arguments: whole floats to int where int is wanted,
-    objects to dataclasses, values to Enum members, arrays to sets and tuples; everything else is passed as it is."""
+    """Returns a function from a call's validated arguments to keyword arguments.
+
+    It converts whole floats to int where int is expected, objects to dataclasses, values to Enum members, and arrays
+    to sets and tuples. Everything else is passed as it is.
+    """
     converters = {name: convert for name, hint in hints.items() if (convert := _converter(hint, ())) is not None}
     if not converters:
         return dict
@@ -58,7 +61,7 @@ def _converter(hint: Any, above: tuple[type, ...]) -> Convert | None:
 
 
 def _whole(value: Any) -> Any:
-    """JSON Schema counts 7.0 as an integer; a Python function does not."""
+    """Converts 7.0 to 7: JSON Schema counts it as an integer, and a Python function does not."""
     return int(value) if type(value) is float else value
 
 
@@ -77,7 +80,7 @@ def _union(arguments: tuple[Any, ...], above: tuple[type, ...]) -> Convert | Non
 
 
 def _accepts(hint: Any, value: Any) -> bool:
-    """Whether a JSON value can be meant for `hint`, judged by its outermost shape."""
+    """Returns whether a JSON value can be meant for `hint`, judged by its outermost shape."""
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return value in [member.value for member in hint]
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
@@ -103,7 +106,7 @@ def _accepts(hint: Any, value: Any) -> bool:
 
 
 def _dataclass(cls: type, above: tuple[type, ...]) -> Convert:
-    if cls in above:  # a class that contains itself: its converter is made when a value gets there
+    if cls in above:  # a class that contains itself: its converter is made when a value needs it
         return lambda value: _dataclass(cls, ())(value)
     hints = typing.get_type_hints(cls, include_extras=True)
     convert = argument_converter_within(hints, (*above, cls))

@@ -40,27 +40,37 @@ class Tool:
     timeout_s: float | None = DEFAULT_TIMEOUT_S
     """Seconds after which a call is answered with a time-out; None is no limit."""
     max_concurrency: int | None = None
-    """How many calls may run at once, over all episodes of the process; None is no limit."""
+    """The number of calls that may run at once, over all episodes of the process; None is no limit."""
     rate_limit_per_s: float | None = None
-    """How many calls may begin in a second, evenly apart, over all episodes of the process; None is no limit. The wait
-    is no part of `timeout_s`."""
+    """The number of calls that may begin per second, over all episodes of the process; None is no limit.
+
+    Calls are evenly spaced. The wait does not count toward `timeout_s`.
+    """
     pure: bool = False
-    """True promises that the answer follows from the arguments alone, and for a method that is marked with `@tool` not
-    from its object: answers are kept for the process, and a call with arguments of the same JSON is answered without
-    running it, whoever asks."""
+    """True promises that the answer follows from the arguments alone, and not from the object of an `@tool` method.
+
+    Answers are kept for the process: a call with arguments of the same JSON is answered without running it, in any
+    episode.
+    """
     blocking: bool = True
     """True: a plain function runs on a thread; False: it is short and pure, and runs where it is called."""
     on_error: OnError = "auto"
-    """What an exception of `fn` is: "answer" for something that the model reads, "raise" for a fault of the environment
-    (no reward, its traceback logged). "auto" decides by its kind: `agentgym.tools.calling.blame`."""
+    """The meaning of an exception of `fn`: "answer", "raise" or "auto".
+
+    "answer" is something that the model reads. "raise" is a fault of the environment (no reward, its traceback
+    logged). "auto" decides by the exception's kind: `agentgym.tools.calling.blame`.
+    """
     on_timeout: OnTimeout = "answer"
-    """What a call beyond `timeout_s` is: "answer" where what the model asked for takes too long, "raise" where the tool
-    waits for a service. A tool with `on_error="raise"` has "raise"."""
+    """The meaning of a call beyond `timeout_s`: "answer" or "raise".
+
+    "answer" is for a request of the model that takes too long, "raise" for a tool that waits for a service. A tool
+    with `on_error="raise"` has "raise".
+    """
     owner: object = None
     """The environment whose method this is; the plain methods of one owner run one after the other on one thread."""
     check: ArgumentCheck = field(init=False, repr=False, compare=False)
     convert: Callable[[Mapping[str, JSON]], dict[str, Any]] = field(default=dict, repr=False, compare=False)
-    """Validated JSON arguments to the keyword arguments of `fn`."""
+    """Converts validated JSON arguments to the keyword arguments of `fn`."""
 
     def __post_init__(self) -> None:
         if not NAME.match(self.spec.name):
@@ -86,17 +96,17 @@ class Tool:
 
     @functools.cached_property
     def is_async(self) -> bool:
-        """Whether `fn` is a coroutine function."""
+        """True if `fn` is a coroutine function."""
         call = getattr(self.fn, "__call__", None)  # noqa: B004  # an object with `async def __call__`
         return inspect.iscoroutinefunction(self.fn) or inspect.iscoroutinefunction(call)
 
     def bound_to(self, owner: object, fn: ToolFunction) -> Tool:
-        """This tool with the bound method `fn` of `owner`."""
+        """Returns this tool with the bound method `fn` of `owner`."""
         return replace(self, fn=fn, owner=owner)
 
 
 class ToolSettings(TypedDict, total=False):
-    """The fields of `Tool` that say how its function is run."""
+    """The fields of `Tool` that define how its function is run."""
 
     timeout_s: float | None
     max_concurrency: int | None
@@ -119,7 +129,7 @@ def tool(
     """Marks a typed function or method as a tool; it stays an ordinary function.
 
     Its schema comes from the annotations, its description and those of its arguments from the docstring.
-    Settings are the fields of `Tool`. Raises ToolSchemaError where no schema follows.
+    Settings are the fields of `Tool`. Raises ToolSchemaError if no schema can be derived.
 
     >>> @tool
     ... def add(a: int, b: int = 1) -> int:
@@ -141,7 +151,7 @@ def tool(
 
 
 def as_tool(entry: Tool | ToolFunction) -> Tool:
-    """`entry` as a Tool: itself, the one that `@tool` made of it, or one derived now from a plain typed function."""
+    """Returns `entry` as a Tool: itself, the one that `@tool` made, or one derived now from a plain typed function."""
     if isinstance(entry, Tool):
         return entry
     marked = getattr(entry, MARK, None)
@@ -170,7 +180,7 @@ def register_tool(
     registry: Registry[Tool] | None = None,
     **settings: Unpack[ToolSettings],
 ) -> Tool:
-    """A Tool with the schema exactly as given, added to `registry` (default `TOOLS`) under its name.
+    """Makes a Tool with the schema exactly as given, and adds it to `registry` (default `TOOLS`) under its name.
 
     `schema` is a dict, or the path of a JSON file, in OpenAI's form (`{"type": "function", "function": {...}}`), the
     bare form (`{"name", "description", "parameters"}`) or MCP's (`inputSchema`). `fn` gets the validated arguments by
@@ -207,7 +217,7 @@ def _load(path: str | Path) -> object:
 
 
 class _SchemaKey:
-    """A specification as a cache key, equal where the parameters' JSON is equal."""
+    """A specification as a cache key, equal if the parameters' JSON is equal."""
 
     def __init__(self, spec: ToolSpec) -> None:
         self.spec = spec

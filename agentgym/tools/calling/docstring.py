@@ -15,7 +15,7 @@ SPHINX_ENTRY = re.compile(r"^:param\s+(?:[^:]*\s)?(\w+):\s*(.*)$")
 
 
 def summary(doc: str) -> str:
-    """The text before the first section, on one line for each paragraph: what the tool does."""
+    """Returns the text before the first section, one line per paragraph: it describes the tool."""
     lines = []
     for line in doc.splitlines():
         stripped = line.strip()
@@ -27,7 +27,7 @@ def summary(doc: str) -> str:
 
 
 def argument_descriptions(doc: str) -> dict[str, str]:
-    """Name to description, for every argument that the docstring describes."""
+    """Returns name to description, for every argument that the docstring describes."""
     found: dict[str, list[str]] = {}
     name = ""
     for style, indent, text in _entries(doc):
@@ -47,7 +47,7 @@ def _section(line: str) -> str:
 
 
 def _entries(doc: str) -> Iterator[tuple[str, int, str]]:
-    """Lines of argument sections as (style, indentation beyond the first entry's, text)."""
+    """Yields the lines of argument sections as (style, indentation beyond the first entry's, text)."""
     lines = doc.splitlines()
     style, base = "", -1
     for position, line in enumerate(lines):

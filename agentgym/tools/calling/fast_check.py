@@ -22,7 +22,7 @@ KEYWORDS = {
 
 
 def fast_check(schema: object) -> Check | None:
-    """A check that says True only of values that the schema accepts; None where the schema is beyond it."""
+    """Returns a check that is True only for values the schema accepts, or None if the schema is not supported."""
     if schema is True or schema == {}:
         return _anything
     if not isinstance(schema, Mapping):
@@ -48,7 +48,7 @@ def _any_of(options: list[object]) -> Check | None:
 
 
 def _choice(values: list[object]) -> Check | None:
-    """Only lists of strings, or of whole numbers: elsewhere 1, 1.0 and true need JSON's notion of equality."""
+    """Checks only lists of strings, or of whole numbers: elsewhere 1, 1.0 and true need JSON's notion of equality."""
     for kind in (str, int):
         if all(type(value) is kind for value in values):
             known = frozenset(values)

@@ -15,7 +15,7 @@ __all__ = ["Limiter", "limiter_for"]
 class Limiter:
     """An async context manager that lets `limit` holders in; None is no limit. First come, first served.
 
-    With `per_s` they come in one after the other, 1 / `per_s` seconds apart by the clock of their loops.
+    With `per_s` they enter one after the other, 1 / `per_s` seconds apart by the clock of their loops.
     """
 
     def __init__(self, limit: int | None, per_s: float | None = None) -> None:
@@ -52,7 +52,7 @@ class Limiter:
         try:
             await asyncio.wrap_future(ticket)
         except asyncio.CancelledError:
-            if not ticket.cancelled():  # the place was handed over just as the wait was cancelled
+            if not ticket.cancelled():  # the slot was handed over just as the wait was cancelled
                 await self.__aexit__()
             raise
 
@@ -74,7 +74,7 @@ _limiters_lock = threading.Lock()
 
 
 def limiter_for(fn: object, limit: int | None, per_s: float | None = None) -> Limiter:
-    """The limiter that every call of the function `fn` (bound methods: the function behind them) goes through."""
+    """Returns the limiter for all calls of the function `fn` (of a bound method: of its function)."""
     if limit is None and per_s is None:
         return _UNLIMITED
     key = getattr(fn, "__func__", fn)

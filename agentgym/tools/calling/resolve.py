@@ -17,19 +17,19 @@ WANTED = Wanted(
 
 
 def resolve_tool(name: str) -> Tool:
-    """The tool of that name or place.
+    """Returns the tool of that name or location.
 
-    Raises UnknownName where there is none, ToolSchemaError for what no schema follows from, and UserCodeFault where
-    the module raises as it is loaded.
+    Raises UnknownName if there is none, ToolSchemaError if no schema can be derived, and UserCodeFault if the module
+    raises as it is loaded.
     """
     if not is_place(name):
         return TOOLS[name]
-    found: ToolFunction = load_named(name, WANTED)  # type: ignore[assignment]  # as_tool says what is wrong
+    found: ToolFunction = load_named(name, WANTED)  # type: ignore[assignment]  # as_tool reports what is wrong
     return as_tool(found)
 
 
 def find_tool(name: str) -> Tool | None:
-    """The tool of that name or place, or None where there is none or something else, such as an environment."""
+    """Returns the tool of that name or location; None if there is none, or something else, like an environment."""
     if name in TOOLS:
         return TOOLS[name]
     if ":" not in name:

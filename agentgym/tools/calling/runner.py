@@ -21,7 +21,7 @@ __all__ = ["ToolRunner"]
 
 log = logging.getLogger(__name__)
 CANCEL_GRACE_S = 0.25
-"""How long a cancelled async tool may take to give up before it is left behind."""
+"""The seconds that a cancelled async tool may take to stop before it is abandoned."""
 EPISODE_OVER = "not run: the episode is over"
 
 
@@ -29,8 +29,8 @@ class ToolRunner:
     """The tools of one episode and their execution.
 
     `inline`: plain functions are called directly, without thread or time-out (for short pure computation).
-    `worker` is the thread for the plain methods of an environment. `stopped` is asked before each call of a method;
-    when it says True the call is answered but not run. `max_result_chars` cuts what a tool returns.
+    `worker` is the thread for the plain methods of an environment. `stopped` is called before each call of a method;
+    if it returns True, the call is answered but not run. `max_result_chars` is the length at which results are cut.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class ToolRunner:
         self.worker = worker or Worker("agentgym-tools")
         self.max_result_chars = max_result_chars
         self.num_abandoned = 0
-        """Calls that went past their time-out and could not be stopped."""
+        """The number of calls that went past their time-out and could not be stopped."""
         self._stopped = stopped or (lambda: False)
 
     def add(self, tool: Tool) -> None:
-        """Adds a tool; raises ConfigError when its name is taken."""
+        """Adds a tool; raises ConfigError if its name is taken."""
         if tool.name in self.tools:
             raise ConfigError(f"two tools are called {tool.name!r}; give one of them another name")
         self.tools[tool.name] = tool
@@ -65,7 +65,7 @@ class ToolRunner:
         self.worker.stop()
 
     def runs_directly(self, calls: Sequence[AnyCall]) -> bool:
-        """Whether `run_directly` can answer these calls: nothing to await, no thread needed."""
+        """Returns whether `run_directly` can answer these calls: nothing to await, no thread needed."""
         for call in calls:
             tool = self.tools.get(call.name) if isinstance(call, ToolCall) else None
             if tool is None:
@@ -75,14 +75,14 @@ class ToolRunner:
         return True
 
     def run_directly(self, calls: Sequence[AnyCall]) -> tuple[ToolResult, ...]:
-        """The answers, computed here and now, one call after the other."""
+        """Returns the answers, computed synchronously, one call after the other."""
         return tuple([self._answer_directly(call) for call in calls])
 
     async def run(self, calls: Sequence[AnyCall]) -> tuple[ToolResult, ...]:
-        """The answers in call order. Plain methods run one after the other on the worker; everything else at once.
+        """Returns the answers in call order. Plain methods run in sequence on the worker, everything else concurrently.
 
-        Raises EnvironmentFault where a tool raised what the model cannot have caused (`Tool.on_error`); other calls are
-        stopped. A tool's ToolFailure is its answer, word for word.
+        Raises EnvironmentFault if a tool raised an error that the model cannot have caused (`Tool.on_error`); other
+        calls are stopped. A tool's ToolFailure is its answer, word for word.
         """
         if self.runs_directly(calls):
             return self.run_directly(calls)
@@ -97,8 +97,8 @@ class ToolRunner:
             if unfinished:
                 await asyncio.gather(*unfinished, return_exceptions=True)
 
-    def _prepared(self, call: AnyCall) -> Tool | ToolResult:
-        """The tool to run, or the answer to a call that cannot be run."""
+    def _check_call(self, call: AnyCall) -> Tool | ToolResult:
+        """Returns the tool to run, or the answer to a call that cannot be run."""
         if isinstance(call, MalformedCall):
             text = f"this tool call could not be read: {call.error}. Nothing was run; send it again in the right form."
             return ToolResult(call.id, "", text, "truncated" if call.truncated else "malformed")
@@ -114,21 +114,21 @@ class ToolRunner:
         return tool
 
     def _answer_directly(self, call: AnyCall) -> ToolResult:
-        tool = self._prepared(call)
+        tool = self._check_call(call)
         if isinstance(tool, ToolResult):
             return tool
         assert isinstance(call, ToolCall)
-        return self._kept(tool, call) or self._call(tool, call)
+        return self._kept_answer(tool, call) or self._call(tool, call)
 
-    def _kept(self, tool: Tool, call: ToolCall) -> ToolResult | None:
-        """The answer that a pure tool gave before."""
+    def _kept_answer(self, tool: Tool, call: ToolCall) -> ToolResult | None:
+        """Returns the answer that a pure tool gave before, or None."""
         if not tool.pure or self._stopped():
             return None
         answer = answers_of(tool).get(call.arguments)
         return None if answer is None else ToolResult(call.id, call.name, self._fitting(answer))
 
     def _call(self, tool: Tool, call: ToolCall) -> ToolResult:
-        """Runs a plain function here and now."""
+        """Runs a plain function synchronously."""
         if self._stopped():
             return ToolResult(call.id, call.name, EPISODE_OVER, "tool_error")
         try:
@@ -139,11 +139,11 @@ class ToolRunner:
             return self._failure(tool, call, error)
 
     async def _answer(self, call: AnyCall, methods: asyncio.Lock) -> ToolResult:
-        tool = self._prepared(call)
+        tool = self._check_call(call)
         if isinstance(tool, ToolResult):
             return tool
         assert isinstance(call, ToolCall)
-        kept = self._kept(tool, call)
+        kept = self._kept_answer(tool, call)
         if kept is not None:
             return kept
         limiter = limiter_for(tool.fn, tool.max_concurrency, tool.rate_limit_per_s)
@@ -215,7 +215,7 @@ class ToolRunner:
         return ToolResult(call.id, call.name, self._fitting(text))
 
     def _failure(self, tool: Tool, call: ToolCall, error: BaseException) -> ToolResult:
-        """The answer that tells the model of `error`; raises EnvironmentFault where the model cannot have caused it."""
+        """Returns `error` as an answer for the model; raises EnvironmentFault if the model cannot have caused it."""
         if isinstance(error, EnvironmentFault):
             error.tool = error.tool or tool.name
             raise error
@@ -237,14 +237,14 @@ class ToolRunner:
 
 
 def _encodable(text: str) -> str:
-    """`text` with lone surrogates replaced: JSON can spell them, but no tokenizer and no file takes them."""
+    """Returns `text` without lone surrogates: JSON can encode them, but no tokenizer and no file takes them."""
     if text.isascii():
         return text
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _as_text(value: object) -> str:
-    """What a tool returned as text: strings as they are, everything else as JSON; raises TypeError or ValueError."""
+    """Returns a tool's result as text: strings as they are, all else as JSON; raises TypeError or ValueError."""
     if isinstance(value, str):
         return str(value)
     if value is None:
@@ -264,7 +264,7 @@ def _safe_text(error: BaseException) -> str:
 
 
 def _timed_out(tool: Tool, call: ToolCall) -> ToolResult:
-    """The answer to a call beyond its tool's `timeout_s`; raises EnvironmentFault where that is not the model's."""
+    """Returns the answer to a call beyond `timeout_s`; raises EnvironmentFault if that is not the model's fault."""
     text = f"{tool.name} gave no answer within {tool.timeout_s:g} s"
     if tool.on_timeout == "raise":
         raise EnvironmentFault(f"tool {text} (timeout_s)", tool=tool.name)
@@ -272,6 +272,6 @@ def _timed_out(tool: Tool, call: ToolCall) -> ToolResult:
 
 
 def _forget(future: asyncio.Future[ToolResult]) -> None:
-    """Reads the outcome of a call nobody waits for, so that asyncio does not report it as lost."""
+    """Reads the outcome of an abandoned call, so that asyncio does not report it as lost."""
     if not future.cancelled():
         future.exception()

@@ -24,7 +24,7 @@ Schema = dict[str, Any]
 
 
 def function_schema(fn: Callable[..., object], hints: Mapping[str, object]) -> Schema:
-    """The JSON Schema object of `fn`'s parameters (without `self`); raises ToolSchemaError naming the parameter."""
+    """Builds the JSON Schema of `fn`'s parameters (without `self`), an object; raises ToolSchemaError with the name."""
     builder = _Builder()
     described = argument_descriptions(inspect.getdoc(fn) or "")
     properties: Schema = {}
@@ -40,7 +40,7 @@ def function_schema(fn: Callable[..., object], hints: Mapping[str, object]) -> S
             schema = builder.build(hints[parameter.name])
         except ToolSchemaError as error:
             raise ToolSchemaError(f"{_place(fn)}: parameter {parameter.name!r}: {error}") from None
-        properties[parameter.name] = _with_default(_described(schema, described.get(parameter.name)), parameter)
+        properties[parameter.name] = _with_default(_add_description(schema, described.get(parameter.name)), parameter)
         if parameter.default is inspect.Parameter.empty:
             required.append(parameter.name)
     schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
@@ -50,7 +50,7 @@ def function_schema(fn: Callable[..., object], hints: Mapping[str, object]) -> S
 
 
 def function_parameters(fn: Callable[..., object]) -> list[inspect.Parameter]:
-    """The parameters that a call fills by name; raises ToolSchemaError for `*args`, `**kwargs` and positional-only."""
+    """Returns the parameters filled by name; raises ToolSchemaError for `*args`, `**kwargs` and positional-only."""
     parameters = list(inspect.signature(fn).parameters.values())
     if parameters and parameters[0].name == "self":
         parameters = parameters[1:]
@@ -64,14 +64,14 @@ def function_parameters(fn: Callable[..., object]) -> list[inspect.Parameter]:
 
 
 def _place(fn: Callable[..., object]) -> str:
-    """The tool's name and where it is defined: "tool 'go' (Lock.go in lock.py, line 12)"."""
+    """Returns the tool's name and the location of its definition: "tool 'go' (Lock.go in lock.py, line 12)"."""
     code = getattr(fn, "__code__", None)
     where = f" ({fn.__qualname__} in {code.co_filename}, line {code.co_firstlineno})" if code is not None else ""
     return f"tool {fn.__name__!r}{where}"
 
 
 def function_hints(fn: Callable[..., object], local_names: Mapping[str, object]) -> dict[str, object]:
-    """`fn`'s parameter types, resolved; `local_names` are those visible where it was defined."""
+    """Resolves `fn`'s parameter types; `local_names` are those visible where it was defined."""
     annotations = {name: hint for name, hint in getattr(fn, "__annotations__", {}).items() if name != "return"}
     holder = types.SimpleNamespace(__annotations__=annotations)
     try:
@@ -98,7 +98,7 @@ class _Builder:
     def build(self, hint: Any) -> Schema:
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
         if origin is typing.Annotated:
-            return _annotated(self.build(arguments[0]), hint.__metadata__)
+            return _add_annotations(self.build(arguments[0]), hint.__metadata__)
         if origin in (typing.Required, typing.NotRequired):
             return self.build(arguments[0])
         if hint is None:
@@ -120,9 +120,9 @@ class _Builder:
             return self._array(container, arguments)
         if container in OBJECTS:
             return self._mapping(arguments)
-        return self._named(hint)
+        return self._class_schema(hint)
 
-    def _named(self, hint: Any) -> Schema:
+    def _class_schema(self, hint: Any) -> Schema:
         if hint in SCALARS:
             return {"type": SCALARS[hint]}
         if isinstance(hint, type) and issubclass(hint, enum.Enum):
@@ -185,7 +185,7 @@ class _Builder:
             if not field.init:
                 continue
             text = field.metadata.get("description") or described.get(field.name)
-            schema = _described(self.build(hints[field.name]), text)
+            schema = _add_description(self.build(hints[field.name]), text)
             if field.default is not dataclasses.MISSING and _is_json(field.default):
                 schema = {**schema, "default": field.default}
             if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
@@ -196,7 +196,7 @@ class _Builder:
     def _typed_dict_fields(self, cls: type) -> tuple[Schema, list[str]]:
         hints = typing.get_type_hints(cls, include_extras=True)
         described = argument_descriptions(inspect.getdoc(cls) or "")
-        properties = {name: _described(self.build(hint), described.get(name)) for name, hint in hints.items()}
+        properties = {name: _add_description(self.build(hint), described.get(name)) for name, hint in hints.items()}
         required = [name for name, hint in hints.items() if _is_required(cls, name, hint)]
         return properties, required
 
@@ -217,7 +217,7 @@ def _enumeration(values: tuple[Any, ...]) -> Schema:
     return {"type": kind, **schema} if kind else schema
 
 
-def _annotated(schema: Schema, metadata: tuple[object, ...]) -> Schema:
+def _add_annotations(schema: Schema, metadata: tuple[object, ...]) -> Schema:
     for extra in metadata:
         if isinstance(extra, str):
             schema = {**schema, "description": extra}
@@ -226,7 +226,7 @@ def _annotated(schema: Schema, metadata: tuple[object, ...]) -> Schema:
     return schema
 
 
-def _described(schema: Schema, description: str | None) -> Schema:
+def _add_description(schema: Schema, description: str | None) -> Schema:
     return {**schema, "description": description} if description and "description" not in schema else schema
 
 

@@ -1,4 +1,4 @@
-"""Tools that come with state of their own, made for one episode: a server, a sandbox, a database."""
+"""Tools that come with their own state, made for one episode: a server, a sandbox, a database."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["ToolSource"]
 
 @runtime_checkable
 class ToolSource(Protocol):
-    """Opened when an episode begins and closed when it ends, whatever happened in between."""
+    """A source of tools, opened when an episode begins and closed when it ends, whatever happened in between."""
 
     def open(self) -> Sequence[Tool]:
-        """Makes the state and gives the tools that work on it."""
+        """Creates the state and returns the tools that work on it."""
 
     def close(self) -> None:
         """Releases the state; called once for each `open`, also after a failed one."""

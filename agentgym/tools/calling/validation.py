@@ -18,7 +18,7 @@ MAX_MESSAGE_CHARS = 300
 
 
 class ArgumentCheck:
-    """The compiled check of one schema: `check(arguments)` gives None, or what is wrong as one sentence or more.
+    """The compiled check of one schema: `check(arguments)` returns None, or the faults in one or more sentences.
 
     >>> check = ArgumentCheck({"type": "object", "properties": {"way": {"enum": ["north", "south"]}}})
     >>> check({"way": "up"})
@@ -79,7 +79,7 @@ def _noun(error: ValidationError) -> str:
 
 
 def _most_telling(error: ValidationError) -> ValidationError:
-    """Of an `anyOf` that failed, the option that came nearest, when it failed deeper than at the top."""
+    """Returns the option of a failed `anyOf` that came nearest, if it failed deeper than at the top."""
     while error.context:
         deeper = [child for child in error.context if len(child.path) > 0]
         if not deeper:
@@ -99,12 +99,12 @@ def _place(error: ValidationError) -> str:
 
 
 def _plain(error: ValidationError) -> str:
-    return _shortened(error)
+    return _short_message(error)
 
 
 def _wrong_type(error: ValidationError) -> str:
     wanted = error.validator_value
-    text = _shortened(error)
+    text = _short_message(error)
     if isinstance(error.instance, str) and wanted in ("integer", "number", "boolean", "array", "object"):
         return f"{text} (write it without quotes)"
     return text
@@ -116,15 +116,15 @@ def _no_option(error: ValidationError) -> str:
     for option in options:
         if isinstance(option, Mapping):
             wanted.append(str(option["enum"]) if "enum" in option else str(option.get("type", "another form")))
-    return f"{_shown(error.instance)} is not {' or '.join(wanted) or 'any of the accepted forms'}"
+    return f"{_short_repr(error.instance)} is not {' or '.join(wanted) or 'any of the accepted forms'}"
 
 
-def _shortened(error: ValidationError) -> str:
+def _short_message(error: ValidationError) -> str:
     whole = repr(error.instance)
-    return str(error.message).replace(whole, _shown(error.instance), 1) if len(whole) > 80 else str(error.message)
+    return str(error.message).replace(whole, _short_repr(error.instance), 1) if len(whole) > 80 else str(error.message)
 
 
-def _shown(instance: object) -> str:
+def _short_repr(instance: object) -> str:
     text = repr(instance)
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -149,7 +149,7 @@ def _refuse_bad_schema(schema: Mapping[str, Any]) -> None:
 
 
 def _references(node: object) -> Iterator[str]:
-    """Every `$ref` anywhere in a schema."""
+    """Yields every `$ref` anywhere in a schema."""
     if isinstance(node, Mapping):
         for key, value in node.items():
             if key == "$ref" and isinstance(value, str):

@@ -19,13 +19,13 @@ T = TypeVar("T")
 Around: TypeAlias = Callable[[], AbstractContextManager[None]]
 Job = tuple[Callable[[], Any], "concurrent.futures.Future[Any]", Around]
 AROUND_CALLS: ContextVar[Around] = ContextVar("AROUND_CALLS", default=nullcontext)
-"""Makes what a call runs within on a worker's thread; read where the call is submitted."""
+"""Makes the context manager that a call runs in on a worker's thread; read when the call is submitted."""
 
 
 class Worker:
     """One daemon thread, started at the first call, that runs calls one after the other: always the same thread.
 
-    A call that never returns cannot be stopped; `abandon` leaves its thread behind and the next call starts another.
+    A call that never returns cannot be stopped; `abandon` gives up its thread and the next call starts another.
     """
 
     def __init__(self, name: str) -> None:
@@ -47,7 +47,7 @@ class Worker:
         return future
 
     async def run(self, fn: Callable[[], T]) -> T:
-        """`submit`, awaited; when the wait is cancelled while `fn` runs, its thread is abandoned."""
+        """Submits `fn` and awaits it; if the wait is cancelled while `fn` runs, its thread is abandoned."""
         future = self.submit(fn)
         try:
             return await asyncio.wrap_future(future)
@@ -57,7 +57,7 @@ class Worker:
             raise
 
     def run_sync(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """`run_sync`; on this worker's own thread its calls go on meanwhile, so the coroutine may wait for them."""
+        """Calls `run_sync`; on this worker's own thread, its calls go on meanwhile, so the coroutine may await them."""
         jobs = self._jobs
         if threading.current_thread() is not self._thread or jobs is None:
             return run_sync(coroutine)
@@ -72,7 +72,7 @@ class Worker:
         return awaited.result()
 
     async def run_within(self, fn: Callable[[], object], timeout_s: float) -> None:
-        """`run`, waited for `timeout_s` at most; a thread that has not come to its end by then is abandoned."""
+        """Runs `fn` and waits `timeout_s` at most; a thread that has not finished by then is abandoned."""
         future = asyncio.wrap_future(self.submit(fn))
         done, _ = await asyncio.wait({future}, timeout=timeout_s)
         if done:
@@ -81,7 +81,7 @@ class Worker:
             self.abandon()
 
     def abandon(self) -> None:
-        """Leaves the thread with what it is doing; it ends as soon as that does."""
+        """Abandons the thread with its current call; it ends as soon as the call does."""
         with self._lock:
             if self._jobs is not None:
                 self.num_abandoned += 1
@@ -128,9 +128,9 @@ _background = BackgroundLoop("agentgym-loop")
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The coroutine's result, for a caller that is not async, whether or not a loop runs on its thread.
+    """Returns the coroutine's result to a caller that is not async, whether or not a loop runs on its thread.
 
-    It runs on one background loop, always the same, so that what is tied to a loop stays valid between calls.
+    It runs on one background loop, always the same, so that objects tied to a loop stay valid between calls.
     """
     if _background.is_current:  # called by a coroutine of that loop: it cannot wait for itself
         box: concurrent.futures.Future[T] = concurrent.futures.Future()

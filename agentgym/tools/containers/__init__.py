@@ -1,1 +1,1 @@
-"""Containers: a Docker daemon as the sandbox and environments use it, and a reaper for what a crash leaves."""
+"""Docker containers for the sandbox and for environments, and a reaper for those that a crash leaves."""

@@ -1,4 +1,4 @@
-"""The Docker daemon, by the `docker` SDK: images, containers, and streams into them. Nothing else imports it."""
+"""The Docker daemon, by the `docker` SDK: images, containers, and streams into them. No other file imports the SDK."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = ["Container", "ContainerPlan", "Daemon", "Found", "Stream"]
 CALL_S, END_S = 120.0, 10.0
 HEAD, STDERR = struct.Struct("!BxxxI"), 2
 MOST_KEPT = 256
-"""Connections that are kept unused; there are as many as requests were made at once."""
+"""The most unused connections that are kept; there are as many as requests were made at once."""
 STREAMS = ("/attach", "/start")
-"""Ends of paths whose connection becomes a stream, and is taken from its pool for good."""
+"""Ends of URL paths whose connection becomes a stream, and leaves its pool permanently."""
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 MISSING = "the docker package is not installed: pip install 'agentgym-llm[docker]'"
 
@@ -34,11 +34,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _told(call: Callable[P, R]) -> Callable[P, R]:
+def _translate_errors(call: Callable[P, R]) -> Callable[P, R]:
     """Turns the SDK's errors into SandboxError."""
 
     @functools.wraps(call)
-    def told(*args: P.args, **kwargs: P.kwargs) -> R:
+    def call_docker(*args: P.args, **kwargs: P.kwargs) -> R:
         import docker.errors
         import requests
 
@@ -47,34 +47,34 @@ def _told(call: Callable[P, R]) -> Callable[P, R]:
         except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
             raise SandboxError(f"Docker: {error}") from error
 
-    return told
+    return call_docker
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerPlan:
-    """Everything that a container is started with. What is not said is refused to it."""
+    """Everything that a container is started with. Anything that is not listed is denied."""
 
     image: str
     command: Sequence[str]
     memory_bytes: int
-    """Of all its processes and its files in memory together; there is no swap beyond it."""
+    """The memory of all its processes and its in-memory files together; there is no swap beyond it."""
     num_processes: int
-    """Processes and threads together."""
+    """The number of processes and threads together."""
     num_cores: float = 1.0
     user: str = ""
-    """Name or number; by default the image's."""
+    """The user's name or number; by default the image's."""
     capabilities: Sequence[str] = ()
     network: str = "none"
     is_read_only: bool = True
     ipc: str = "none"
     tmpfs: Mapping[str, str] = field(default_factory=dict)
-    """Folder to mount options."""
+    """The in-memory folders: path to mount options."""
     folders: Sequence[Path] = ()
-    """Folders of this machine that can be read at the same path."""
+    """The folders of this machine that can be read at the same path."""
     seccomp: str = ""
-    """Profile as JSON; by default Docker's own."""
+    """The profile as JSON; by default Docker's own."""
     has_stdin: bool = False
-    """Whether it ends when the stream that was attached to it does, however that ended."""
+    """True if it ends when the stream that was attached to it does, however that ended."""
     working_folder: str = ""
 
 
@@ -88,7 +88,7 @@ class Found:
 
 
 class Daemon:
-    """A connection to the daemon that DOCKER_HOST, or the default socket, names. May be used from many threads."""
+    """A connection to the daemon at DOCKER_HOST or at the default socket. May be used from many threads."""
 
     def __init__(self) -> None:
         try:
@@ -107,12 +107,12 @@ class Daemon:
             raise SandboxError(f"{wanted} ({error})") from error
 
     def close(self) -> None:
-        """Closes the connections; containers go on."""
+        """Closes the connections; containers keep running."""
         self._client.close()
 
-    @_told
+    @_translate_errors
     def has_image(self, name: str) -> bool:
-        """Whether the daemon holds an image."""
+        """Returns whether the daemon has an image."""
         import docker.errors
 
         try:
@@ -121,25 +121,25 @@ class Daemon:
             return False
         return True
 
-    @_told
+    @_translate_errors
     def volumes_of(self, image: str) -> list[str]:
-        """Folders that each container of the image gets a volume for."""
+        """Returns the folders that each container of the image gets a volume for."""
         return sorted(self._client.api.inspect_image(image)["Config"].get("Volumes") or {})
 
-    @_told
+    @_translate_errors
     def import_image(self, tar: BinaryIO, name: str, changes: Sequence[str]) -> None:
-        """An image whose files are a tar archive's; `changes` are lines of a Dockerfile."""
+        """Makes an image of the files in a tar archive; `changes` are lines of a Dockerfile."""
         repository, _, tag = name.partition(":")
         self._client.api.import_image_from_data(tar, repository=repository, tag=tag, changes=list(changes))
         if not self.has_image(name):
             raise SandboxError(f"the Docker daemon did not take the image {name}")
 
-    @_told
+    @_translate_errors
     def build_image(self, folder: Path, name: str, given: Mapping[str, str]) -> None:
-        """An image from the Dockerfile in a folder."""
+        """Builds an image from the Dockerfile in a folder."""
         import docker.errors
 
-        # In memory: of a folder the SDK makes a temporary file, which stays where this process is killed meanwhile.
+        # In memory: for a folder the SDK makes a temporary file, which stays if this process is killed meanwhile.
         lines = file.read_text().splitlines() if (file := folder / ".dockerignore").is_file() else []
         tar = docker.utils.tar(str(folder), exclude=lines, dockerfile=("Dockerfile", None), fileobj=BytesIO())
         try:
@@ -150,9 +150,9 @@ class Daemon:
             log = "".join(str(line.get("stream", line.get("error", ""))) for line in error.build_log)
             raise SandboxError(f"the Dockerfile in {folder} does not build:\n{log[-2000:]}") from error
 
-    @_told
+    @_translate_errors
     def remove_image(self, name: str) -> bool:
-        """Removes an image; False where containers still use it."""
+        """Removes an image; False if containers still use it."""
         import docker.errors
 
         try:
@@ -165,14 +165,14 @@ class Daemon:
             raise
         return True
 
-    @_told
+    @_translate_errors
     def create(self, plan: ContainerPlan) -> Container:
-        """A container that has not started yet; it is labelled as this process's."""
+        """Creates a container, labelled as this process's, without starting it."""
         api = self._client.api
         options = ["no-new-privileges", *([f"seccomp={plan.seccomp}"] if plan.seccomp else [])]
         host = api.create_host_config(
             auto_remove=True,
-            binds={str(one): {"bind": str(one), "mode": "ro"} for one in plan.folders},
+            binds={str(path): {"bind": str(path), "mode": "ro"} for path in plan.folders},
             cap_add=list(plan.capabilities),
             cap_drop=["ALL"],
             ipc_mode=plan.ipc,
@@ -198,25 +198,25 @@ class Daemon:
         )
         return Container(self._client, made["Id"])
 
-    @_told
-    def found(self, kind: str, label: str = OWNER) -> list[Found]:
-        """All `containers`, `images` or `networks` with a label."""
+    @_translate_errors
+    def find_labelled(self, kind: str, label: str = OWNER) -> list[Found]:
+        """Returns all `containers`, `images` or `networks` with a label."""
         api = self._client.api
         wanted = {"label": label}
         if kind == "containers":
             rows = api.containers(all=True, filters=wanted)
         else:
             rows = api.images(filters=wanted) if kind == "images" else api.networks(filters=wanted)
-        return [Found(one["Id"], _name(one), one["Labels"] or {}) for one in rows]
+        return [Found(row["Id"], _name(row), row["Labels"] or {}) for row in rows]
 
-    @_told
+    @_translate_errors
     def remove_network(self, identity: str) -> None:
         """Removes a network that no container is in."""
         self._client.api.remove_network(identity)
 
-    @_told
+    @_translate_errors
     def remove_container(self, identity: str) -> None:
-        """Ends a container and removes it; one that is gone already is no mistake."""
+        """Ends a container and removes it; does nothing if it is already gone."""
         _remove(self._client.api, identity)
 
 
@@ -227,26 +227,26 @@ class Container:
         self._api = client.api  # type: ignore[attr-defined]
         self.id = identity
 
-    @_told
+    @_translate_errors
     def attach(self) -> Stream:
-        """Its standard streams; to be called before `start`."""
+        """Attaches to its standard streams; to be called before `start`."""
         asked = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
         return Stream(self._api.attach_socket(self.id, params=asked))
 
-    @_told
+    @_translate_errors
     def start(self) -> None:
         """Starts its first process."""
         self._api.start(self.id)
 
-    @_told
+    @_translate_errors
     def begin(self, command: Sequence[str], user: str, folder: str) -> tuple[str, Stream]:
-        """Another process in it, which has no input: its name, and the stream of its output."""
+        """Starts another process in it, which has no input; returns its ID, and the stream of its output."""
         made = self._api.exec_create(self.id, list(command), user=user, workdir=folder)
         return str(made["Id"]), Stream(self._api.exec_start(made["Id"], socket=True))
 
-    @_told
+    @_translate_errors
     def exit_code(self, execution: str) -> int:
-        """Of a process that `begin` named, and whose output has ended: it does so itself a moment later."""
+        """Returns the exit code of a process of `begin` whose output has ended: it ends itself a moment later."""
         deadline = time.monotonic() + END_S
         while (code := self._api.exec_inspect(execution)["ExitCode"]) is None and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -256,14 +256,14 @@ class Container:
             )
         return int(code)
 
-    @_told
+    @_translate_errors
     def extract(self, folder: str, archive: bytes) -> None:
         """Unpacks a tar archive in a folder of it."""
         self._api.put_archive(self.id, folder, archive)
 
-    @_told
+    @_translate_errors
     def archive(self, path: str, most_bytes: int) -> bytes | None:
-        """A path of it as a tar archive, cut off behind so many bytes; None where nothing is there."""
+        """Returns a path of it as a tar archive, cut off after `most_bytes`; None if nothing is there."""
         import docker.errors
 
         try:
@@ -278,39 +278,39 @@ class Container:
                     break
         return bytes(content)
 
-    @_told
+    @_translate_errors
     def commit(self, name: str) -> None:
-        """Keeps its files as an image with its labels."""
+        """Saves its files as an image with its labels."""
         repository, _, tag = name.partition(":")
         self._api.commit(self.id, repository=repository, tag=tag)
 
-    @_told
+    @_translate_errors
     def remove(self) -> None:
-        """Ends it and removes it, with the volumes that are its own."""
+        """Ends and removes it, with its own volumes."""
         _remove(self._api, self.id)
 
 
 class Stream:
-    """A container's streams as a channel of frames: its standard output is read, standard error kept aside."""
+    """A container's streams as a channel of frames: standard output is read, standard error is kept separately."""
 
     def __init__(self, handle: object) -> None:
         self._handle = handle
-        """Keeps the SDK's response alive, whose socket this is."""
+        """The SDK's response, which owns the socket and is kept alive here."""
         self._socket = cast(socket.socket, getattr(handle, "_sock", handle))
         self._early = _read_ahead(handle, self._socket)
         self._pending = b""
         self.stderr = b""
 
     def settimeout(self, seconds: float) -> None:
-        """Longest that the next read or write may wait."""
+        """Sets the seconds that the next read or write may wait."""
         self._socket.settimeout(seconds)
 
     def sendall(self, data: bytes) -> None:
-        """To its standard input."""
+        """Writes to its standard input."""
         self._socket.sendall(data)
 
     def recv(self, size: int) -> bytes:
-        """From its standard output; empty at the end."""
+        """Reads from its standard output; empty at the end."""
         while not self._pending:
             head = self._exactly(HEAD.size)
             if len(head) < HEAD.size:
@@ -336,11 +336,11 @@ class Stream:
         return b"".join(parts)
 
     def is_quiet(self) -> bool:
-        """Whether nothing has come that was not asked for, not even the end."""
+        """Returns whether nothing unrequested has come, not even the end."""
         return not (self._pending or self._early) and not select.select([self._socket], [], [], 0)[0]
 
     def close(self) -> None:
-        """Ends standard input too, and so the container, if it waits for it."""
+        """Closes the streams, and so ends a container that waits for its standard input."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._handle.close()  # type: ignore[attr-defined]
@@ -348,16 +348,16 @@ class Stream:
 
 
 def _share_pool(api: Any) -> None:
-    """Has requests to a socket of files share one pool of connections. The SDK has a pool for each URL, and closes the
-    one used longest ago, under a thread that is using it, too: its answer is lost then."""
+    """Makes requests to a Unix socket share one pool of connections."""
+    # The SDK has a pool for each URL, and closes the least recently used one even while a thread waits for its answer.
     adapter, any_url = api.get_adapter(api.base_url), api.base_url
-    if hasattr(adapter, "socket_path"):  # others have a pool for each host
+    if hasattr(adapter, "socket_path"):  # other adapters have a pool for each host
         pool_for, adapter.max_pool_size = adapter.get_connection, MOST_KEPT
         adapter.get_connection = lambda url, _=None: pool_for(url if urlsplit(url).path.endswith(STREAMS) else any_url)
 
 
 def _read_ahead(handle: object, connection: socket.socket) -> bytes:
-    """What came together with the answer's head: the SDK's buffer has it, and the socket no more."""
+    """Returns the bytes that came with the answer's head: they are in the SDK's buffer, no longer in the socket."""
     reader: BufferedReader = handle._response.raw._fp.fp  # type: ignore[attr-defined]
     seconds = connection.gettimeout()
     connection.setblocking(False)
@@ -388,12 +388,12 @@ def _name(row: Mapping[str, object]) -> str:
 
 
 def _fault_of(address: str) -> str:
-    """Why no connection to a socket of files can be made, if so; the SDK would leave it open."""
+    """Returns why no connection to a Unix socket can be made, or ""; the SDK would leave the socket open."""
     if not address.startswith("unix://"):
         return ""
-    with socket.socket(socket.AF_UNIX) as one:
+    with socket.socket(socket.AF_UNIX) as connection:
         try:
-            one.connect(address.removeprefix("unix://"))
+            connection.connect(address.removeprefix("unix://"))
         except OSError as error:
             return error.strerror or str(error)
     return ""

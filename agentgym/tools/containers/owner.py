@@ -1,4 +1,4 @@
-"""Labels that say which process a container or image belongs to, and whether that process has ended."""
+"""Labels that name the process that a container or image belongs to, and whether that process has ended."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import psutil
 __all__ = ["MACHINE", "OWNER", "RUN", "has_ended", "is_of_this_machine", "labels"]
 
 OWNER = "agentgym.owner"
-"""`pid:start`, the start in seconds since 1970: numbers of processes are given again, with other starts."""
+"""`pid:start`, the start in seconds since 1970: PIDs are used again, with other starts."""
 MACHINE = "agentgym.machine"
-"""Host and PID namespace: another one's processes cannot be looked for here."""
+"""The host and PID namespace: the processes of another one cannot be looked up here."""
 RUN = "agentgym.run"
 SLACK_S = 2.0
-"""A start is computed from the time of the machine's own start, which its clock's corrections move."""
+"""The tolerance in seconds: a start is computed from the machine's boot time, which clock corrections move."""
 
 _run_id = uuid.uuid4().hex[:12]
 
 
 def labels() -> dict[str, str]:
-    """What everything that this process makes is labelled with."""
+    """Returns the labels of everything that this process makes."""
     return {OWNER: _owner(), MACHINE: _machine(), RUN: f"{_run_id}-{os.getpid()}"}
 
 
 def is_of_this_machine(given: Mapping[str, str]) -> bool:
-    """Whether the owner could be seen from here."""
+    """Returns whether the owner would be visible from here."""
     return given.get(MACHINE) == _machine()
 
 
 def has_ended(given: Mapping[str, str]) -> bool:
-    """Whether the owner, a process of this machine, is no more."""
+    """Returns whether the owner, a process of this machine, has ended."""
     pid, _, start = given[OWNER].partition(":")
     try:
         process = psutil.Process(int(pid))
@@ -51,6 +51,6 @@ def _owner() -> str:
 def _machine() -> str:
     try:
         namespace = os.readlink("/proc/self/ns/pid")
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         namespace = ""
     return f"{socket.gethostname()}/{namespace}"

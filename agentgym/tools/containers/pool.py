@@ -1,4 +1,4 @@
-"""Containers of one kind, started ahead of those who will need them, and snapshots of prepared ones."""
+"""Containers of one kind, started before they are needed, and snapshots of prepared ones."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ NOBODY = "65534:65534"
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What containers of a pool are made from, and what they may take."""
+    """The source of a pool's containers, and their limits."""
 
     image: str = ""
-    """One that the daemon holds. By default this machine's own Python and shell."""
+    """An image in the daemon; by default one of this machine's own Python and shell."""
     dockerfile: str = ""
     """A folder with a Dockerfile, in place of an image."""
     limits: ContainerLimits = field(default_factory=ContainerLimits)
     user: str = NOBODY
-    """`user:group`, as numbers, that commands are run as; not root, who could end the first process."""
+    """The `user:group`, as numbers, that runs commands; not root, who could end the first process."""
     num_warm: int = 1
-    """Containers that wait, started."""
+    """The number of containers that wait, started."""
 
     def __post_init__(self) -> None:
         owner, _, group = self.user.partition(":")
@@ -53,7 +53,7 @@ class ContainerPool:
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
         self._id = uuid.uuid4().hex[:12]
-        """In its images' names: another pool, or process with the same number elsewhere, removes its own alone."""
+        """The ID in its images' names: another pool, or a process with the same PID elsewhere, removes only its own."""
         self._daemon = Daemon()
         self._lock = threading.Lock()
         self._snapshot_locks: dict[str, threading.Lock] = {}
@@ -66,7 +66,7 @@ class ContainerPool:
         self._image = self._found_image()
 
     def take(self) -> Workspace:
-        """A fresh container; it belongs to the caller, who closes it."""
+        """Returns a fresh container; it belongs to the caller, who closes it."""
         with self._lock:
             self._check_open()
             ready = self._warm.pop() if self._warm else None
@@ -74,10 +74,10 @@ class ContainerPool:
                 thread = threading.Thread(target=self._start_one, name="agentgym-containers", daemon=True)
                 self._starting.add(thread)
                 thread.start()
-        return ready or self._started(self._image)
+        return ready or self._start_container(self._image)
 
     def take_prepared(self, key: str, prepare: Callable[[Workspace], None]) -> Workspace:
-        """A container as `prepare` leaves it. It is run once for a key; its files are a snapshot for all others."""
+        """Returns a container as `prepare` leaves it. That runs once for a key; all others start from a snapshot."""
         digest = hashlib.sha256(repr((self._image, key)).encode()).hexdigest()[:16]
         name = f"agentgym-snapshot:{digest}-{self._id}"
         with self._lock:
@@ -88,7 +88,7 @@ class ContainerPool:
                     prepare(made)
                     made.snapshot(name)
                 self._keep_snapshot(name)
-        return self._started(name)
+        return self._start_container(name)
 
     def close(self) -> None:
         """Ends containers that wait or are starting, and removes the snapshots."""
@@ -101,7 +101,7 @@ class ContainerPool:
             raise SandboxError("this pool of containers was closed")
 
     def _keep_snapshot(self, name: str) -> None:
-        """Leaves a new snapshot to `close`; removes it if that was called meanwhile."""
+        """Registers a new snapshot for `close`; removes it if that was called meanwhile."""
         with self._lock:
             if not self._closed:
                 self._snapshots.add(name)
@@ -121,14 +121,14 @@ class ContainerPool:
             raise ConfigError(f"the Docker daemon has no image {kind.image!r}: `docker pull {kind.image}`")
         return kind.image or host_image(self._daemon)
 
-    def _started(self, image: str) -> Workspace:
+    def _start_container(self, image: str) -> Workspace:
         return Workspace(self._daemon, image, self._kind.limits, self._kind.user)
 
     def _start_one(self) -> None:
         made: list[Workspace] = []
         try:
-            made.append(self._started(self._image))
-        except SandboxError:  # whoever takes the next one starts it, and is told
+            made.append(self._start_container(self._image))
+        except SandboxError:  # the next caller of `take` starts it, and gets the error
             pass
         finally:
             with self._lock:
@@ -138,7 +138,7 @@ class ContainerPool:
 
 def _digest(folder: Path) -> str:
     digest = hashlib.sha256()
-    for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -146,11 +146,11 @@ def _digest(folder: Path) -> str:
 def _finish(
     starting: set[threading.Thread], warm: list[Workspace], images: set[str], daemon: Daemon, owner: int
 ) -> None:
-    if os.getpid() != owner:  # a fork of the owner ends, and the containers are not its
+    if os.getpid() != owner:  # a forked child of the owner is ending; it does not own the containers
         return
     for thread in [*starting]:
         thread.join()
-    with contextlib.suppress(SandboxError):  # the daemon has gone, and its containers with it
+    with contextlib.suppress(SandboxError):  # the daemon is gone, and its containers with it
         while warm:
             warm.pop().close()
         for name in images:
@@ -164,7 +164,7 @@ _pools: dict[tuple[int, Kind], ContainerPool] = {}
 
 
 def shared_pool(kind: Kind) -> ContainerPool:
-    """The process's pool of a kind; it ends with the process."""
+    """Returns the process's pool of a kind; it ends with the process."""
     with _lock:
         key = (os.getpid(), kind)
         if key not in _pools:

@@ -24,14 +24,14 @@ __all__ = ["IMAGE", "IMAGE_LABEL", "host_image", "host_image_name"]
 
 IMAGE = "agentgym-python"
 IMAGE_LABEL = "agentgym.image"
-"""On images of ours: they are made again when they are needed."""
+"""The label on our images: they are made again when they are needed."""
 COMMANDS = """
 awk base64 basename bash cat chmod cmp comm cp cut date dd df diff dirname du echo egrep env expand expr false fgrep
 find fold grep gunzip gzip head id install join ln ls md5sum mkdir mktemp mv nl od paste patch printf pwd readlink
 realpath rm rmdir sed seq sh sha1sum sha256sum shuf sleep sort split stat sum tac tail tar tee test timeout touch tr
 true truncate uname uniq wc which whoami xargs yes zcat
 """
-"""Programs that are taken along, of those that are here."""
+"""The programs that are included, if this machine has them."""
 LEFT_OUT = {
     "site-packages",
     "dist-packages",
@@ -44,7 +44,7 @@ LEFT_OUT = {
     "lib2to3",
 }
 LOADER = re.compile(rb"(/[\w./-]*/ld-[\w.-]+)\0")
-"""As an ELF program names it among its first bytes."""
+"""The loader, as an ELF program names it among its first bytes."""
 FOLDERS = ("/dev", "/etc", "/proc", "/sys", "/tmp")
 ACCOUNTS = {
     "/etc/passwd": b"root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/tmp:/bin/sh\n",
@@ -53,7 +53,7 @@ ACCOUNTS = {
 
 
 def host_image(daemon: Daemon) -> str:
-    """The name of the image, which is made if the daemon has none of just this content."""
+    """Returns the name of the image, which is made if the daemon has none with exactly this content."""
     name = host_image_name()
     if not daemon.has_image(name):
         with tempfile.TemporaryFile() as file:
@@ -66,7 +66,7 @@ def host_image(daemon: Daemon) -> str:
 
 @functools.cache
 def host_image_name() -> str:
-    """Named by a digest of all that is in it."""
+    """Returns the image's name, which has a digest of its whole content."""
     digest = hashlib.sha256(repr(sorted(ACCOUNTS.items())).encode())
     for path in _entries():
         about = os.lstat(path)
@@ -81,7 +81,7 @@ def host_image_name() -> str:
 
 @functools.cache
 def _entries() -> tuple[str, ...]:
-    """Folders, links and files, each once: the daemon refuses an archive that names one twice."""
+    """Returns folders, links and files, each once: the daemon refuses an archive that names one twice."""
     found: dict[str, None] = {}
     python = os.path.realpath(sys.executable)
     programs = [
@@ -90,7 +90,7 @@ def _entries() -> tuple[str, ...]:
         *filter(None, (shutil.which(name, path="/bin:/usr/bin") for name in COMMANDS.split())),
     ]
     library = [path for root in _library_roots() for path in _files_below(root)]
-    dynamic = [os.path.realpath(one) for one in (*programs, *(one for one in library if one.endswith(".so")))]
+    dynamic = [os.path.realpath(path) for path in (*programs, *(path for path in library if path.endswith(".so")))]
     for path in (*programs, *library, *_libraries_of(sorted(set(dynamic))), "/etc/ld.so.cache"):
         if os.path.lexists(path):
             _add(path, found)
@@ -105,24 +105,24 @@ def _library_roots() -> list[str]:
 
 def _files_below(root: str) -> Iterator[str]:
     for folder, folders, names in os.walk(root):
-        folders[:] = [one for one in folders if one not in LEFT_OUT and not one.startswith("config-")]
-        yield from (os.path.join(folder, one) for one in names if ".opt-" not in one and not one.endswith(".a"))
+        folders[:] = [name for name in folders if name not in LEFT_OUT and not name.startswith("config-")]
+        yield from (os.path.join(folder, name) for name in names if ".opt-" not in name and not name.endswith(".a"))
 
 
 def _libraries_of(programs: list[str]) -> set[str]:
-    """Shared libraries that programs load, and the loader itself, which lists them."""
+    """Returns the shared libraries that programs load, and the loader itself, which lists them."""
     with open(os.path.realpath(sys.executable), "rb") as file:
         found = LOADER.search(file.read(4096))
     if found is None:
         raise SandboxError("this machine's Python has no loader that lists its libraries: name an image with Python")
     loader = found[1].decode()
     with ThreadPoolExecutor() as threads:
-        lists = threads.map(lambda one: _listed(loader, one), programs)
+        lists = threads.map(lambda program: _list_libraries(loader, program), programs)
         return set().union(*lists, {loader})
 
 
-def _listed(loader: str, program: str) -> set[str]:
-    """What the loader would map for a program, which is not run; nothing for scripts and static ones."""
+def _list_libraries(loader: str, program: str) -> set[str]:
+    """Returns the files that the loader would map for a program, which is not run; none for scripts and static ones."""
     said = subprocess.run([loader, "--list", program], capture_output=True, text=True, check=False, env={})
     return set(re.findall(r"(?:=> |^\s+)(/\S+) \(0x", said.stdout, re.MULTILINE))
 
@@ -161,7 +161,7 @@ def _folder(path: str) -> tarfile.TarInfo:
 
 
 def _write_entry(tar: tarfile.TarFile, path: str) -> None:
-    """Everybody may read what is in the image, and nothing in it gives anybody's rights."""
+    """Writes a path so that every user may read it, without a set-user-id bit."""
     about = tar.gettarinfo(path, arcname=path.strip("/"))
     about.uid = about.gid = 0
     about.uname = about.gname = ""

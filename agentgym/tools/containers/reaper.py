@@ -1,4 +1,4 @@
-"""Removes what processes that have ended left in the Docker daemon: containers, images and networks."""
+"""Removes containers, images and networks that ended processes have left in the Docker daemon."""
 
 from __future__ import annotations
 
@@ -15,51 +15,51 @@ __all__ = ["Reaped", "reap"]
 
 @dataclass(frozen=True, kw_only=True)
 class Reaped:
-    """What was removed, by name, and what was left alone."""
+    """The names of the resources that were removed, and of those that were left alone."""
 
     containers: tuple[str, ...]
     images: tuple[str, ...]
     networks: tuple[str, ...]
     elsewhere: tuple[str, ...]
-    """Whose owners are processes of another machine or PID namespace: only there can one tell whether they ended."""
+    """Those owned by processes of another machine or PID namespace: only there is it known whether they ended."""
     busy: tuple[str, ...]
-    """Images that would go, if containers did not use them."""
+    """The images that would be removed if containers did not use them."""
 
 
 def reap(daemon: Daemon) -> Reaped:
-    """Removes what has an owner that has ended, and images of this machine's Python as it was before."""
+    """Removes the resources of owners that have ended, and images of this machine's former Python."""
     elsewhere: list[str] = []
-    containers = list(_left(daemon.found("containers"), elsewhere))
-    for one in containers:
-        daemon.remove_container(one.id)
-    networks = list(_left(daemon.found("networks"), elsewhere))
-    for one in networks:
-        daemon.remove_network(one.id)
-    images = [*_left(daemon.found("images"), elsewhere), *_old_pythons(daemon)]
-    gone = {one.id: daemon.remove_image(one.name) for one in images}
+    containers = list(_orphans(daemon.find_labelled("containers"), elsewhere))
+    for container in containers:
+        daemon.remove_container(container.id)
+    networks = list(_orphans(daemon.find_labelled("networks"), elsewhere))
+    for network in networks:
+        daemon.remove_network(network.id)
+    images = [*_orphans(daemon.find_labelled("images"), elsewhere), *_old_pythons(daemon)]
+    gone = {image.id: daemon.remove_image(image.name) for image in images}
     return Reaped(
-        containers=tuple(one.name for one in containers),
-        images=tuple(one.name for one in images if gone[one.id]),
-        networks=tuple(one.name for one in networks),
+        containers=tuple(container.name for container in containers),
+        images=tuple(image.name for image in images if gone[image.id]),
+        networks=tuple(network.name for network in networks),
         elsewhere=tuple(elsewhere),
-        busy=tuple(one.name for one in images if not gone[one.id]),
+        busy=tuple(image.name for image in images if not gone[image.id]),
     )
 
 
-def _left(found: list[Found], elsewhere: list[str]) -> Iterator[Found]:
-    for one in found:
-        if not is_of_this_machine(one.labels):
-            elsewhere.append(one.name)
-        elif has_ended(one.labels):
-            yield one
+def _orphans(found: list[Found], elsewhere: list[str]) -> Iterator[Found]:
+    for resource in found:
+        if not is_of_this_machine(resource.labels):
+            elsewhere.append(resource.name)
+        elif has_ended(resource.labels):
+            yield resource
 
 
 def _old_pythons(daemon: Daemon) -> Iterator[Found]:
     try:
         current = host_image_name()
-    except SandboxError:  # none can be made here: none is in use
+    except SandboxError:  # none can be made here, so none is in use
         current = ""
-    for one in daemon.found("images", IMAGE_LABEL):  # snapshots and images built from ours have its label too
-        is_ours = OWNER not in one.labels and (one.name.startswith(f"{IMAGE}:") or one.name == one.id)
-        if is_ours and one.name != current:
-            yield one
+    for image in daemon.find_labelled("images", IMAGE_LABEL):  # snapshots and images built from ours have its label too
+        is_ours = OWNER not in image.labels and (image.name.startswith(f"{IMAGE}:") or image.name == image.id)
+        if is_ours and image.name != current:
+            yield image

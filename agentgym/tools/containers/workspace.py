@@ -16,7 +16,7 @@ from agentgym.tools.containers.daemon import Container, ContainerPlan, Daemon, S
 __all__ = ["FOLDER", "MOST_COMMAND_BYTES", "ContainerLimits", "Ran", "Workspace"]
 
 FOLDER = "/work"
-"""Where commands are run; files are named relative to it."""
+"""The folder where commands are run; files are named relative to it."""
 UNTIL_STDIN_ENDS = ("sh", "-c", "cat >/dev/null; exit 0")
 """The first process: the container ends with the process that holds its input, however that one ends."""
 MERGED = ("sh", "-c", 'exec 2>&1; exec timeout -s KILL "$1" sh -c "$2"', "sh")
@@ -26,9 +26,9 @@ others() { for one in /proc/[0-9]*; do [ "$one" = "/proc/$$" ] || [ ! -O "$one" 
 while others; do :; done
 """
 KILL_ALL = ("sh", "-c", KILL_SCRIPT)
-"""By the commands' user: everything of that user's ends at once, and the first process, which is root's, does not."""
+"""Run by the commands' user: ends all of that user's processes at once, but not the first one, which is root's."""
 MOST_COMMAND_BYTES = (1 << 17) - 1
-"""What Linux takes as one argument of a program."""
+"""The most bytes that Linux takes as one argument of a program."""
 GRACE_S = 10.0
 KILLED = 137
 MIB = 1 << 20
@@ -36,18 +36,18 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerLimits:
-    """What a container may take, and each command in it."""
+    """The limits of a container, and of each command in it."""
 
     memory_mb: int = 1024
-    """MiB of all its processes together."""
+    """The MiB of all its processes together."""
     num_processes: int = 256
-    """Processes and threads together."""
+    """The number of processes and threads together."""
     num_cores: float = 1.0
-    """Cores' worth of time."""
+    """The processor time, in cores."""
     time_limit_s: float = 60.0
-    """Seconds of one command."""
+    """The seconds of one command."""
     output_kb: int = 64
-    """KiB of one command's output; a command that writes more is ended."""
+    """The KiB of one command's output; a command that writes more is ended."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -57,21 +57,21 @@ class ContainerLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """How a command went, e.g. `Ran(output="4\\n", exit_code=0)`."""
+    """The result of a command, e.g. `Ran(output="4\\n", exit_code=0)`."""
 
     output: str
     """Standard output and standard error, as they came."""
     exit_code: int
-    """137 where a limit ended it."""
+    """The exit code; 137 if a limit ended it."""
     timed_out: bool = False
     is_cut: bool = False
-    """Whether it was ended because it wrote too much; `output` is the beginning."""
+    """True if it was ended because it wrote too much; `output` is the beginning."""
     is_lost: bool = False
-    """Whether the container is gone, because what the command started could not be ended."""
+    """True if the container is gone, because processes that the command started could not be ended."""
 
 
 class Workspace:
-    """A running container of this process's. Commands are run by an ordinary user, in `/work`, which is that user's."""
+    """A running container of this process. Commands are run by an ordinary user in `/work`, which that user owns."""
 
     def __init__(self, daemon: Daemon, image: str, limits: ContainerLimits, user: str) -> None:
         self._daemon, self._limits, self._user = daemon, limits, user
@@ -98,7 +98,7 @@ class Workspace:
             raise
 
     def run(self, command: str, *, time_limit_s: float | None = None) -> Ran:
-        """Runs a shell command. What it leaves running goes on, unless a limit ended it: then everything ends."""
+        """Runs a shell command. Processes that it leaves go on, unless a limit ended it: then everything ends."""
         if not self.is_open:
             raise SandboxError("this container was discarded: begin another one")
         seconds = self._limits.time_limit_s if time_limit_s is None else time_limit_s
@@ -119,7 +119,7 @@ class Workspace:
         return Ran(output=text, exit_code=code, timed_out=timed_out, is_cut=is_cut, is_lost=is_lost)
 
     def write(self, files: Mapping[str, bytes]) -> None:
-        """Writes files below `/work`, as the user's own; folders that miss are made."""
+        """Writes files below `/work`, as the user's own; missing folders are created."""
         entries: dict[str, tuple[tarfile.TarInfo, bytes]] = {}
         for path, content in files.items():
             pure = PurePosixPath(path)
@@ -131,7 +131,7 @@ class Workspace:
         self._put(list(entries.values()))
 
     def read(self, path: str, most_bytes: int = 1 << 20) -> bytes | None:
-        """A regular file's content; None where there is none at the path, or a larger one."""
+        """Returns a regular file's content; None if there is none at the path, or a larger one."""
         archive = self._container.archive(str(PurePosixPath(FOLDER) / path), 2 * most_bytes + 10240)
         if archive is None:
             return None
@@ -143,16 +143,16 @@ class Workspace:
             return None if file is None else file.read()
 
     def snapshot(self, name: str) -> None:
-        """Keeps the container's files as an image, which is this process's; what runs in it is not kept."""
+        """Saves the container's files as an image, which is this process's; running processes are not saved."""
         self._container.commit(name)
 
     def close(self) -> None:
-        """Ends the container, and all that runs in it; closing twice is no mistake."""
+        """Ends the container and everything in it; it may be called twice."""
         self.is_open = False
         stream, self._stream = self._stream, None
         try:
             self._container.remove()
-        finally:  # that alone ends it, where the daemon does not answer
+        finally:  # closing the stream alone ends it if the daemon does not answer
             if stream is not None:
                 stream.close()
 
@@ -174,7 +174,7 @@ class Workspace:
 
 
 def _entry(path: str, user: str, content: bytes | None) -> tuple[tarfile.TarInfo, bytes]:
-    """A file of the user's, or a folder where there is no content."""
+    """Returns an archive's entry for a file of the user, or for a folder if there is no content."""
     about = tarfile.TarInfo(path)
     owner, _, group = user.partition(":")
     about.uid, about.gid = int(owner), int(group or owner)
@@ -184,7 +184,7 @@ def _entry(path: str, user: str, content: bytes | None) -> tuple[tarfile.TarInfo
 
 
 def _read(stream: Stream, deadline: float, most_bytes: int) -> tuple[bytes, bool, bool]:
-    """Output until its end, whether it was too long, and whether that took too long."""
+    """Returns the output until its end, whether it was too long, and whether it took too long."""
     output = bytearray()
     while True:
         left = deadline - time.monotonic()

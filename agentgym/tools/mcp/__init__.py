@@ -1,4 +1,4 @@
-"""Tools of MCP servers: their schemas as given, one server for an episode or one for all."""
+"""Tools of MCP servers, with their schemas as given; one server for each episode, or one for all."""
 
 from agentgym.tools.mcp.server import McpServer
 from agentgym.tools.mcp.source import McpTools

@@ -1,4 +1,4 @@
-"""One connection to an MCP server, through the official SDK: the only file that knows it."""
+"""One connection to an MCP server, through the official SDK: the only file that imports the SDK."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = ["Connection"]
 
 GUARD = Path(__file__).with_name("guard.py")
 PING_S = 5.0
-"""Seconds that a server has to answer a ping after it has not answered a call."""
+"""The seconds that a server has to answer a ping after it has not answered a call."""
 CLOSE_S = 3.5
-"""Seconds until a server that was told to end is left to its guard."""
+"""The seconds until a server that was asked to end is left to its guard."""
 MAX_PAGES = 100
 NOT_THE_MODEL_S = (401, 403, 407, 408, 429)
-"""Refusals over HTTP that say nothing of a call."""
+"""Refusals over HTTP that are not about a call."""
 FAILURES = (
     MCPError,
     OSError,
@@ -44,13 +44,13 @@ FAILURES = (
     httpx2.HTTPError,
     ExceptionGroup,
 )
-"""What the SDK raises of servers that do what they should not."""
+"""The errors that the SDK raises for servers that misbehave."""
 
 
 class Connection:
-    """A session with a server, which is a process of its own where the server is a command.
+    """A session with a server, which has its own process if the server is a command.
 
-    One task of the loop enters the SDK's contexts and leaves them again, as their cancel scopes want it; calls come
+    One task of the loop enters the SDK's contexts and leaves them again, as their cancel scopes require. Calls come
     from any task of that loop, several at once.
     """
 
@@ -85,34 +85,34 @@ class Connection:
         """See `Link.call`."""
         client, limit_s = self._client, self.server.call_timeout_s
         if client is None or self.is_lost:
-            raise self._lost(f"is gone: {name!r} cannot be called")
+            raise self._mark_lost(f"is gone: {name!r} cannot be called")
         _check_sendable(name, arguments)
         try:
             result = await client.call_tool(name, dict(arguments), read_timeout_seconds=limit_s)
         except MCPError as error:
-            raise await self._explained(error, name) from None
+            raise await self._explain_error(error, name) from None
         except FAILURES as error:
             if await self._is_alive():
                 raise EnvironmentFault(f"the MCP server `{self.server}` answered {name!r} wrongly: {error}") from error
-            raise self._lost(f"ended during a call of {name!r}") from None
+            raise self._mark_lost(f"ended during a call of {name!r}") from None
         return result.model_dump(mode="json", by_alias=True, exclude_none=True)
 
-    async def _explained(self, error: MCPError, name: str) -> ToolFailure | ServerLost:
-        """What an error says: of a server that goes on, something for the model; else that the server is lost."""
+    async def _explain_error(self, error: MCPError, name: str) -> ToolFailure | ServerLost:
+        """Returns an error for the model if the server is alive, else the error that the server is lost."""
         alive = await self._is_alive()
         if error.code == REQUEST_TIMEOUT:
             told = f"{name} gave no answer within {self.server.call_timeout_s:g} s"
             if alive:
                 return ToolFailure(told, kind="timeout")
-            return self._lost(f"hangs, and was ended: {told}, and it answers no ping")
+            return self._mark_lost(f"hangs, and was ended: {told}, and it answers no ping")
         if alive:
             return ToolFailure(f"{name} failed: {error.message}")
         if error.code == CONNECTION_CLOSED:
-            return self._lost(f"ended during a call of {name!r}")
-        return self._lost(f"failed during a call of {name!r}: {error.message}")
+            return self._mark_lost(f"ended during a call of {name!r}")
+        return self._mark_lost(f"failed during a call of {name!r}: {error.message}")
 
     async def _is_alive(self) -> bool:
-        """Whether the server answers a ping."""
+        """Returns whether the server answers a ping."""
         if self._client is None:
             return False
         try:
@@ -122,24 +122,24 @@ class Connection:
             return False
         return True
 
-    def _lost(self, what: str) -> ServerLost:
+    def _mark_lost(self, what: str) -> ServerLost:
         self.is_lost = True
         self._closing.set()
         answered = f": {self._answered}" if self._answered and self._answered not in what else ""
-        return ServerLost(f"the MCP server `{self.server}` {what}{answered}{self._stderr.told()}")
+        return ServerLost(f"the MCP server `{self.server}` {what}{answered}{self._stderr.format_tail()}")
 
     async def _hold(self) -> None:
         """Enters the session, stays until it is to be closed, and leaves it: all in this one task."""
         try:
             async with asyncio.timeout(self.server.start_timeout_s) as start, self._session() as client:
-                specs = await _listed(client)
+                specs = await _list_tools(client)
                 start.reschedule(None)
                 self._client = client
                 self._specs.set_result(specs)
                 await self._closing.wait()
         except FAILURES as error:
             if not self._specs.done():
-                self._specs.set_exception(self._lost(self._not_started(error)))
+                self._specs.set_exception(self._mark_lost(self._not_started(error)))
         finally:
             self._client = None
             self.is_lost = True
@@ -158,9 +158,9 @@ class Connection:
         return f"could not be {'reached' if self.server.url else 'started'}: {innermost}"
 
     async def _check_status(self, response: httpx2.Response) -> None:
-        """Ends the session where the service fails, or does not let us in: the SDK would tell it as a tool's error.
+        """Ends the session if the service fails, or denies access: the SDK would report that as a tool's error.
 
-        An answer that is a message of the protocol is the server's word on the call; the SDK reads that.
+        An answer that is a message of the protocol is the server's answer to the call; the SDK reads that.
         """
         status = response.status_code
         if response.request.method != "POST" or (status < 500 and status not in NOT_THE_MODEL_S):
@@ -193,14 +193,14 @@ class Connection:
 
 
 def _check_sendable(name: str, arguments: Mapping[str, JSON]) -> None:
-    """Refuses what would break the session where it is written: lone surrogates, and lists in lists without end."""
+    """Refuses arguments that would break the session when written: lone surrogates, and lists nested too deeply."""
     try:
         to_json([[[[arguments]]]])  # as deep as in a message
     except ValueError as error:
         raise ToolFailure(f"{name} was not called, for its arguments cannot be sent: {error}") from None
 
 
-async def _listed(client: Client) -> Sequence[ToolSpec]:
+async def _list_tools(client: Client) -> Sequence[ToolSpec]:
     specs: list[ToolSpec] = []
     cursor: str | None = None
     for _ in range(MAX_PAGES):

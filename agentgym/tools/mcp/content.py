@@ -1,4 +1,4 @@
-"""What a model reads of a tool's result: its text, and a word for what is no text."""
+"""The text that a model reads of a tool's result, with a note for parts that are not text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["as_text"]
 
 
 def as_text(result: Mapping[str, Any]) -> str:
-    """The result as text; raises ToolFailure where it says that it is an error.
+    """Returns the result as text; raises ToolFailure if it is marked as an error.
 
     >>> as_text({"content": [{"type": "text", "text": "7"}], "structuredContent": {"result": 7}})
     '7'

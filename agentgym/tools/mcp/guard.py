@@ -1,9 +1,9 @@
-"""Runs an MCP server as a child, and ends it with all that it started when standard input ends.
+"""Runs an MCP server as a child, and ends it with everything it started when standard input ends.
 
-`python guard.py COMMAND...`, without the package around it. What comes in goes to the server, the messages that it
-writes go out, and what is no message goes to standard error; a line too long for a message ends the server. Whoever
-started this holds the other end of standard input: when that closes, because they closed it, crashed or were killed, so
-does the server's, which then has `GRACE_S` to end by itself.
+It is run as `python guard.py COMMAND...`, without its package. Input goes to the server, the messages that it writes go
+out, and other output goes to standard error; a line too long for a message ends the server. The process that started
+this one holds the other end of standard input. When that closes, because its holder closed it, crashed or was killed,
+so does the server's input; the server then has `GRACE_S` to end by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import IO
 
 GRACE_S = 1.0
-"""Seconds that a server has to end by itself when its input has ended."""
+"""The seconds that a server has to end by itself when its input has ended."""
 MAX_MESSAGE_BYTES = 4 << 20
 SET_PARENT_DEATH_SIGNAL = 1
 SET_CHILD_SUBREAPER = 36
@@ -26,7 +26,7 @@ SET_CHILD_SUBREAPER = 36
 
 def main(command: list[str]) -> int:
     """Runs the command until it ends, or is ended; returns its exit code."""
-    _control_process(SET_CHILD_SUBREAPER, 1)  # what the server's children leave behind becomes ours to end
+    _control_process(SET_CHILD_SUBREAPER, 1)  # processes that the server's children leave become ours to end
     _control_process(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
     try:
         server = subprocess.Popen(
@@ -50,7 +50,7 @@ def main(command: list[str]) -> int:
 
 
 def _control_process(option: int, value: int) -> None:
-    """`prctl`, where there is one."""
+    """Calls `prctl`, if there is one."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
@@ -64,7 +64,7 @@ def _bring_in(server: subprocess.Popen[bytes], to: IO[bytes], asked: threading.E
         while chunk := os.read(0, 1 << 16):
             to.write(chunk)
             to.flush()
-        asked.set()  # not where the server, ending, reads no more
+        asked.set()  # not if the server is ending and reads no more
     with suppress(OSError):
         to.close()
     timer = threading.Timer(GRACE_S, _end, (server, asked))
@@ -73,8 +73,8 @@ def _bring_in(server: subprocess.Popen[bytes], to: IO[bytes], asked: threading.E
 
 
 def _bring_out(server: subprocess.Popen[bytes], source: IO[bytes], asked: threading.Event) -> None:
-    """Passes messages on, line by line; what is no message goes to standard error."""
-    with suppress(OSError):  # nobody reads any more
+    """Passes messages on, line by line; other output goes to standard error."""
+    with suppress(OSError):  # the output is no longer read
         while line := source.readline(MAX_MESSAGE_BYTES + 1):
             if len(line) > MAX_MESSAGE_BYTES:
                 _note(f"the server wrote a line of more than {MAX_MESSAGE_BYTES >> 20} MiB, and was ended")
@@ -97,7 +97,7 @@ def _end(server: subprocess.Popen[bytes], asked: threading.Event) -> None:
 
 
 def _end_the_rest() -> None:
-    """Ends what the server left: its processes come to us as their parents end, until there is none."""
+    """Ends the processes that the server left: they become ours as their parents end, until there is none."""
     while children := _children():
         for child in children:
             with suppress(ProcessLookupError):

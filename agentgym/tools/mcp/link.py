@@ -1,4 +1,4 @@
-"""What the tools of an episode need of a server, whether it is theirs alone or shared."""
+"""The interface of a server that an episode's tools use, whether it is theirs alone or shared."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ __all__ = ["Link", "ServerLost"]
 
 
 class ServerLost(EnvironmentFault):
-    """A server that ended, hangs, or cannot be reached: the episode has an infrastructure failure, and no reward."""
+    """The server ended, hangs, or cannot be reached: the episode has an infrastructure failure, and no reward."""
 
 
 class Link(Protocol):
-    """A way to a server. Its methods run on the event loop that it was made for."""
+    """A connection to a server. Its methods run on the event loop that it was made for."""
 
     async def open(self) -> Sequence[ToolSpec]:
-        """Starts or reaches the server; gives its tools. Raises ServerLost."""
+        """Starts or connects to the server; returns its tools. Raises ServerLost."""
 
     async def call(self, name: str, arguments: Mapping[str, JSON]) -> Mapping[str, object]:
-        """A tool's result as MCP has it. Raises ToolFailure for what the model is to read, ServerLost otherwise."""
+        """Returns a tool's result in MCP's form. Raises ToolFailure for an error of the model's, else ServerLost."""
 
     async def close(self) -> None:
-        """Ends what was opened; a second call does nothing."""
+        """Closes the connection; a second call does nothing."""

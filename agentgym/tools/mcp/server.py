@@ -1,4 +1,4 @@
-"""Which MCP server, how it is started or reached, and how long it may take."""
+"""The settings of an MCP server: how it is started or reached, and how long it may take."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["McpServer"]
 
 @dataclass(frozen=True, kw_only=True)
 class McpServer:
-    """An MCP server: a command that speaks over standard input and output, or a URL (streamable HTTP).
+    """An MCP server: a command that communicates over standard input and output, or a URL (streamable HTTP).
 
     >>> McpServer.of("python server.py --quiet").command
     ('python', 'server.py', '--quiet')
@@ -28,21 +28,23 @@ class McpServer:
     command: tuple[str, ...] = ()
     """The program and its arguments; it is found as a shell finds it."""
     url: str = ""
-    """Where the server listens, in place of a command."""
+    """The URL where the server listens, in place of a command."""
     stateless: bool = False
-    """True says that no call changes what another is answered: all episodes of the process share one server, and a
-    call that ended it is sent once more to a fresh one. False: every episode has a server of its own (over HTTP: a
-    session)."""
+    """True promises that no call changes the answer to another: all episodes of the process share one server.
+
+    A call that ended it is sent once more to a fresh one. With False, every episode has its own server (over HTTP: its
+    own session).
+    """
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Environment variables beside HOME, LOGNAME, PATH, SHELL, TERM and USER; it gets no other of ours."""
+    """Environment variables besides HOME, LOGNAME, PATH, SHELL, TERM and USER; it inherits no other of ours."""
     cwd: str | Path | None = None
     """The command's working directory; None is ours."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """HTTP headers of every request to a URL, such as `Authorization`."""
     call_timeout_s: float = 30.0
-    """Seconds of a call. Then it is cancelled; a server that answers no ping after that is ended."""
+    """The seconds after which a call is cancelled; a server that answers no ping after that is ended."""
     start_timeout_s: float = 60.0
-    """Seconds until a server that was started or connected to has told its tools."""
+    """The seconds that a server may take to start or connect and to list its tools."""
 
     def __post_init__(self) -> None:
         if bool(self.command) == bool(self.url):
@@ -59,7 +61,7 @@ class McpServer:
 
     @classmethod
     def of(cls, text: str) -> McpServer:
-        """The server that a user writes as one text: a URL, or a command line."""
+        """Reads a server that a user writes as one text: a URL, or a command line."""
         if "://" in text.split(" ")[0]:
             return cls(url=text)
         try:
@@ -75,7 +77,7 @@ class McpServer:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Equal for servers that can stand for each other."""
+        """A key that is equal for servers that are interchangeable."""
         return (
             self.command,
             self.url,
@@ -86,13 +88,13 @@ class McpServer:
         )
 
     def check_program(self) -> None:
-        """Raises ConfigError where the command names no program."""
+        """Raises ConfigError if the command names no program."""
         if self.cwd is not None and not Path(self.cwd).is_dir():
             raise ConfigError(f"the working directory of the MCP server `{self}` is no folder: {str(self.cwd)!r}")
         if not self.command:
             return
         program = self.command[0]
-        if os.sep in program:  # then it is sought from the server's working directory, and on no PATH
+        if os.sep in program:  # then it is relative to the server's working directory, and not on PATH
             program = os.path.join(self.cwd or "", program)
         if shutil.which(program, path=self.env.get("PATH")) is None:
             raise ConfigError(f"there is no program {self.command[0]!r}, which was to start the MCP server `{self}`")

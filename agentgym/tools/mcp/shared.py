@@ -1,4 +1,4 @@
-"""One server without state for all episodes of a process, begun anew when it is lost."""
+"""One stateless server for all episodes of a process, restarted when it is lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["SharedLink"]
 
 
 class SharedLink:
-    """A Link that many open and nobody closes: it ends with the process."""
+    """A Link that many episodes open and none closes: it ends with the process."""
 
     def __init__(self, connect: Callable[[], Link]) -> None:
         self._connect = connect
@@ -40,7 +40,7 @@ class SharedLink:
             raise
 
     async def close(self) -> None:
-        """Leaves the server to the episodes beside this one."""
+        """Leaves the server to the other episodes."""
 
     async def _current(self) -> Link:
         async with self._opening:

@@ -20,7 +20,7 @@ from agentgym.types import JSON, ToolSpec
 __all__ = ["McpTools"]
 
 BACKSTOP_S = 15.0
-"""Seconds beyond a call's own: a server is asked for a sign of life, and one that gives none is ended."""
+"""The seconds beyond a call's own: the server is pinged, and ended if it does not answer."""
 _loop = BackgroundLoop("agentgym-mcp")
 _shared: dict[tuple[object, ...], SharedLink] = {}
 
@@ -28,43 +28,44 @@ _shared: dict[tuple[object, ...], SharedLink] = {}
 class McpTools:
     """Gives an environment an MCP server's tools: `tool_sources=[lambda: McpTools("python server.py")]`.
 
-    Each episode has a server process of its own, which ends with it, unless the server is `stateless`: then all
-    episodes of a process share one. Over HTTP that holds for sessions. Descriptions and schemas are the server's, as
-    they were at the episode's begin. What a tool says, errors included, is answered to the model; a server that ends,
-    hangs or cannot be reached is an EnvironmentFault with the end of its standard error, so that the episode is no
-    zero.
+    Each episode has its own server process, which ends with it, unless the server is `stateless`: then all episodes of
+    a process share one. Over HTTP that applies to sessions. Descriptions and schemas are the server's, as they were
+    when the episode began. The model reads a tool's results, errors included. A server that ends, hangs or cannot be
+    reached is an EnvironmentFault with the end of its standard error, so that the episode does not count as a zero.
     """
 
     def __init__(self, server: McpServer | str, *, names: Sequence[str] | None = None, prefix: str = "") -> None:
-        """`server` is an McpServer, a command line or a URL. `names` are the tools that are taken, None for all;
-        `prefix` goes before their names, where two servers have tools of one name."""
+        """`server` is an McpServer, a command line or a URL.
+
+        `names` selects tools, None for all; `prefix` goes before their names, if two servers have tools of one name.
+        """
         self.server = McpServer.of(server) if isinstance(server, str) else server
         self._names = None if names is None else tuple(names)
         self._prefix = prefix
         self._link: Link | None = None
 
     def open(self) -> Sequence[Tool]:
-        """Starts or reaches the server."""
+        """Starts or connects to the server."""
         connect = _connector(self.server)
         self.server.check_program()
-        return _loop.submit(self._opened(connect)).result()
+        return _loop.submit(self._open_link(connect)).result()
 
     def close(self) -> None:
-        """Ends the server that is this episode's."""
+        """Ends this episode's server."""
         if self._link is not None:
             _loop.submit(self._link.close()).result()
             self._link = None
 
-    async def _opened(self, connect: Callable[[], Link]) -> Sequence[Tool]:
+    async def _open_link(self, connect: Callable[[], Link]) -> Sequence[Tool]:
         if self.server.stateless:
             key = (os.getpid(), *self.server.identity)
             self._link = _shared.setdefault(key, SharedLink(connect))
         else:
             self._link = connect()
         specs = {spec.name: spec for spec in await self._link.open()}
-        return [self._tool(spec, self._link) for spec in self._wanted(specs)]
+        return [self._tool(spec, self._link) for spec in self._select_specs(specs)]
 
-    def _wanted(self, specs: Mapping[str, ToolSpec]) -> Sequence[ToolSpec]:
+    def _select_specs(self, specs: Mapping[str, ToolSpec]) -> Sequence[ToolSpec]:
         if self._names is None:
             return list(specs.values())
         for name in self._names:
@@ -84,7 +85,7 @@ class McpTools:
 
 
 async def _elsewhere(call: Callable[[], Awaitable[Mapping[str, object]]]) -> Mapping[str, object]:
-    """What `call` gives on the servers' loop, whichever loop this is awaited on."""
+    """Runs `call` on the servers' loop, whichever loop this is awaited on, and returns its result."""
 
     async def there() -> Mapping[str, object]:
         return await call()

@@ -1,4 +1,4 @@
-"""The end of what a server writes to its standard error, read as it comes and shown where the server fails."""
+"""The end of a server's standard error, read as it comes and shown if the server fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHOWN_CHARS = 1500
 
 
 class StderrTail:
-    """Reads a pipe on the running loop, so that a server that writes much is not held up, and keeps its end."""
+    """Reads a pipe on the running loop, so that a server that writes much is not blocked, and keeps its end."""
 
     def __init__(self) -> None:
         self._kept = b""
@@ -24,7 +24,7 @@ class StderrTail:
 
     @contextmanager
     def writing(self) -> Iterator[TextIO]:
-        """The pipe's other end, for the server; whoever has started it closes this one."""
+        """Opens the pipe's other end for the server; the caller closes it once the server has started."""
         self._reading, writing = os.pipe()
         os.set_blocking(self._reading, False)
         self._loop = asyncio.get_running_loop()
@@ -33,7 +33,7 @@ class StderrTail:
             yield file
 
     def _read(self) -> None:
-        """Reads what is there; at the end of the pipe, stops to listen."""
+        """Reads available output; at the end of the pipe, stops listening."""
         while self._reading is not None:
             try:
                 chunk = os.read(self._reading, 1 << 16)
@@ -43,8 +43,8 @@ class StderrTail:
                 self._stop()
             self._kept = (self._kept + chunk)[-KEPT_BYTES:]
 
-    def told(self) -> str:
-        """The last lines, for the end of a sentence; "." where there are none."""
+    def format_tail(self) -> str:
+        """Returns the last lines, for the end of a sentence; "." if there are none."""
         self._read()
         text = self._kept.decode("utf-8", "replace").strip()
         if not text:

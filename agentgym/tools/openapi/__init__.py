@@ -1,4 +1,4 @@
-"""Tools from an OpenAPI document: an operation each, called over HTTP."""
+"""Tools from an OpenAPI document: one for each operation, called over HTTP."""
 
 from agentgym.tools.openapi.tools import openapi_tools
 

@@ -1,4 +1,4 @@
-"""Reads an OpenAPI 3 document: where references lead, and its schemas as JSON Schemas that stand alone."""
+"""Reads an OpenAPI 3 document: its references, and its schemas as self-contained JSON Schemas."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ONE = (
 )
 MANY = ("allOf", "anyOf", "oneOf", "prefixItems")
 MAX_REFERENCES = 64
-"""In a row: a chain that is longer leads round in a circle."""
+"""The most references in a row: a longer chain is circular."""
 
 
 class Document:
@@ -45,8 +45,8 @@ class Document:
         self._is_old = str(version).startswith("3.0")
         self._definitions: dict[str, str] = {}
 
-    def followed(self, node: Any) -> Any:
-        """`node`, or what its `$ref` leads to."""
+    def follow_reference(self, node: Any) -> Any:
+        """Returns `node`, or the target of its `$ref`."""
         for _ in range(MAX_REFERENCES):
             if not isinstance(node, Mapping) or not isinstance(node.get("$ref"), str):
                 return node
@@ -54,14 +54,14 @@ class Document:
         raise ToolSchemaError(f"{self.name}: a $ref leads round in a circle")
 
     def object_at(self, node: Any, what: str) -> Mapping[str, Any]:
-        """`node` or what its `$ref` leads to, which is an object; `what` names it in the error."""
-        found = self.followed(node)
+        """Returns `node` or the target of its `$ref`, which is an object; `what` names it in the error."""
+        found = self.follow_reference(node)
         if not isinstance(found, Mapping):
             raise ToolSchemaError(f"{self.name}: {what} is no object, but {str(found)[:80]!r}")
         return found
 
     def parameters(self, properties: Mapping[str, Any], required: list[str]) -> dict[str, Any]:
-        """An object schema of these properties, with what they refer to in `$defs`; recursion stays as it is."""
+        """Returns an object schema of these properties, with their references in `$defs`; recursion is kept."""
         found: dict[str, Any] = {}
         schema: dict[str, Any] = {
             "type": "object",
@@ -85,14 +85,14 @@ class Document:
         return node
 
     def _schema(self, node: Any, found: dict[str, Any]) -> Any:
-        """A schema of the document as one of JSON Schema; what it refers to is put into `found`."""
+        """Converts a schema of the document to JSON Schema; the schemas it refers to are put into `found`."""
         if not isinstance(node, Mapping):
             return node
         node = self._sendable(node)
         made: dict[str, Any] = {}
         for key, value in node.items():
             if key == "$ref":
-                made[key] = self._moved(str(value), found)
+                made[key] = self._move_definition(str(value), found)
             elif key in NAMED and isinstance(value, Mapping):
                 made[key] = {name: self._schema(part, found) for name, part in value.items()}
             elif key in MANY and isinstance(value, list):
@@ -102,17 +102,17 @@ class Document:
         return _modern(made) if self._is_old else made
 
     def _sendable(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`schema` without its `readOnly` properties: only answers have them, says OpenAPI, also where required."""
+        """Returns `schema` without its `readOnly` properties: in OpenAPI only answers have them, even if required."""
         parts, required = schema.get("properties"), schema.get("required")
         if not isinstance(parts, Mapping):
             return schema
-        kept = {name: part for name, part in parts.items() if not _is_read_only(self.followed(part))}
+        kept = {name: part for name, part in parts.items() if not _is_read_only(self.follow_reference(part))}
         if len(kept) == len(parts):
             return schema
         asked = [name for name in required if name in kept or name not in parts] if isinstance(required, list) else []
         return {**schema, "properties": kept, "required": asked}
 
-    def _moved(self, reference: str, found: dict[str, Any]) -> str:
+    def _move_definition(self, reference: str, found: dict[str, Any]) -> str:
         if reference not in self._definitions:
             short = reference.removeprefix("#/components/schemas/").removeprefix("#/")
             name = re.sub(r"[^A-Za-z0-9_.-]", "_", short)
@@ -131,7 +131,7 @@ def _is_read_only(schema: Any) -> bool:
 
 
 def _modern(schema: dict[str, Any]) -> dict[str, Any]:
-    """What 3.0 writes in a way of its own, as JSON Schema writes it."""
+    """Rewrites the forms that are specific to OpenAPI 3.0 as JSON Schema."""
     nullable = schema.pop("nullable", False)
     for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         if isinstance(schema.get(exclusive), bool) and schema.pop(exclusive) and bound in schema:
@@ -144,7 +144,7 @@ def _modern(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 as OpenAPI wants it: dates are text, and so are `no` and `on`."""
+    """Loads YAML 1.2 as OpenAPI requires it: dates are text, and so are `no` and `on`."""
 
     yaml_implicit_resolvers = {
         sign: [(tag, pattern) for tag, pattern in ways if not tag.endswith((":timestamp", ":bool"))]

@@ -1,4 +1,4 @@
-"""An operation of an OpenAPI document: what it is called with, and where each argument goes."""
+"""An operation of an OpenAPI document: its arguments, and the place of each in the request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ METHODS = ("get", "put", "post", "delete", "patch", "head", "options")
 PLACES = ("path", "query", "header", "cookie")
 FORM = "application/x-www-form-urlencoded"
 IGNORED_HEADERS = ("accept", "content-type", "authorization")
-"""A parameter of such a name means nothing, says OpenAPI."""
+"""Names of header parameters that OpenAPI ignores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Wire:
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """Where an argument goes; `where` is path, query, header, cookie or body."""
+    """The place of an argument; `where` is path, query, header, cookie or body."""
 
     where: str
     name: str
@@ -45,7 +45,7 @@ class _Place:
 
 
 class Operation:
-    """One operation. `given` are the headers and query parameters that its author sends: no model sees them."""
+    """One operation. `given` are the headers and query parameters that its author sends; models do not see them."""
 
     def __init__(self, document: Document, method: str, path: str, given: frozenset[tuple[str, str]]) -> None:
         item = document.object_at(document.root["paths"][path], f"path {path!r}")
@@ -59,7 +59,7 @@ class Operation:
             where, name = parameter["in"], parameter["name"]
             if (where, name.lower()) in given or (where == "header" and name.lower() in IGNORED_HEADERS):
                 continue
-            place, schema = _placed(parameter)
+            place, schema = _read_place(parameter)
             self._add(place, schema, parameter.get("description"), properties)
             if parameter.get("required") or where == "path":
                 required.append(list(properties)[-1])
@@ -75,10 +75,10 @@ class Operation:
     def _parameters(
         self, document: Document, item: Mapping[str, Any], node: Mapping[str, Any]
     ) -> Iterable[Mapping[str, Any]]:
-        """Those of the path and the operation's own, which go before them."""
+        """Returns the parameters of the path and the operation's own, which take precedence."""
         merged: dict[tuple[str, str], Mapping[str, Any]] = {}
-        for one in (*(item.get("parameters") or ()), *(node.get("parameters") or ())):
-            parameter = document.object_at(one, f"a parameter of {self.name!r}")
+        for entry in (*(item.get("parameters") or ()), *(node.get("parameters") or ())):
+            parameter = document.object_at(entry, f"a parameter of {self.name!r}")
             if parameter.get("in") not in PLACES or not isinstance(parameter.get("name"), str):
                 raise ToolSchemaError(
                     f"{document.name}: a parameter of {self.name!r} has a name, and is in {', '.join(PLACES)}; this "
@@ -106,7 +106,7 @@ class Operation:
         )
 
     def wire(self, arguments: Mapping[str, JSON]) -> Wire:
-        """The request of a call; raises ToolFailure for an argument that cannot be sent."""
+        """Returns the request of a call; raises ToolFailure for an argument that cannot be sent."""
         path, body = self._path, None
         query: list[tuple[str, str]] = []
         headers: dict[str, str] = {}
@@ -118,9 +118,9 @@ class Operation:
             elif place.where == "query":
                 query.extend(_pairs(place, value))
             elif place.where == "header":
-                headers[place.name] = _line(argument, _joined(place, value))
+                headers[place.name] = _line(argument, _join_value(place, value))
             elif place.where == "cookie":
-                cookies.append(f"{place.name}={quote(_joined(place, value), safe='')}")
+                cookies.append(f"{place.name}={quote(_join_value(place, value), safe='')}")
             else:
                 headers["Content-Type"] = place.media
                 body = _body(place, value)
@@ -132,19 +132,19 @@ class Operation:
 def operations_of(
     document: Document, given: frozenset[tuple[str, str]], names: frozenset[str] | None
 ) -> Iterator[Operation]:
-    """The operations of these names, or all."""
-    for name, method, path in _found(document):
+    """Yields the operations of these names, or all."""
+    for name, method, path in _list_operations(document):
         if names is None or name in names:
             yield Operation(document, method, path, given)
 
 
 def names_of(document: Document) -> list[str]:
-    """The names of all operations, those included that cannot be tools."""
-    return [name for name, _, _ in _found(document)]
+    """Returns the names of all operations, including those that cannot be tools."""
+    return [name for name, _, _ in _list_operations(document)]
 
 
-def _found(document: Document) -> Iterator[tuple[str, str, str]]:
-    """Name, method and path of each operation."""
+def _list_operations(document: Document) -> Iterator[tuple[str, str, str]]:
+    """Yields the name, method and path of each operation."""
     for path, item in document.object_at(document.root.get("paths") or {}, "what stands under paths").items():
         for method, node in document.object_at(item, f"path {path!r}").items():
             if method in METHODS:
@@ -152,11 +152,11 @@ def _found(document: Document) -> Iterator[tuple[str, str, str]]:
 
 
 def _name_of(node: Mapping[str, Any], method: str, path: str) -> str:
-    """The operation's id in the letters of a tool's name; without one, the method and the path."""
+    """Returns the operation's id in the characters of a tool's name; without an id, the method and the path."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", str(node.get("operationId") or f"{method}{path}")).strip("_")[:64]
 
 
-def _placed(parameter: Mapping[str, Any]) -> tuple[_Place, Any]:
+def _read_place(parameter: Mapping[str, Any]) -> tuple[_Place, Any]:
     where, name = parameter["in"], parameter["name"]
     for media, content in parameter.get("content", {}).items():
         return _Place(where=where, name=name, style="json", media=media), content.get("schema", {})
@@ -171,33 +171,33 @@ def _text(value: JSON) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _joined(place: _Place, value: JSON) -> str:
-    """A value as one text: the items of a list, and the pairs of an object, with commas between."""
+def _join_value(place: _Place, value: JSON) -> str:
+    """Returns a value as one text: the items of a list, and the pairs of an object, with commas between."""
     if place.style == "json":
         return _text(value) if not isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     between = {"spaceDelimited": " ", "pipeDelimited": "|"}.get(place.style, ",")
     if isinstance(value, list):
-        return between.join(_text(one) for one in value)
+        return between.join(_text(item) for item in value)
     if isinstance(value, Mapping):
         equals = "=" if place.explode else ","
-        return ",".join(f"{key}{equals}{_text(one)}" for key, one in value.items())
+        return ",".join(f"{key}{equals}{_text(item)}" for key, item in value.items())
     return _text(value)
 
 
 def _pairs(place: _Place, value: JSON) -> Iterator[tuple[str, str]]:
     if place.style == "deepObject" and isinstance(value, Mapping):
-        yield from ((f"{place.name}[{key}]", _text(one)) for key, one in value.items())
+        yield from ((f"{place.name}[{key}]", _text(item)) for key, item in value.items())
     elif place.explode and isinstance(value, Mapping):
-        yield from ((key, _text(one)) for key, one in value.items())
+        yield from ((key, _text(item)) for key, item in value.items())
     elif place.explode and isinstance(value, list):
-        yield from ((place.name, _text(one)) for one in value)
+        yield from ((place.name, _text(item)) for item in value)
     else:
-        yield place.name, _joined(place, value)
+        yield place.name, _join_value(place, value)
 
 
 def _segment(argument: str, value: JSON, place: _Place) -> str:
-    """A value as a part of the path, out of which it cannot lead."""
-    text = _joined(place, value)
+    """Returns a value as a segment of the path, which it cannot leave."""
+    text = _join_value(place, value)
     if text in ("", ".", ".."):
         raise ToolFailure(f"argument {argument!r} stands in the path of a URL, where {text!r} cannot stand")
     return quote(text.encode("utf-8", "replace"), safe="")
@@ -213,4 +213,4 @@ def _body(place: _Place, value: JSON) -> bytes:
     if place.media != FORM:
         return json.dumps(value).encode()
     fields = value.items() if isinstance(value, Mapping) else ()
-    return "&".join(f"{quote(key, safe='')}={quote(_text(one), safe='')}" for key, one in fields).encode()
+    return "&".join(f"{quote(key, safe='')}={quote(_text(item), safe='')}" for key, item in fields).encode()

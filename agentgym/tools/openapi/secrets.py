@@ -1,4 +1,4 @@
-"""Takes what an author sends with every request out of what a model reads, however a server spells it."""
+"""Masks the values that an author sends with every request in texts for a model, however a server encodes them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ PUBLIC_HEADERS = ("accept", "accept-encoding", "accept-language", "content-type"
 class Secrets:
     """The values of headers and query parameters; of `Bearer KEY` also the key alone, and of a cookie its values.
 
-    >>> Secrets({"Authorization": "Bearer a+b/c="}, {}).hidden("The Bearer of a%2Bb%2Fc%3d was refused")
+    >>> Secrets({"Authorization": "Bearer a+b/c="}, {}).mask_secrets("The Bearer of a%2Bb%2Fc%3d was refused")
     'The Bearer of *** was refused'
     """
 
     def __init__(self, headers: Mapping[str, str], query: Mapping[str, str]) -> None:
         values = {*_of_headers(headers), *query.values()}
-        longest_first = sorted((one for one in values if len(one) >= SHORTEST), key=len, reverse=True)
-        patterns = ["".join(map(_spelt, one)) for one in longest_first]
+        longest_first = sorted((value for value in values if len(value) >= SHORTEST), key=len, reverse=True)
+        patterns = ["".join(map(_spelling_pattern, value)) for value in longest_first]
         self._pattern = re.compile("|".join(patterns)) if patterns else None
 
-    def hidden(self, text: str) -> str:
-        """`text` with `***` where a secret stands: as it is, or as a URL, JSON or HTML spells it."""
+    def mask_secrets(self, text: str) -> str:
+        """Returns `text` with `***` for each secret: as it is, or as encoded in a URL, JSON or HTML."""
         return self._pattern.sub("***", text) if self._pattern else text
 
 
@@ -42,8 +42,8 @@ def _of_headers(headers: Mapping[str, str]) -> Iterator[str]:
             yield from value.split()[1:]
 
 
-def _spelt(sign: str) -> str:
-    """A pattern of all ways in which a sign is written, longest first."""
+def _spelling_pattern(sign: str) -> str:
+    """Returns a pattern of all ways to write a character, longest first."""
     if sign.isascii() and sign.isalnum():
         return sign
     code = "".join(f"%{byte:02x}" for byte in sign.encode("utf-8", "surrogatepass"))

@@ -1,4 +1,4 @@
-"""Where the operations of an API are called: a request over HTTP, and what its answer means."""
+"""Calls to the operations of an API: a request over HTTP, and the meaning of its answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOT_THE_MODEL_S = {
 
 
 class Service:
-    """An API at a URL, with what goes with every request; each request has a connection of its own."""
+    """An API at a URL, with the headers and query of every request; each request has its own connection."""
 
     def __init__(self, base_url: str, headers: Mapping[str, str], query: Mapping[str, str]) -> None:
         self._base_url = base_url.rstrip("/")
@@ -31,7 +31,7 @@ class Service:
         self._secrets = Secrets(headers, query)
 
     async def answer(self, name: str, wire: Wire) -> str:
-        """What the model reads. Raises ToolFailure for a refusal, EnvironmentFault where it is not the model's."""
+        """Returns text for the model. Raises ToolFailure for a refusal, EnvironmentFault if that is not the model's."""
         url = URL(f"{self._base_url}{wire.path}", encoded=True).extend_query([*wire.query, *self._query])
         try:
             async with (
@@ -47,16 +47,16 @@ class Service:
                 content = await _read(response)
         except (aiohttp.ClientError, OSError) as error:
             raise EnvironmentFault(
-                f"{name}: {self._base_url} gave no answer: {self._secrets.hidden(str(error))}"
+                f"{name}: {self._base_url} gave no answer: {self._secrets.mask_secrets(str(error))}"
             ) from None
-        text = self._secrets.hidden(_shown(response, content))
+        text = self._secrets.mask_secrets(_answer_text(response, content))
         said = f"{response.status} {response.reason}"
         if response.status < 300:
             return text or "done"
         if response.status >= 500 or response.status < 400 or response.status in NOT_THE_MODEL_S:
             why = NOT_THE_MODEL_S.get(response.status, "")
             if response.status < 400:
-                to = self._secrets.hidden(response.headers.get("Location", "nowhere"))
+                to = self._secrets.mask_secrets(response.headers.get("Location", "nowhere"))
                 why = f"it leads to {to}; redirects are not followed"
             told = f" ({why})" if why else ""
             raise EnvironmentFault(f"{name}: {self._base_url} answered {said}{told}: {text[:500]}")
@@ -72,18 +72,18 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     return bytes(chunks)
 
 
-def _shown(response: aiohttp.ClientResponse, content: bytes) -> str:
+def _answer_text(response: aiohttp.ClientResponse, content: bytes) -> str:
     kind = response.content_type
     if not (kind.startswith("text/") or "json" in kind or "xml" in kind or kind == "application/octet-stream"):
         return f"[{kind} was left out: only text is shown]" if content else ""
-    text = _decoded(content[:MAX_ANSWER_BYTES], response.charset or "utf-8")
+    text = _decode_text(content[:MAX_ANSWER_BYTES], response.charset or "utf-8")
     if kind == "application/octet-stream" and not text.isprintable() and "\ufffd" in text:
         return f"[{kind} was left out: only text is shown]"
     return f"{text}\n[more was cut]" if len(content) > MAX_ANSWER_BYTES else text
 
 
-def _decoded(content: bytes, charset: str) -> str:
+def _decode_text(content: bytes, charset: str) -> str:
     try:
         return content.decode(charset, "replace")
-    except (LookupError, UnicodeError):  # a charset that there is not, or that is none of text
+    except (LookupError, UnicodeError):  # an unknown charset, or one that is not for text
         return content.decode("utf-8", "replace")

@@ -26,11 +26,11 @@ def openapi_tools(
     query: Mapping[str, str] | None = None,
     **settings: Unpack[ToolSettings],
 ) -> list[Tool]:
-    """A tool for each operation of an OpenAPI 3 document (a dict, or a JSON or YAML file), called at `base_url`.
+    """Makes a tool for each operation of an OpenAPI 3 document (a dict, or a JSON or YAML file) at `base_url`.
 
-    A tool's name is the operation's id; `names` are those that are taken, None for all. `headers` and `query` go with
-    every request: keys and other secrets, which no model sees, neither as arguments nor in answers. Settings are the
-    fields of `Tool`. Raises ToolSchemaError for what cannot be a tool.
+    A tool's name is the operation's id; `names` selects operations, None for all. `headers` and `query` are sent with
+    every request: keys and other secrets, which models do not see, neither as arguments nor in answers. Settings are
+    the fields of `Tool`. Raises ToolSchemaError for an operation that cannot be a tool.
 
     Answers up to 399 are shown as text. The model reads what the server refuses (4xx). A server that fails (5xx),
     cannot be reached, gives no answer in `timeout_s`, or refuses the secrets (401, 407) or more calls (408, 429) is an

@@ -1,4 +1,4 @@
-"""Sandboxes: programs that nobody trusts, run in a box. `open_sandbox` opens the best that the machine can hold."""
+"""Sandboxes for untrusted programs. `open_sandbox` opens the best one that this machine supports."""
 
 from agentgym.tools.sandbox.opening import BACKENDS, open_sandbox, sandbox_faults
 from agentgym.tools.sandbox.protocol import Ended, Language, Outcome, Sandbox, SandboxLimits, SandboxSession

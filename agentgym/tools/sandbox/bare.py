@@ -1,4 +1,4 @@
-"""A plain subprocess, for code that you would run yourself: it contains nothing, and says so in every outcome."""
+"""A plain subprocess, for code that you would run yourself: it isolates nothing, and every outcome is marked unsafe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNSAFE = "none (unsafe)"
 
 
 class BareSubprocess(Runner):
-    """No sandbox: programs have your user's rights, files and network. Only the time limit and the output's hold."""
+    """No sandbox: programs have your user's rights, files and network. Only the time and output limits apply."""
 
     backend = UNSAFE
 
@@ -52,7 +52,7 @@ class BareSubprocess(Runner):
                 ended = Ended.OUTPUT_LIMIT if len(part) > most and ended is Ended.EXITED else ended
                 texts.append(part[:most].decode("utf-8", "replace"))
                 most -= len(part[:most])
-        paths = sorted(one for pattern in request.collect for one in folder.glob(pattern) if one.is_file())
+        paths = sorted(path for pattern in request.collect for path in folder.glob(pattern) if path.is_file())
         return Outcome(
             stdout=texts[0],
             stderr=texts[1],
@@ -60,9 +60,9 @@ class BareSubprocess(Runner):
             ended=ended,
             backend=UNSAFE,
             seconds=time.monotonic() - started,
-            files={str(one.relative_to(folder)): one.read_bytes() for one in paths},
+            files={str(path.relative_to(folder)): path.read_bytes() for path in paths},
         )
 
     def session(self) -> SandboxSession:
-        """Refused: it has no state to roll back to."""
+        """Raises ConfigError: there is no state to roll back to."""
         raise ConfigError("a bare subprocess has no sessions: they need a sandbox (namespaces, landlock or docker)")

@@ -1,4 +1,4 @@
-"""A sandbox of Docker's containers: each holds one execution or session at a time, and is kept warm for the next."""
+"""A sandbox of Docker containers: each runs one execution or session at a time, and is kept warm for the next."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from agentgym.tools.sandbox.request import Request, Runner
 __all__ = ["DockerSandbox"]
 
 ANSWER_S = 10.0
-"""Seconds beyond an execution's own after which its container is thrown away: a program may stop its supervisor."""
+"""The seconds after an execution's limit when its container is discarded: a program may stop its supervisor."""
 START_S = 60.0
 CLEAN_S = 0.5
-"""Seconds that an emptied container is waited for; one that takes longer is thrown away."""
+"""The seconds that emptying a container may take; one that takes longer is discarded."""
 MOST_IDLE = 16
 AROUND = 3
-"""Processes of ours around a program: PID 1, its supervisor and the box's first."""
+"""The number of our processes around a program: PID 1, its supervisor and the box's first."""
 AROUND_MB = 64
-"""MiB for them, beside what programs and their files may hold."""
+"""The MiB for these processes, on top of what programs and their files may use."""
 NOBODY = "65534:65534"
 BOX = Path(__file__).parent / "box"
 BOOT = """
@@ -65,19 +65,19 @@ from agentgym.tools.sandbox.box.relay import main
 sys.meta_path.pop()
 main(given["plan"])
 """
-"""Loads `box/` from the container's standard input, so that any image with Python will do."""
+"""Loads `box/` from the container's standard input, so that any image with Python works."""
 
 
 class DockerSandbox(Runner):
-    """A sandbox of containers. The first one is started at once, others when several executions run side by side."""
+    """A sandbox of containers. The first one is started at once, others when several executions run concurrently."""
 
     backend = "docker"
 
     def __init__(self, limits: SandboxLimits, packages: Sequence[Path] = (), image: str | None = None) -> None:
         super().__init__(limits)
         self._daemon = Daemon()
-        self._plan = plan_of("docker", limits, [str(one.resolve()) for one in packages]).to_json()
-        self._container_plan = self._planned(image)
+        self._plan = plan_of("docker", limits, [str(folder.resolve()) for folder in packages]).to_json()
+        self._container_plan = self._make_plan(image)
         self._lock = threading.Lock()
         self._idle: list[_Box] = []
         self._boxes: set[_Box] = set()
@@ -86,7 +86,7 @@ class DockerSandbox(Runner):
         self._finish = weakref.finalize(self, _finish, self._boxes, self._daemon, os.getpid())
         self._give_back(self._take())
 
-    def _planned(self, image: str | None) -> ContainerPlan:
+    def _make_plan(self, image: str | None) -> ContainerPlan:
         limits = self.limits
         if image is not None and not self._daemon.has_image(image):
             raise ConfigError(f"the Docker daemon has no image {image!r}: `docker pull {image}`, or leave it out")
@@ -96,8 +96,8 @@ class DockerSandbox(Runner):
                 f"the image {name!r} has volumes ({', '.join(volumes)}), where programs could leave files"
             )
         python = os.path.realpath(sys.executable) if image is None else "python3"
-        folders = [Path(one) for one in json.loads(self._plan)["packages"]]
-        is_below = any(one in TASK_DATA.parents for one in folders)
+        folders = [Path(name) for name in json.loads(self._plan)["packages"]]
+        is_below = any(folder in TASK_DATA.parents for folder in folders)
         hidden = {str(TASK_DATA): "ro,nosuid,nodev,noexec,size=4k,mode=0555"} if is_below else {}
         options = f"rw,exec,nosuid,nodev,size={limits.scratch_mb * MIB},nr_inodes=16384,mode=1777"
         return ContainerPlan(
@@ -123,7 +123,7 @@ class DockerSandbox(Runner):
         return DockerSession(self, self._take())
 
     def _take(self) -> _Box:
-        """A container that nobody else uses."""
+        """Returns a container that is not in use."""
         with self._lock:
             if self._closed:
                 raise SandboxError("this sandbox was closed: open another one with open_sandbox()")
@@ -146,7 +146,7 @@ class DockerSandbox(Runner):
     def _give_back(self, box: _Box) -> None:
         """Keeps a container for the next execution if nothing of the last is left in it.
 
-        Otherwise it is removed, which nobody waits for: it may take the daemon a second.
+        Otherwise it is removed in the background, because that may take the daemon a second.
         """
         if box.is_clean():
             with self._lock:
@@ -159,7 +159,7 @@ class DockerSandbox(Runner):
             removal.start()
 
     def _remove(self, box: _Box) -> None:
-        with contextlib.suppress(SandboxError):  # the daemon has gone, or `agentgym sandbox reap` finds it
+        with contextlib.suppress(SandboxError):  # the daemon is gone, or `agentgym sandbox reap` will find it
             box.remove()
         self._boxes.discard(box)
 
@@ -204,15 +204,15 @@ class _Box:
         self._container, self._plan = container, plan
         self._stream: Stream | None = None
         self._is_over = True
-        """Whether nothing runs in it."""
+        """True if nothing runs in it."""
         self._is_spoilt = False
-        """Whether it is to be thrown away."""
+        """True if it is to be discarded."""
 
     def start(self) -> None:
         self._stream = self._container.attach()
         self._container.start()
         self._stream.settimeout(START_S)
-        names = [one.stem for one in BOX.glob("*.py") if one.stem != "__init__"]
+        names = [path.stem for path in BOX.glob("*.py") if path.stem != "__init__"]
         modules = {f"agentgym.tools.sandbox.box.{name}": (BOX / f"{name}.py").read_text("utf-8") for name in names}
         given = json.dumps({"modules": modules, "plan": self._plan}).encode()
         said = None
@@ -224,7 +224,7 @@ class _Box:
             raise SandboxError(f"the container's Python (3.11 or newer is needed) did not start: {told or 'no word'}")
 
     def run(self, request: Request, *, is_session: bool) -> Outcome:
-        """One execution, whatever it does to the processes around it."""
+        """Runs one execution, whatever it does to the processes around it."""
         assert self._stream is not None
         self._is_over = False
         self._stream.settimeout(request.time_limit_s + ANSWER_S)
@@ -233,7 +233,7 @@ class _Box:
             ask(self._stream, request, is_session=is_session)
             answer = frames.receive(self._stream)
         except TimeoutError:
-            return self._lost(Ended.TIME_LIMIT, time.monotonic() - started)
+            return self._lost_box_outcome(Ended.TIME_LIMIT, time.monotonic() - started)
         except OSError as error:
             self._is_spoilt = True
             raise SandboxError(f"the sandbox's container does not answer: {error}") from error
@@ -241,16 +241,16 @@ class _Box:
             self._is_spoilt = True
             raise SandboxError("the sandbox's container ended during an execution")
         if "late" in answer[0]:  # the program stopped its supervisor
-            return self._lost(Ended.TIME_LIMIT, time.monotonic() - started)
+            return self._lost_box_outcome(Ended.TIME_LIMIT, time.monotonic() - started)
         if "over" in answer[0]:  # the program ended its supervisor
-            return self._lost(Ended.KILLED, time.monotonic() - started)
+            return self._lost_box_outcome(Ended.KILLED, time.monotonic() - started)
         outcome = outcome_of(answer, DockerSandbox.backend, is_session=is_session)
         self._is_spoilt = self._is_spoilt or outcome.ended is not Ended.EXITED
         if bool(answer[0]["is_over"]):
             self._hear_end()
         return outcome
 
-    def _lost(self, ended: Ended, seconds: float) -> Outcome:
+    def _lost_box_outcome(self, ended: Ended, seconds: float) -> Outcome:
         self._is_spoilt = True
         return lost_outcome(ended, DockerSandbox.backend, seconds, is_session=True)
 
@@ -264,12 +264,12 @@ class _Box:
         self._is_spoilt = self._is_spoilt or said is None or not said[0].get("over")
 
     def is_up(self) -> bool:
-        """Whether the container has not ended while nobody used it."""
+        """Returns whether the container is still running after it was idle."""
         assert self._stream is not None
         return self._stream.is_quiet()
 
     def is_clean(self) -> bool:
-        """Ends a session, if there is one; whether the next execution may use the container."""
+        """Ends a session, if there is one; returns whether the next execution may use the container."""
         assert self._stream is not None
         if not self._is_spoilt and not self._is_over:
             try:
@@ -280,19 +280,19 @@ class _Box:
         return not self._is_spoilt
 
     def remove(self) -> None:
-        """Ends the container, and all that is in it."""
+        """Ends the container and everything in it."""
         try:
             self._container.remove()
-        finally:  # that alone ends it, where the daemon does not answer
+        finally:  # closing the stream alone ends it if the daemon does not answer
             if self._stream is not None:
                 self._stream.close()
 
 
 def _finish(boxes: set[_Box], daemon: Daemon, owner: int) -> None:
-    if os.getpid() != owner:  # a fork of the owner ends, and the containers are not its
+    if os.getpid() != owner:  # a forked child of the owner is ending; it does not own the containers
         return
     for box in list(boxes):
-        with contextlib.suppress(SandboxError):  # the daemon has gone, and its containers with it
+        with contextlib.suppress(SandboxError):  # the daemon is gone, and its containers with it
             box.remove()
     boxes.clear()
     daemon.close()

@@ -1,4 +1,4 @@
-"""The filter of system calls for a whole container, in Docker's form: what the box allows, and what sets a box up."""
+"""The system-call filter of a whole container, in Docker's format: calls that the box allows, and that set it up."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from agentgym.tools.sandbox.box.syscalls import EXAMINED, GROUPS, MODES, ORDINAR
 __all__ = ["docker_profile"]
 
 SETTING_UP = ("capset", "seccomp", "sched_setattr", "setpriority")
-"""Calls by which the box's own processes give their rights up, and run before a program's."""
+"""Calls by which the box's own processes drop their rights, and get priority over a program's."""
 LATE = ("clone", "clone3")
-"""Their arguments decide, or libraries must see that they are not there."""
+"""Calls whose arguments decide, or that libraries must see as missing."""
 
 
 def docker_profile() -> str:
-    """JSON for `--security-opt seccomp=`. Programs have a filter of their own in it, which also examines arguments."""
+    """Returns JSON for `--security-opt seccomp=`. Programs also have their own filter, which examines arguments too."""
     allowed = {*_names(ORDINARY + MODES + OWNERS + GROUPS + SIGNALS + EXAMINED), *SETTING_UP} - {*LATE}
     refused = {*_names(REFUSED)} - allowed - {"socket"}
     no_namespace = {"index": 0, "value": NEW_NAMESPACES, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}

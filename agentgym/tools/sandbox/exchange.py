@@ -1,4 +1,4 @@
-"""What goes over a channel to a box's supervisor and what comes back: a request, and its outcome."""
+"""The messages on the channel to a box's supervisor: a request, and its outcome."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["ask", "lost_outcome", "outcome_of", "plan_of"]
 MIB = 1 << 20
 
 TASK_DATA = Path(__file__).resolve().parents[2] / "envs" / "data"
-"""Holds answers and tests of tasks: where agentgym is installed in Python's own folder, programs could read them."""
+"""The answers and tests of tasks: if agentgym is installed in Python's own folder, programs could read them."""
 
 
 def plan_of(backend: str, limits: SandboxLimits, packages: Sequence[str], scratch: str = "") -> Plan:
-    """What a box is told of its limits."""
+    """Returns the plan of a box with these limits."""
     return Plan(
         backend=backend,
         packages=tuple(packages),
@@ -48,7 +48,7 @@ def ask(channel: frames.Channel, request: Request, *, is_session: bool) -> None:
 
 
 def outcome_of(answer: frames.Frame, backend: str, *, is_session: bool) -> Outcome:
-    """What a supervisor answered."""
+    """Returns the outcome in a supervisor's answer."""
     said, (out, err, *contents) = answer
     return Outcome(
         stdout=out.decode("utf-8", "replace"),

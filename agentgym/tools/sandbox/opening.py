@@ -1,4 +1,4 @@
-"""Opens the best sandbox that this machine can hold, or says what each lacks."""
+"""Opens the best sandbox that this machine supports, or reports what each kind lacks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentgym.tools.sandbox.served import ServedSandbox
 __all__ = ["BACKENDS", "open_sandbox", "sandbox_faults"]
 
 BACKENDS = ("namespaces", "landlock", "docker")
-"""In the order of preference."""
+"""The kinds of sandboxes in the order of preference."""
 MACHINES = ("x86_64", "aarch64")
 
 
@@ -28,11 +28,11 @@ def open_sandbox(
     image: str | None = None,
     unsafe: bool = False,
 ) -> Sandbox:
-    """A sandbox of the kind `backend`; `auto` is the first of namespaces, landlock and docker that works here.
+    """Opens a sandbox of the kind `backend`; `auto` is the first of namespaces, landlock and docker that works here.
 
-    `packages` are folders that programs can import from, beside the standard library; they can be read, so no secret
-    may be in them. `image` is one that the Docker daemon holds, with Python 3.11 or newer; without it one is made of
-    this machine's Python. With `unsafe`, and only where no sandbox works, programs run as bare subprocesses.
+    `packages` are folders that programs can import from, besides the standard library; programs can read them, so they
+    must not contain secrets. `image` is an image in the Docker daemon, with Python 3.11 or newer; by default one is
+    made of this machine's Python. With `unsafe`, and only if no sandbox works, programs run as bare subprocesses.
 
     Raises SandboxError, with what each kind lacks.
     """
@@ -50,7 +50,7 @@ def open_sandbox(
         fault = _platform_fault()
         try:
             if fault is None:
-                return _opened(name, limits, packages, image)
+                return _open_backend(name, limits, packages, image)
         except SandboxError as error:
             fault = str(error)
         faults[name] = fault
@@ -66,12 +66,12 @@ def open_sandbox(
     )
 
 
-def _opened(name: str, limits: SandboxLimits, packages: Sequence[Path], image: str | None) -> Sandbox:
+def _open_backend(name: str, limits: SandboxLimits, packages: Sequence[Path], image: str | None) -> Sandbox:
     return DockerSandbox(limits, packages, image) if name == "docker" else ServedSandbox(name, limits, packages)
 
 
 def sandbox_faults() -> dict[str, str | None]:
-    """Kind of sandbox to what is wrong with it here, None where it works: each is started and runs a program."""
+    """Tries each kind of sandbox with a program; returns kind to the fault it has here, None if it works."""
     return {name: _fault(lambda name=name: open_sandbox(name)) for name in BACKENDS}  # type: ignore[misc]
 
 

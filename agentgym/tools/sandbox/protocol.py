@@ -1,4 +1,4 @@
-"""What a sandbox is to those who use it: programs in, outcomes out, and sessions whose variables live on."""
+"""The interface of a sandbox: programs in, outcomes out, and sessions whose variables persist."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ Language = Literal["python", "shell"]
 
 
 class Ended(StrEnum):
-    """Why an execution ended."""
+    """The reason that an execution ended."""
 
     EXITED = "exited"
-    """The program came to its end, with whatever exit code."""
+    """The program ended by itself, with any exit code."""
     TIME_LIMIT = "time_limit"
     MEMORY = "memory"
-    """All its processes together held too much. One that asks for too much at once gets a MemoryError instead."""
+    """All its processes together used too much. One that asks for too much at once gets a MemoryError instead."""
     PROCESS_LIMIT = "process_limit"
     DISK_LIMIT = "disk_limit"
     OUTPUT_LIMIT = "output_limit"
-    """Standard output and error were too long; what is there is their beginning."""
+    """Standard output and error were too long; the outcome has their beginning."""
     KILLED = "killed"
     """Something else ended it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxLimits:
-    """What one execution may take; a session's limits hold for each of its cells."""
+    """The limits of one execution; a session's limits apply to each of its cells."""
 
     time_limit_s: float = 10.0
-    """Seconds by the clock on the wall; a call may ask for fewer."""
+    """The wall-clock seconds; a call may ask for fewer."""
     memory_mb: int = 512
-    """MiB of each process's address space, and of the memory that all processes hold together."""
+    """The MiB of each process's address space, and of the memory that all processes use together."""
     num_processes: int = 32
-    """Processes and threads together."""
+    """The number of processes and threads together."""
     scratch_mb: int = 64
-    """MiB of files in the working folder."""
+    """The MiB of files in the working folder."""
     output_kb: int = 256
-    """KiB of standard output and standard error together."""
+    """The KiB of standard output and standard error together."""
     num_open_files: int = 128
-    """Open files of each process."""
+    """The number of open files of each process."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -57,34 +57,34 @@ class SandboxLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How an execution went, e.g. `Outcome(stdout="4\\n", stderr="", exit_code=0, ended=Ended.EXITED, ...)`."""
+    """The result of an execution, e.g. `Outcome(stdout="4\\n", stderr="", exit_code=0, ended=Ended.EXITED, ...)`."""
 
     stdout: str
     stderr: str
     exit_code: int
-    """As of a subprocess: negative for the signal that ended it; -9 where a limit did."""
+    """The exit code, as of a subprocess: negative for the signal that ended it; -9 if a limit did."""
     ended: Ended
     backend: str
-    """`namespaces`, `landlock`, `docker`, or `none (unsafe)`: the box that it ran in."""
+    """`namespaces`, `landlock`, `docker`, or `none (unsafe)`: the kind of box that it ran in."""
     seconds: float
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """Path to content of the files that were asked for and are there."""
+    """The requested files that exist: path to content."""
     rolled_back: bool = False
-    """Whether a session's variables are again as they were before this cell."""
+    """True if a session's variables are again as they were before this cell."""
     is_lost: bool = False
-    """Whether a session's state is gone, so that it takes no more cells."""
+    """True if a session's state is gone, so that it takes no more cells."""
 
     @property
     def ok(self) -> bool:
-        """Whether the program came to its end with exit code 0."""
+        """True if the program ended by itself with exit code 0."""
         return self.ended is Ended.EXITED and self.exit_code == 0
 
 
 class SandboxSession(Protocol):
-    """Cells that see what cells before them left: variables in Python, files in both languages.
+    """A sequence of cells that share their state: variables in Python, files in both languages.
 
     A cell that is stopped, or whose process dies, leaves the variables as they were before it. Files are not rolled
-    back. What a cell started ends with it: nothing goes on between cells but threads, which do not see the next one.
+    back. Processes that a cell started end with it. Only threads continue, and they do not see the next cell.
     """
 
     def run(
@@ -99,7 +99,7 @@ class SandboxSession(Protocol):
         """Runs one cell; a last line that is an expression shows its value."""
 
     def close(self) -> None:
-        """Ends the session, and every process of it."""
+        """Ends the session and all its processes."""
 
     def __enter__(self) -> Self: ...
 
@@ -107,7 +107,7 @@ class SandboxSession(Protocol):
 
 
 class Sandbox(Protocol):
-    """Runs code that nobody trusts. May be used from many threads at once."""
+    """Runs untrusted code. May be used from many threads at once."""
 
     backend: str
 
@@ -120,17 +120,17 @@ class Sandbox(Protocol):
         collect: Sequence[str] = (),
         time_limit_s: float | None = None,
     ) -> Outcome:
-        """Runs a whole program in a box of its own.
+        """Runs a whole program in its own box.
 
-        `files` (relative path to content) are put into its working folder; `collect` names the files to bring out, by
-        path or pattern (`*.csv`). What the program does is in the Outcome; SandboxError is the sandbox's own failure.
+        `files` (relative path to content) are put into its working folder; `collect` names the files to return, by path
+        or pattern (`*.csv`). Failures of the program are in the Outcome; SandboxError is the sandbox's own failure.
         """
 
     def session(self) -> SandboxSession:
-        """A box whose state lives from call to call."""
+        """Opens a box whose state persists from call to call."""
 
     def close(self) -> None:
-        """Ends everything that still runs."""
+        """Ends all programs that still run."""
 
     def __enter__(self) -> Self: ...
 

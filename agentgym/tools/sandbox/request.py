@@ -1,4 +1,4 @@
-"""What a call to a sandbox asks for, checked: code, language, files in and out, seconds."""
+"""The checked request of a call to a sandbox: code, language, files in and out, seconds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Request:
 
 
 class Runner:
-    """What runs requests: the calls of a sandbox and of a session are checked here."""
+    """The base of sandboxes and sessions, which checks their calls and runs the requests."""
 
     def __init__(self, limits: SandboxLimits) -> None:
         self.limits = limits
@@ -59,7 +59,7 @@ class Runner:
         return self._execute(request)
 
     def close(self) -> None:
-        """Ends everything that still runs."""
+        """Ends all programs that still run."""
 
     def __enter__(self) -> Self:
         return self
@@ -86,7 +86,7 @@ class Runner:
             )
 
     def _seconds(self, asked: float | None) -> float:
-        """The seconds that a call has: what it asks for, within the limits."""
+        """Returns the seconds of a call: the requested ones, within the limits."""
         if asked is None:
             return self.limits.time_limit_s
         if not 0 < asked < float("inf"):

@@ -24,9 +24,9 @@ from agentgym.tools.sandbox.request import Request, Runner
 __all__ = ["ServedSandbox"]
 
 ANSWER_S = 30.0
-"""Seconds beyond an execution's own that its answer may take on a busy machine."""
+"""The seconds after an execution's limit that its answer may take on a busy machine."""
 PROBE_S = 10.0
-"""Seconds that an empty program may take where a server is asked whether it works."""
+"""The seconds that an empty program may take when a server is tested."""
 END_S = 10.0
 BOX = Path(__file__).parent / "box"
 BOOT = """
@@ -40,11 +40,11 @@ sys.modules[name].__path__ = [box]
 from agentgym.tools.sandbox.box.main import main
 main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
 """
-"""Loads `box/` under its own name, without the packages around it: nothing of ours is in a program's process."""
+"""Loads `box/` under its own name, without its parent packages: a program's process has no other code of ours."""
 
 
 class ServedSandbox(Runner):
-    """A sandbox of namespaces, or of Landlock. Its server is started at once, and again if something ended it."""
+    """A sandbox of namespaces, or of Landlock. Its server is started at once, and restarted if it was killed."""
 
     def __init__(self, backend: str, limits: SandboxLimits, packages: Sequence[Path] = ()) -> None:
         super().__init__(limits)
@@ -60,14 +60,14 @@ class ServedSandbox(Runner):
 
     def _execute(self, request: Request) -> Outcome:
         with contextlib.closing(self._connect()) as channel:
-            return _answered(channel, request, self, is_session=False)
+            return _run_request(channel, request, self, is_session=False)
 
     def session(self) -> ServedSession:
         """See `Sandbox.session`."""
         return ServedSession(self._connect(), self)
 
     def works(self) -> bool:
-        """Returns whether an empty program gets its answer."""
+        """Returns whether an empty program gets an answer."""
         probe = Request(code=b"", language="python", files={}, collect=(), time_limit_s=PROBE_S)
         try:
             with contextlib.closing(self._connect()) as channel:
@@ -106,7 +106,7 @@ class ServedSession(Runner):
     def _execute(self, request: Request) -> Outcome:
         if self._channel is None:
             raise SandboxError("this session is over: begin another one with session()")
-        outcome = _answered(self._channel, request, self._sandbox, is_session=True)
+        outcome = _run_request(self._channel, request, self._sandbox, is_session=True)
         if outcome.is_lost:
             self.close()
         return outcome
@@ -118,11 +118,11 @@ class ServedSession(Runner):
             self._channel = None
 
 
-def _answered(channel: socket.socket, request: Request, sandbox: ServedSandbox, *, is_session: bool) -> Outcome:
-    """Returns how an execution went.
+def _run_request(channel: socket.socket, request: Request, sandbox: ServedSandbox, *, is_session: bool) -> Outcome:
+    """Runs a request and returns its outcome.
 
-    A box that gives no answer while others of its server do has exhausted its program's time: a program cannot turn its
-    own failure into one of the sandbox.
+    If a box gives no answer while others of its server do, its program has exhausted its time: a program cannot turn
+    its own failure into one of the sandbox.
     """
     seconds = request.time_limit_s + ANSWER_S
     channel.settimeout(seconds)
@@ -172,8 +172,8 @@ class _Server:
             raise SandboxError(str(said[0]["error"]) if said else "its server ended before it began")
 
     def connect(self) -> socket.socket:
-        """A connection with a supervisor of its own. Raises OSError where the server has ended."""
-        if self._process.poll() is not None:  # what it leaves may hold the socket's other end for a moment more
+        """Opens a connection with its own supervisor. Raises OSError if the server has ended."""
+        if self._process.poll() is not None:  # its processes may hold the socket's other end a moment longer
             raise ConnectionResetError("its server has ended")
         near, far = socket.socketpair()
         try:
@@ -186,13 +186,13 @@ class _Server:
         return near
 
     def close(self) -> None:
-        """Ends it; closing twice is no mistake."""
+        """Ends the server; a second call does nothing."""
         self._finish()
 
 
 def _finish(control: socket.socket, process: subprocess.Popen[bytes], scratch: str, owner: int) -> None:
     control.close()
-    if os.getpid() != owner:  # a fork of the owner ends, and the server is not its
+    if os.getpid() != owner:  # a forked child of the owner is ending; it does not own the server
         return
     try:
         process.wait(END_S)
@@ -200,6 +200,6 @@ def _finish(control: socket.socket, process: subprocess.Popen[bytes], scratch: s
         process.kill()
         process.wait()
     if scratch:
-        with contextlib.suppress(OSError):  # the server was there first
+        with contextlib.suppress(OSError):  # the server removed it first
             empty_folder(scratch)
             os.rmdir(scratch)

@@ -1,4 +1,4 @@
-"""The documents of a corpus, and where they are read from."""
+"""The documents of a corpus, and the reading of their files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Document:
     """A page of a corpus: `Document("https://example.org/otter", "Otter", "An otter eats fish.")`."""
 
     url: str
-    """Its address in the corpus: what it was recorded from, or a path."""
+    """The address in the corpus: the URL that was recorded, or a path."""
     title: str
     text: str
 
@@ -31,10 +31,10 @@ class Document:
 
 
 def read_documents(path: Path) -> Iterator[Document]:
-    """The documents of a JSONL file, or of the .txt, .md and .html files of a folder, in the order of their paths.
+    """Yields the documents of a JSONL file, or of a folder's .txt, .md and .html files, in the order of their paths.
 
-    A row has a `text` (or `contents`), a `url` (or `id`) and perhaps a `title`; other keys are left out. A file's
-    address is its path in the folder, with a line's spaces as `%20`. Raises ConfigError with the place that is wrong.
+    A row has a `text` (or `contents`), a `url` (or `id`) and optionally a `title`; other keys are ignored. A file's
+    address is its path in the folder, with spaces as `%20`. Raises ConfigError with the location of the fault.
     """
     if path.is_dir():
         yield from _from_folder(path)
@@ -47,12 +47,12 @@ def read_documents(path: Path) -> Iterator[Document]:
 def _from_folder(folder: Path) -> Iterator[Document]:
     readers: dict[str, Callable[[str], tuple[str, str]]] = {".txt": _plain, ".md": _markdown, ".html": html_text}
     readers[".htm"] = html_text
-    found = sorted(one for one in folder.rglob("*") if one.suffix.lower() in readers and one.is_file())
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in readers and path.is_file())
     if not found:
         raise ConfigError(f"there is no .txt, .md or .html file in {str(folder)!r}")
-    for one in found:
-        title, text = readers[one.suffix.lower()](_read(one))
-        yield Document(one.relative_to(folder).as_posix().replace(" ", "%20"), title or one.stem, text)
+    for path in found:
+        title, text = readers[path.suffix.lower()](_read(path))
+        yield Document(path.relative_to(folder).as_posix().replace(" ", "%20"), title or path.stem, text)
 
 
 def _plain(text: str) -> tuple[str, str]:

@@ -14,7 +14,7 @@ BLOCKS = frozenset(
 
 
 def html_text(page: str) -> tuple[str, str]:
-    """Title and visible text of a page, a line for each block.
+    """Returns the title and visible text of a page, one line for each block.
 
     >>> html_text("<title>Otter</title><p>An <b>otter</b> eats.</p><script>x</script>")
     ('Otter', 'An otter eats.')

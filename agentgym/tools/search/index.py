@@ -30,26 +30,26 @@ class Hit:
     document: Document
     score: float
     snippet: str
-    """The passage of its text that has most of the query."""
+    """The passage of its text that matches the query best."""
 
 
 @dataclass(frozen=True, eq=False)
 class Postings:
-    """Where each word stands: word number w is in `documents[begins[w]:begins[w + 1]]`, as often as `counts` says."""
+    """The documents of each word: word number w is in `documents[begins[w]:begins[w + 1]]`, `counts` times each."""
 
     words: tuple[str, ...]
-    """In alphabetical order."""
+    """The words in alphabetical order."""
     begins: NDArray[np.int64]
     documents: NDArray[np.int32]
     counts: NDArray[np.int32]
     lengths: NDArray[np.int32]
-    """Words of each document."""
+    """The number of words of each document."""
 
 
 class SearchIndex:
     """Documents and their words, ranked by BM25 (Robertson et al. 1994; k1 = 1.2, b = 0.75, Lucene's idf).
 
-    Read-only, and so shared by any number of episodes and threads. The same documents give the same ranking.
+    It is read-only, so any number of episodes and threads can share it. The same documents give the same ranking.
     """
 
     def __init__(self, documents: Sequence[Document], postings: Postings) -> None:
@@ -58,7 +58,7 @@ class SearchIndex:
 
     @classmethod
     def build(cls, documents: Iterable[Document]) -> SearchIndex:
-        """The index of documents; titles are searched with the texts. Raises ConfigError for an address used twice."""
+        """Builds the index of documents, of titles and texts. Raises ConfigError for an address used twice."""
         kept: list[Document] = []
         found: dict[str, tuple[array[int], array[int]]] = {}
         lengths = array("i")
@@ -78,7 +78,7 @@ class SearchIndex:
         return cls(kept, _postings(found, lengths))
 
     def search(self, query: str, limit: int = 5) -> list[Hit]:
-        """The best documents that have a word of the query, best first; the earlier one where two are equal."""
+        """Returns the best documents that have a word of the query, best first; the earlier one if two are equal."""
         ids = [self._ids[word] for word in dict.fromkeys(words_of(query)) if word in self._ids]
         scores = np.zeros(len(self.documents))
         for number in ids:
@@ -91,8 +91,10 @@ class SearchIndex:
         return [Hit(self.documents[at], float(scores[at]), _snippet(self.documents[at].text, weights)) for at in best]
 
     def find(self, url: str) -> Document | None:
-        """The document of an address. Where none has it to the letter, the scheme, a fragment and a slash at the end
-        make no difference, and the first one is it."""
+        """Returns the document of an address, or None.
+
+        If no address matches exactly, the scheme, a fragment and a trailing slash are ignored; the first match counts.
+        """
         place = self._exact.get(url.strip(), self._places.get(_canonical(url)))
         return None if place is None else self.documents[place]
 
@@ -129,8 +131,8 @@ def _postings(found: dict[str, tuple[array[int], array[int]]], lengths: array[in
 
 
 def _snippet(text: str, weights: dict[str, float]) -> str:
-    passages = [one for one in PASSAGE.split(text) if one.strip()] or [""]
-    worth = [sum(weights.get(word, 0.0) for word in set(words_of(one))) for one in passages]
+    passages = [passage for passage in PASSAGE.split(text) if passage.strip()] or [""]
+    worth = [sum(weights.get(word, 0.0) for word in set(words_of(passage))) for passage in passages]
     best = " ".join(passages[worth.index(max(worth))].split())
     return best if len(best) <= SNIPPET_CHARS else f"{best[:SNIPPET_CHARS].rsplit(' ', 1)[0]} ..."
 

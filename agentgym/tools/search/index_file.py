@@ -1,4 +1,4 @@
-"""An index as a file: the same documents give the same bytes, and a torn file is named.
+"""An index as a file: the same documents give the same bytes, and a torn file is detected.
 
 Version 1: a line `agentgym search index 1`; a line of JSON with the sizes of the sections in bytes, and the SHA-256 of
 these sizes and all sections; then the sections: documents (JSON lines), words (a line each), begins (int64), postings,
@@ -29,14 +29,16 @@ ARRAYS = {"begins": "<i8", "postings": "<i4", "counts": "<i4", "lengths": "<i4"}
 
 
 def save_index(index: SearchIndex, path: Path) -> None:
-    """Writes the index, whole or not at all. An index that is there is replaced; any other file is a ConfigError."""
-    rows = [json.dumps([one.url, one.title, one.text], ensure_ascii=False) for one in index.documents]
+    """Writes the index atomically. An existing index is replaced; any other file raises ConfigError."""
+    rows = [
+        json.dumps([document.url, document.title, document.text], ensure_ascii=False) for document in index.documents
+    ]
     postings = index.postings
     arrays: tuple[NDArray[Any], ...] = (postings.begins, postings.documents, postings.counts, postings.lengths)
     sections = {
         "documents": "\n".join(rows).encode("utf-8", "surrogatepass"),
         "words": "\n".join(postings.words).encode("utf-8", "surrogatepass"),
-        **{name: one.astype(kind).tobytes() for (name, kind), one in zip(ARRAYS.items(), arrays, strict=True)},
+        **{name: values.astype(kind).tobytes() for (name, kind), values in zip(ARRAYS.items(), arrays, strict=True)},
     }
     body = b"".join(sections.values())
     sizes = {name: len(section) for name, section in sections.items()}
@@ -59,7 +61,7 @@ def _check_replaceable(path: Path) -> None:
 
 
 def load_index(path: Path) -> SearchIndex:
-    """The index in a file; raises ConfigError for a file that is torn, changed, of another version or no index."""
+    """Loads an index; raises ConfigError for a file that is torn, changed, of another version or no index."""
     try:
         held = path.read_bytes()
     except OSError as error:
@@ -84,7 +86,7 @@ def load_index(path: Path) -> SearchIndex:
 
 
 def _sections(header: bytes, body: bytes, path: Path) -> dict[str, int]:
-    """Sizes of the sections; what is as it was written is trusted from here on."""
+    """Returns the sizes of the sections; content that is as it was written is trusted from here on."""
     try:
         told = json.loads(header)
         sizes, digest = dict(told["sections"]), str(told["sha256"])

@@ -12,7 +12,7 @@ from agentgym.tools.search.index_file import load_index
 __all__ = ["PageNotRecorded", "SearchTools"]
 
 FEW = 1000
-"""In a larger corpus no near address is looked for: that takes seconds."""
+"""The largest corpus in which a near address is looked for: in a larger one that takes seconds."""
 
 
 class PageNotRecorded(AgentGymError, LookupError):
@@ -22,7 +22,7 @@ class PageNotRecorded(AgentGymError, LookupError):
 class SearchTools:
     """Gives an environment the tools `search` and `fetch` over an index: `tools=SearchTools("papers.index").tools`.
 
-    Nothing is read but the index: there is no network behind `fetch`. One object serves any number of episodes.
+    Only the index is read: `fetch` uses no network. One object serves any number of episodes.
     """
 
     def __init__(self, index: SearchIndex | str | Path, *, num_results: int = 5, page_chars: int = 4000) -> None:
@@ -62,7 +62,7 @@ class SearchTools:
         document = self.index.find(url)
         if document is None:
             known = self.index.documents
-            near = nearest(url, (one.url for one in known)) if len(known) <= FEW else ""
+            near = nearest(url, (document.url for document in known)) if len(known) <= FEW else ""
             raise PageNotRecorded(
                 f"no page {url[:200]!r} is recorded{near or '.'} search gives the addresses there are"
             )
@@ -74,7 +74,7 @@ class SearchTools:
 
 
 def pages_of(text: str, page_chars: int) -> list[str]:
-    """A text in pages of at most `page_chars`, cut between lines or words; joined they are the text.
+    """Splits a text into pages of at most `page_chars`, between lines or words; joined they are the text.
 
     >>> pages_of("one two three", 8)
     ['one two ', 'three']

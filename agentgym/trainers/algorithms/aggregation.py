@@ -1,7 +1,7 @@
-"""How token losses become one number: a weight per token, alike within a turn, fixed once for a whole optimizer step.
+"""The aggregation of token losses to one number: a weight per token, the same within a turn, fixed for a whole step.
 
-The loss of a step is `sum(weight_N * loss_N)` over all of its trained tokens. Since the weights know the whole step,
-the sum may be taken over any split of it (micro-batches, ranks, the rows of a trajectory) and is the same number.
+The loss of a step is `sum(weight_N * loss_N)` over all of its trained tokens. Since the weights are computed from the
+whole optimizer step, the sum over any split of it (micro-batches, ranks, the rows of a trajectory) is the same number.
 
 Shapes: `B` row, `T` token of one row.
 """
@@ -26,7 +26,7 @@ __all__ = ["AGGREGATIONS", "RowCounts", "StepTotals", "check_aggregation", "toke
 
 @dataclass(frozen=True)
 class StepTotals:
-    """The denominators of a step: what is trained in all of it, on all ranks, rows without gradient included."""
+    """The denominators of a step: counts of what is trained on all ranks, rows without gradient included."""
 
     num_trained_tokens: int
     num_trajectories: int
@@ -36,11 +36,11 @@ class StepTotals:
 
 @dataclass(frozen=True)
 class RowCounts:
-    """Which trajectory each row belongs to, and how many trained tokens each of its turns holds.
+    """The trajectory that each row belongs to, and the number of trained tokens in each of its turns.
 
     Example: a trajectory in two rows, of two turns with 2 and 1 sampled tokens and of one turn with 1, then one in a
     single row with one turn of 2: `RowCounts(trajectory_B=(0, 0, 1), turn_tokens_B=((2, 1), (1,), (2,)))`. All rows of
-    a trajectory stand here together; a turn is in one row.
+    a trajectory are here together; a turn is in one row.
     """
 
     trajectory_B: tuple[int, ...]
@@ -62,12 +62,12 @@ class RowCounts:
 
     @property
     def trained_tokens_B(self) -> tuple[int, ...]:
-        """Trained tokens of each row."""
+        """The number of trained tokens of each row."""
         return tuple(sum(turns) for turns in self.turn_tokens_B)
 
     @property
     def trajectory_tokens_B(self) -> tuple[int, ...]:
-        """Trained tokens of the row's whole trajectory."""
+        """The number of trained tokens of each row's whole trajectory."""
         tokens: Counter[int] = Counter()
         for trajectory, count in zip(self.trajectory_B, self.trained_tokens_B, strict=True):
             tokens[trajectory] += count
@@ -86,7 +86,8 @@ AGGREGATIONS: Registry[Aggregation] = Registry(
     "`agentgym algorithms list` shows all.",
     check=Contract("aggregation", ("rows", "totals", "norm_tokens")).check,
 )
-"""Every aggregation by name: `(rows, totals, norm_tokens)` to the weight of a trained token, per row and turn;
+"""Every aggregation by name: `(rows, totals, norm_tokens)` to the weight of a trained token, per row and turn.
+
 `AGGREGATIONS.register(name)` adds one, and `path/to/file.py:name` is one of a file."""
 
 
@@ -95,11 +96,10 @@ def turn_weights(
 ) -> tuple[tuple[float, ...], ...]:
     """The weight of every trained token of each row's turns, `[B]` tuples; untrained tokens weigh 0.
 
-    `totals` are the denominators of the whole step when `rows` is only a part of it (one rank's share); whole
-    trajectories are shared out, never some rows of one. `norm_tokens` is the constant of `seq-mean-token-sum-norm`.
-    Raises UnknownName for a mode that does not exist, ConfigError for a constant that is missing or below 1 and for a
-    mode that gives something else than a finite number for each turn, and InvalidTrajectory when the rows hold more
-    than the totals.
+    `totals` are the denominators of the whole step when `rows` is only a part of it (one rank's share). A rank's share
+    consists of whole trajectories. `norm_tokens` is the constant of `seq-mean-token-sum-norm`. Raises UnknownName for a
+    mode that does not exist, ConfigError for a constant that is missing or below 1 and for a mode that does not return
+    a finite number for each turn, and InvalidTrajectory when the rows hold more than the totals.
     """
     aggregation = AGGREGATIONS[mode]
     if norm_tokens is not None and norm_tokens < 1:
@@ -116,16 +116,16 @@ def turn_weights(
         return ()
     with calling(f"the aggregation {mode!r}", aggregation):
         weights_B = aggregation(rows, step, norm_tokens)
-    return _checked(mode, weights_B, [len(turns) for turns in rows.turn_tokens_B])
+    return _check_weights(mode, weights_B, [len(turns) for turns in rows.turn_tokens_B])
 
 
-def _checked(mode: str, weights_B: Weights, num_turns_B: list[int]) -> tuple[tuple[float, ...], ...]:
+def _check_weights(mode: str, weights_B: Weights, num_turns_B: list[int]) -> tuple[tuple[float, ...], ...]:
     try:
         found = tuple(tuple(float(weight) for weight in weights) for weights in weights_B)
     except TypeError:
         found = ()
     if [len(weights) for weights in found] != num_turns_B or not all(
-        math.isfinite(one) for row in found for one in row
+        math.isfinite(weight) for weights in found for weight in weights
     ):
         raise ConfigError(
             f"aggregation {mode!r} gives {weights_B}, and a finite weight for each turn of each row was wanted, "
@@ -144,8 +144,8 @@ def token_weights(
 ) -> Tensor:
     """The weight of every token of a padded step, `[B, T]` float64, 0 outside of the mask: `sum(weight * loss)`.
 
-    A row is a trajectory. `mask_BT` is bool, True where a token is trained; `turns_BT` (int64) tells a row's turns
-    apart, and is needed by `turn-mean` alone; `norm_tokens` is by default T, as in verl. Rows in which nothing is
+    A row is a trajectory. `mask_BT` is bool, True where a token is trained. `turns_BT` (int64) is the number of each
+    token's turn, and only `turn-mean` needs it. `norm_tokens` is T by default, as in verl. Rows in which nothing is
     trained do not count. Raises as `turn_weights` does.
     """
     if mode == "turn-mean" and turns_BT is None:
@@ -185,7 +185,7 @@ def _token_sum(rows: RowCounts, totals: StepTotals, norm_tokens: int | None) -> 
 def _seq_mean_token_mean(rows: RowCounts, totals: StepTotals, norm_tokens: int | None) -> Weights:
     """Every trajectory weighs the same, and its tokens share it. Shao et al. 2024 (GRPO), eq. 3.
 
-    Difference from verl: no 1e-8 beside the tokens; a trajectory of several rows is one, not one a row.
+    Difference from verl: no 1e-8 added to the tokens; a trajectory of several rows counts as one, not as one per row.
     """
     return rows.alike([1.0 / (totals.num_trajectories * tokens) for tokens in rows.trajectory_tokens_B])
 
@@ -195,7 +195,7 @@ def _seq_mean_token_sum(rows: RowCounts, totals: StepTotals, norm_tokens: int | 
     """1 / trajectories for every token, whatever the length. Liu et al. 2025 (Dr. GRPO), section 3.2.
 
     Difference: the paper's code divides by a constant length as well (`seq-mean-token-sum-norm`), which only scales
-    the learning rate. As in verl, but that a trajectory of several rows is one, not one a row.
+    the learning rate. As in verl, except that a trajectory of several rows counts as one, not as one per row.
     """
     return rows.alike([1.0 / totals.num_trajectories] * len(rows.trajectory_B))
 

@@ -1,4 +1,4 @@
-"""Every algorithm by kind and name, with what it takes and where it comes from: read off the functions themselves."""
+"""Every algorithm by kind and name, with its inputs, settings and source, as read from the functions themselves."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Table:
     """Its name in `agentgym.trainers`."""
     entries: Mapping[str, Callable[..., object]]
     option: str
-    """What takes its names on the command line of `train`."""
+    """The options of `train` that take its names."""
 
 
 TABLES = (
@@ -45,7 +45,7 @@ TABLES = (
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One function of a table, as its docstring and signature tell it."""
+    """One function of a table, as its docstring and signature describe it."""
 
     kind: str
     name: str
@@ -56,14 +56,21 @@ class Algorithm:
     inputs: tuple[str, ...]
     """The tensors that it takes."""
     settings: Mapping[str, object]
-    """By name, with the defaults."""
+    """The defaults of its settings by name."""
 
 
 def all_algorithms() -> list[Algorithm]:
     """Every preset and every entry of every table, those that a user added included."""
     presets = [
-        Algorithm(kind="preset", name=name, summary=one.summary, details="", inputs=(), settings=one.told())
-        for name, one in PRESETS.items()
+        Algorithm(
+            kind="preset",
+            name=name,
+            summary=preset.summary,
+            details="",
+            inputs=(),
+            settings=preset.command_line_settings(),
+        )
+        for name, preset in PRESETS.items()
     ]
     return presets + [_read(table, name, function) for table in TABLES for name, function in table.entries.items()]
 
@@ -79,31 +86,34 @@ def algorithms_markdown() -> str:
     ]
     found = all_algorithms()
     lines += ["", "## Presets", "", "`train` takes them as `--algo NAME`; what is set beside it wins.", ""]
-    for preset in (one for one in found if one.kind == "preset"):
+    for preset in (algorithm for algorithm in found if algorithm.kind == "preset"):
         lines.append(f"- **{preset.name}**: {preset.summary} {_settings(preset)}")
     for table in TABLES:
         lines += ["", f"## `{table.variable}`", "", f"`train` takes it as `{table.option}`."]
-        for one in (one for one in found if one.kind == table.kind):
-            lines += ["", f"### {one.name}", "", one.summary, ""]
-            lines += [*([one.details, ""] if one.details else []), f"Takes: {', '.join(one.inputs)}. {_settings(one)}"]
+        for entry in (algorithm for algorithm in found if algorithm.kind == table.kind):
+            lines += ["", f"### {entry.name}", "", entry.summary, ""]
+            lines += [
+                *([entry.details, ""] if entry.details else []),
+                f"Takes: {', '.join(entry.inputs)}. {_settings(entry)}",
+            ]
     return "\n".join(lines) + "\n"
 
 
-def _settings(one: Algorithm) -> str:
-    given = [f"`{name}={default!r}`" for name, default in one.settings.items()]
+def _settings(algorithm: Algorithm) -> str:
+    given = [f"`{name}={default!r}`" for name, default in algorithm.settings.items()]
     return f"Settings: {', '.join(given)}." if given else "No settings."
 
 
 def _read(table: Table, name: str, function: Callable[..., object]) -> Algorithm:
     settings = settings_of(function, CORRECTION_INPUTS)
     parameters = inspect.signature(function).parameters.values()
-    inputs = [one for one in parameters if one.name not in settings]
+    inputs = [parameter for parameter in parameters if parameter.name not in settings]
     summary, _, details = (inspect.getdoc(function) or "").partition("\n\n")
     return Algorithm(
         kind=table.kind,
         name=name,
         summary=" ".join(summary.split()),
         details=details,
-        inputs=tuple(one.name for one in inputs),
+        inputs=tuple(parameter.name for parameter in inputs),
         settings=settings,
     )

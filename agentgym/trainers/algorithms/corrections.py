@@ -33,13 +33,13 @@ __all__ = ["CORRECTIONS", "Correction", "CorrectionFn", "proximal_logp"]
 
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """What each token's loss is multiplied by; without gradient.
+    """The factors that the tokens' losses are multiplied by, without gradient.
 
     Example: ratios (1, 3) under `tis_token` are `weights` (1, 2), both kept; under `mis_token` (1, 0), the first kept.
     """
 
     weights: Tensor
-    """Of the shape and type of `old_logp`; 0 wherever `kept` is False."""
+    """The factor of each token, of the shape and type of `old_logp`; 0 wherever `kept` is False."""
     kept: Tensor
     """bool; False outside of the mask and for tokens that are rejected."""
 
@@ -52,8 +52,7 @@ CORRECTIONS: Registry[CorrectionFn] = Registry(
     "`agentgym algorithms list` shows all.",
     check=Contract("off-policy correction", ("old_logp", "sampled_logp", "mask"), keywords=("sequences",)).check,
 )
-"""Every correction by name; `CORRECTIONS.register(name)` adds one, and `path/to/file.py:name` is one of a file.
-"""
+"""Every correction by name; `CORRECTIONS.register(name)` adds one, and `path/to/file.py:name` is one of a file."""
 
 Statistic: TypeAlias = Literal["mean", "sum", "max"]
 
@@ -188,8 +187,8 @@ def reject_k1(
     Liu et al. 2025 (When Speed Kills Stability), the geometric rejection for the mean. `statistic` is the mean or the
     sum over the trajectory's trained tokens; `0 < low <= high`, as ratios old / sampled. Arguments as in the module.
 
-    Difference from verl's `seq_mean_k1` and `seq_sum_k1`: there the bounds are held against sampled / old, the inverse
-    of what the setting is told to be, so (0.5, 4) keeps ratios from 0.25 to 2. With low = 1 / high the two agree.
+    Difference from verl's `seq_mean_k1` and `seq_sum_k1`: there the bounds are compared with sampled / old, the inverse
+    of what the setting is documented as, so (0.5, 4) keeps ratios from 0.25 to 2. With low = 1 / high the two agree.
     """
     require(0 < low <= high, "low", low, f"be above 0 and at most high, which is {high}")
     require(statistic in ("mean", "sum"), "statistic", statistic, "be 'mean' or 'sum' for k1, which has either sign")
@@ -217,7 +216,7 @@ def reject_k2(
     `seq_sum_k2` and `seq_max_k2`, which have no default bound.
     """
     log_ratio, whole = _rejectable(old_logp, sampled_logp, mask, sequences, "reject_k2")
-    return _bounded(0.5 * log_ratio.square(), mask, whole, old_logp, (statistic, high))
+    return _keep_within_bound(0.5 * log_ratio.square(), mask, whole, old_logp, (statistic, high))
 
 
 @CORRECTIONS.register("reject_k3")
@@ -238,7 +237,7 @@ def reject_k3(
     `seq_mean_k3`, `seq_sum_k3` and `seq_max_k3`, which have no default bound.
     """
     log_ratio, whole = _rejectable(old_logp, sampled_logp, mask, sequences, "reject_k3")
-    return _bounded(torch.expm1(log_ratio) - log_ratio, mask, whole, old_logp, (statistic, high))
+    return _keep_within_bound(torch.expm1(log_ratio) - log_ratio, mask, whole, old_logp, (statistic, high))
 
 
 @CORRECTIONS.register("decoupled_ppo")
@@ -291,7 +290,7 @@ def proximal_by_version(
 def proximal_logp(
     old_logp: Tensor, sampled_logp: Tensor, mask: Tensor, *, versions: Tensor, current: int, behind: int = 1
 ) -> Tensor:
-    """The logprobs of the policy `behind` versions before `current`, on the straight line between two that are known.
+    """The logprobs of the policy `behind` versions before `current`, interpolated between two that are known.
 
     `sampled + a (old - sampled)` with `a = (current - behind - version) / (current - version)`, clamped to [0, 1] and 0
     for tokens of the current version: the log-linear approximation of AReaL (Fu et al. 2025, in its implementation),
@@ -326,10 +325,10 @@ def _rejectable(
     return log_ratio, Sequences.of(sequences, old_logp, name)
 
 
-def _bounded(
+def _keep_within_bound(
     divergence: Tensor, mask: Tensor, whole: Sequences, old_logp: Tensor, bound: tuple[Statistic, float]
 ) -> Correction:
-    """Keeps the trajectories whose statistic of `divergence` (never negative, 0 outside of the mask) is in bounds."""
+    """Keeps the trajectories whose statistic of `divergence` (at least 0, and 0 outside of the mask) is in bounds."""
     statistic, high = bound
     require(high > 0, "high", high, "be above 0")
     require(statistic in ("mean", "sum", "max"), "statistic", statistic, "be 'mean', 'sum' or 'max'")
@@ -360,4 +359,4 @@ def _correction(
 
 
 CORRECTION_INPUTS = ("sequences", "versions", "current")
-"""Keywords of a correction that are no settings: a step gives those that it takes."""
+"""Keywords of a correction that are not settings: a step passes those that the correction takes."""

@@ -1,4 +1,4 @@
-"""An advantage estimator by its name: what it takes, and a call whose inputs and result are checked, whoever wrote it.
+"""An advantage estimator by its name: its inputs, and a call that checks the inputs and the result of any estimator.
 
 Shapes: `B` trained episode, `T` its sampled tokens, padded to the longest, `K` component of the reward.
 """
@@ -19,20 +19,26 @@ from agentgym.trainers.algorithms.advantages.registry import ADVANTAGES, ESTIMAT
 __all__ = ["check_estimator", "check_penalized", "check_settings", "estimate", "needs_groups", "needs_input"]
 
 MOST_COMPONENTS = 16
-"""Components of a reward that a trial goes up to: how many there are is known when an episode was played."""
+"""The most reward components that a trial tries; their actual number is known once an episode was played."""
 
 
 def check_estimator(name: str, settings: Mapping[str, object]) -> None:
-    """Raises UnknownName for an estimator that does not exist, ConfigError for a setting that it does not have, of
-    another type or out of its bounds, and for one whose result is no Credit: it is tried on a step of two groups."""
-    _ = _tried(name, settings)
+    """Raises an error if the estimator or its settings cannot work; tries it on a step of two groups.
+
+    Raises UnknownName for an estimator that does not exist, ConfigError for a setting that it does not have, of another
+    type or out of its bounds, and for an estimator whose result is no Credit.
+    """
+    _ = _try_estimator(name, settings)
 
 
 def check_penalized(name: str, settings: Mapping[str, object]) -> None:
-    """Raises ConfigError for an estimator that a penalty in the rewards does not reach, or that refuses rewards which a
-    penalty has made negative: it is tried on a step of two groups, with and without one."""
+    """Raises ConfigError for an estimator that does not work with a penalty in the rewards.
+
+    That is one whose credit the penalty does not change, or that refuses rewards which a penalty has made negative. It
+    is tried on a step of two groups, with and without a penalty.
+    """
     remedy = "leave learner.kl.place at loss, or take another advantage"
-    plain, credit = _tried(name, settings)
+    plain, credit = _try_estimator(name, settings)
     rewards_BT = plain["rewards_BT"]
     penalty_BT = 0.01 * torch.arange(rewards_BT.numel()).reshape(rewards_BT.shape).double()
     penalized = plain | {"rewards_BT": torch.where(plain["mask_BT"], rewards_BT - penalty_BT, rewards_BT)}
@@ -44,8 +50,8 @@ def check_penalized(name: str, settings: Mapping[str, object]) -> None:
         raise ConfigError(f"{name} gives the same advantages whatever KL penalty is taken off the rewards: {remedy}")
 
 
-def _tried(name: str, settings: Mapping[str, object]) -> tuple[dict[str, Tensor], Credit]:
-    """A step that the estimator can credit, and what it makes of it."""
+def _try_estimator(name: str, settings: Mapping[str, object]) -> tuple[dict[str, Tensor], Credit]:
+    """Returns a step that the estimator can credit, and its credit."""
     check_settings(name, settings)
     most = MOST_COMPONENTS if needs_input(name, "components_BTK") else 1
     refusals: list[AgentGymError] = []
@@ -59,30 +65,30 @@ def _tried(name: str, settings: Mapping[str, object]) -> tuple[dict[str, Tensor]
 
 
 def check_settings(name: str, settings: Mapping[str, object]) -> None:
-    """Raises UnknownName for an estimator that does not exist, and ConfigError for a setting that it does not have or
-    of another type."""
+    """Raises UnknownName for an unknown estimator, and ConfigError for an unknown setting or one of another type."""
     with_settings(name, ADVANTAGES[name], settings, ESTIMATOR_INPUTS)
 
 
 def needs_groups(name: str) -> bool:
-    """Whether an estimator holds episodes against others of their group, so that a group of one has no baseline."""
+    """True if an estimator compares episodes with others of their group, so that a group of one has no baseline."""
     return "allow_single" in settings_of(ADVANTAGES[name])
 
 
 def needs_input(name: str, tensor: str) -> bool:
-    """Whether an estimator takes a tensor, such as `values_BT`."""
+    """True if an estimator takes a tensor, such as `values_BT`."""
     return tensor in inspect.signature(ADVANTAGES[name]).parameters
 
 
 def estimate(name: str, settings: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Credit:
     """The credit of each token, 0 where nothing is trained, from those of the tensors that the estimator takes.
 
-    Raises ConfigError where they lack one, or where it gives no Credit of one number for each token; TrainingHalted for
-    a number that is not finite in float32; UserCodeFault where an estimator of the user's raises.
+    Raises ConfigError if one of them is missing, or if the estimator does not return a Credit with one number for each
+    token; TrainingHalted for a number that is not finite in float32; UserCodeFault if an estimator of the user's
+    raises.
     """
     function, mask_BT = ADVANTAGES[name], tensors["mask_BT"]
     parameters = inspect.signature(function).parameters
-    needed = [key for key, one in parameters.items() if key in ESTIMATOR_INPUTS and one.default is one.empty]
+    needed = [key for key, taken in parameters.items() if key in ESTIMATOR_INPUTS and taken.default is taken.empty]
     if lacking := [key for key in needed if key not in tensors]:
         raise ConfigError(f"{name} takes {', '.join(lacking)}, which was not given with the episodes (CreditInputs)")
     check_rewards(tensors["rewards_BT"], mask_BT)
@@ -92,23 +98,23 @@ def estimate(name: str, settings: Mapping[str, object], tensors: Mapping[str, Te
     with calling(f"the advantage estimator {name!r}", function):
         credit: object = function(**{key: value for key, value in tensors.items() if key in parameters}, **given)
     if not isinstance(credit, Credit):
-        told = "Credit(advantages_BT, returns_BT) was wanted"
-        raise ConfigError(f"advantage estimator {name!r} gives a {type(credit).__name__}, and {told}")
+        wanted = "Credit(advantages_BT, returns_BT) was wanted"
+        raise ConfigError(f"advantage estimator {name!r} gives a {type(credit).__name__}, and {wanted}")
     return Credit(
-        _checked(name, "advantages", credit.advantages_BT, mask_BT),
-        _checked(name, "returns", credit.returns_BT, mask_BT),
+        _check_numbers(name, "advantages", credit.advantages_BT, mask_BT),
+        _check_numbers(name, "returns", credit.returns_BT, mask_BT),
     )
 
 
-def _checked(name: str, what: str, numbers_BT: object, mask_BT: Tensor) -> Tensor:
+def _check_numbers(name: str, what: str, numbers_BT: object, mask_BT: Tensor) -> Tensor:
     if not isinstance(numbers_BT, Tensor) or numbers_BT.shape != mask_BT.shape:
-        told = (
+        found_kind = (
             f"shape {tuple(numbers_BT.shape)}"
             if isinstance(numbers_BT, Tensor)
             else f"type {type(numbers_BT).__name__}"
         )
         raise ConfigError(
-            f"advantage estimator {name!r} gives {what} of {told}, and one for each token of each episode, "
+            f"advantage estimator {name!r} gives {what} of {found_kind}, and one for each token of each episode, "
             f"{tuple(mask_BT.shape)}, was wanted"
         )
     kept_BT = torch.where(mask_BT, numbers_BT.detach(), 0.0)
@@ -123,7 +129,7 @@ def _checked(name: str, what: str, numbers_BT: object, mask_BT: Tensor) -> Tenso
 
 
 def _trial(num_components: int) -> dict[str, Tensor]:
-    """What a step of two groups of four episodes, of two turns each, looks like; one episode is longer by a token."""
+    """The tensors of a step of two groups of four episodes, of two turns each; one episode is longer by a token."""
     num_tokens = torch.tensor([3, 3, 3, 4] * 2)[:, None]
     place_BT = torch.arange(4).expand(8, 4)
     exists_BT = place_BT < num_tokens

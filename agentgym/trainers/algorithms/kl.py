@@ -1,4 +1,4 @@
-"""Penalties for moving away from a reference policy, per sampled token, and what sets their coefficient.
+"""Penalties for moving away from a reference policy, per sampled token, and the controllers of their coefficient.
 
 The contract of an entry of `KL_PENALTIES`: `name(logp, ref_logp)`, natural logarithms of any one shape, to a penalty
 per token; `logp` alone carries gradient. With `log r = ref_logp - logp`, k1, k2 and k3 (Schulman 2020, "Approximating
@@ -47,13 +47,14 @@ KL_PENALTIES: Registry[KLPenalty] = Registry(
     "`agentgym algorithms list` shows all.",
     check=Contract("KL penalty", ("logp", "ref_logp")).check,
 )
-"""Every penalty by name: `(logp, ref_logp) -> penalty`; `KL_PENALTIES.register(name)` adds one, and
-`path/to/file.py:name` is one of a file."""
+"""Every penalty by name: `(logp, ref_logp) -> penalty`.
+
+`KL_PENALTIES.register(name)` adds one, and `path/to/file.py:name` is one of a file."""
 
 MAX_LOG_RATIO = 20.0
-"""Nats: where a ratio is taken, its logarithm is clamped to this either way. e^20 is 4.9e8, whose square is finite."""
+"""The bound in nats that a ratio's logarithm is clamped to either way. e^20 is 4.9e8, whose square is finite."""
 MAX_LOW_VAR = 10.0
-"""Nats; the largest value of `low_var`."""
+"""The largest value of `low_var`, in nats."""
 
 
 @KL_PENALTIES.register("k1")
@@ -138,26 +139,28 @@ def _straight_through(value: KLPenalty, logp: Tensor, ref_logp: Tensor) -> Tenso
 
 
 def penalty_of(name: str) -> KLPenalty:
-    """The penalty of that name; raises UnknownName, and ConfigError for one that gives something else than a number
-    for each token, as it is tried and whenever it is called."""
+    """Returns the penalty of that name, whose result is checked when it is tried here and whenever it is called.
+
+    Raises UnknownName, and ConfigError for a penalty that does not return a number for each token.
+    """
     function = KL_PENALTIES[name]
 
-    def checked(logp: Tensor, ref_logp: Tensor) -> Tensor:
+    def call_penalty(logp: Tensor, ref_logp: Tensor) -> Tensor:
         with calling(f"the KL penalty {name!r}", function):
             penalty: object = function(logp, ref_logp)
         if not isinstance(penalty, Tensor) or penalty.shape != logp.shape:
-            told = f"shape {tuple(penalty.shape)}" if isinstance(penalty, Tensor) else type(penalty).__name__
+            found_kind = f"shape {tuple(penalty.shape)}" if isinstance(penalty, Tensor) else type(penalty).__name__
             raise ConfigError(
-                f"KL penalty {name!r} gives {told}, and a number for each token, {tuple(logp.shape)}, was wanted"
+                f"KL penalty {name!r} gives {found_kind}, and a number for each token, {tuple(logp.shape)}, was wanted"
             )
         return penalty
 
-    checked(torch.full((2,), -1.0), torch.full((2,), -2.0))
-    return checked
+    call_penalty(torch.full((2,), -1.0), torch.full((2,), -2.0))
+    return call_penalty
 
 
 class KLController(Protocol):
-    """Sets the coefficient of a penalty from what was measured; it is a value, and `update` gives the next."""
+    """Sets the coefficient of a penalty from the measured divergence; immutable, `update` returns the next one."""
 
     @property
     def coefficient(self) -> float:
@@ -171,7 +174,7 @@ class KLController(Protocol):
 
 @dataclass(frozen=True)
 class FixedKL:
-    """A coefficient that stays; at least 0."""
+    """A constant coefficient, at least 0."""
 
     coefficient: float
 
@@ -180,13 +183,13 @@ class FixedKL:
             raise ConfigError(f"coefficient is {self.coefficient}; it must be at least 0")
 
     def update(self, kl: float, num_episodes: int) -> FixedKL:
-        """Itself."""
+        """Returns itself."""
         return self
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveKL:
-    """A coefficient that moves until the divergence is the target: a proportional controller in the log.
+    """A coefficient that moves until the divergence is the target: a proportional controller in log space.
 
     Ziegler et al. 2019 (Fine-Tuning Language Models from Human Preferences), section 2.2:
     `beta <- beta * (1 + error * n / horizon)` with `error = clip(kl / target - 1, -0.2, 0.2)`. The paper's constant 0.1
@@ -198,7 +201,7 @@ class AdaptiveKL:
     coefficient: float
     """The weight of the penalty, above 0."""
     target: float
-    """Nats, in whatever unit `update` is given them (per token or per episode); above 0."""
+    """The target in nats, in the same unit (per token or per episode) as the `kl` of `update`; above 0."""
     horizon: int
     """Episodes over which an error at its bound moves the coefficient by about a fifth; at least 1."""
 
@@ -223,18 +226,19 @@ MAX_ERROR = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class KLConfig:
-    """What draws the policy back to the model that training began with."""
+    """The KL penalty that keeps the policy near the model that training began with."""
 
     coefficient: float = 0.0
-    """Weight of the penalty; 0 keeps no reference model."""
+    """The weight of the penalty; 0 keeps no reference model."""
     penalty: str = "k3"
-    """By its name in `KL_PENALTIES`, or your own by its place, `path/to/file.py:name` or `package.module:name`. In the
+    """The penalty's name in `KL_PENALTIES`, or your own as `path/to/file.py:name` or `package.module:name`. In the
     loss: k2, k3 or k3_st (k1 has no gradient in expectation, so it regularizes nothing there); in the reward: k1."""
     place: Literal["loss", "reward"] = "loss"
     """`loss` adds the penalty to each token's loss; `reward` takes it off each token's reward before advantages are
     computed, as PPO for language models began (Ziegler et al. 2019)."""
     target: float | None = None
-    """Nats a token that the coefficient is moved toward (`AdaptiveKL`); None keeps the coefficient as it is."""
+    """The divergence, in nats a token, that the coefficient is adapted to reach (`AdaptiveKL`); None keeps the
+    coefficient as it is."""
     horizon: int = 10_000
     """Episodes over which a divergence far from the target moves the coefficient by a fifth."""
 
@@ -245,7 +249,7 @@ class KLConfig:
         self.controller()
 
     def controller(self) -> KLController:
-        """What sets the coefficient, as the run begins."""
+        """The controller of the coefficient at the start of the run."""
         if self.target is None:
             return FixedKL(coefficient=self.coefficient)
         return AdaptiveKL(coefficient=self.coefficient, target=self.target, horizon=self.horizon)

@@ -1,4 +1,4 @@
-"""What an `--algo` stands for: an advantage estimator, alone or with the loss, aggregation and sampling of a paper."""
+"""The settings of each `--algo`: an advantage estimator, alone or with a paper's loss, aggregation and sampling."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["PRESETS", "Preset", "preset_of"]
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """Settings that an algo gives where a run names none of its own."""
+    """The settings of an algo, used where a run sets none of its own."""
 
     summary: str
-    """What it is and where it comes from."""
+    """The algorithm and its source, in a sentence."""
     advantage: str
     advantage_settings: Mapping[str, object] = field(default_factory=dict)
     loss: str = "ppo_clip"
     loss_settings: Mapping[str, object] = field(default_factory=dict)
     aggregation: str = "token-mean"
     filter: Literal["off", "reward", "success"] = "off"
-    """Which groups are replaced by further ones, see `PracticeConfig`."""
+    """The groups that are replaced by further ones, see `PracticeConfig`."""
 
-    def told(self) -> dict[str, object]:
-        """The settings by the names that they have on the command line; those that differ from the defaults."""
+    def command_line_settings(self) -> dict[str, object]:
+        """The settings that differ from the defaults, by their names on the command line."""
         settings: dict[str, object] = {"advantage.name": self.advantage}
         settings |= {f"advantage.settings {name}": value for name, value in self.advantage_settings.items()}
         if self.loss != "ppo_clip":
@@ -92,11 +92,14 @@ PRESETS: Mapping[str, Preset] = {
         aggregation="seq-mean-token-mean",
     ),
 }
-"""By name; the name or place of any advantage estimator is an algo too, with everything else as it is by default."""
+"""The presets by name. The name or location of any advantage estimator is an algo too, with defaults for the rest."""
 
 
 def preset_of(algo: str) -> Preset:
-    """What an algo stands for; raises UnknownName for one that does not exist. A place is looked up when it is used."""
+    """Returns the settings of an algo; raises UnknownName for one that does not exist.
+
+    A location (`path/to/file.py:name`) is looked up when it is used.
+    """
     if algo in PRESETS:
         return PRESETS[algo]
     if algo in ADVANTAGES or is_place(algo):

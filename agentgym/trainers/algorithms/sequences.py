@@ -1,4 +1,4 @@
-"""Which trajectory each token belongs to, or which group an episode: for whatever is summed over one of them.
+"""Sums and other statistics over trajectories of tokens, or over groups of episodes.
 
 Shapes: `N` tokens, flattened; `S` sequence.
 """
@@ -17,7 +17,7 @@ __all__ = ["Sequences"]
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """Tokens of any shape, sorted into `S` sequences; sums are float64, so their order hardly shows.
+    """Tokens of any shape, assigned to `S` sequences; sums are float64, so that their order hardly matters.
 
     Example: sequences [[4, 4], [9, 4]] become `number_N` (0, 0, 1, 0) and `num_sequences` 2.
     """
@@ -30,7 +30,7 @@ class Sequences:
 
     @classmethod
     def of(cls, sequences: Tensor | None, tokens: Tensor, asked_by: str) -> Sequences:
-        """`sequences` (int64, the shape of `tokens`) names each token's trajectory; None takes the rows of `[B, T]`.
+        """Assigns tokens by `sequences` (int64, the shape of `tokens`), their trajectories; None takes `[B, T]` rows.
 
         Raises ConfigError for None where tokens are packed `[N]`, and InvalidTrajectory for another shape or type.
         """
@@ -51,8 +51,8 @@ class Sequences:
 
     @classmethod
     def by_ids(cls, *ids: Tensor) -> Sequences:
-        """Those with equal ids (int64, of one shape) belong together; with several ids, where all of them are equal."""
-        flat = torch.stack([one.reshape(-1) for one in ids])
+        """Groups members with equal ids (int64, of one shape); with several ids, those for which all are equal."""
+        flat = torch.stack([ids_N.reshape(-1) for ids_N in ids])
         if not flat.numel():
             return cls(flat[0], 0, ids[0].shape)
         names, number_N = torch.unique(flat, dim=1, return_inverse=True)
@@ -85,5 +85,5 @@ class Sequences:
         return smallest_S.scatter_reduce(0, self.number_N, flat_N, "amin")
 
     def spread(self, values_S: Tensor) -> Tensor:
-        """Each sequence's value at all of its tokens, in their own shape."""
+        """Each sequence's value at all of its tokens, in the tokens' own shape."""
         return values_S[self.number_N].reshape(self.shape)

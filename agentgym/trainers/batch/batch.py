@@ -1,7 +1,7 @@
 """Trajectories as packed, padding-free tensors; the only place in the project with a shift by one.
 
 Every tensor is aligned to its TARGET token: entry n holds the token before the target (the model's input), the target,
-and whatever belongs to the target. A row of T tokens gives T - 1 entries.
+and the numbers that belong to the target. A row of T tokens has T - 1 entries.
 
 Shapes: `N` packed tokens, `B` row, `T` token of one row before the shift.
 """
@@ -41,37 +41,37 @@ class TrainingBatch:
     """
 
     ids_N: Tensor
-    """int64; the input token, the one before the target."""
+    """int64; the input token, which is the token before the target."""
     target_N: Tensor
     """int64; the token whose probability counts."""
     position_N: Tensor
-    """int64; the input token's place in its row, from 0."""
+    """int64; the input token's index in its row, from 0."""
     mask_N: Tensor
     """bool; True where the target is trained. The tensors below are 0 (the versions -1) elsewhere."""
     sampled_logp_N: Tensor
-    """float32; the target's logprob when it was sampled, by the engine's account."""
+    """float32; the target's logprob when it was sampled, as the engine reported it."""
     old_logp_N: Tensor
-    """float32; what the loss takes its ratio against: the same, unless an off-policy correction sets it."""
+    """float32; the logprob that the loss takes its ratio against: the same, unless an off-policy correction sets it."""
     correction_N: Tensor
-    """float32; what an off-policy correction multiplies the policy loss by: 1 without one."""
+    """float32; the factor by which an off-policy correction multiplies the policy loss; 1 without one."""
     advantage_N: Tensor
-    """float32."""
+    """float32; the target's advantage."""
     return_N: Tensor
-    """float32; what a critic should say here; 0 without one."""
+    """float32; the target of the critic's value; 0 without a critic."""
     old_value_N: Tensor
-    """float32; what the critic said before the step; 0 without one."""
+    """float32; the critic's value before the step; 0 without a critic."""
     weight_N: Tensor
     """float32; the target's share in the step's loss, see `aggregation`."""
     policy_version_N: Tensor
     """int64; the weights that sampled the target."""
     reply_version_N: Tensor
-    """int64; the weights that the target's reply began with: older ones where it went on over a weight update."""
+    """int64; the weights that the target's reply began with: older ones if it continued over a weight update."""
     row_N: Tensor
     """int64; the row's number among all rows of the step's groups, counted before any was left out."""
     trajectory_N: Tensor
-    """int64; the trajectory's number among all trajectories of the step's groups, likewise."""
+    """int64; the trajectory's number among all trajectories of the step's groups, counted before any was left out."""
     seqlens: tuple[int, ...]
-    """Entries per row, `[B]`, each at least 1."""
+    """The number of entries of each row, `[B]`, each at least 1."""
     totals: StepTotals
     """The denominators of the whole step; the same in every part of it."""
 
@@ -88,7 +88,7 @@ class TrainingBatch:
                 raise InvalidTrajectory(message)
 
     def _faults(self) -> Iterable[tuple[Tensor, str]]:
-        """What must not be, each as a scalar bool tensor with its message."""
+        """Yields each possible fault as a scalar bool tensor with its message."""
         lengths_B = torch.tensor(self.seqlens, dtype=torch.int64, device=self.ids_N.device)
         start_N = torch.repeat_interleave(lengths_B.cumsum(0) - lengths_B, lengths_B)
         place_N = torch.arange(len(start_N), device=start_N.device)
@@ -117,22 +117,22 @@ class TrainingBatch:
 
     @property
     def num_rows(self) -> int:
-        """Rows of this part."""
+        """The number of rows of this part."""
         return len(self.seqlens)
 
     @property
     def num_tokens(self) -> int:
-        """Entries of this part, trained or not."""
+        """The number of entries of this part, trained or not."""
         return sum(self.seqlens)
 
     @property
     def num_trained_tokens(self) -> int:
-        """Trained targets of this part; `totals.num_trained_tokens` counts the whole step."""
+        """The number of trained targets of this part; `totals.num_trained_tokens` counts the whole step."""
         return int(self.mask_N.sum())
 
     @property
     def cu_seqlens(self) -> Tensor:
-        """int32 `[B + 1]`, row boundaries as variable-length attention takes them: 0, ..., N."""
+        """The row boundaries, int32 `[B + 1]`, as variable-length attention takes them: 0, ..., N."""
         return torch.tensor([0, *accumulate(self.seqlens)], dtype=torch.int32, device=self.ids_N.device)
 
     def to(self, device: torch.device | str) -> TrainingBatch:
@@ -141,7 +141,7 @@ class TrainingBatch:
         return TrainingBatch(**moved, seqlens=self.seqlens, totals=self.totals)
 
     def select(self, rows: Sequence[int]) -> TrainingBatch:
-        """The part made of the given rows, numbered by their place in this batch, in the given order."""
+        """The part made of the given rows, by their index in this batch, in the given order."""
         starts = [0, *accumulate(self.seqlens)]
         place_N = torch.cat([torch.arange(starts[row], starts[row + 1]) for row in rows] or [torch.arange(0)])
         place_N = place_N.to(self.ids_N.device)
@@ -149,30 +149,32 @@ class TrainingBatch:
         return TrainingBatch(**parts, seqlens=tuple(self.seqlens[row] for row in rows), totals=self.totals)
 
     def one_target(self) -> TrainingBatch:
-        """The first trained target alone, as a row of one entry: the smallest part that computes what any part does."""
+        """The first trained target alone, as a row of one entry: the smallest part that any computation accepts."""
         place = int(self.mask_N.int().argmax())
         only = {name: tensor[place : place + 1] for name, tensor in self._tensors().items()}
         only["position_N"] = torch.zeros_like(only["position_N"])
         return TrainingBatch(**only, seqlens=(1,), totals=self.totals)
 
     def minibatches(self, number: int) -> list[TrainingBatch]:
-        """Parts of about equally many trajectories, in order, for an optimizer step each; none is empty.
+        """Splits the batch into parts of about equally many trajectories, in order, one per optimizer step.
+
+        No part is empty.
 
         Weights are multiplied by the number of parts, so that a part's loss is as large as the whole's.
         """
         trajectory_B = self.trajectory_N[self.cu_seqlens[:-1].long()].tolist() if self.seqlens else []
-        numbers = {one: index for index, one in enumerate(dict.fromkeys(trajectory_B))}
+        numbers = {trajectory: index for index, trajectory in enumerate(dict.fromkeys(trajectory_B))}
         number = max(1, min(number, len(numbers)))
         if number == 1:
             return [self]
         parts: list[list[int]] = [[] for _ in range(number)]
-        for row, one in enumerate(trajectory_B):
-            parts[numbers[one] * number // len(numbers)].append(row)
+        for row, trajectory in enumerate(trajectory_B):
+            parts[numbers[trajectory] * number // len(numbers)].append(row)
         chosen = [self.select(rows) for rows in parts]
         return [replace(part, weight_N=part.weight_N * number) for part in chosen]
 
     def portions(self, max_tokens: int) -> list[list[int]]:
-        """The rows of each micro-batch, by their place in this batch; see `split`."""
+        """The rows of each micro-batch, by their index in this batch; see `split`."""
         if max_tokens < 1:
             raise ConfigError(f"max_tokens is {max_tokens}; a micro-batch holds at least one token")
         parts: list[list[int]] = []
@@ -189,10 +191,10 @@ class TrainingBatch:
         return parts
 
     def split(self, max_tokens: int) -> list[TrainingBatch]:
-        """Micro-batches of at most `max_tokens` entries each; a row is never cut, and a longer row goes alone.
+        """Micro-batches of at most `max_tokens` entries each; a row is never cut, and a longer row is its own part.
 
-        Rows stay in order, so that a group's are together, and what a row begins with in common with the one before
-        it (`MIN_SHARED` entries or more) counts once: it is computed once. An empty batch gives no part. Raises
+        Rows stay in order, so that a group's rows are together. A prefix that a row shares with the one before it
+        (`MIN_SHARED` entries or more) counts once, since it is computed once. An empty batch has no parts. Raises
         ConfigError when `max_tokens` is below 1.
         """
         return [self.select(part) for part in self.portions(max_tokens)]
@@ -219,19 +221,19 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class _TrainedRow:
-    """A row that enters the loss, with what its trajectory gives it."""
+    """A row that enters the loss, with the credit of its trajectory."""
 
     row: Row
     row_index: int
     trajectory_index: int
     advantages: NDArray[np.float32]
-    """Of each id that was sampled; likewise the two below."""
+    """The advantage of each sampled id; the two fields below have one number for each of them too."""
     returns: NDArray[np.float32]
     values: NDArray[np.float32]
 
     @property
     def turn_tokens(self) -> tuple[int, ...]:
-        """The tokens of each turn that is trained: a turn is one span."""
+        """The number of tokens of each trained turn; a turn is one span."""
         return tuple(len(span.ids) for span in self.row.spans if span.is_trained and span.ids)
 
 
@@ -247,10 +249,10 @@ def build_batch(
     """The batch of one optimizer step: every row with a trained token, of every trained trajectory, in order.
 
     `advantages` holds one entry per group; `norm_tokens` is the constant of an aggregation that has one. `drop_zero`
-    leaves out the rows of trajectories whose advantages are all 0: they have no gradient as long as the loss says so
-    (see `losses.traits`) and has no KL or entropy term. The denominators stay those of all trained tokens, or `totals`
-    when the groups are one rank's share of a step; to keep dead groups out of the denominators too, leave them out of
-    `groups`. With nothing left the batch is empty (`num_rows == 0`).
+    leaves out the rows of trajectories whose advantages are all 0: they have no gradient if the loss declares so (see
+    `losses.traits`) and has no KL or entropy term. The denominators stay those of all trained tokens, or `totals` when
+    the groups are one rank's share of a step. To keep dead groups out of the denominators too, leave them out of
+    `groups`. If no row is left, the batch is empty (`num_rows == 0`).
 
     Raises InvalidTrajectory when groups and advantages do not line up or a failed trajectory is marked as trained,
     UnknownName for an unknown aggregation.
@@ -272,8 +274,8 @@ def build_batch(
 
 
 def plain_batch(trajectories: Sequence[Trajectory]) -> TrainingBatch:
-    """All trained tokens of the trajectories in order, whatever they earned: every advantage is 1."""
-    groups = [Group(one.group, one.task, (one,)) for one in trajectories]
+    """The batch of all trained tokens of the trajectories, in order, whatever their rewards: every advantage is 1."""
+    groups = [Group(trajectory.group, trajectory.task, (trajectory,)) for trajectory in trajectories]
     return build_batch(groups, [flat_credit(group, [1.0]) for group in groups], aggregation="token-mean")
 
 
@@ -286,7 +288,8 @@ def _trained_rows(groups: Sequence[Group], advantages: Sequence[GroupCredit]) ->
         for place, (trajectory, member) in enumerate(zip(group.trajectories, _members(group, credit), strict=True)):
             for number, row in enumerate(trajectory.rows):
                 if member is not None and row.num_trained_tokens:
-                    returns, values = (_numbers(one, place, number, member) for one in (credit.returns, credit.values))
+                    further = (credit.returns, credit.values)
+                    returns, values = (_numbers(numbers, place, number, member) for numbers in further)
                     trained.append(_TrainedRow(row, row_index, trajectory_index, member[number], returns, values))
                 row_index += 1
             trajectory_index += 1
@@ -296,7 +299,7 @@ def _trained_rows(groups: Sequence[Group], advantages: Sequence[GroupCredit]) ->
 def _numbers(
     further: tuple[Advantages | None, ...] | None, place: int, row: int, like: Advantages
 ) -> NDArray[np.float32]:
-    """What stands at the ids of a row besides the advantages; zeros where there is nothing."""
+    """The further numbers (returns or values) at the ids of a row; zeros where there are none."""
     member = None if further is None else further[place]
     return np.zeros_like(like[row]) if member is None else member[row]
 
@@ -319,7 +322,7 @@ def _check_trainable(trajectory: Trajectory, member: Advantages) -> None:
             f"member {trajectory.member} of group {trajectory.group!r} ended as {trajectory.status} and has no reward, "
             "but it has advantages; compute them with credit_groups"
         )
-    sampled, given = [int(row.sampled.sum()) for row in trajectory.rows], [len(row) for row in member]
+    sampled, given = [int(row.sampled_mask.sum()) for row in trajectory.rows], [len(row) for row in member]
     if sampled != given:
         raise InvalidTrajectory(
             f"member {trajectory.member} of group {trajectory.group!r} sampled {sampled} ids in its rows, and has "
@@ -328,14 +331,14 @@ def _check_trainable(trajectory: Trajectory, member: Advantages) -> None:
 
 
 def _columns(trained: _TrainedRow, weights: Sequence[float]) -> dict[str, Tensor]:
-    """One row's entries; here, and only here, inputs and targets are shifted against each other."""
+    """The entries of one row; here, and only here, inputs and targets are shifted against each other."""
     row = trained.row
     ids_T, mask_T = torch.tensor(row.ids), torch.tensor(row.mask)
     mask_N = mask_T[1:]
-    sampled_T = torch.tensor(row.sampled)
+    sampled_T = torch.tensor(row.sampled_mask)
 
-    def placed(numbers: NDArray[np.float32]) -> Tensor:
-        """Numbers of the sampled ids, at their targets."""
+    def scatter_to_targets(numbers: NDArray[np.float32]) -> Tensor:
+        """Puts the numbers of the sampled ids at their targets."""
         number_T = torch.zeros(len(row))
         number_T[sampled_T] = torch.tensor(numbers)
         return torch.where(mask_N, number_T[1:], 0.0)
@@ -352,9 +355,9 @@ def _columns(trained: _TrainedRow, weights: Sequence[float]) -> dict[str, Tensor
         "sampled_logp_N": logp_N,
         "old_logp_N": logp_N,
         "correction_N": mask_N.float(),
-        "advantage_N": placed(trained.advantages),
-        "return_N": placed(trained.returns),
-        "old_value_N": placed(trained.values),
+        "advantage_N": scatter_to_targets(trained.advantages),
+        "return_N": scatter_to_targets(trained.returns),
+        "old_value_N": scatter_to_targets(trained.values),
         "weight_N": weight_T[1:],
         "policy_version_N": torch.where(mask_N, torch.tensor(row.policy_versions)[1:], -1),
         "reply_version_N": torch.where(mask_N, torch.tensor(row.reply_versions)[1:], -1),

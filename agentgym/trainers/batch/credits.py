@@ -1,4 +1,4 @@
-"""What each sampled token of a step earned: the groups as tensors, and an estimator's result back at the tokens.
+"""The credit of each sampled token of a step: groups as tensors for an estimator, and its result back at the tokens.
 
 Shapes: `B` trained episode, `T` its sampled tokens, padded to the longest.
 """
@@ -30,9 +30,9 @@ __all__ = [
 ]
 
 Advantages = tuple[NDArray[np.float32], ...]
-"""One array a row, with one number for each id of it that was sampled; 0 where the loss does not count the id."""
+"""One array per row, with a number for each sampled id of the row; 0 where the loss does not count the id."""
 COMPONENT = "reward/"
-"""Metrics of an episode whose names begin so are components of its reward."""
+"""The prefix of the metrics of an episode that are components of its reward."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,15 +44,15 @@ class GroupCredit:
     """
 
     members: tuple[Advantages | None, ...]
-    """By member; None for one that is not trained."""
+    """The advantages of each member; None for one that is not trained."""
     returns: tuple[Advantages | None, ...] | None = None
-    """Likewise, what a critic should say before each id; None where no critic learns."""
+    """The targets of the critic's value before each id, by member; None where no critic learns."""
     values: tuple[Advantages | None, ...] | None = None
-    """Likewise, what the critic said."""
+    """The critic's value before each id, by member; None where no critic learns."""
 
     @property
     def means(self) -> tuple[float | None, ...]:
-        """By member, the mean advantage of the ids that were sampled; None for one that is not trained."""
+        """The mean advantage of each member's sampled ids; None for a member that is not trained."""
         return tuple(
             None if member is None else float(np.concatenate(member).mean()) if any(map(len, member)) else 0.0
             for member in self.members
@@ -60,33 +60,38 @@ class GroupCredit:
 
     @property
     def dead(self) -> bool:
-        """Whether no token of the group has an advantage other than 0, so that it carries no signal."""
+        """True if no token of the group has an advantage other than 0, so that it carries no signal."""
         return not any(row.any() for member in self.members if member is not None for row in member)
 
 
 @dataclass(frozen=True, eq=False)
 class CreditInputs:
-    """What estimators are given beyond the episodes themselves: by trained episode, in the order of
-    `trained_episodes`; an array has one number for each id that the episode sampled."""
+    """The inputs of estimators beyond the episodes themselves, by trained episode, in the order of `trained_episodes`.
+
+    An array has one number for each id that the episode sampled.
+    """
 
     penalties: Sequence[NDArray[np.float64]] | None = None
-    """Taken off the rewards at the ids themselves, in units of reward."""
+    """The penalties that are subtracted from the rewards at the ids themselves, in units of reward."""
     values: Sequence[NDArray[np.float64]] | None = None
-    """The critic's, of what came before each id."""
+    """The critic's value before each id."""
     bootstrap: Sequence[float] | None = None
     """The critic's value after the last id of a truncated episode; 0 where the environment terminated."""
     proxy: Sequence[NDArray[np.float64]] | None = None
     """`1 - 2 p + sum p^2`, the squared norm of the gradient by the logits."""
     greedy: Mapping[str, float] = field(default_factory=dict)
-    """By the group's id, the reward of a greedy episode of its task."""
+    """The reward of a greedy episode of each task, by the group's id."""
 
 
 def trained_episodes(groups: Sequence[Group], name: str, greedy: Mapping[str, float] | None = None) -> list[Trajectory]:
-    """The episodes that the estimator `name` credits: those with a reward. Where it holds them against a greedy episode
-    of their task and that one failed, none of the task are: they would have no baseline."""
+    """The episodes that the estimator `name` credits: those with a reward.
+
+    If it compares them with a greedy episode of their task and that one failed, all episodes of the task are left out,
+    since they would have no baseline.
+    """
     left_out = needs_input(name, "greedy_B")
     kept = [group for group in groups if not left_out or group.id in (greedy or {})]
-    return [one for group in kept for one in _trained(group)]
+    return [episode for group in kept for episode in _trained_members(group)]
 
 
 def credit_groups(
@@ -99,10 +104,10 @@ def credit_groups(
 ) -> list[GroupCredit]:
     """The advantages of a step's groups under the estimator `name` of `ADVANTAGES`, which sees all of them at once.
 
-    A turn's reward stands at the last id of its reply. An episode without a reward is not trained and is in no
+    A turn's reward is placed at the last id of its reply. An episode without a reward is not trained and is in no
     statistics. A turn's state, for estimators that compare equal ones, is the text that the environment showed before
     it. Components of rewards are the metrics `reward/NAME` of an episode. Raises ConfigError for a group of one unless
-    `allow_single` and where `inputs` lack what the estimator takes, and what `check_settings` and `estimate` raise.
+    `allow_single` and where `inputs` lack an input of the estimator, and what `check_settings` and `estimate` raise.
     """
     given, inputs = dict(settings or {}), inputs or CreditInputs()
     check_settings(name, given)
@@ -115,43 +120,43 @@ def credit_groups(
     trained = trained_episodes(groups, name, inputs.greedy)
     if not trained:
         return [GroupCredit((None,) * len(group.trajectories)) for group in groups]
-    numbers = {id(one): number for number, group in enumerate(groups) for one in group.trajectories}
-    episodes = [_Episode.of(one, numbers[id(one)]) for one in trained]
+    numbers = {id(episode): number for number, group in enumerate(groups) for episode in group.trajectories}
+    episodes = [_Episode.of(episode, numbers[id(episode)]) for episode in trained]
     tensors = _tensors(episodes, inputs, name)
     credit = estimate(name, given, tensors)
     advantages = dict(zip(map(id, trained), _cut(credit.advantages_BT, episodes), strict=True))
-    members = [tuple(advantages.get(id(one)) for one in group.trajectories) for group in groups]
+    members = [tuple(advantages.get(id(episode)) for episode in group.trajectories) for group in groups]
     if inputs.values is None:
-        return [GroupCredit(one) for one in members]
+        return [GroupCredit(credited) for credited in members]
     returns = dict(zip(map(id, trained), _cut(credit.returns_BT, episodes), strict=True))
     values = dict(zip(map(id, trained), _cut(tensors["values_BT"], episodes), strict=True))
     return [
         GroupCredit(
-            one,
+            credited,
             returns=tuple(returns.get(id(member)) for member in group.trajectories),
             values=tuple(values.get(id(member)) for member in group.trajectories),
         )
-        for one, group in zip(members, groups, strict=True)
+        for credited, group in zip(members, groups, strict=True)
     ]
 
 
 def credit_of_all(
     played: Sequence[Group], learned_from: Sequence[Group], credits: Sequence[GroupCredit]
 ) -> list[GroupCredit]:
-    """The credit of each group that was played: of those that were not learned from, that no member is trained."""
+    """The credit of each played group; in those that were not learned from, no member is trained."""
     known = {group.id: credit for group, credit in zip(learned_from, credits, strict=True)}
     return [known.get(group.id, GroupCredit((None,) * len(group.trajectories))) for group in played]
 
 
 def flat_credit(group: Group, advantages: Sequence[float | None]) -> GroupCredit:
-    """One number for all tokens of a member, None for a member that is not trained."""
+    """The credit with one number for all tokens of a member, and None for a member that is not trained."""
     pairs = zip(group.trajectories, advantages, strict=True)
     return GroupCredit(
         tuple(
             None
             if advantage is None
-            else tuple(np.where(row.mask[row.sampled], advantage, 0.0).astype(np.float32) for row in one.rows)
-            for one, advantage in pairs
+            else tuple(np.where(row.mask[row.sampled_mask], advantage, 0.0).astype(np.float32) for row in member.rows)
+            for member, advantage in pairs
         )
     )
 
@@ -166,7 +171,7 @@ class _Episode:
     mask: NDArray[np.bool_]
     turns: NDArray[np.int64]
     states: tuple[str, ...]
-    """By turn."""
+    """The state of each turn."""
     group_id: str
     components: Mapping[str, float]
 
@@ -177,7 +182,7 @@ class _Episode:
         rewards = np.zeros(sum(lengths))
         for end, turn in zip(accumulate(lengths), trajectory.turns, strict=True):
             rewards[max(end, 1) - 1] += turn.reward or 0.0
-        mask = np.concatenate([row.mask[row.sampled] for row in trajectory.rows])
+        mask = np.concatenate([row.mask[row.sampled_mask] for row in trajectory.rows])
         shown = ("", *(turn.observation for turn in trajectory.turns))
         metrics = trajectory.metrics
         components = {name.removeprefix(COMPONENT): metrics[name] for name in metrics if name.startswith(COMPONENT)}
@@ -185,8 +190,8 @@ class _Episode:
         return cls(trajectory.rows, group, rewards, mask, turns, states, trajectory.group, components)
 
     def cut(self, numbers_T: NDArray[np.float32]) -> Advantages:
-        """The numbers of its tokens, by row."""
-        ends = [0, *accumulate(int(row.sampled.sum()) for row in self.rows)]
+        """The numbers of the episode's tokens, by row."""
+        ends = [0, *accumulate(int(row.sampled_mask.sum()) for row in self.rows)]
         return tuple(numbers_T[start:end] for start, end in pairwise(ends))
 
 
@@ -200,7 +205,7 @@ def _cut(numbers_BT: Tensor, episodes: Sequence[_Episode]) -> list[Advantages]:
     return found
 
 
-def _trained(group: Group) -> Iterator[Trajectory]:
+def _trained_members(group: Group) -> Iterator[Trajectory]:
     for trajectory in group.trajectories:
         if trajectory.reward is None:
             continue
@@ -213,26 +218,29 @@ def _trained(group: Group) -> Iterator[Trajectory]:
 
 
 def _tensors(episodes: Sequence[_Episode], inputs: CreditInputs, name: str) -> dict[str, Tensor]:
-    """What the estimator `name` may take, as far as it is given."""
-    rewards = [one.rewards for one in episodes]
+    """The tensors that the estimator `name` may take, as far as they are given."""
+    rewards = [episode.rewards for episode in episodes]
     if inputs.penalties is not None:
-        rewards = [one - penalty for one, penalty in zip(rewards, inputs.penalties, strict=True)]
+        rewards = [earned - penalty for earned, penalty in zip(rewards, inputs.penalties, strict=True)]
     names: dict[str, int] = {}
-    states = [np.array([names.setdefault(one, len(names)) for one in each.states])[each.turns] for each in episodes]
+    states = [
+        np.array([names.setdefault(state, len(names)) for state in episode.states])[episode.turns]
+        for episode in episodes
+    ]
     tensors = {
-        "rewards_BT": _padded(rewards, 0.0),
-        "mask_BT": _padded([one.mask for one in episodes], False),
-        "groups_B": torch.tensor([one.group for one in episodes]),
-        "turns_BT": _padded([one.turns for one in episodes], -1),
-        "states_BT": _padded(states, -1),
+        "rewards_BT": _pad_arrays(rewards, 0.0),
+        "mask_BT": _pad_arrays([episode.mask for episode in episodes], False),
+        "groups_B": torch.tensor([episode.group for episode in episodes]),
+        "turns_BT": _pad_arrays([episode.turns for episode in episodes], -1),
+        "states_BT": _pad_arrays(states, -1),
     }
     for key, numbers in (("values_BT", inputs.values), ("proxy_BT", inputs.proxy)):
         if numbers is not None:
-            tensors[key] = _padded(numbers, 0.0)
+            tensors[key] = _pad_arrays(numbers, 0.0)
     if inputs.bootstrap is not None:
         tensors["bootstrap_B"] = torch.tensor(inputs.bootstrap, dtype=torch.float64)
     if inputs.greedy:
-        greedy = [inputs.greedy[one.group_id] for one in episodes]
+        greedy = [inputs.greedy[episode.group_id] for episode in episodes]
         tensors["greedy_B"] = torch.tensor(greedy, dtype=torch.float64)
     if needs_input(name, "components_BTK"):
         tensors["components_BTK"] = _components(episodes)
@@ -241,25 +249,27 @@ def _tensors(episodes: Sequence[_Episode], inputs: CreditInputs, name: str) -> d
 
 def _components(episodes: Sequence[_Episode]) -> Tensor:
     """Each component of the reward at the last token of its episode, `[B, T, K]`."""
-    names = sorted({name for one in episodes for name in one.components})
+    names = sorted({name for episode in episodes for name in episode.components})
     if not names:
         raise ConfigError(
             "the estimator weighs the components of a reward, and no episode has any: return "
             'Reward(value, components={"name": number}) from the reward function, or another advantage'
         )
-    for one in episodes:
-        if lacking := [name for name in names if name not in one.components]:
-            raise InvalidTrajectory(f"an episode of group {one.group_id!r} lacks the reward component {lacking[0]!r}")
+    for episode in episodes:
+        if lacking := [name for name in names if name not in episode.components]:
+            raise InvalidTrajectory(
+                f"an episode of group {episode.group_id!r} lacks the reward component {lacking[0]!r}"
+            )
     placed = []
     for name in names:
-        columns = [np.zeros(len(one.mask)) for one in episodes]
-        for column, one in zip(columns, episodes, strict=True):
-            column[-1] = one.components[name]
-        placed.append(_padded(columns, 0.0))
+        columns = [np.zeros(len(episode.mask)) for episode in episodes]
+        for column, episode in zip(columns, episodes, strict=True):
+            column[-1] = episode.components[name]
+        placed.append(_pad_arrays(columns, 0.0))
     return torch.stack(placed, dim=-1)
 
 
-def _padded(arrays: Sequence[NDArray[np.generic]], filler: float) -> Tensor:
+def _pad_arrays(arrays: Sequence[NDArray[np.generic]], filler: float) -> Tensor:
     """Arrays of different lengths as one tensor, `[B, T]`."""
     width = max(len(array) for array in arrays)
     padded = np.full((len(arrays), width), filler, dtype=arrays[0].dtype)

@@ -1,4 +1,4 @@
-"""A step's batch as an off-policy correction leaves it.
+"""Applies an off-policy correction to a step's batch.
 
 Shapes: `N` packed tokens, `M` trained targets.
 """
@@ -21,8 +21,11 @@ __all__ = ["check_correction", "corrected_batch"]
 
 
 def check_correction(name: str, settings: Mapping[str, object]) -> None:
-    """Raises UnknownName for a correction that does not exist, and ConfigError for a setting that it does not have or
-    that cannot work, and for one that gives no Correction: it is tried on a few tokens."""
+    """Raises an error if the correction or its settings cannot work; tries it on a few tokens.
+
+    Raises UnknownName for a correction that does not exist, and ConfigError for a setting that it does not have or that
+    cannot work, and for a correction that does not return a Correction.
+    """
     with_settings(name, CORRECTIONS[name], settings, CORRECTION_INPUTS)
     old_M, sampled_M = torch.tensor([-1.0, -1.0, -2.0, -0.5]), torch.tensor([-1.0, -1.1, -1.9, -0.5])
     _correct(name, settings, (old_M, sampled_M), torch.tensor([0, 0, 1, 1]), (torch.zeros_like(old_M).long(), 0))
@@ -34,22 +37,24 @@ def corrected_batch(
 ) -> TrainingBatch:
     """The batch with the correction's weights, and with the logprobs that the loss takes its ratio against.
 
-    `old_M` are those of the trained targets under the weights before the step, which are the policy `version`. Raises
-    what `check_correction` raises, and TrainingHalted for a weight that is not finite.
+    `old_M` are the logprobs of the trained targets under the weights before the step, which are the policy `version`.
+    Raises what `check_correction` raises, and TrainingHalted for a weight that is not finite.
     """
     mask_N = batch.mask_N.cpu()
     sampled_M, versions_M, trajectory_M = (
-        one.cpu()[mask_N] for one in (batch.sampled_logp_N, batch.policy_version_N, batch.trajectory_N)
+        tensor.cpu()[mask_N] for tensor in (batch.sampled_logp_N, batch.policy_version_N, batch.trajectory_N)
     )
     weights_M = _correct(name, settings, (old_M, sampled_M), trajectory_M, (versions_M, version))
     if name == "proximal_by_version":
         all_M = torch.ones_like(old_M, dtype=torch.bool)
         old_M = proximal_logp(old_M, sampled_M, all_M, versions=versions_M, current=version)
 
-    def placed(values_M: Tensor) -> Tensor:
+    def scatter_to_targets(values_M: Tensor) -> Tensor:
         return torch.zeros_like(batch.old_logp_N, device="cpu").masked_scatter(mask_N, values_M.float())
 
-    corrected = replace(batch, old_logp_N=placed(old_M.clamp(max=0)), correction_N=placed(weights_M))
+    corrected = replace(
+        batch, old_logp_N=scatter_to_targets(old_M.clamp(max=0)), correction_N=scatter_to_targets(weights_M)
+    )
     return corrected.to(batch.ids_N.device)
 
 
@@ -60,8 +65,11 @@ def _correct(
     trajectory_M: Tensor,
     versions: tuple[Tensor, int],
 ) -> Tensor:
-    """The weight of each target; `logps` are of the weights before the step and of what sampled, `versions` those that
-    sampled each target and the newest."""
+    """The weight of each target.
+
+    `logps` are those under the weights before the step and those of the sampling; `versions` are the weights that
+    sampled each target, and the newest.
+    """
     function, (old_M, sampled_M) = CORRECTIONS[name], logps
     given = dict(zip(CORRECTION_INPUTS, (trajectory_M, *versions), strict=True))
     taken = inspect.signature(function).parameters
@@ -70,13 +78,13 @@ def _correct(
     with calling(f"the off-policy correction {name!r}", function):
         found: object = function(old_M, sampled_M, all_M, **keywords, **settings)
     if not isinstance(found, Correction):
-        told = "Correction(weights, kept) was wanted"
-        raise ConfigError(f"off-policy correction {name!r} gives a {type(found).__name__}, and {told}")
+        wanted = "Correction(weights, kept) was wanted"
+        raise ConfigError(f"off-policy correction {name!r} gives a {type(found).__name__}, and {wanted}")
     weights: object = found.weights
     if not isinstance(weights, Tensor) or weights.shape != old_M.shape:
-        told = f"shape {tuple(weights.shape)}" if isinstance(weights, Tensor) else f"type {type(weights).__name__}"
+        kind = f"shape {tuple(weights.shape)}" if isinstance(weights, Tensor) else f"type {type(weights).__name__}"
         raise ConfigError(
-            f"off-policy correction {name!r} gives weights of {told}, and one for each token, {tuple(old_M.shape)}, "
+            f"off-policy correction {name!r} gives weights of {kind}, and one for each token, {tuple(old_M.shape)}, "
             "was wanted"
         )
     if not bool(weights.isfinite().all()):

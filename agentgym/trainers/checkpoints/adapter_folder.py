@@ -1,4 +1,4 @@
-"""An adapter as a folder that `peft` loads."""
+"""Writes an adapter as a folder that `peft` loads."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ __all__ = ["write_adapter"]
 
 
 def write_adapter(state: Mapping[str, Any], folder: Path, base: str | None, dtype: torch.dtype) -> None:
-    """Writes what `Adapters.state_dict` gave as `adapter_config.json` and `adapter_model.safetensors`; `base` is the
-    folder or name of the model that the adapter belongs to, where that is known."""
+    """Writes a state of `Adapters.state_dict` as `adapter_config.json` and `adapter_model.safetensors`.
+
+    `base` is the folder or name of the model that the adapter belongs to, if it is known.
+    """
     settings = state["settings"]
     alpha = float(settings["alpha"])
     config = {
@@ -33,5 +35,5 @@ def write_adapter(state: Mapping[str, Any], folder: Path, base: str | None, dtyp
         "modules_to_save": None,
     }
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    tensors = {name: one.to(dtype).contiguous() for name, one in state["tensors"].items()}
+    tensors = {name: tensor.to(dtype).contiguous() for name, tensor in state["tensors"].items()}
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -1,4 +1,4 @@
-"""One checkpoint of a run: what a step left, as a folder that is whole or is refused."""
+"""A checkpoint of a run: the state after a step, in a folder that is refused unless it is complete."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentgym.errors import RunFolderError
 from agentgym.model.decoder import Decoder, DecoderConfig
 from agentgym.model.model_folder import model_tensors, write_model
 from agentgym.rollout.record.manifest import what_is_torn, write_manifest
-from agentgym.trainers.checkpoints.sharded_state import copied_to_cpu, load_state, save_state
+from agentgym.trainers.checkpoints.sharded_state import copy_to_cpu, load_state, save_state
 from agentgym.types import JSON
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
     "Snapshot",
     "checkpoint_folders",
     "copy_tokenizer",
-    "guarded",
+    "guard_writes",
     "newest_whole",
     "replace_file",
     "step_of",
@@ -39,9 +39,9 @@ TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "g
 
 
 class Checkpoint:
-    """A checkpoint whose files are those of its manifest; raises RunFolderError naming the first that is not.
+    """A checkpoint whose files match its manifest; raises RunFolderError naming the first file that does not.
 
-    The folder is a model folder, which `transformers` and agentgym load, with the trainer's state beside the model.
+    The folder is a model folder, which `transformers` and agentgym load, and also contains the trainer's state.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,24 +55,24 @@ class Checkpoint:
         self.tasks: Mapping[str, JSON] = state["tasks"]
         """The state of the run's task source."""
         self.random: Mapping[str, JSON] = state["random"]
-        """Where the process's own random numbers stood when the step ended."""
+        """The states of the process's own random number generators at the end of the step."""
 
     def learner_state(self) -> Mapping[str, Any]:
-        """The state that `Learner.load_state_dict` takes."""
+        """Loads the state that `Learner.load_state_dict` takes."""
         return load_state(self.path / LEARNER)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Snapshot:
-    """All that a checkpoint of a step holds, copied: what the run does next does not show in it."""
+    """A copy of all that a checkpoint of a step contains; later changes of the run do not affect it."""
 
     step: int
     config: DecoderConfig
     model: Mapping[str, Tensor]
-    """By published name."""
+    """The weights by published name."""
     learner: Mapping[str, Any]
     tokenizer: Path
-    """The folder whose tokenizer goes along."""
+    """The folder whose tokenizer is copied into the checkpoint."""
     tasks: Mapping[str, JSON]
     random: Mapping[str, JSON]
     record: Mapping[str, JSON] = field(default_factory=dict)
@@ -84,12 +84,10 @@ class Snapshot:
     ) -> Snapshot:
         """Copies the tensors of the model and of the learner's state; `states` are `tasks`, `random` and `record`."""
         tensors, config = model_tensors(model), model.config
-        return cls(
-            step=step, config=config, model=tensors, learner=copied_to_cpu(learner), tokenizer=tokenizer, **states
-        )
+        return cls(step=step, config=config, model=tensors, learner=copy_to_cpu(learner), tokenizer=tokenizer, **states)
 
     def write(self, folder: Path) -> None:
-        """Writes the files, and last the manifest."""
+        """Writes the files, with the manifest last."""
         write_model(self.config, self.model, folder)
         copy_tokenizer(self.tokenizer, folder)
         save_state(self.learner, folder / LEARNER)
@@ -99,20 +97,20 @@ class Snapshot:
 
 
 def checkpoint_folders(run: Path) -> list[Path]:
-    """The folders of a run's checkpoints, the newest last; whether they are whole is not looked at."""
+    """Returns the folders of a run's checkpoints, the newest last, without checking that they are complete."""
     return sorted((path for path in (run / "checkpoints").glob("step-*") if path.name[5:].isdigit()), key=step_of)
 
 
 def step_of(folder: Path) -> int:
-    """The step of a checkpoint by its folder's name, `step-000020`."""
+    """Returns the step of a checkpoint from its folder's name, such as `step-000020`."""
     return int(folder.name[5:])
 
 
 def newest_whole(run: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole, with a warning that names what is torn in newer ones; None where there is
-    no checkpoint at all.
+    """Returns the newest complete checkpoint, or None if there is no checkpoint at all.
 
-    Raises RunFolderError where there are some, and none of them is whole.
+    Logs a warning that names the fault of each newer, torn one. Raises RunFolderError if there are checkpoints, but
+    none of them is complete.
     """
     folders = checkpoint_folders(run)
     refused: list[str] = []
@@ -141,8 +139,8 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 
 
 @contextmanager
-def guarded(folder: Path) -> Iterator[None]:
-    """Turns a failure to write (a full disk, a missing right) into a RunFolderError that names the folder."""
+def guard_writes(folder: Path) -> Iterator[None]:
+    """Converts a failed write (a full disk, a missing permission) to a RunFolderError that names the folder."""
     try:
         yield
     except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
@@ -156,7 +154,7 @@ def guarded(folder: Path) -> Iterator[None]:
 
 
 def _room(folder: Path) -> str:
-    """What torch does not say of a write that failed; "" where the disk cannot be asked."""
+    """Returns the free disk space as text, which torch's error of a failed write lacks; "" if it is unknown."""
     try:
         return f"{shutil.disk_usage(folder).free / 2**20:,.1f} MiB are free there, and torch says: "
     except OSError:
@@ -164,7 +162,7 @@ def _room(folder: Path) -> str:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Writes a small file whole or not at all."""
+    """Writes a small file atomically."""
     part = path.with_name(f".{path.name}.part")
     part.write_text(text)
     os.replace(part, path)

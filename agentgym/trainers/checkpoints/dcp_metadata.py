@@ -1,4 +1,4 @@
-"""Reads the metadata of `torch.distributed.checkpoint`, which is a pickle, without running what a pickle can hold."""
+"""Reads the metadata of `torch.distributed.checkpoint`, which is a pickle, without running code from the pickle."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CLASSES = {
 class MetadataReader(FileSystemReader):
     """A `FileSystemReader` that reads the metadata of tensors and refuses every other name in the pickle.
 
-    torch's own reader calls whatever the file names: a checkpoint from elsewhere could run any program.
+    torch's own reader calls whatever the file names: an untrusted checkpoint could run any program.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,7 +41,7 @@ class MetadataReader(FileSystemReader):
         self._file = folder / ".metadata"
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Returns the metadata; raises RunFolderError for a pickle that holds anything else."""
+        """Returns the metadata; raises RunFolderError for a pickle that contains anything else."""
         try:
             with self._file.open("rb") as file:
                 metadata = _MetadataUnpickler(file).load()

@@ -1,4 +1,4 @@
-"""A checkpoint's model as a plain model folder, or its adapter alone."""
+"""Exports a checkpoint's model as a plain model folder, or its adapter alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DType = Literal["float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What was written where."""
+    """The result of an export: the folder and the checkpoint that it was made of."""
 
     folder: Path
     checkpoint: Path
@@ -43,9 +43,9 @@ class Exported:
 
 
 def find_checkpoint(source: Path, *, step: int | None = None, best: bool = False) -> Checkpoint:
-    """The checkpoint that a folder is, or of a run's folder the newest whole one, the best, or that of a step.
+    """Opens a checkpoint's folder, or of a run's folder the newest complete checkpoint, the best, or that of a step.
 
-    Raises RunFolderError for a folder that is neither, ConfigError for a choice that there is not.
+    Raises RunFolderError for a folder that is neither, ConfigError for a checkpoint that does not exist.
     """
     if not source.is_dir():
         raise RunFolderError(f"there is no folder {str(source)!r}: give a run's folder or one of its checkpoints")
@@ -80,20 +80,20 @@ def find_checkpoint(source: Path, *, step: int | None = None, best: bool = False
 
 
 def export_model(checkpoint: Checkpoint, folder: Path, *, dtype: DType = "float32") -> Exported:
-    """Writes the model and its tokenizer, without the trainer's state, as `transformers`, SGLang and vLLM load them.
+    """Writes the model and tokenizer without the trainer's state, in the format of `transformers`, SGLang and vLLM.
 
-    Raises RunFolderError where the folder holds something or cannot be written; it appears when it is whole.
+    Raises RunFolderError if the folder is not empty or cannot be written; it appears once it is complete.
     """
-    with _written(checkpoint, folder) as part:
+    with _new_folder(checkpoint, folder) as part:
         save_decoder(load_decoder(checkpoint.path), part, dtype=getattr(torch, dtype))
         copy_tokenizer(checkpoint.path, part)
     return Exported(folder=folder.resolve(), checkpoint=checkpoint.path, step=checkpoint.step, dtype=dtype)
 
 
 def export_adapter(checkpoint: Checkpoint, folder: Path, *, dtype: DType = "float32") -> Exported:
-    """Writes the adapter of a run that trained one (`learner.lora`), as `peft` loads it onto the run's first model.
+    """Writes the adapter of a run with `learner.lora`, in the format that `peft` loads onto the run's first model.
 
-    Raises ConfigError where all weights were trained, and otherwise as `export_model`.
+    Raises ConfigError if all weights were trained, and otherwise as `export_model`.
     """
     state = checkpoint.learner_state().get("lora")
     if state is None:
@@ -101,13 +101,13 @@ def export_adapter(checkpoint: Checkpoint, folder: Path, *, dtype: DType = "floa
             f"{str(checkpoint.path)!r} has no adapter: the run trained all weights. Leave adapter out, or train with"
             " learner.lora.rank"
         )
-    with _written(checkpoint, folder) as part:
+    with _new_folder(checkpoint, folder) as part:
         write_adapter(state, part, _first_model(checkpoint), getattr(torch, dtype))
     return Exported(folder=folder.resolve(), checkpoint=checkpoint.path, step=checkpoint.step, dtype=dtype)
 
 
 def _first_model(checkpoint: Checkpoint) -> str | None:
-    """The folder of the weights that the checkpoint's run began with; None for a checkpoint away from its run."""
+    """Returns the folder of the weights that the checkpoint's run began with; None for a checkpoint without its run."""
     run = checkpoint.path.resolve().parent.parent
     if not (run / "config.yaml").is_file():
         return None
@@ -116,8 +116,8 @@ def _first_model(checkpoint: Checkpoint) -> str | None:
 
 
 @contextmanager
-def _written(checkpoint: Checkpoint, folder: Path) -> Iterator[Path]:
-    """A folder to write in, which takes the wanted one's place at the end; the checkpoint stays meanwhile."""
+def _new_folder(checkpoint: Checkpoint, folder: Path) -> Iterator[Path]:
+    """Yields a folder to write in, which is renamed to `folder` at the end; the checkpoint is kept meanwhile."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunFolderError(f"{str(folder)!r} is taken already: name a new folder, or remove it")
     folder = folder.resolve()
@@ -136,7 +136,7 @@ def _written(checkpoint: Checkpoint, folder: Path) -> Iterator[Path]:
 
 
 def _as_checkpoint(source: Path) -> Path | None:
-    """The folder itself where its name or what is in it says that it is a checkpoint, be it torn."""
+    """Returns the folder if its name or its files mark it as a checkpoint, even a torn one; otherwise None."""
     is_one = source.resolve().parent.name == "checkpoints" or (source / MANIFEST).is_file()
     return source if is_one else None
 

@@ -1,6 +1,6 @@
-"""The process's own random numbers: those that code of a user's draws from without a seed of its own.
+"""The process's own random number generators, which a user's code may draw from without a seed of its own.
 
-Nothing in this package does: its seeds follow from the run, the step and the place.
+Nothing in this package uses them: its seeds follow from the run, the step and the position.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["random_states", "seed_random", "set_random_states"]
 
 
 def seed_random(seed: int) -> None:
-    """Has them begin as the seed says."""
+    """Seeds the generators."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def random_states() -> dict[str, JSON]:
-    """Where `random`, `numpy.random` and torch stand, with torch's generator on every GPU that is in use."""
+    """Returns the states of `random`, `numpy.random` and torch, with torch's generator on every GPU in use."""
     version, inner, gauss = random.getstate()
     name, keys, position, has_gauss, cached = cast(tuple[str, np.ndarray, int, int, float], np.random.get_state())
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
@@ -38,7 +38,7 @@ def random_states() -> dict[str, JSON]:
 
 
 def set_random_states(states: Mapping[str, JSON]) -> None:
-    """Has them go on from there; GPUs that the process lacks are left out."""
+    """Restores the states; GPUs that the process lacks are left out."""
     version, inner, gauss = cast(list[JSON], states["python"])
     random.setstate((version, tuple(cast(list[int], inner)), gauss))
     name, keys, position, has_gauss, cached = cast(list[JSON], states["numpy"])

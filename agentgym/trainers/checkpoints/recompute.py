@@ -29,22 +29,22 @@ __all__ = ["RecomputedAdvantages", "RecomputedLogprobs", "config_of"]
 ADVANTAGES = Property("estimator", "the advantages are those that the run's estimator makes of its rewards", "episodes")
 LOGPROBS = Property("model", "the logprobs are those of the weights of the recorded version", "episodes")
 RELATIVE, ABSOLUTE = 1e-4, 1e-5
-"""How much float32 and another order of sums may move an advantage."""
+"""The tolerance for float32 and another order of sums in an advantage."""
 EXACT_BOUND = 0.01
-"""Nats that a logprob may be off where the engine and the learner both compute in float32, as at a run's start."""
+"""The nats that a logprob may be off if the engine and the learner compute in float32, as at a run's start."""
 MEAN_BOUND = 0.05
-"""Nats that logprobs may be off on average elsewhere."""
+"""The nats that logprobs may be off on average otherwise."""
 
 
 def config_of(run: Path) -> TrainConfig:
-    """The configuration of a training run, as its config.yaml has it."""
+    """Returns the configuration of a training run from its config.yaml."""
     return config_from_mapping(TrainConfig, read_settings(run))
 
 
 class RecomputedAdvantages:
     """Checks the property `estimator`, step by step.
 
-    The episodes that a step learned from are those that have advantages; an episode without any is in no baseline.
+    The episodes that a step learned from are those with advantages; an episode without any is in no baseline.
     """
 
     properties: tuple[Property, ...] = (ADVANTAGES,)
@@ -57,7 +57,7 @@ class RecomputedAdvantages:
         self._greedy: dict[str, float] = {}
 
     def add(self, ledger: Ledger, line: int, record: EpisodeRecord) -> None:
-        """Takes the next episode; the steps before are then complete."""
+        """Takes the next episode; the previous steps are then complete."""
         if record.step != self._step:
             self._finish(ledger)
             self._step = record.step
@@ -83,7 +83,7 @@ class RecomputedAdvantages:
             for name, members in found.items()
         ]
         try:
-            credits = self._credited(groups, greedy)
+            credits = self._compute_credits(groups, greedy)
         except AgentGymError as error:
             ledger.check(ADVANTAGES.name, Place(None, problem=f"step {self._step} cannot be credited again: {error}"))
             return
@@ -92,15 +92,17 @@ class RecomputedAdvantages:
                 said = _advantage_problem(record.advantages or (), wanted or ())
                 ledger.check(ADVANTAGES.name, Place(line, problem=said) if said else None)
 
-    def _credited(self, groups: Sequence[Group], greedy: Mapping[str, float]) -> list[GroupCredit]:
+    def _compute_credits(self, groups: Sequence[Group], greedy: Mapping[str, float]) -> list[GroupCredit]:
         config = self._config
         inputs = CreditInputs(greedy=greedy)
         return credit_groups(groups, config.estimator, config.advantage.settings, allow_single=True, inputs=inputs)
 
 
 class RecomputedLogprobs:
-    """Checks the property `model` on up to `most` episodes of each version of which the run has the weights: those that
-    it began with, and those of its checkpoints."""
+    """Checks the property `model` on up to `most` episodes of each version whose weights the run has.
+
+    Those are the weights that it began with, and those of its checkpoints.
+    """
 
     properties: tuple[Property, ...] = (LOGPROBS,)
 
@@ -113,11 +115,11 @@ class RecomputedLogprobs:
         self._random = random.Random(0)
 
     def add(self, ledger: Ledger, line: int, record: EpisodeRecord) -> None:
-        """Takes an episode; each of a version has the same chance to be kept."""
+        """Takes an episode; each episode of a version is kept with the same probability."""
         trajectory = record.trajectory
         if not trajectory.status.trainable or not trajectory.num_trained_tokens or record.phase == "greedy":
             return
-        versions = {one for row in trajectory.rows for span in row.spans for one in span.policy_versions or ()}
+        versions = {number for row in trajectory.rows for span in row.spans for number in span.policy_versions or ()}
         if len(versions) > 1:
             ledger.skip(LOGPROBS.name, "sampled by several versions of the weights")
             return
@@ -135,10 +137,10 @@ class RecomputedLogprobs:
             kept[place] = (line, trajectory)
 
     def close(self, ledger: Ledger) -> None:
-        """Computes the logprobs of the episodes that were kept."""
+        """Computes the logprobs of the kept episodes."""
         for version, kept in sorted(self._kept.items()):
             try:
-                problems = self._problems(self._folders[version], [one for _, one in kept])
+                problems = self._problems(self._folders[version], [trajectory for _, trajectory in kept])
             except (AgentGymError, OSError) as error:
                 ledger.skip(LOGPROBS.name, f"the weights of version {version} cannot be loaded: {error}")
                 continue
@@ -150,7 +152,7 @@ class RecomputedLogprobs:
                 skipped[reason] = skipped.get(reason, 0) + left
 
     def _problems(self, folder: Path, trajectories: Sequence[Trajectory]) -> list[str]:
-        """For each episode, how its logprobs are not those of the model in the folder; "" where they are."""
+        """Returns each episode's difference from the logprobs of the model in the folder, as text; "" for none."""
         config = self._config
         plain = LearnerConfig(dtype=config.learner.dtype, micro_batch_tokens=config.learner.micro_batch_tokens)
         learner = Learner(
@@ -182,7 +184,7 @@ class RecomputedLogprobs:
 
 
 def _why_not_credited(config: TrainConfig) -> str:
-    """What the estimator takes that is not recorded; "" where all of it is."""
+    """Returns the input of the estimator that is not recorded; "" if all inputs are."""
     learner = config.learner
     if learner.critic.exists:
         return f"the estimator {config.estimator} takes the critic's values, which are not recorded"
@@ -194,7 +196,7 @@ def _why_not_credited(config: TrainConfig) -> str:
 
 
 def _advantage_problem(recorded: Sequence[Sequence[float]], wanted: Advantages | tuple[()]) -> str:
-    """How advantages are not those that were computed again; "" where they are."""
+    """Returns the difference between recorded and recomputed advantages, as text; "" for none."""
     if [len(row) for row in recorded] != [len(row) for row in wanted]:
         return "the estimator gives advantages for other ids"
     for number, (row, other) in enumerate(zip(recorded, wanted, strict=True)):

@@ -18,7 +18,7 @@ from agentgym.model.model_folder import save_decoder
 from agentgym.rollout.record.chain import CHAIN, ChainedFile
 from agentgym.rollout.record.folder_digests import discard_digests, file_digest, write_digests
 from agentgym.rollout.record.folder_lock import FolderLock
-from agentgym.trainers.checkpoints.checkpoint import Checkpoint, copy_tokenizer, guarded
+from agentgym.trainers.checkpoints.checkpoint import Checkpoint, copy_tokenizer, guard_writes
 from agentgym.trainers.checkpoints.writer import Checkpoints
 from agentgym.trainers.config import TrainConfig, config_from_mapping, with_current_names
 from agentgym.trainers.monitoring.metrics import StepMetrics
@@ -31,14 +31,14 @@ FREE = (
     *("sglang.", "vllm.", "executor", "ray.", "learner.fsdp.", "collapse.", "checkpoint."),
     *("trackers", "tracking.", "speed.", "profile.", "limits.stall_s", "sampler.env_processes", "require_token"),
 )
-"""Beginnings of settings that may differ when a run is resumed: where its parts are, what ends it, what is kept, who
-watches, who may ask its server."""
+"""The prefixes of settings that may differ when a run is resumed: the location of its parts, its end, its checkpoints,
+its trackers, and access to its server."""
 
 
 class RunFolder:
-    """Writes a run's files; whatever was written before an error or a kill stays readable.
+    """Writes a run's files; all that was written before an error or a kill stays readable.
 
-    `lock` is taken from `create` and `reopen` on: what writes while another process does raises RunFolderError.
+    `create` and `reopen` take `lock`: a write while another process writes raises RunFolderError.
     """
 
     def __init__(self, path: Path, checkpoint: CheckpointConfig) -> None:
@@ -51,7 +51,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: TrainConfig) -> RunFolder:
-        """A new run; refuses a folder that holds one already."""
+        """Creates a new run; refuses a folder that already contains one."""
         if (path / "config.yaml").exists():
             raise RunFolderError(f"{str(path)!r} already holds a run; go on with --resume, or give another --output")
         folder = cls(path, config.checkpoint)
@@ -66,11 +66,11 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path, config: TrainConfig) -> tuple[RunFolder, Checkpoint | None]:
-        """A run to go on with and its newest checkpoint; refuses a configuration that differs in more than length."""
-        stored, given = _flat(_completed(read_settings(path))), _flat(json.loads(json.dumps(asdict(config))))
+        """Opens a run and its newest checkpoint; refuses a configuration that differs in more than the run's length."""
+        stored, given = _flat(_fill_defaults(read_settings(path))), _flat(json.loads(json.dumps(asdict(config))))
         free = {"steps", "max_minutes", "eval_episodes"}
         names = [*given, *(name for name in stored if name not in given)]
-        if stored.get("date") is None:  # no moment was recorded: it was that of each process
+        if stored.get("date") is None:  # no date was recorded: each process used its own
             free.add("date")
         changed = [name for name in names if name not in free and stored.get(name) != given.get(name)]
         changed = [name for name in changed if not name.startswith(FREE)]
@@ -84,7 +84,7 @@ class RunFolder:
         return folder, newest
 
     def abandon(self) -> None:
-        """Gives up a run that did not begin: the same folder may be given again. Logs of servers stay."""
+        """Gives up a run that did not begin, so that its folder may be used again. Logs of servers stay."""
         self.lock.release()
         if not self.metrics_path.exists():
             (self.path / "config.yaml").unlink(missing_ok=True)
@@ -92,32 +92,32 @@ class RunFolder:
                 self.path.rmdir()
 
     def close(self) -> None:
-        """Waits until the checkpoints are written; lets other processes write here."""
+        """Waits until the checkpoints are written, and releases the lock for other processes."""
         try:
             self.checkpoints.close()
         finally:
             self.lock.release()
 
     @property
-    def begun(self) -> bool:
-        """Whether the folder holds a run."""
+    def has_run(self) -> bool:
+        """True if the folder contains a run."""
         return (self.path / "config.yaml").exists()
 
     def steps(self) -> list[dict[str, JSON]]:
-        """What is recorded of each step."""
+        """Returns the recorded metrics of each step."""
         lines = self.metrics_path.read_text().splitlines() if self.metrics_path.exists() else []
         steps: list[dict[str, JSON]] = [json.loads(line) for line in lines]
         return [{name: value for name, value in step.items() if name != CHAIN} for step in steps]
 
     def write_metrics(self, metrics: StepMetrics, episodes: str) -> None:
         """Appends one step's line; `episodes` is the digest of the last line of the step's episodes."""
-        with guarded(self.path), ChainedFile(self.metrics_path) as file:
+        with guard_writes(self.path), ChainedFile(self.metrics_path) as file:
             file.append([json.dumps(metrics.to_json(), separators=(",", ":"))])
             self.heads = self._heads(episodes, file.head)
 
     def finish_record(self, episodes: str) -> None:
         """Writes `digests.json` when the run ends; `episodes` is the digest of the last line of `episodes.jsonl`."""
-        with guarded(self.path):
+        with guard_writes(self.path):
             heads = {"episodes.jsonl": episodes}
             if self.metrics_path.exists():
                 with ChainedFile(self.metrics_path) as file:
@@ -129,10 +129,10 @@ class RunFolder:
         return {"config.yaml": config, "episodes.jsonl": episodes, "metrics.jsonl": metrics}
 
     def _forget_after(self, step: int) -> None:
-        """Drops the metrics of steps that the newest checkpoint does not hold; they will be played again."""
+        """Drops the metrics of steps after the newest checkpoint; those steps will be played again."""
         if not self.metrics_path.exists():
             return
-        with guarded(self.path), ChainedFile(self.metrics_path) as file:
+        with guard_writes(self.path), ChainedFile(self.metrics_path) as file:
             kept = 0
             for number, line in enumerate(self.metrics_path.read_bytes().splitlines(keepends=True), 1):
                 if _step_of_line(line, number, self.metrics_path) > step:
@@ -152,20 +152,20 @@ def _step_of_line(line: bytes, number: int, path: Path) -> int:
 
 
 def save_model(model: Decoder, folder: Path, tokenizer: Path) -> Path:
-    """Writes the model, with the tokenizer of the folder `tokenizer`, as `transformers` and agentgym load it."""
+    """Writes the model with the tokenizer of the folder `tokenizer`, in the format of `transformers` and agentgym."""
     save_decoder(model, folder)
     copy_tokenizer(tokenizer, folder)
     return folder
 
 
 def free_run_folder(config: TrainConfig) -> Path:
-    """A new folder under `runs/`, named after the environment, the algo and the seed."""
+    """Returns a new path under `runs/`, named after the environment, the algo and the seed."""
     name = f"{stem_of(config.env)}-{config.algo.rpartition(':')[2]}-seed{config.seed}"
     return next(path for n in range(1, 10_000) if not (path := Path("runs", f"{name}-{n}")).exists())
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """The configuration of the run in a folder; raises RunFolderError where there is none."""
+    """Reads the configuration of the run in a folder; raises RunFolderError if there is none."""
     path = folder / "config.yaml"
     if not path.is_file():
         raise RunFolderError(f"{str(folder)!r} holds no run: it has no config.yaml")
@@ -176,14 +176,16 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def recorded_date(folder: Path) -> str | None:
-    """The date that the chat template of a run writes, or None where it writes none."""
+    """Returns the date that the chat template of a run writes, or None if it writes none."""
     date = read_settings(folder).get("date")
     return None if date is None else str(date)
 
 
-def _completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a run, with the defaults of those that there were not when it began; as they are, where they
-    hold what there is no more."""
+def _fill_defaults(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns a run's settings with defaults for those that did not exist when it began.
+
+    If they contain settings that no longer exist, they are returned unchanged.
+    """
     try:
         config = config_from_mapping(TrainConfig, settings)
     except ConfigError:
@@ -193,7 +195,7 @@ def _completed(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flat(settings: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """`{"optimizer": {"name": "adamw"}}` as `{"optimizer.name": "adamw"}`."""
+    """Flattens `{"optimizer": {"name": "adamw"}}` to `{"optimizer.name": "adamw"}`."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         flat |= _flat(value, f"{where}{key}.") if isinstance(value, dict) else {where + key: value}

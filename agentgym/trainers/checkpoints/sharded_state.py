@@ -1,8 +1,8 @@
-"""A tree of tensors and numbers in a folder, in the sharded format of `torch.distributed.checkpoint`.
+"""Saves a tree of tensors and numbers in a folder, in the sharded format of `torch.distributed.checkpoint`.
 
-The tensors are in that format, whatever number of processes wrote or reads them; what is no tensor is in
-`structure.json`. `dcp.save` itself warns, on whatever thread, that there is no process group, so one process goes the
-documented way below it: a planner and a storage.
+The tensors are in that format, whatever number of processes wrote or reads them; all other values are in
+`structure.json`. `dcp.save` itself warns, on any thread, that there is no process group, so a single process uses the
+documented level below it: a planner and a storage.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from agentgym.trainers.checkpoints.dcp_metadata import MetadataReader
 
-__all__ = ["copied_to_cpu", "load_state", "save_state"]
+__all__ = ["copy_to_cpu", "load_state", "save_state"]
 
 STRUCTURE = "structure.json"
 
 
-def copied_to_cpu(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The same tree with a copy of every tensor, on the CPU."""
-    return {key: _copied(value) for key, value in state.items()}
+def copy_to_cpu(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the same tree with a copy of every tensor, on the CPU."""
+    return {key: _copy_value(value) for key, value in state.items()}
 
 
 def save_state(state: Mapping[str, Any], folder: Path) -> None:
-    """Writes a tree of mappings and lists whose leaves are tensors, numbers, texts, true, false or None."""
+    """Writes a tree of mappings and lists whose leaves are tensors, numbers, strings, booleans or None."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
     structure = _without_tensors(state, "", tensors)
@@ -48,7 +48,7 @@ def save_state(state: Mapping[str, Any], folder: Path) -> None:
 
 
 def load_state(folder: Path) -> dict[str, Any]:
-    """Returns the tree as it was, bit for bit; tuples are lists. Nothing in the files is executed."""
+    """Returns the saved tree, bit for bit; tuples become lists. Nothing in the files is executed."""
     reader = MetadataReader(folder)
     metadata = reader.read_metadata()
     tensors: dict[str, Tensor] = {
@@ -66,17 +66,19 @@ def load_state(folder: Path) -> dict[str, Any]:
     return state
 
 
-def _copied(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
-        return copied_to_cpu(value)
-    return [_copied(one) for one in value] if isinstance(value, list | tuple) else value
+        return copy_to_cpu(value)
+    return [_copy_value(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _without_tensors(state: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """The tree with `{"tensor": its name}` in place of each tensor, which goes to `tensors`, and each mapping as pairs:
-    JSON would make texts of keys that are numbers, which optimizers have."""
+    """Returns the tree with each tensor replaced by `{"tensor": its name}` and moved to `tensors`.
+
+    Mappings become pairs: JSON would convert keys that are numbers, which optimizers have, to strings.
+    """
     if isinstance(state, Tensor):
         tensors[name] = state
         return {"tensor": name}
@@ -90,7 +92,7 @@ def _without_tensors(state: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _with_tensors(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `_without_tensors` took apart."""
+    """Rebuilds the tree from the result of `_without_tensors`."""
     if isinstance(structure, Mapping):
         if "tensor" in structure:
             return tensors[structure["tensor"]]

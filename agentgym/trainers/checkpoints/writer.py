@@ -1,4 +1,4 @@
-"""The checkpoints of a run: written whole, on a thread, and deleted again when newer ones take their place."""
+"""Writes the checkpoints of a run completely, on a thread, and deletes them once newer ones replace them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agentgym.trainers.checkpoints.checkpoint import (
     Checkpoint,
     Snapshot,
     checkpoint_folders,
-    guarded,
+    guard_writes,
     newest_whole,
     replace_file,
     step_of,
@@ -34,15 +34,15 @@ logger = logging.getLogger(__name__)
 
 BEST = "best"
 WINDOW = 10
-"""Steps of which at least the mean is taken to tell the best checkpoint."""
+"""The least number of steps whose mean decides which checkpoint is best."""
 RECORDS = ("metrics.jsonl", "episodes.jsonl", "tools.jsonl")
 
 
 class Checkpoints:
-    """Writes the checkpoints of a run, one at a time, and deletes those that need not stay.
+    """Writes the checkpoints of a run, one at a time, and deletes those that are not kept.
 
-    A checkpoint is written beside its final name, `checkpoints/step-NNNNNN`, and renamed when all of it is on the disk:
-    what bears the name was whole. An error of the thread is raised by the next call as RunFolderError.
+    A checkpoint is written next to its final name, `checkpoints/step-NNNNNN`, and renamed once all of it is on the
+    disk: a folder with that name was complete. The next call raises an error of the thread as RunFolderError.
     """
 
     def __init__(self, run: Path, config: CheckpointConfig) -> None:
@@ -54,13 +54,13 @@ class Checkpoints:
         self._told = False
 
     def resume(self) -> Checkpoint | None:
-        """The newest whole checkpoint; what a kill left half-written is deleted, and torn ones are put aside, so that
-        their steps may be written again. None where there is none to go on from.
+        """Returns the newest complete checkpoint, or None if there is none to resume from.
 
-        Raises RunFolderError where there are checkpoints, and none of them is whole.
+        Half-written ones, which a kill left, are deleted. Torn ones are renamed, so that their steps may be written
+        again. Raises RunFolderError if there are checkpoints, but none of them is complete.
         """
         found = newest_whole(self.run)
-        with guarded(self.run):
+        with guard_writes(self.run):
             for left in self.folder.glob(".step-*"):
                 shutil.rmtree(left, ignore_errors=True)
             if found is not None:
@@ -71,9 +71,9 @@ class Checkpoints:
         return found
 
     def save(self, snapshot: Snapshot, metrics: Sequence[Mapping[str, JSON]]) -> Path:
-        """Begins to write what the snapshot holds, after waiting for the one before.
+        """Starts to write the snapshot, after waiting for the previous one.
 
-        `metrics` are the lines of `metrics.jsonl` up to the step, by which the best checkpoint is told.
+        `metrics` are the lines of `metrics.jsonl` up to the step, which decide the best checkpoint.
         """
         final = self.path_of(snapshot.step)
         self.wait()
@@ -86,26 +86,26 @@ class Checkpoints:
         return final
 
     def path_of(self, step: int) -> Path:
-        """Where the checkpoint of a step stands."""
+        """Returns the path of a step's checkpoint."""
         return self.folder / f"step-{step:06d}"
 
     def holds(self, step: int) -> bool:
-        """Whether the newest checkpoint, be it still in writing, is that of the step."""
+        """True if the newest checkpoint, even if it is still being written, is that of the step."""
         return self._newest == self.path_of(step)
 
     def check(self) -> None:
-        """Raises the error of a checkpoint that could not be written; waits for nothing."""
+        """Raises the error of a checkpoint that could not be written, without waiting."""
         if self._writing is not None and self._writing.done():
             self.wait()
 
     async def ready(self) -> None:
-        """Waits, while other things go on, until nothing is being written."""
+        """Waits, without blocking the event loop, until nothing is being written."""
         if self._writing is not None:
             await asyncio.to_thread(wait, [self._writing])
         self.check()
 
     def wait(self) -> None:
-        """Waits until nothing is being written; raises what went wrong in it, once."""
+        """Waits until nothing is being written; raises an error of the write once."""
         writing, self._writing = self._writing, None
         if writing is not None:
             try:
@@ -115,7 +115,7 @@ class Checkpoints:
                 raise
 
     def close(self) -> None:
-        """Waits until nothing is being written, and ends the thread; an error that nobody was told is logged."""
+        """Waits until nothing is being written, and ends the thread; an error that was not raised yet is logged."""
         try:
             self.wait()
         except RunFolderError as error:
@@ -127,12 +127,12 @@ class Checkpoints:
     def _write(self, snapshot: Snapshot, best: int | None) -> None:
         final = self.path_of(snapshot.step)
         part = final.with_name(f".{final.name}.part")
-        with guarded(self.run):
+        with guard_writes(self.run):
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
             snapshot.write(part)
             for name in RECORDS:
-                sync(self.run / name)  # a checkpoint whose steps are not on record could not be gone on from
+                sync(self.run / name)  # a run cannot resume from a checkpoint whose steps are not recorded
             os.replace(part, final)
             sync(self.folder)
             if best is not None:
@@ -160,15 +160,15 @@ class Checkpoints:
             if step_of(folder) == best or is_read(folder):
                 continue
             gone = folder.with_name(f".{folder.name}.gone")
-            os.replace(folder, gone)  # so that nobody ever finds half of it under its name
+            os.replace(folder, gone)  # so that no half of it is ever found under its name
             shutil.rmtree(gone)
 
 
 def best_step(steps: Sequence[int], metrics: Sequence[Mapping[str, JSON]], name: str, window: int) -> int | None:
-    """The step of which the mean of the metric `name` over the `window` steps up to it is greatest, the later one of
-    equals; None where the metric is in none of them.
+    """Returns the step with the greatest mean of the metric `name` over the `window` steps up to it.
 
-    Example: success of 0, 1, 1, 0 in steps 1 to 4 and a window of 2 make 3 the best of steps 2, 3 and 4.
+    Of equal ones it is the later; None if no step has the metric. Example: success of 0, 1, 1, 0 in steps 1 to 4 and a
+    window of 2 make 3 the best of steps 2, 3 and 4.
     """
     found: dict[int, float] = {}
     for step in steps:
@@ -180,7 +180,7 @@ def best_step(steps: Sequence[int], metrics: Sequence[Mapping[str, JSON]], name:
 
 
 def _put_aside(torn: Path) -> None:
-    """Renames a torn checkpoint, for whoever wants to look at it."""
+    """Renames a torn checkpoint, which is kept for inspection."""
     aside = torn.with_name(f"torn-{torn.name}")
     shutil.rmtree(aside, ignore_errors=True)
     os.replace(torn, aside)

@@ -1,4 +1,4 @@
-"""Ray, wrapped: the cluster of a run, its actors, and what becomes of their errors. Nothing else imports `ray`."""
+"""A wrapper around Ray: the cluster of a run, its actors and their errors. No other module imports `ray`."""
 
 from __future__ import annotations
 
@@ -36,65 +36,68 @@ __all__ = [
     "own_address",
     "restore_path",
     "together",
-    "was_begun_anew",
+    "was_restarted",
 ]
 
 _log = logging.getLogger(__name__)
 FAREWELL_S = 10.0
-"""Seconds after the failure of one of several actors in which the death of another is taken for its cause."""
+"""The seconds after an actor's failure within which the death of another actor is reported as its cause."""
 ANSWER_S = 20.0
-"""Seconds that a cluster has to take a connection."""
+"""The seconds that a cluster may take to accept a connection."""
 TOKENS = "ray._private.authentication.authentication_token_setup"
 _PATH = "AGENTGYM_PYTHONPATH"
 
 
 class ActorLost(EngineError):
-    """An actor's process died, or cannot be reached, and so did what it was asked for."""
+    """An actor's process died or cannot be reached, so the call is lost."""
 
 
 class ActorFailed(AgentGymError, RuntimeError):
-    """Code in an actor raised what is no error of ours; its traceback is in the message."""
+    """Code in an actor raised an exception that is not an AgentGymError; the message contains its traceback."""
 
 
 @dataclass(frozen=True, eq=False)
 class Parcel:
-    """Something in the cluster's object store, sent once however many fetch it."""
+    """An object in the cluster's object store, sent once however many processes fetch it."""
 
     ref: Any
     """Ray's reference."""
 
     @classmethod
     def of(cls, content: object) -> Parcel:
-        """Stores `content`; tensors in it are kept once for each node."""
+        """Stores `content`; its tensors are kept once per node."""
         return cls(ray.put(content))
 
     async def open(self) -> Any:
-        """What was stored."""
+        """Returns the stored object."""
         return await self.ref
 
 
 @dataclass(frozen=True, eq=False)
 class Actor:
-    """An actor of the run, which may be passed on to others."""
+    """An actor of the run, which may be passed to other actors."""
 
     label: str
-    """Its name in messages, such as `engine 1`."""
+    """The actor's name in messages, such as `engine 1`."""
     name: str
-    """Its name in the cluster."""
+    """The actor's name in the cluster."""
     handle: ActorHandle[Any]
 
     @staticmethod
     def find(label: str, name: str) -> Actor:
-        """The actor of that name in the cluster."""
+        """Returns the actor with that name in the cluster."""
         return Actor(label, name, ray.get_actor(name))
 
     def __reduce__(self) -> tuple[object, ...]:
-        # By name: a reference to a handle would lie in the object store, where an actor that is begun anew finds none.
+        # By name: a reference to a handle would be in the object store, where a restarted actor does not find it.
         return Actor.find, (self.label, self.name)
 
     async def call(self, method: str, *arguments: object) -> Any:
-        """What the method gives. Raises ActorLost when the actor's process is gone, an error of ours as it was raised,
-        and ActorFailed with the traceback for anything else. Cancelling cancels the method."""
+        """Returns the method's result.
+
+        Raises ActorLost if the actor's process is gone, an AgentGymError as it was raised, and ActorFailed with the
+        traceback for anything else. Cancelling cancels the method.
+        """
         ref = getattr(self.handle, method).remote(*arguments)
         with self.errors():
             try:
@@ -105,12 +108,12 @@ class Actor:
                 raise
 
     def tell(self, method: str, *arguments: object) -> None:
-        """Has the method called and waits for nothing."""
+        """Calls the method without waiting for its result."""
         getattr(self.handle, method).remote(*arguments)
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Turns what Ray raises into what `call` promises."""
+        """Converts Ray's exceptions to those that `call` documents."""
         try:
             yield
         except RayActorError as error:
@@ -130,16 +133,19 @@ class Actor:
         return ActorFailed(f"{self.label} raised {type(cause).__name__}: {cause}\n{error}")  # its text is the traceback
 
     def kill(self) -> None:
-        """Ends its process for good."""
+        """Ends the actor's process without a restart."""
         ray.kill(self.handle, no_restart=True)
 
 
 def together(actors: Sequence[Actor], method: str, *arguments: object) -> list[Any]:
-    """What the method gives on each actor, when all of them do it at once; blocks. The first one that fails ends the
-    wait for the others: raises as `Actor.call` does. Where that is no error of ours it may be another one's death as it
-    is felt from outside (a broken connection), so a death that shows soon after is raised instead."""
-    shared = [ray.put(one) for one in arguments]
-    asked = {getattr(one.handle, method).remote(*shared): one for one in actors}
+    """Calls the method on all actors at once, blocks, and returns each actor's result.
+
+    The first failure ends the wait for the others; it is raised as by `Actor.call`. A failure that is not an
+    AgentGymError may be the effect of another actor's death (a broken connection). If such a death shows soon after,
+    it is raised instead.
+    """
+    shared = [ray.put(argument) for argument in arguments]
+    asked = {getattr(actor.handle, method).remote(*shared): actor for actor in actors}
     waiting, found = list(asked), {}
     while waiting:
         (done,), waiting = ray.wait(waiting, num_returns=1)
@@ -153,7 +159,7 @@ def together(actors: Sequence[Actor], method: str, *arguments: object) -> list[A
 
 
 def _raise_deaths(asked: Mapping[Any, Actor]) -> None:
-    """Raises ActorLost where one of the actors dies within a while."""
+    """Raises ActorLost if one of the actors dies within FAREWELL_S."""
     waiting, ends = list(asked), time.monotonic() + FAREWELL_S
     while waiting and time.monotonic() < ends:
         done, waiting = ray.wait(waiting, num_returns=1, timeout=ends - time.monotonic())
@@ -174,26 +180,29 @@ def _shortage(error: RayError) -> str:
     return f"Ray ended it, because its node was low on memory{used}: have fewer actors there, or less beside them"
 
 
-def was_begun_anew() -> bool:
-    """Whether this actor's process takes the place of one that died."""
+def was_restarted() -> bool:
+    """True if this actor's process replaces one that died."""
     return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
 def restore_path() -> None:
-    """Gives the processes that this actor starts the PYTHONPATH of the command: the actor's own holds all that the
-    command could import, and an interpreter of another environment would import it too."""
+    """Restores the command's PYTHONPATH for the processes that this actor starts.
+
+    The actor's own PYTHONPATH contains all that the command could import. An interpreter of another environment would
+    import that too.
+    """
     if _PATH in os.environ:
         os.environ["PYTHONPATH"] = os.environ[_PATH]
 
 
 def own_address() -> str:
-    """The address of this process's node, as others of the cluster reach it."""
+    """Returns the address at which other nodes of the cluster reach this process's node."""
     address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     return address
 
 
 class Cluster:
-    """Joins a Ray cluster or begins one, reserves what the run's actors need, and gives it all back at the end."""
+    """Joins or starts a Ray cluster, reserves the resources of the run's actors, and releases them at the end."""
 
     def __init__(self, config: ClusterConfig) -> None:
         self.config = config
@@ -201,7 +210,7 @@ class Cluster:
         self._group: PlacementGroup | None = None
         self._was_connected = ray.is_initialized()
         self.cores: int | None = None
-        """Of this machine, where the cluster is on it alone and ends with the run."""
+        """The cores of this machine if the cluster is local and ends with the run, otherwise None."""
         self._run = secrets.token_hex(4)
 
     def __enter__(self) -> Cluster:
@@ -221,7 +230,7 @@ class Cluster:
         self._leave()
 
     def actor(self, role: Role, number: int, kind: type, *arguments: object, max_concurrency: int = 1000) -> Actor:
-        """Begins an actor of the class `kind` on its reserved bundle; it is given its label, then the arguments."""
+        """Starts an actor of the class `kind` on its reserved bundle, with its label followed by the arguments."""
         label, place, needs = f"{role} {number}", self.config.place(role, number), self.config.needs(role)
         assert self._group is not None
         return self._begin(
@@ -237,7 +246,7 @@ class Cluster:
         )
 
     def post(self, label: str, kind: type, *arguments: object) -> Actor:
-        """Begins an actor that takes no resources."""
+        """Starts an actor that takes no resources."""
         options = {"num_cpus": 0, "max_concurrency": 1000, "max_restarts": self.config.max_restarts}
         return self._begin(label, kind, arguments, max_task_retries=0, **options)
 
@@ -249,7 +258,7 @@ class Cluster:
         return made
 
     def nodes(self) -> list[str]:
-        """The node of each reserved bundle, by its address, in the order of `ClusterConfig.bundles`."""
+        """Returns the address of each reserved bundle's node, in the order of `ClusterConfig.bundles`."""
         table = ray.util.placement_group_table(self._group)
         address = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}  # type: ignore[no-untyped-call]
         ids: Mapping[int, str] = table["bundles_to_node_id"]
@@ -261,7 +270,7 @@ class Cluster:
         self.cores = None if address else os.cpu_count() or 1
         if address:
             _check_answers(address)
-        # Actors find what this process finds: environments and rewards beside the command, a checkout.
+        # Actors import what this process can import: environments and rewards next to the command, a checkout.
         path = os.pathsep.join(dict.fromkeys([os.getcwd(), *sys.path[1:]]))
         try:
             with _sigterm_kept():
@@ -273,7 +282,7 @@ class Cluster:
                     logging_level=logging.WARNING,
                     runtime_env={"env_vars": {"PYTHONPATH": path, _PATH: os.environ.get("PYTHONPATH", "")}},
                 )
-        except Exception as error:  # Ray raises this itself where a node does not start in time
+        except Exception as error:  # Ray itself raises a plain Exception if a node does not start in time
             where = f"join the Ray cluster at {address!r}" if address else "begin a Ray cluster on this machine"
             raise EngineError(f"cannot {where}: {_first_line(error)}; {_way_in(address)}see `ray status`") from error
 
@@ -311,7 +320,7 @@ class Cluster:
 
 @contextmanager
 def _sigterm_kept() -> Iterator[None]:
-    """Keeps the program's own handler of SIGTERM, which Ray replaces in a driver."""
+    """Restores the program's own SIGTERM handler, which Ray replaces in a driver."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     if callable(before) and threading.current_thread() is threading.main_thread():
@@ -319,12 +328,12 @@ def _sigterm_kept() -> Iterator[None]:
 
 
 def _is_no_default(record: logging.LogRecord) -> bool:
-    """False for what Ray warns of in every run: that it asks for a token, which is its default."""
+    """False for Ray's warning in every run that it asks for a token, which is its default."""
     return not record.getMessage().startswith("Token authentication is enabled")
 
 
 def _check_answers(address: str) -> None:
-    """Raises EngineError where nobody listens at `HOST:PORT`: Ray would try for many minutes."""
+    """Raises EngineError if no process listens at `HOST:PORT`: Ray would try for many minutes."""
     named = re.fullmatch(r"([^:/]+):(\d+)", address)
     if named is None:  # `auto`, or a form that Ray knows
         return
@@ -335,7 +344,7 @@ def _check_answers(address: str) -> None:
 
 
 def _way_in(address: str | None) -> str:
-    """What opens a cluster that asks for a token: Ray gives its own to none that is named by its address."""
+    """Returns a hint on clusters that ask for a token: Ray sends its token to no cluster that is named by address."""
     if address in (None, "auto") or os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
         return ""
     return "where it asks for a token (`ray start` does once there is a ~/.ray/auth_token), set RAY_AUTH_MODE=token; "

@@ -1,4 +1,4 @@
-"""What the actors of a run tell each other and the driver: the newest weights, and warnings."""
+"""A board on which the actors of a run share the newest weights and report warnings to the driver."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ __all__ = ["Board", "BoardKeeper", "Posted", "report_warnings"]
 _log = logging.getLogger(__name__)
 POLL_S = 0.5
 PATIENCE_S = 60.0
-"""Seconds in which a board that died is begun anew."""
+"""The seconds that a dead board may take to restart."""
 MOST_NEWS = 1000
 
 
 @dataclass(frozen=True, eq=False)
 class Posted:
-    """The newest weights, where an engine that was begun anew finds them."""
+    """The newest weights, which a restarted engine takes from the board."""
 
     version: int
     weights: Parcel
 
 
 class Board:
-    """An actor that remembers the weights that were published last, and what actors warned of."""
+    """An actor that stores the weights that were published last and the warnings of other actors."""
 
     def __init__(self) -> None:
         self._posted: Posted | None = None
         self._news: deque[tuple[str, int, str]] = deque(maxlen=MOST_NEWS)
 
     async def post(self, posted: Posted | None) -> None:
-        """Remembers weights in place of the ones before."""
+        """Replaces the stored weights."""
         self._posted = posted
 
     async def newest(self) -> Posted | None:
-        """None before the first."""
+        """Returns the newest weights, or None before the first ones."""
         return self._posted
 
     async def warn(self, label: str, level: int, text: str) -> None:
-        """Keeps a warning until the driver asks."""
+        """Keeps a warning until the driver asks for it."""
         self._news.append((label, level, text))
 
     async def news(self) -> list[tuple[str, int, str]]:
-        """The warnings since the last time."""
+        """Returns the warnings since the last call."""
         found = list(self._news)
         self._news.clear()
         return found
 
 
 class _Reporter(logging.Handler):
-    """Sends what is logged in an actor to the board."""
+    """Sends an actor's log records to the board."""
 
     def __init__(self, label: str, board: Actor) -> None:
         super().__init__(logging.WARNING)
@@ -65,15 +65,14 @@ class _Reporter(logging.Handler):
 
 
 def report_warnings(label: str, board: Actor) -> None:
-    """Has this process's warnings appear where the run was begun."""
+    """Sends this process's warnings to the board, so that they appear where the run was started."""
     logger = logging.getLogger("agentgym")
     logger.handlers = [_Reporter(label, board)]
     logger.propagate = False
 
 
 class BoardKeeper:
-    """The driver's side of the board: posts weights, logs what the actors warn of, and fills a board that was begun
-    anew."""
+    """The driver's side of the board: posts weights, logs the actors' warnings, and refills a restarted board."""
 
     def __init__(self, board: Actor) -> None:
         self.board = board
@@ -81,12 +80,12 @@ class BoardKeeper:
         self._seen: set[str] = set()
 
     async def post(self, posted: Posted) -> None:
-        """Has the weights found by engines that are begun anew; raises ActorLost when the board is dead for good."""
+        """Posts the weights for engines that restart; raises ActorLost if the board is dead for good."""
         self._posted = posted
         await self._put_up()
 
     async def relay(self) -> None:
-        """Logs warnings, the same text once, until it is cancelled or the board is dead for good."""
+        """Logs warnings, each text once, until it is cancelled or the board is dead for good."""
         try:
             while True:
                 try:
@@ -110,7 +109,7 @@ class BoardKeeper:
                 await asyncio.sleep(POLL_S)
 
     async def tell_news(self) -> None:
-        """Logs what is new; raises ActorLost when the board is gone."""
+        """Logs new warnings; raises ActorLost if the board is gone."""
         for label, level, text in await self.board.call("news"):
             if text not in self._seen:
                 self._seen.add(text)

@@ -1,4 +1,4 @@
-"""The engine actors of a run as one engine, for the driver and for each worker."""
+"""The engine actors of a run as a single engine, for the driver and for each worker."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from agentgym.trainers.cluster.engine_actor import EngineFacts
 __all__ = ["ClusterEngine", "Engines"]
 
 READY_S = 5.0
-"""Seconds in which an engine that lives says so."""
+"""The seconds within which a live engine reports that it is ready."""
 POLL_S = 0.5
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
 class Engines:
-    """The engine actors of a run, as others know them."""
+    """The engine actors of a run and their common facts."""
 
     actors: Sequence[Actor]
     facts: EngineFacts
-    """What holds for all of them."""
+    """The facts that hold for all of them."""
     patience_s: float
-    """Seconds that a request waits while all of them are begun anew."""
+    """The seconds that a request waits while all of them restart."""
 
 
 @dataclass(frozen=True, eq=False)
 class Shipment:
-    """Weights on their way to all engines."""
+    """Weights that are being sent to all engines."""
 
     version: int
     weights: Parcel
@@ -62,12 +62,12 @@ class ActorReplica:
         self.actor = actor
         self.dtype = dtype
         self.shipment: Shipment | None = None
-        """What the next update brings."""
+        """The weights of the next update."""
         self._check = WeightCheck(actor.label, is_exact=True)
 
     @property
     def name(self) -> str:
-        """The engine in messages."""
+        """The engine's name in messages."""
         return self.actor.label
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, rid: str, version: int) -> Completion:
@@ -76,12 +76,12 @@ class ActorReplica:
         return completion
 
     async def abort(self, rid: str | None) -> None:
-        """Ends the request of a session."""
+        """Aborts the request of a session."""
         if rid is not None:
             await self._call("abort", session_of(rid))
 
     async def is_alive(self) -> bool:
-        """Whether the actor answers, an actor that was begun anew included."""
+        """True if the actor answers, also after a restart."""
         try:
             async with asyncio.timeout(READY_S):
                 return bool(await self._call("is_ready"))
@@ -93,7 +93,7 @@ class ActorReplica:
         await self._call("pause")
 
     async def resume(self) -> None:
-        """Goes on."""
+        """Resumes sampling."""
         await self._call("resume")
 
     async def flush(self) -> None:
@@ -101,7 +101,7 @@ class ActorReplica:
         await self._call("flush")
 
     async def update_weights(self, weights: Weights, version: int) -> WeightSync:
-        """Has the actor fetch the shipment that was made of the weights, and compares what arrived."""
+        """Makes the actor fetch the shipment of these weights, and compares the digests of what arrived."""
         shipment = self.shipment
         if shipment is None or shipment.version != version:
             raise EngineError(f"no shipment of version {version} was made for {self.name}")
@@ -112,7 +112,7 @@ class ActorReplica:
         return sync
 
     async def close(self) -> None:
-        """Nothing to do: the cluster ends its actors."""
+        """Does nothing: the cluster ends its actors."""
 
     async def _call(self, method: str, *arguments: object) -> Any:
         try:
@@ -122,15 +122,17 @@ class ActorReplica:
 
 
 def session_of(rid: str) -> str:
-    """The session of a request, under a name that is of one process alone: an episode that another worker played
-    before it died may still have a request in flight."""
+    """Returns the session of a request under a name that is unique to one process.
+
+    An episode that another worker played before it died may still have a request in flight.
+    """
     return rid.rpartition(".")[0]
 
 
 class ClusterEngine(ReplicatedEngine):
-    """The engines of a run, behind the driver or a worker. Where none lives, it waits until one is begun anew.
+    """The engines of a run, as the driver or a worker uses them. If all are dead, it waits until one restarts.
 
-    The driver gives the `keeper` of the board, where an engine that is begun anew finds the newest weights.
+    The driver passes the `keeper` of the board, from which a restarted engine takes the newest weights.
     """
 
     takes_grammar = False
@@ -147,7 +149,7 @@ class ClusterEngine(ReplicatedEngine):
         self._search: asyncio.Task[None] | None = None
 
     async def update_weights(self, weights: Weights, version: int) -> WeightSync:
-        """Stores the weights in the cluster once, for all engines and for those that are begun anew."""
+        """Stores the weights in the cluster once, for all engines and for those that restart."""
         if isinstance(weights, LoraWeights):
             raise EngineError("engines on a cluster take no adapter alone: give them the merged weights")
         assert self._keeper is not None
@@ -159,17 +161,17 @@ class ClusterEngine(ReplicatedEngine):
             cast(ActorReplica, replica).shipment = shipment
         sync = await super().update_weights(weights, version)
         for index in set(range(len(self.replicas))) - set(self.router.alive):
-            self._actors[index].tell("catch_up")  # one that lives, and was not heard in time
+            self._actors[index].tell("catch_up")  # it may be alive and have answered too late
         return replace(sync, gather_s=sync.gather_s + gather_s)
 
     async def abort(self, session: str) -> None:
-        """Ends the session's request in flight, and has the engines forget the session."""
+        """Aborts the session's request in flight, and makes the engines forget the session."""
         await super().abort(session)
         for index in self.router.alive:
             self._actors[index].tell("abort", f"{session}#{self._mark}"[:-1])
 
     def look_for_dead(self) -> None:
-        """Looks in the background whether dead engines are back."""
+        """Checks in the background whether dead engines are back."""
         if len(self.router.alive) < len(self.replicas):
             self._searching()
 
@@ -193,7 +195,7 @@ class ClusterEngine(ReplicatedEngine):
                     raise
 
     async def _until_alive(self) -> None:
-        """Waits while all engines are dead, as long as one may come back."""
+        """Waits while all engines are dead, for as long as one may come back."""
         ends = time.monotonic() + self._patience_s
         while not self.router.alive and not self._closed and time.monotonic() < ends:
             await asyncio.wait({self._searching()})

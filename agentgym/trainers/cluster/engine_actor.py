@@ -1,4 +1,4 @@
-"""An engine in an actor: a model in its process, or a server on its node that it owns."""
+"""An engine in an actor: a model in its process, or a server on its node that the actor owns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.engines.servers.http import HttpUnreachable
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.errors import EngineError
-from agentgym.trainers.cluster.actors import Actor, ActorLost, Parcel, restore_path, was_begun_anew
+from agentgym.trainers.cluster.actors import Actor, ActorLost, Parcel, restore_path, was_restarted
 from agentgym.trainers.cluster.board import Posted, report_warnings
 from agentgym.trainers.cluster.inner_engine import InnerEngine, Part, open_inner
 
@@ -24,13 +24,13 @@ __all__ = ["EngineActor", "EngineFacts"]
 
 _log = logging.getLogger(__name__)
 NEWEST_S = 30.0
-"""Seconds that an engine begun anew waits for the board to tell of weights; a board may be begun anew too."""
+"""The seconds that a restarted engine waits for weights on the board, which may be restarting too."""
 POLL_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
-    """What is known of an engine that began."""
+    """The facts that are known of a started engine."""
 
     vocab_size: int
     context_window: int
@@ -38,10 +38,10 @@ class EngineFacts:
 
 
 class EngineActor:
-    """Answers for one engine; one that was begun anew takes the newest weights before it answers.
+    """Serves one engine; after a restart it takes the newest weights before it answers.
 
-    A server of its own that dies takes the actor with it, so that both are begun anew. Methods raise HttpUnreachable
-    while the server is dead.
+    If a server that it owns dies, the actor ends too, so that both are restarted. Methods raise HttpUnreachable while
+    the server is dead.
     """
 
     def __init__(self, label: str, part: Part, board: Actor) -> None:
@@ -55,16 +55,16 @@ class EngineActor:
         self._watch: asyncio.Task[None] | None = None
         self._is_paused = False
         self._is_released = False
-        """Whether it gave its memory up."""
+        """True if the engine's memory was released."""
 
     async def identity(self) -> EngineFacts:
-        """Waits until the engine can answer."""
+        """Waits until the engine can answer, and returns its facts."""
         async with self._answering() as inner:
             engine = inner.engine
             return EngineFacts(vocab_size=engine.vocab_size, context_window=engine.context_window, dtype=inner.dtype)
 
     async def is_ready(self) -> bool:
-        """Whether it can answer now; one that cannot tries meanwhile to get there."""
+        """True if the engine can answer now; otherwise it is opened in the background."""
         opening = self._open()
         if not opening.done():
             return False
@@ -75,7 +75,7 @@ class EngineActor:
             return False
         if await opening.result().is_alive():
             return True
-        self._opening = None  # a server that is not ours: it is asked again, and gets the newest weights first
+        self._opening = None  # a server that is not ours: it is opened again, and gets the newest weights first
         self._open()
         return False
 
@@ -99,7 +99,7 @@ class EngineActor:
                 self._is_released = True
 
     async def resume(self) -> None:
-        """See `Engine.resume`; an engine without memory takes the newest weights first."""
+        """See `Engine.resume`; an engine whose memory was released takes the newest weights first."""
         async with self._answering() as inner:
             if self._is_released and (posted := await self._newest()) is not None:
                 await self._take(inner, posted)
@@ -107,24 +107,26 @@ class EngineActor:
             await inner.engine.resume()
 
     async def flush(self) -> None:
-        """Empties a server's prefix cache; the model in process reads none that is stale."""
+        """Empties a server's prefix cache; the in-process model reads no stale entries."""
         async with self._answering() as inner:
             if isinstance(inner.engine, ReplicatedEngine):
                 await inner.engine.flush()
 
     async def prepare(self) -> None:
-        """Does now what the first request would wait for."""
+        """Does now what the first request would otherwise wait for."""
         async with self._answering() as inner:
             await inner.prepare()
 
     async def update(self, parcel: Parcel, version: int) -> tuple[WeightSync, dict[str, str]]:
-        """Takes over the weights of a parcel, and gives the digests of what it then has, for the caller to compare; a
-        server compares them itself. They are fetched while it samples."""
+        """Loads a parcel's weights and returns the digests of the loaded weights, for the caller to compare.
+
+        A server compares them itself. The weights are fetched while the engine samples.
+        """
         async with self._answering() as inner:
             return await self._take(inner, Posted(version, parcel))
 
     async def catch_up(self) -> None:
-        """Takes the newest weights where it has older ones, and goes on: nobody could tell it of them."""
+        """Takes the newest weights if it has older ones, and resumes; it may have missed an update."""
         async with self._answering() as inner:
             posted: Posted | None = await self._board.call("newest")
             if posted is not None and posted.version > self._version:
@@ -134,24 +136,27 @@ class EngineActor:
 
     def _open(self) -> asyncio.Task[InnerEngine]:
         if self._opening is None:
-            self._opening = asyncio.ensure_future(self._opened())
+            self._opening = asyncio.ensure_future(self._open_engine())
         return self._opening
 
     @asynccontextmanager
     async def _answering(self) -> AsyncIterator[InnerEngine]:
-        """The engine, once it can answer. What it or its beginning anew raises is HttpUnreachable where its server is
-        dead: whoever asked waits then, or asks another engine."""
+        """Yields the engine once it can answer.
+
+        If its server is dead, its errors and those of its restart become HttpUnreachable. The caller then waits, or
+        asks another engine.
+        """
         try:
             yield await asyncio.shield(self._open())
         except EngineError as error:
-            is_dead = was_begun_anew() if self._inner is None else not await self._inner.is_alive()
+            is_dead = was_restarted() if self._inner is None else not await self._inner.is_alive()
             if not is_dead:
                 raise
             raise HttpUnreachable(f"{self._label} has lost its server: {error}") from error
 
-    async def _opened(self) -> InnerEngine:
-        """The engine, with the newest weights where it does not begin with the run."""
-        inner, is_first = self._inner, self._inner is None and not was_begun_anew()
+    async def _open_engine(self) -> InnerEngine:
+        """Returns the engine, with the newest weights if it did not start with the run."""
+        inner, is_first = self._inner, self._inner is None and not was_restarted()
         if inner is None:
             inner = self._inner = await open_inner(self._part)
             self._version = self._part.version
@@ -161,7 +166,7 @@ class EngineActor:
         return inner
 
     async def _newest(self) -> Posted | None:
-        """The newest weights that the board knows of; None where there are none for a while."""
+        """Returns the newest weights on the board, or None if there are none within NEWEST_S."""
         ends = asyncio.get_running_loop().time() + NEWEST_S
         posted: Posted | None = None
         while posted is None and asyncio.get_running_loop().time() < ends:
@@ -186,4 +191,4 @@ class EngineActor:
         try:
             await self._board.call("warn", self._label, logging.WARNING, f"{told}; both are begun anew")
         finally:
-            os._exit(1)  # the only end that has an actor begun anew
+            os._exit(1)  # the only end after which Ray restarts an actor

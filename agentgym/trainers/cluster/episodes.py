@@ -1,4 +1,4 @@
-"""Episodes that are played in processes of their own."""
+"""Episodes that are played in worker processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentgym.rollout.episode.episode import Draft, Ending, Episode
 from agentgym.rollout.episode.episode_loop import SURPLUS, EpisodeLoop
 from agentgym.rollout.hosting.env_host import Home
 from agentgym.rollout.hosting.hosted_env import HostedEnv
-from agentgym.rollout.sampling.sampler import Sampler, cancelled
+from agentgym.rollout.sampling.sampler import Sampler, cancelled_trajectory
 from agentgym.trainers.cluster.actors import Actor, ActorLost
 from agentgym.trainers.cluster.board import report_warnings
 from agentgym.trainers.cluster.engine import ClusterEngine, Engines
@@ -29,12 +29,12 @@ __all__ = ["ClusterStage", "EpisodeActor"]
 _log = logging.getLogger(__name__)
 RETRY_S = 0.5
 _ELSEWHERE = cast(HostedEnv, None)
-"""The environment of an episode that is played in another process: it lives there."""
+"""A placeholder for the environment of an episode that is played in another process."""
 
 
 @dataclass(frozen=True, eq=False)
 class Cast:
-    """What a worker needs to play."""
+    """The inputs that a worker needs to play."""
 
     config: TrainConfig
     model_folder: str
@@ -43,7 +43,7 @@ class Cast:
 
 
 class EpisodeActor:
-    """A worker: environments, chat format and rollout loop. It keeps nothing from one episode to the next."""
+    """A worker: environments, chat format and rollout loop. It keeps no state between episodes."""
 
     def __init__(self, label: str, cast: Cast) -> None:
         report_warnings(label, cast.board)
@@ -53,12 +53,12 @@ class EpisodeActor:
         self._samplers: dict[Part, Sampler] = {}
 
     async def ready(self) -> bool:
-        """Answers when the worker can play."""
+        """Returns once the worker can play."""
         self._sampler("train")
         return True
 
     async def play(self, episode: Episode, part: Part) -> Trajectory:
-        """One episode; its failures are statuses, as in `Sampler.play`."""
+        """Plays one episode; its failures are statuses, as in `Sampler.play`."""
         sampler = self._sampler(part)
         assert self._engine is not None
         self._engine.look_for_dead()
@@ -71,21 +71,21 @@ class EpisodeActor:
                 self._renderer = renderer_for(Path(cast.model_folder), config.family, date=config.date)
                 self._engine = ClusterEngine(cast.engines)
             loop = loop_for(part, config, self._engine, self._renderer)
-            home = next((one.home for one in self._samplers.values()), None)
+            home = next((sampler.home for sampler in self._samplers.values()), None)
             self._samplers[part] = Sampler(loop, config=config.sampler, home=home)
         return self._samplers[part]
 
 
 class ClusterStage:
-    """A `Stage` whose episodes go to the worker that plays the fewest.
+    """A `Stage` that sends each episode to the worker that plays the fewest.
 
-    An episode whose worker died is played again by another one, from its seeds: it gives what it would have given.
+    If a worker dies, another one plays its episodes again from their seeds, with the same result.
     """
 
     def __init__(self, config: TrainConfig, workers: Sequence[Actor]) -> None:
         self._config = config
         self._load = dict.fromkeys(workers, 0)
-        """Episodes that each worker plays."""
+        """The number of episodes that each worker plays now."""
         self._recovering: dict[Actor, asyncio.Task[None]] = {}
 
     def loop(self, part: Part) -> EpisodeLoop:
@@ -97,7 +97,7 @@ class ClusterStage:
         return _DistantSampler(loop, config=self._config.sampler)
 
     async def play(self, episode: Episode, part: Part) -> Trajectory:
-        """One episode, wherever it is played; raises ActorLost when no worker is left."""
+        """Plays one episode on a worker; raises ActorLost if no worker is left."""
         while True:
             worker = await self._choose()
             self._load[worker] += 1
@@ -110,13 +110,13 @@ class ClusterStage:
                 self._load[worker] -= 1
 
     async def close(self) -> None:
-        """Waits for no worker any more."""
+        """Stops waiting for dead workers."""
         for task in self._recovering.values():
             task.cancel()
 
     async def _choose(self) -> Actor:
-        """The worker that plays the fewest episodes; waits where all are dead, as long as one may come back."""
-        while not (able := [one for one in self._load if one not in self._recovering]):
+        """Returns the worker that plays the fewest episodes; if all are dead, waits while one may come back."""
+        while not (able := [worker for worker in self._load if worker not in self._recovering]):
             waits = [task for task in self._recovering.values() if not task.done()]
             if not waits:
                 raise ActorLost(f"all {len(self._load)} workers died more than ray.max_restarts times")
@@ -129,7 +129,7 @@ class ClusterStage:
             self._recovering[worker] = asyncio.ensure_future(self._recover(worker))
 
     async def _recover(self, worker: Actor) -> None:
-        """Takes a worker back when it was begun anew; gives it up after a while."""
+        """Takes a worker back after its restart; gives up after `ray.start_s` seconds."""
         ends = asyncio.get_running_loop().time() + self._config.ray.start_s
         while asyncio.get_running_loop().time() < ends:
             try:
@@ -146,7 +146,7 @@ class ClusterStage:
 
 
 class _DistantLoop(EpisodeLoop):
-    """Stands for the workers' loops."""
+    """An episode loop that delegates to the workers' loops."""
 
     def __init__(self, stage: ClusterStage, part: Part, config: TrainConfig) -> None:
         super().__init__(limits_for(part, config))
@@ -154,7 +154,7 @@ class _DistantLoop(EpisodeLoop):
         self._part: Part = part
 
     async def play(self, env: HostedEnv, episode: Episode) -> Trajectory:
-        """One episode in a worker's environment; `env` is not looked at."""
+        """Plays one episode in a worker's environment; `env` is ignored."""
         try:
             return await self._stage.play(episode, self._part)
         except ActorLost as error:
@@ -162,10 +162,10 @@ class _DistantLoop(EpisodeLoop):
         except asyncio.CancelledError as error:
             if SURPLUS not in error.args:
                 raise
-            return cancelled(episode)
+            return cancelled_trajectory(episode)
 
     async def close(self) -> None:
-        """Nothing to do: the cluster ends its workers."""
+        """Does nothing: the cluster ends its workers."""
 
     async def _converse(self, env: HostedEnv, draft: Draft) -> Ending:
         raise EngineError("a distant loop plays whole episodes")
@@ -178,7 +178,7 @@ class _DistantSampler(Sampler):
     """A sampler that opens no environment of its own."""
 
     async def play(self, episode: Episode) -> Trajectory:
-        """One episode, from making its environment to closing it, in a worker."""
+        """Plays one episode in a worker, which makes its environment and closes it."""
         trajectory = await self.loop.play(_ELSEWHERE, episode)
         if any(row.tools for row in trajectory.rows):
             self._tool_envs.add(episode.task.env_id)

@@ -1,4 +1,4 @@
-"""What an engine actor samples with: a model in its own process, or a server that it owns."""
+"""The engines inside engine actors: a model in the actor's process, or a server that it owns."""
 
 from __future__ import annotations
 
@@ -32,49 +32,51 @@ Tensors: TypeAlias = Mapping[str, Tensor]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Part:
-    """What an engine actor is begun with."""
+    """The arguments that an engine actor is started with."""
 
     config: TrainConfig
     number: int
-    """Which of the engines it is."""
+    """The index of the engine."""
     folder: str
-    """Of the model and its weights."""
+    """The folder of the model and its weights."""
     logs: str
-    """The folder for logs of servers, on the actor's node."""
+    """The folder for the servers' logs, on the actor's node."""
     version: int
     """The policy version of the folder's weights."""
 
 
 class InnerEngine(Protocol):
-    """One engine, and what an actor needs to know of it beside what every engine does."""
+    """One engine, with the operations that an actor needs besides those of every engine."""
 
     @property
     def engine(self) -> Engine:
-        """What samples."""
+        """The engine that samples."""
 
     @property
     def dtype(self) -> str:
-        """Of its weights."""
+        """The dtype of its weights."""
 
     async def take(self, weights: Tensors, version: int, *, is_paused: bool) -> tuple[WeightSync, dict[str, str]]:
-        """Updates the weights, and gives digests for the caller to compare; none where they were compared already.
-        Where it was not paused, it is so no longer than it has to be."""
+        """Updates the weights and returns digests for the caller to compare; empty if they were compared already.
+
+        If the engine was not paused, it is paused no longer than necessary.
+        """
 
     async def prepare(self) -> None:
-        """Does now what the first request would wait for."""
+        """Does now what the first request would otherwise wait for."""
 
     async def release_memory(self) -> None:
-        """Gives up what it can until the next update, for a learner beside it; it is paused."""
+        """Releases as much memory as it can until the next update, for a colocated learner; the engine is paused."""
 
     async def is_alive(self) -> bool:
-        """Whether it can answer."""
+        """True if it can answer."""
 
     async def end(self) -> str:
-        """Returns when it ended by itself, and says how."""
+        """Waits until the engine ends by itself, and returns a description of its end."""
 
 
 async def open_inner(part: Part) -> InnerEngine:
-    """Makes the engine: loads the model, or starts a server and waits until it answers."""
+    """Opens the engine: loads the model, or starts a server and waits until it answers."""
     config = part.config
     if config.engine == "local":
         return _InnerHf(part)
@@ -118,7 +120,7 @@ class _InnerHf:
 
 
 class _InnerServer:
-    """One server, which compares the weights that it took itself."""
+    """One server, which itself compares the weights that it received."""
 
     def __init__(self, engine: ReplicatedEngine) -> None:
         self.engine = engine
@@ -152,6 +154,6 @@ class _InnerServer:
 
     @property
     def _process(self) -> ServerProcess | None:
-        """Where it was started here."""
+        """The server's process, or None if it was not started here."""
         transport = self._replica.transport
         return transport.process if isinstance(transport, SglangServer | VllmServer) else None

@@ -1,4 +1,4 @@
-"""A rank of the learner in a process of its own, and the learner that the ranks are together."""
+"""A rank of the learner in its own process, and the learner that the ranks form together."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ from agentgym.trainers.parts.parts import LearnerLost
 __all__ = ["ClusterLearner", "RankActor"]
 
 COLLECTIVE_S = 600.0
-"""Seconds that a rank waits for the others."""
+"""The seconds that a rank waits for the others."""
 
 
 @dataclass(frozen=True, eq=False)
 class Beginning:
-    """What a rank begins with."""
+    """The arguments that a rank starts with."""
 
     config: TrainConfig
     model_folder: str
-    """Of the weights: the run's model, or the checkpoint that it goes on from."""
+    """The folder of the weights: the run's model, or the checkpoint that it resumes from."""
     reference_folder: str
-    """Of the weights that a KL term is taken against."""
+    """The folder of the weights that a KL term is computed against."""
     address: str
-    """Where the ranks meet: `host:port` of rank 0."""
+    """The rendezvous address of the ranks: `host:port` of rank 0."""
 
 
 class RankActor:
-    """One of the processes that have a Learner together; alone it is a learner as in one process."""
+    """One of the processes that share a Learner; a single rank is a learner as in one process."""
 
     def __init__(self, label: str, board: Actor, rank: int, size: int) -> None:
         report_warnings(label, board)
         self._rank, self._size = rank, size
 
     def meeting_place(self) -> str:
-        """An address of this process's node with a free port."""
+        """Returns an address of this process's node with a free port."""
         return f"{own_address()}:{free_port(host='')}"
 
     def begin(self, beginning: Beginning) -> int:
-        """Meets the others and makes the learner; gives the process id."""
+        """Joins the other ranks and makes the learner; returns the process id."""
         config, size = beginning.config, self._size
         on_gpu = bool(config.ray.gpus_per_learner)
         if size > 1:
@@ -80,7 +80,7 @@ class RankActor:
                 return load_decoder(folder).to(device)
             return ranks.shard(adapt(load_decoder(folder).to(device), lora)) if lora.rank else ranks.load(folder)
 
-        # Adapters are put on the weights that the run began with, and are not in the folder that it goes on from.
+        # Adapters are put on the weights that the run began with, and are not in the folder that it resumes from.
         self._learner = Learner(
             load(beginning.reference_folder if lora.rank else beginning.model_folder),
             learner,
@@ -92,31 +92,31 @@ class RankActor:
         return os.getpid()
 
     def act(self, method: str, arguments: Sequence[object], options: Mapping[str, object]) -> Any:
-        """What a method of the learner gives; of all ranks the same is asked, and rank 0 tells."""
+        """Calls a method of the learner, the same on all ranks; rank 0 returns its result, the others None."""
         found = getattr(self._learner, method)(*arguments, **options)
         return found if self._rank == 0 else None
 
     def act_on(self, batch: TrainingBatch, method: str, options: Mapping[str, object]) -> Any:
-        """The same for a method whose first argument is a batch."""
+        """Calls `act` for a method whose first argument is a batch."""
         return self.act(method, (batch,), options)
 
     def read_values(self, batch: TrainingBatch) -> tuple[Tensor, Tensor] | None:
-        """What the critic says of a batch."""
+        """Returns the result of the critic's `read` on a batch, from rank 0."""
         assert self._learner.critic is not None
         found = self._learner.critic.read(batch)
         return found if self._rank == 0 else None
 
     def weights(self) -> dict[str, Tensor]:
-        """The parameters that learning changes by their published names, from rank 0."""
+        """Returns the trained parameters by their published names, from rank 0."""
         return {name: tensor.cpu() for name, tensor in self._learner.weights()}
 
     def num_steps(self) -> int:
-        """Optimizer steps so far."""
+        """Returns the number of optimizer steps so far."""
         return self._learner.num_steps
 
 
 class ClusterLearner:
-    """The ranks of a learner as one: what `Learner` does, done by all of them.
+    """The ranks of a learner with the interface of `Learner`: all of them do each operation.
 
     `model` is the driver's copy of the weights; it has the newest ones after each `update`.
     """
@@ -129,7 +129,7 @@ class ClusterLearner:
         self._ranks = tuple(ranks)
 
     def begin(self, config: TrainConfig, model_folder: Path, reference_folder: Path) -> None:
-        """Has the ranks meet and load the model."""
+        """Makes the ranks join each other and load the model."""
         (address,) = together(self._ranks[:1], "meeting_place")
         folders = str(model_folder.absolute()), str(reference_folder.absolute())
         self.ask("begin", Beginning(config, *folders, address))
@@ -178,10 +178,10 @@ class ClusterLearner:
         return number
 
     def close(self) -> None:
-        """Nothing to do: the cluster ends its actors."""
+        """Does nothing: the cluster ends its actors."""
 
     def ask(self, method: str, *arguments: object) -> Any:
-        """Asks all ranks for the same, and gives what rank 0 says; raises LearnerLost when one is gone."""
+        """Calls the same method on all ranks and returns rank 0's result; raises LearnerLost if a rank is gone."""
         try:
             return together(self._ranks, method, *arguments)[0]
         except ActorLost as error:

@@ -1,4 +1,4 @@
-"""Begins the actors of a run, and tells where each is."""
+"""Starts the actors of a run, and reports the node of each."""
 
 from __future__ import annotations
 
@@ -27,21 +27,23 @@ LAST_WORDS_S = 5.0
 async def open_cluster(
     config: TrainConfig, origin: Origin, stack: AsyncExitStack, tell: Callable[[str], None]
 ) -> RunParts:
-    """Begins the actors of a run; the stack ends them. `tell` is given lines that a user should see."""
+    """Starts the actors of a run; the stack ends them. `tell` is called with lines that a user should see."""
     config.learner.mesh.check(origin.model.config, config.ray.learners)
     cluster = stack.enter_context(Cluster(config.cluster))
     for line in resource_plan(config, cluster.nodes(), cluster.cores):
         tell(line)
     board = cluster.post("the board", Board)
     keeper = BoardKeeper(board)
-    stack.push_async_callback(_ended, asyncio.ensure_future(keeper.relay()), keeper)
+    stack.push_async_callback(_end_relay, asyncio.ensure_future(keeper.relay()), keeper)
     begun = _Beginning(config, origin, cluster, board)
     ranks, actors = begun.ranks(), begun.engines()
-    engines = await _met(actors, config)
+    engines = await _gather_engines(actors, config)
     workers = begun.workers(engines)
     learner = ClusterLearner(ranks, config, origin.model)
     meeting = asyncio.to_thread(learner.begin, config, origin.weights_folder, origin.model_folder)
-    await asyncio.gather(meeting, *(one.call("ready") for one in workers), *(one.call("prepare") for one in actors))
+    await asyncio.gather(
+        meeting, *(worker.call("ready") for worker in workers), *(actor.call("prepare") for actor in actors)
+    )
     engine = ClusterEngine(engines, keeper, version=origin.version)
     stage = ClusterStage(config, workers)
     stack.push_async_callback(engine.close)
@@ -51,7 +53,7 @@ async def open_cluster(
 
 @dataclass(frozen=True, eq=False)
 class _Beginning:
-    """Begins the actors, each on its bundle."""
+    """Starts the actors, each on its bundle."""
 
     config: TrainConfig
     origin: Origin
@@ -67,7 +69,7 @@ class _Beginning:
 
     def engines(self) -> list[Actor]:
         made, origin, ray = [], self.origin, self.cluster.config
-        is_model = self.config.engine == "local"  # a server begins as everywhere, with the run's first weights
+        is_model = self.config.engine == "local"  # a server starts as everywhere, with the run's first weights
         folder = str((origin.weights_folder if is_model else origin.model_folder).absolute())
         logs, version = str(origin.logs.absolute()), origin.version
         for number in range(ray.engines):
@@ -85,12 +87,12 @@ class _Beginning:
         return made
 
 
-async def _met(actors: Sequence[Actor], config: TrainConfig) -> Engines:
-    """The engines, when all of them have begun."""
-    facts: list[EngineFacts] = await asyncio.gather(*(one.call("identity") for one in actors))
+async def _gather_engines(actors: Sequence[Actor], config: TrainConfig) -> Engines:
+    """Waits until all engines have started, and returns them."""
+    facts: list[EngineFacts] = await asyncio.gather(*(actor.call("identity") for actor in actors))
     common = EngineFacts(
-        vocab_size=min(one.vocab_size for one in facts),
-        context_window=min(one.context_window for one in facts),
+        vocab_size=min(fact.vocab_size for fact in facts),
+        context_window=min(fact.context_window for fact in facts),
         dtype=facts[0].dtype,
     )
     servers = config.sglang if config.engine == "sglang" else config.vllm
@@ -98,8 +100,8 @@ async def _met(actors: Sequence[Actor], config: TrainConfig) -> Engines:
     return Engines(tuple(actors), common, patience_s=start_s)
 
 
-async def _ended(relay: asyncio.Task[None], keeper: BoardKeeper) -> None:
-    """Ends the relay with what the actors said last."""
+async def _end_relay(relay: asyncio.Task[None], keeper: BoardKeeper) -> None:
+    """Ends the relay, and logs the actors' last warnings."""
     relay.cancel()
     await asyncio.wait({relay})
     with suppress(ActorLost, TimeoutError):
@@ -108,7 +110,7 @@ async def _ended(relay: asyncio.Task[None], keeper: BoardKeeper) -> None:
 
 
 def resource_plan(config: TrainConfig, nodes: list[str], cores: int | None = None) -> list[str]:
-    """Which actors stand on which node, a line each kind; `cores` are those of a cluster of this machine alone."""
+    """Returns a line per role with the nodes of its actors; `cores` are those of a cluster on this machine alone."""
     cluster, lines = config.cluster, []
     counted: tuple[tuple[Role, int], ...] = (
         ("learner", cluster.learners),
@@ -118,7 +120,7 @@ def resource_plan(config: TrainConfig, nodes: list[str], cores: int | None = Non
     for role, number in counted:
         amounts = cluster.needs(role).items()
         needs = ", ".join(f"{amount:g} {name}" for name, amount in amounts) or "nothing reserved"
-        stand = Counter(nodes[cluster.place(role, one)] for one in range(number))
+        stand = Counter(nodes[cluster.place(role, index)] for index in range(number))
         where = ", ".join(node if many == number else f"{node} {many}" for node, many in stand.items())
         lines.append(f"{number} {role}{'s' if number > 1 else ''} ({needs} each) on {where}")
     if cluster.layout == "colocated":

@@ -1,4 +1,4 @@
-"""The learner: what computes a step"s update."""
+"""The learner, which computes the update of a step."""
 
 from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.settings.learner import LearnerConfig

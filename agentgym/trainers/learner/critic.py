@@ -1,7 +1,7 @@
-"""A critic: what reward is still to come, said before every sampled token.
+"""A critic: predicts the reward that is still to come, before every sampled token.
 
-A value stands at its TARGET token, as everything in a `TrainingBatch` does: it is read off the state that has seen all
-ids before the target and not the target itself.
+A value is stored at its TARGET token, as everything in a `TrainingBatch`: it is computed from the state that has seen
+all ids before the target and not the target itself.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ __all__ = ["Critic", "CriticStats", "ValueHead"]
 
 @dataclass(frozen=True, kw_only=True)
 class CriticStats:
-    """What one update of a critic did, over the trained tokens of the step; in units of reward."""
+    """The statistics of one update of a critic, over the trained tokens of the step; in units of reward."""
 
     value_loss: float
-    """Before the update, half the mean squared error, clipped as configured."""
+    """Half the mean squared error before the update, clipped as configured."""
     value_clip_fraction: float
     value_grad_norm: float
     value_mean: float
     return_mean: float
     explained_variance: float
-    """`1 - var(returns - values) / var(returns)` of the values that advantages were computed with: 1 is a perfect
-    critic, 0 one that says a constant; 0 where all returns are equal."""
+    """`1 - var(returns - values) / var(returns)` of the values that advantages were computed with: 1 for a perfect
+    critic, 0 for a constant one, and 0 where all returns are equal."""
 
 
 class ValueHead(nn.Module):
-    """One number from a last state; 0 until it has learned something."""
+    """A linear head that maps a final state to one number; 0 before its first update."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -59,13 +59,13 @@ class ValueHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, hidden_OE: Tensor, exchange: Exchange = ALONE) -> Tensor:
-        """float32 `[M]`, of all entries of a pass whose final states are here, or on the ranks that share it."""
+        """The values, float32 `[M]`, of all entries of a pass: of this process, or of all ranks that share the pass."""
         weight_E, bias = exchange.weight(self.weight_E), exchange.weight(self.bias)
-        return exchange.joined(hidden_OE.float() @ weight_E.float() + bias.float())
+        return exchange.gather_entries(hidden_OE.float() @ weight_E.float() + bias.float())
 
 
 class Critic:
-    """Values of trained targets, and their fitting; a trunk of its own is a copy of `policy` as it is now."""
+    """Computes and fits values of trained targets; a backbone of its own starts as a copy of `policy` as it is now."""
 
     def __init__(
         self,
@@ -98,15 +98,15 @@ class Critic:
         return values_M, self._world.whole([end_R for _, end_R in found], share.rows)
 
     def update(self, batch: TrainingBatch) -> float:
-        """One optimizer step toward the batch's returns, of a trunk of its own; gives the gradient's norm.
+        """Takes one optimizer step of a backbone of its own toward the batch's returns; returns the gradient's norm.
 
-        Raises NotFinite, with the weights untouched, when it is not finite.
+        Raises NotFinite, with the weights unchanged, if the norm or the loss is not finite.
         """
         assert self.optimizer is not None
         share = self._world.share(batch, self._micro_batch_tokens)
         parts = [(part, share.is_idle(number)) for number, part in enumerate(share.parts)]
         losses = reduce(add, self._world.accumulate(parts, self._compute, self.optimizer.parameters, share.sizes))
-        loss = float(reduce(add, self._world.gathered(losses)))
+        loss = float(reduce(add, self._world.gather_scalars(losses)))
         norm = self._world.run(self.optimizer.step) if math.isfinite(loss) else math.nan
         if not math.isfinite(norm):
             for parameter in self.optimizer.parameters:
@@ -128,7 +128,7 @@ class Critic:
         return (part.weight_N[mask_N] * found.loss).sum()
 
     def stats(self, batch: TrainingBatch, values_M: Tensor, grad_norm: float) -> CriticStats:
-        """`values_M` are the critic's after the update."""
+        """The statistics of an update; `values_M` are the critic's values after it."""
         mask_N = batch.mask_N.cpu()
         old_M, return_M = batch.old_value_N.cpu()[mask_N], batch.return_N.cpu()[mask_N]
         found = value_clip(
@@ -147,24 +147,26 @@ class Critic:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` restores bitwise, in whole tensors; a shared trunk is the policy's and is saved with
-        it."""
+        """The state that `load_state_dict` restores bitwise, in whole tensors.
+
+        A shared backbone is the policy's and is saved with it.
+        """
         state: dict[str, Any] = {"head": _whole_state(self.head)}
         if self.optimizer is not None:
             state |= {"trunk": _whole_state(self.trunk), "optimizer": self.optimizer.state_dict()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over the saved state of a critic of the same configuration."""
+        """Loads the saved state of a critic of the same configuration."""
         _load_whole(self.head, state["head"])
         if self.optimizer is not None:
             _load_whole(self.trunk, state["trunk"])
             self.optimizer.load_state_dict(state["optimizer"])
 
     def _read(self, part: TrainingBatch) -> tuple[Tensor, Tensor]:
-        """Every row once more with its last id, whose state the value after the row is read off."""
+        """The values of the part; each row is computed with its last id too, for the value after the row."""
         ids, wanted = [], []
-        rows = (one.split(part.seqlens) for one in (part.ids_N, part.target_N, part.mask_N))
+        rows = (tensor.split(part.seqlens) for tensor in (part.ids_N, part.target_N, part.mask_N))
         for ids_T, target_T, mask_T in zip(*rows, strict=True):
             ids.append(torch.cat([ids_T, target_T[-1:]]))
             wanted.append(torch.cat([mask_T, torch.ones_like(mask_T[-1:])]))
@@ -185,15 +187,15 @@ class Critic:
 
 
 def _whole_state(module: nn.Module) -> dict[str, Tensor]:
-    """Of what is trained: what is frozen is the model's that the run began with."""
-    return {name: whole(one) for name, one in module.named_parameters() if one.requires_grad}
+    """The whole tensors of the trained parameters; frozen ones are those of the model that the run began with."""
+    return {name: whole(parameter) for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
 @torch.no_grad()
 def _load_whole(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
+    trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     if trained.keys() != state.keys():
         odd = sorted(trained.keys() ^ state.keys())
         raise ConfigError(f"the state is of another critic: {len(odd)} tensors are of one alone, such as {odd[0]!r}")
-    for name, one in trained.items():
-        one.copy_(like(state[name], one))
+    for name, parameter in trained.items():
+        parameter.copy_(like(state[name], parameter))

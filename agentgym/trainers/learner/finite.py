@@ -1,4 +1,4 @@
-"""The check that a step left finite weights."""
+"""The check that the weights are finite after a step."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["NotFinite", "check_finite"]
 
 
 class NotFinite(TrainingHalted):
-    """A loss, a gradient, or what the step made of the weights is not finite."""
+    """A loss, a gradient, or the weights after the step are not finite."""
 
 
 def check_finite(logp_M: Tensor) -> None:
-    """Raises NotFinite when a step left weights whose logprobs of its own tokens are no numbers."""
+    """Raises NotFinite if the weights after a step compute logprobs of its own tokens that are not finite."""
     if not bool(logp_M.isfinite().all()):
         raise NotFinite(
             "the step made weights whose logprobs are not finite, so they are lost; lower the learning rate"

@@ -1,4 +1,4 @@
-"""The update of a step: forward, loss, backward, optimizer, as often as the step's episodes are gone over."""
+"""The update of a step: forward, loss, backward and optimizer, for each pass over the step's episodes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = ["Learner", "LearnerConfig", "StepStats"]
 
 @dataclass(frozen=True, eq=False)
 class _Found:
-    """The losses of some tokens of a step and their slope: near where they were computed, they are a straight line."""
+    """The losses of some tokens of a step and their slopes, a linear approximation near their logprobs."""
 
     loss_M: Tensor
     slope_M: Tensor
@@ -49,30 +49,30 @@ class _Found:
     stats: LossStats
 
     def at(self, logp_M: Tensor) -> PolicyLoss:
-        """The losses again, with the gradient that they have in the step."""
+        """The losses once more, with the gradient that they have in the step."""
         return PolicyLoss(self.loss_M + self.slope_M * (logp_M - logp_M.detach()), self.stats)
 
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """A micro-batch, and what a loss over the whole step found for it."""
+    """A micro-batch, and its losses where they were computed over the whole step."""
 
     batch: TrainingBatch
     found: _Found | None = None
     is_idle: bool = False
-    """Whether it only keeps step with other ranks."""
+    """True if it only keeps this rank in step with the others."""
 
 
 class Learner:
-    """Owns the optimizer of a live model; the engine that shares the model's tensors sees every update at once.
+    """Owns the optimizer of a live model; an engine that shares the model's tensors sees every update at once.
 
-    A model that is sharded is learned by all of its ranks: each has a Learner, and all of them call the same methods
-    with the same batches, in the same order. `reference` is the model of the KL term; without one the model as it is
-    now is copied. `total_steps` counts batches.
+    A sharded model is trained by all of its ranks: each has a Learner, and all of them call the same methods with the
+    same batches, in the same order. `reference` is the model of the KL term; without one, the model as it is now is
+    copied. `total_steps` counts batches.
 
-    Where adapters are trained (`config.lora`), the reference is the base, which stays as it is: the adapters are put on
-    it, and the model is kept at what both come to. Without one they are put on the model itself, or, where that is
-    sharded, were so before; `weights` tells what it comes to.
+    If adapters are trained (`config.lora`), the reference is the base, which stays unchanged: the adapters are added to
+    it, and the model is kept equal to both merged. Without a reference they are added to the model itself, or, if that
+    is sharded, were added before; `weights` returns the merged weights.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Learner:
             )
         self._shared = self.critic if config.critic.trunk == "shared" else None
         further = () if self._shared is None else self._shared.head.parameters()
-        self.optimizer = PolicyOptimizer(self.model, config.lora.rated(optimizer), num_steps, further)
+        self.optimizer = PolicyOptimizer(self.model, config.lora.optimizer_settings(optimizer), num_steps, further)
         self._fresh_from = 0
         self._kl_of_rewards = 0.0
         self._loss = config.policy_loss
@@ -123,7 +123,7 @@ class Learner:
         self._elementwise = is_elementwise(LOSSES[config.loss_name])
 
     def _reference(self, given: Decoder | Sharded | None) -> Decoder:
-        """The model of the KL term, in the world of the policy."""
+        """The model of the KL term, on the ranks of the policy."""
         if given is None:
             return self.world.copy(self.model).requires_grad_(False)
         if isinstance(given, Sharded):
@@ -132,15 +132,15 @@ class Learner:
         return given.requires_grad_(False)
 
     def update(self, batch: TrainingBatch, *, version: int = 0, max_mismatch: float = math.inf) -> StepStats:
-        """Goes over the batch: `epochs` x `minibatches` optimizer steps of the policy.
+        """Takes `epochs` x `minibatches` optimizer steps of the policy on the batch.
 
-        Raises NotFinite, with the weights as before the optimizer step, when that is not finite, and MismatchFound
-        when the engine's logprobs in replies that began with policy `version` are further than `max_mismatch` nats from
-        ours before the first one. (What a reply goes on with over an update may be sampled over an old cache, see
-        `ServingSettings.pause`.)
+        Raises NotFinite, with the weights as before the optimizer step, if that is not finite. Raises MismatchFound if,
+        before the first step, the engine's logprobs in replies that began with policy `version` are further than
+        `max_mismatch` nats from ours. (The rest of a reply that continues over an update may be sampled over an old
+        cache, see `ServingSettings.pause`.)
         """
         self._fresh_from = version
-        batch = self._corrected(batch, version)
+        batch = self._correct_batch(batch, version)
         steps: list[StepStats] = []
         for _ in range(self.config.epochs):
             for part in batch.minibatches(self.config.minibatches):
@@ -152,8 +152,7 @@ class Learner:
         return stats
 
     def update_critic(self, batch: TrainingBatch) -> CriticStats | None:
-        """Fits the critic to the returns of the batch, as often as the policy is updated; None without a critic. One
-        that shares the policy's trunk has learned in `update` already."""
+        """Fits the critic to the returns of the batch, as often as the policy is updated; None without a critic."""
         if self.critic is None:
             return None
         norms = [0.0]
@@ -163,8 +162,10 @@ class Learner:
         return self.critic.stats(batch, self.critic.read(batch)[0], max(norms))
 
     def penalties(self, batch: TrainingBatch) -> Tensor:
-        """What the KL penalty takes off the reward of each trained target, `[M]` in units of reward, for `kl.place`
-        reward; the `update` that follows moves the coefficient toward its target."""
+        """The KL penalty to subtract from the reward of each trained target, `[M]` in units of reward.
+
+        Used if `kl.place` is reward. The `update` that follows moves the coefficient toward its target divergence.
+        """
         assert self.reference is not None
         reference_M = self._logprobs(self.reference, batch)
         nats_M = self._kl_penalty(batch.old_logp_N.cpu()[batch.mask_N.cpu()], reference_M.cpu())
@@ -176,29 +177,33 @@ class Learner:
     def gradient_proxies(self, batch: TrainingBatch) -> Tensor:
         """`1 - 2 p + sum p^2` of the batch's trained targets, `[M]`: the squared norm of the logits' gradient."""
 
-        def one(part: TrainingBatch) -> Tensor:
+        def read_part(part: TrainingBatch) -> Tensor:
             layout = self._layout(part)
 
             def read(hidden_OE: Tensor, head_VE: Tensor) -> Tensor:
                 target_O = layout.exchange.own(part.target_N[part.mask_N])
-                return layout.exchange.joined(gradient_proxy(hidden_OE, head_VE, target_O, self.temperature))
+                return layout.exchange.gather_entries(gradient_proxy(hidden_OE, head_VE, target_O, self.temperature))
 
             found_M: Tensor = self.model(part.ids_N, layout, read)
             return found_M
 
-        return self._every_target(one, self._share(batch))
+        return self._every_target(read_part, self._share(batch))
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` restores bitwise, in whole tensors, which the next step may change; the model itself
-        is not in it. Of several ranks all ask for it, and rank 0 gets it; the others get nothing."""
+        """The state that `load_state_dict` restores bitwise, in whole tensors; the next step may change them.
+
+        The model itself is not in it. All ranks must call it; rank 0 gets the state, and the others get nothing.
+        """
         state: dict[str, Any] = {"optimizer": self.optimizer.state_dict(), "kl_coefficient": self.kl.coefficient}
         state |= {} if self.critic is None else {"critic": self.critic.state_dict()}
         state |= {} if self.adapters is None else {"lora": self.adapters.state_dict()}
         return state if self.world.rank == 0 else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over the saved state of a learner of the same configuration, on any number of ranks; all ranks are
-        given the whole of it."""
+        """Loads the saved state of a learner of the same configuration, on any number of ranks.
+
+        All ranks are given the whole state.
+        """
         self.optimizer.load_state_dict(state["optimizer"])
         if self.config.kl.coefficient:
             self.kl = replace(self.config.kl, coefficient=state["kl_coefficient"]).controller()
@@ -209,22 +214,23 @@ class Learner:
             self.world.run(self.adapters.publish)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The parameters that learning changes under their published names, whole, one after the other: all of them, or
-        those that have an adapter, with it merged in. Of several ranks all go through it to the end, and rank 0 gets
-        the tensors; the others get nothing."""
-        named = published_views(self.model, whole) if self.adapters is None else self.adapters.merged()
+        """Yields the trained parameters under their published names, whole: all, or those with an adapter, merged.
+
+        All ranks must iterate to the end; rank 0 gets the tensors, and the others get nothing.
+        """
+        named = published_views(self.model, whole) if self.adapters is None else self.adapters.merged_weights()
         for name, tensor in named:
             if self.world.rank == 0:
                 yield name, tensor
 
     @property
     def num_steps(self) -> int:
-        """Optimizer steps so far, those of a critic with its own among them."""
+        """The number of optimizer steps so far, including those of a critic with its own optimizer."""
         further = None if self.critic is None else self.critic.optimizer
         return self.optimizer.num_steps + (0 if further is None else further.num_steps)
 
     def _step(self, batch: TrainingBatch, max_mismatch: float) -> StepStats:
-        """One optimizer step."""
+        """Takes one optimizer step."""
         share = self._share(batch)
         learning_rate = self.optimizer.learning_rate
         parts = self._parts(batch, share)
@@ -252,15 +258,15 @@ class Learner:
         portions: list[Report] = [reduce(add, islice(rest, size)) for size in sizes or (len(reports),)]
         if self.world.size == 1 and len(portions) == 1:
             return portions[0]
-        found = [one for portion in portions for one in self.world.gathered(portion.scalars_K)]
+        found = [scalars_K for portion in portions for scalars_K in self.world.gather_scalars(portion.scalars_K)]
         return reduce(add, map(Report.of_scalars, found))
 
     def _forget_gradients(self) -> None:
         for parameter in self.optimizer.parameters:
             parameter.grad = None
 
-    def _corrected(self, batch: TrainingBatch, version: int) -> TrainingBatch:
-        """The batch with what the off-policy correction makes of it; itself without one."""
+    def _correct_batch(self, batch: TrainingBatch, version: int) -> TrainingBatch:
+        """Applies the off-policy correction to the batch; returns the batch itself without one."""
         name = self.config.correction
         if name is None:
             return batch
@@ -269,8 +275,10 @@ class Learner:
 
     @torch.no_grad()
     def logprobs(self, batch: TrainingBatch, temperature: float | None = None) -> Tensor:
-        """Logprobs of the batch's trained targets under the current weights, `[number of trained targets]`; at the
-        temperature of training, or at another one."""
+        """The logprobs of the batch's trained targets under the current weights, `[number of trained targets]`.
+
+        They are at the temperature of training, or at another one.
+        """
         return self._logprobs(self.model, batch, temperature)
 
     def _logprobs(self, model: Decoder | Unadapted, batch: TrainingBatch, temperature: float | None = None) -> Tensor:
@@ -282,19 +290,19 @@ class Learner:
     def _scores(
         self, hidden_OE: Tensor, head_VE: Tensor, part: TrainingBatch, exchange: Exchange, temperature: float
     ) -> TargetScores:
-        """What the policy says of all trained targets of a part, wherever their final states are."""
+        """The policy's scores of all trained targets of a part, on whichever ranks their final states are."""
         found = self._score(hidden_OE, head_VE, exchange.own(part.target_N[part.mask_N]), temperature)
-        return TargetScores(exchange.joined(found.logp_N), exchange.joined(found.entropy_N))
+        return TargetScores(exchange.gather_entries(found.logp_N), exchange.gather_entries(found.entropy_N))
 
     def _layout(self, part: TrainingBatch) -> PackedLayout:
         return self.world.layout(part.seqlens, part.ids_N, part.mask_N)
 
     def _every_target(self, work: Callable[[TrainingBatch], Tensor], share: Share) -> Tensor:
-        """What `work` gives for the trained targets of micro-batches, for those of the batch, `[M]`."""
+        """The results of `work` on micro-batches, for all trained targets of the batch, `[M]`."""
         return self.world.whole(self.world.map(work, share.parts)[: share.num_own], share.targets)
 
     def close(self) -> None:
-        """Ends the learner's threads."""
+        """Stops the learner's threads."""
         self.world.close()
 
     @torch.no_grad()
@@ -306,11 +314,10 @@ class Learner:
         return scores.logp_N
 
     def _parts(self, batch: TrainingBatch, share: Share) -> list[_Part]:
-        """The micro-batches of the batch's share. A loss over the whole step is computed here, from one pass without
-        gradient.
+        """The micro-batches of this rank's share of the batch, with their losses if the loss is over the whole step.
 
-        Its derivative by each logprob is exact, and a micro-batch that carries these back has its share of the step's
-        gradient, however the step is cut.
+        Such a loss is computed here, from one pass without gradient. Its derivative by each logprob is exact, so that a
+        micro-batch that propagates these back has its share of the step's gradient, however the step is split.
         """
         if self._elementwise or not share.parts:
             return [_Part(part, is_idle=share.is_idle(number)) for number, part in enumerate(share.parts)]
@@ -327,14 +334,14 @@ class Learner:
         here, sizes = share.targets.here, [part.num_trained_tokens for part in own]
         losses, slopes = corrected_M.detach()[here].split(sizes), (slope_M / weight_M)[here].split(sizes)
         stats = [policy.stats if self.world.portion == 0 else policy.stats.nothing, *[policy.stats.nothing] * len(own)]
-        found = (_Found(*one) for one in zip(losses, slopes, stats, strict=False))
+        found = (_Found(*numbers) for numbers in zip(losses, slopes, stats, strict=False))
         return [
-            *(_Part(part, one) for part, one in zip(own, found, strict=True)),
+            *(_Part(part, found_here) for part, found_here in zip(own, found, strict=True)),
             *(_Part(part, is_idle=True) for part in idle),
         ]
 
     def _policy_loss(self, micro: _Part, logp_M: Tensor) -> PolicyLoss:
-        """The loss of each trained target, corrected."""
+        """The loss of each trained target, with the off-policy correction."""
         if micro.found is not None:
             return micro.found.at(logp_M)
         part, mask_N = micro.batch, micro.batch.mask_N
@@ -345,7 +352,7 @@ class Learner:
         return PolicyLoss(part.correction_N[mask_N] * policy.loss, policy.stats)
 
     def _forward(self, part: TrainingBatch) -> tuple[TargetScores, Tensor]:
-        """What the policy says of the trained targets, and the value loss of a critic on its trunk, else 0."""
+        """The policy's scores of the trained targets, and the value loss of a critic on its backbone, else 0."""
         layout = self._layout(part)
 
         def read(hidden_OE: Tensor, head_VE: Tensor) -> tuple[TargetScores, Tensor]:

@@ -1,7 +1,7 @@
-"""Logprobs and entropies by Liger's fused linear cross-entropy, in the place of `score_targets`.
+"""Logprobs and entropies by Liger's fused linear cross-entropy, in place of `score_targets`.
 
-On a Hopper GPU whose environment has `nvidia-cutlass-dsl` it is one kernel that never writes the logits to memory;
-elsewhere Liger computes chunks in PyTorch.
+On a Hopper GPU with `nvidia-cutlass-dsl` installed it is one kernel that never writes the logits to memory; elsewhere
+Liger computes chunks in PyTorch.
 """
 
 from __future__ import annotations

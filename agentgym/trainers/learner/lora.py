@@ -1,8 +1,8 @@
-"""Training adapters in place of the weights (LoRA, Hu et al. 2021): how they begin, and what they come to.
+"""Training adapters in place of the weights (LoRA, Hu et al. 2021): their initialization, and their merged weights.
 
-The base stays as it is, to the bit, and is the reference of a KL term where the adapters are left out. Engines,
-checkpoints and exports have the weights with the adapters merged in. Names, the first values and the scale are those
-of the peft package, so that an adapter can go on there.
+The base stays unchanged, bit for bit, and without the adapters it is the reference of a KL term. Engines, checkpoints
+and exports have the weights with the adapters merged in. Names, initial values and the scale are those of the peft
+package, so that training of an adapter can continue there.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ __all__ = ["Adapters", "Unadapted", "adapt"]
 
 
 MATRICES = ("qkv", "out", "gate_up", "down")
-"""The parameters of a layer that hold them."""
+"""The parameters of a layer that have adapters."""
 
 T = TypeVar("T")
 
 
 def adapt(model: Decoder, config: LoraConfig) -> Decoder:
-    """Freezes the model and gives it adapters that add nothing yet; where it is to be sharded, before it is."""
+    """Freezes the model and adds adapters that add nothing yet; a model to be sharded gets them before."""
     model.requires_grad_(False)
     for layer in _layers(model):
         scale = config.alpha / config.rank
         layer.adapters = LayerAdapters(layer.projections, config.target_modules, rank=config.rank, scale=scale)
         layer.adapters.to(model.embed.device, model.embed.dtype)
-    for name, adapter in _named(model):
+    for name, adapter in _named_adapters(model):
         first_RI = torch.empty(adapter.A_RI.shape)
         nn.init.kaiming_uniform_(first_RI, math.sqrt(5), generator=_generator(config.seed or 0, name))
         with torch.no_grad():
@@ -51,21 +51,24 @@ def adapt(model: Decoder, config: LoraConfig) -> Decoder:
 class Adapters:
     """The adapters of a decoder and the weights under them.
 
-    Of a sharded model each rank has an object of its own, and all ask them for the same, in the same order.
+    Each rank of a sharded model has an object of its own, and all ranks call the same methods in the same order.
     """
 
     def __init__(self, model: Decoder, config: LoraConfig, published: Decoder | None = None) -> None:
         self.model, self.config = model, config
         self.published = published
-        """A model that is kept at what the weights and their adapters come to; None for none."""
-        self._by_name = dict(_named(model))
+        """A model that is kept equal to the weights with their adapters merged in; None for none."""
+        self._by_name = dict(_named_adapters(model))
 
     @classmethod
     def of(cls, model: Decoder, base: Decoder | None, config: LoraConfig) -> Adapters:
-        """Adapters on the weights of `base`, for which the model is kept at what both come to; without a base, on the
-        model itself. Raises ConfigError for a sharded model that had no adapters before it was sharded."""
+        """Returns adapters on the weights of `base`; the model is kept equal to both merged.
+
+        Without a base they are on the model itself. Raises ConfigError for a sharded model that had no adapters before
+        it was sharded.
+        """
         if is_sharded(model.embed):
-            if base is not None or next(_named(model), None) is None:
+            if base is not None or next(_named_adapters(model), None) is None:
                 raise ConfigError("a model gets its adapters before it is sharded: ranks.shard(adapt(model, config))")
             return cls(model, config)
         if base is None:
@@ -76,13 +79,12 @@ class Adapters:
 
     @property
     def reference(self) -> Unadapted:
-        """The model without its adapters: no weights of its own."""
+        """The model without its adapters; it has no weights of its own."""
         return Unadapted(self.model)
 
     @torch.no_grad()
-    def merged(self) -> Iterator[tuple[str, Tensor]]:
-        """Each weight that has an adapter, by its published name, with the adapter merged in; whole, one after the
-        other."""
+    def merged_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields each weight that has an adapter, whole, by its published name, with the adapter merged in."""
         for name, weight_OI in published_views(self.model, whole):
             adapter = self._by_name.get(name.removesuffix(".weight"))
             if adapter is not None:
@@ -91,29 +93,29 @@ class Adapters:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Brings the published model up to date."""
+        """Writes the merged weights to the published model."""
         if self.published is not None:
             views = dict(published_views(self.published))
-            for name, merged_OI in self.merged():
+            for name, merged_OI in self.merged_weights():
                 views[name].copy_(merged_OI)
 
     @torch.no_grad()
     def merge(self) -> Decoder:
-        """Makes the adapters a part of the weights, and takes them off: a model as any other."""
+        """Merges the adapters into the weights and removes them; returns an ordinary model."""
         views = dict(published_views(self.model))
-        for name, merged_OI in self.merged():
+        for name, merged_OI in self.merged_weights():
             views[name].copy_(merged_OI)
         for layer in _layers(self.model):
             layer.adapters = None
         return self.model.requires_grad_(True)
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` restores bitwise, in whole tensors, by peft's names, and the settings."""
-        return {"settings": asdict(self.config), "tensors": {name: whole(one) for name, one in self._tensors()}}
+        """The state that `load_state_dict` restores bitwise: whole tensors by peft's names, and the settings."""
+        return {"settings": asdict(self.config), "tensors": {name: whole(tensor) for name, tensor in self._tensors()}}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over the saved state of adapters of the same configuration; `publish` tells of it."""
+        """Loads the saved state of adapters of the same configuration; `publish` then updates the published model."""
         tensors: dict[str, Tensor] = dict(state["tensors"])
         own = dict(self._tensors())
         if tensors.keys() != own.keys() or any(tensors[name].shape != own[name].shape for name in own):
@@ -121,8 +123,8 @@ class Adapters:
                 f"the state is of other adapters: it has {len(tensors)} tensors with the settings"
                 f" {state['settings']}, and wanted are {len(own)} with {asdict(self.config)}"
             )
-        for name, one in own.items():
-            one.copy_(like(tensors[name], one))
+        for name, parameter in own.items():
+            parameter.copy_(like(tensors[name], parameter))
 
     def _tensors(self) -> Iterator[tuple[str, nn.Parameter]]:
         for name, adapter in self._by_name.items():
@@ -130,7 +132,7 @@ class Adapters:
             yield f"base_model.model.{name}.lora_B.weight", adapter.B_OR
 
     def _share(self) -> None:
-        """Gives up the base's memory of what has no adapters: the published model has the same."""
+        """Frees the base's copies of parameters without adapters, by sharing those of the published model."""
         assert self.published is not None
         theirs = dict(self.published.named_parameters())
         for path, parameter in list(self.model.named_parameters()):
@@ -147,7 +149,7 @@ class Adapters:
 
 
 class Unadapted:
-    """A decoder without its adapters, on the same weights: what a KL term is taken against."""
+    """A decoder without its adapters, on the same weights: the reference of a KL term."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
@@ -165,11 +167,11 @@ def _layers(model: Decoder) -> Iterator[DecoderLayer]:
         yield layer
 
 
-def _named(model: Decoder) -> Iterator[tuple[str, Adapter]]:
-    """Each adapter by the published name of its module, such as `model.layers.0.self_attn.q_proj`."""
+def _named_adapters(model: Decoder) -> Iterator[tuple[str, Adapter]]:
+    """Yields each adapter with the published name of its module, such as `model.layers.0.self_attn.q_proj`."""
     for index, layer in enumerate(_layers(model)):
         if layer.adapters is not None:
-            for name, adapter in layer.adapters.named():
+            for name, adapter in layer.adapters.named_adapters():
                 block = "self_attn" if name in QKV or name == "o_proj" else "mlp"
                 yield f"model.layers.{index}.{block}.{name}", adapter
 

@@ -1,4 +1,4 @@
-"""Weights of half the size that learn as whole ones do: the optimizer steps on float32 copies."""
+"""Half-precision weights that train as float32 ones do: the optimizer steps on float32 copies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 class MasterWeights:
-    """A float32 copy of each bfloat16 parameter, on which an optimizer steps; float32 ones are their own.
+    """A float32 copy of each half-precision parameter, on which an optimizer steps; float32 ones need no copy.
 
     A step of 1e-6 on a weight of 0.02 is far below bfloat16's rounding (0.0001) and would be lost there, every time.
     Gradients are summed in float32 too. Raises ConfigError where torch cannot keep such a gradient.
@@ -38,7 +38,7 @@ class MasterWeights:
         return len(self._of)
 
     def of(self, parameter: nn.Parameter) -> nn.Parameter:
-        """What the optimizer steps on for this parameter."""
+        """The tensor that the optimizer steps on for this parameter."""
         return self._of.get(parameter, parameter)
 
     def take_gradients(self) -> None:
@@ -48,7 +48,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def round(self) -> None:
-        """Makes the parameters what the masters are, rounded."""
+        """Copies the masters to the parameters, rounded."""
         for parameter, master in self._of.items():
             parameter.copy_(master)
 
@@ -58,6 +58,6 @@ class MasterWeights:
 
     @torch.no_grad()
     def load(self, state: Iterable[Tensor]) -> None:
-        """Takes over masters that were saved."""
+        """Loads saved masters."""
         for master, saved in zip(self._of.values(), state, strict=True):
             master.copy_(saved)

@@ -1,4 +1,4 @@
-"""How far the trainer's logprobs are from those that the engine sampled with, on tokens of the same weights."""
+"""The difference between the trainer's logprobs and those of the sampling engine, on tokens of the same weights."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["Mismatch", "MismatchFound", "MismatchSums"]
 
 @dataclass(frozen=True, kw_only=True)
 class Mismatch:
-    """Over tokens that were sampled with the weights as they are; in nats."""
+    """The difference over tokens that were sampled with the current weights, in nats."""
 
     mean: float
-    """Mean |logprob of the trainer - logprob of the engine|."""
+    """The mean |logprob of the trainer - logprob of the engine|."""
     max: float
     kl: float
-    """Estimate of KL(engine || trainer) from the sampled tokens (k3 of Schulman 2020)."""
+    """An estimate of KL(engine || trainer) from the sampled tokens (k3 of Schulman 2020)."""
     num_tokens: int
 
     def __str__(self) -> str:
@@ -28,7 +28,7 @@ class Mismatch:
 
 
 class MismatchFound(TrainingHalted):
-    """Trainer and engine differ by more than training can bear; the weights are as before the step."""
+    """Trainer and engine differ by more than the allowed bound; the weights are as before the step."""
 
     def __init__(self, mismatch: Mismatch, bound: float) -> None:
         super().__init__(
@@ -44,7 +44,7 @@ class MismatchFound(TrainingHalted):
 
 @dataclass(frozen=True, eq=False)
 class MismatchSums:
-    """The sums behind a Mismatch; those of two parts add up. All are scalar tensors."""
+    """The sums that a Mismatch is computed from; those of two parts add up. All are scalar tensors."""
 
     absolute: Tensor
     largest: Tensor
@@ -53,7 +53,7 @@ class MismatchSums:
 
     @classmethod
     def of(cls, logp_M: Tensor, old_logp_M: Tensor, fresh_M: Tensor) -> MismatchSums:
-        """`logp_M` are the trainer's, `old_logp_M` the engine's; `fresh_M` tells the tokens that count."""
+        """Sums over tokens: `logp_M` are the trainer's, `old_logp_M` the engine's; `fresh_M` masks those that count."""
         gap_M = torch.where(fresh_M, logp_M - old_logp_M, 0.0)
         largest = gap_M.abs().max() if len(gap_M) else gap_M.sum()
         kl = (gap_M.exp() - 1 - gap_M).sum()

@@ -16,10 +16,10 @@ __all__ = ["PolicyOptimizer"]
 
 
 class PolicyOptimizer:
-    """AdamW (or Muon) over a model's parameters, with the configured schedule; `num_steps` is where it stands.
+    """AdamW (or Muon) over a model's parameters, with the configured schedule; `num_steps` counts the steps taken.
 
-    `further` are parameters outside of the model that learn with it, such as a head's. Of bfloat16 parameters it keeps
-    float32 masters, see `MasterWeights`.
+    `further` are parameters outside of the model that are trained with it, such as a head's. For bfloat16 parameters it
+    keeps float32 masters, see `MasterWeights`.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class PolicyOptimizer:
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the next step."""
+        """The learning rate of the next step."""
         warm = min(1.0, (self.num_steps + 1) / max(1, self.config.warmup_steps))
         left = 1.0 - self.num_steps / self.total_steps
         return self.config.learning_rate * warm * (min(1.0, 2 * left) if self.config.decay == "linear" else 1.0)
 
     def step(self) -> float:
-        """Clips the accumulated gradients, applies and clears them; gives their norm before clipping.
+        """Clips the accumulated gradients, applies and clears them; returns their norm before clipping.
 
         A norm that is not finite changes nothing and is returned, for the caller to halt on.
         """
@@ -60,12 +60,12 @@ class PolicyOptimizer:
         return norm
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` restores bitwise; whole tensors, however the parameters are sharded."""
+        """The state that `load_state_dict` restores bitwise, in whole tensors, however the parameters are sharded."""
         state = {"num_steps": self.num_steps, "parts": [_whole_state(part) for part in self._parts]}
         return state | ({"masters": self._masters.state()} if len(self._masters) else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over a saved state of an optimizer of the same model and configuration."""
+        """Loads the saved state of an optimizer of the same model and configuration."""
         self.num_steps = state["num_steps"]
         self._masters.load(state.get("masters", ()))
         for part, saved in zip(self._parts, state["parts"], strict=True):
@@ -77,23 +77,23 @@ def _whole_state(part: torch.optim.Optimizer) -> dict[str, Any]:
     return {
         **saved,
         "state": {
-            index: {name: whole(one, of=parameters[index]) for name, one in state.items()}
+            index: {name: whole(tensor, of=parameters[index]) for name, tensor in state.items()}
             for index, state in saved["state"].items()
         },
     }
 
 
 def _state_like(part: torch.optim.Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The saved state, cut as the optimizer's parameters are; numbers that are one for a whole parameter stay so."""
+    """The saved state, sharded as the optimizer's parameters are; one number for a whole parameter stays as it is."""
     parameters = _parameters(part)
 
-    def cut(one: Tensor, parameter: Tensor) -> Tensor:
-        return like(one, parameter) if one.shape == parameter.shape else one
+    def cut(tensor: Tensor, parameter: Tensor) -> Tensor:
+        return like(tensor, parameter) if tensor.shape == parameter.shape else tensor
 
     return {
         **saved,
         "state": {
-            index: {name: cut(one, parameters[index]) for name, one in state.items()}
+            index: {name: cut(tensor, parameters[index]) for name, tensor in state.items()}
             for index, state in saved["state"].items()
         },
     }

@@ -1,4 +1,4 @@
-"""What a run asks of its learner, be it in this process or of several."""
+"""The interface of a run's learner, in this process or in several."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ __all__ = ["PolicyLearner", "ValueReader"]
 
 
 class ValueReader(Protocol):
-    """A critic, as far as a run asks it."""
+    """The part of a critic that a run uses."""
 
     def read(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         """See `Critic.read`."""
 
 
 class PolicyLearner(Protocol):
-    """A learner, in this process or of several; see `Learner` for what each method does."""
+    """A learner, in this process or in several; see `Learner` for each method."""
 
     config: LearnerConfig
     temperature: float
 
     @property
     def critic(self) -> ValueReader | None:
-        """None where the algorithm has none."""
+        """The critic; None if the algorithm has none."""
 
     @property
     def num_steps(self) -> int:
-        """Optimizer steps so far."""
+        """The number of optimizer steps so far."""
 
     def update(self, batch: TrainingBatch, *, version: int = 0, max_mismatch: float = ...) -> StepStats:
-        """Goes over a batch."""
+        """Updates the policy on a batch."""
 
     def update_critic(self, batch: TrainingBatch) -> CriticStats | None:
         """Fits the critic to a batch."""
 
     def logprobs(self, batch: TrainingBatch, temperature: float | None = None) -> Tensor:
-        """Of the trained targets."""
+        """The logprobs of the trained targets."""
 
     def penalties(self, batch: TrainingBatch) -> Tensor:
-        """Of the KL term in the reward."""
+        """The penalties of the KL term in the reward."""
 
     def gradient_proxies(self, batch: TrainingBatch) -> Tensor:
-        """Squared norms of the gradients of logits."""
+        """The squared norms of the gradients by the logits."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs."""
+        """The state that a resumed run needs."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from it."""
+        """Loads a saved state."""
 
     def close(self) -> None:
-        """Ends it."""
+        """Closes the learner."""

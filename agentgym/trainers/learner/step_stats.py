@@ -1,4 +1,4 @@
-"""What one update of the policy did, and the sums that it is made of."""
+"""The statistics of one update of the policy, and the sums that they are computed from."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ __all__ = ["Report", "StepStats"]
 
 @dataclass(frozen=True, kw_only=True)
 class StepStats:
-    """What one update did; means are over the trained tokens of the batch, in nats, and over its optimizer steps."""
+    """The statistics of an update; means are over the batch's trained tokens, in nats, and over its optimizer steps."""
 
     loss: float
     grad_norm: float
-    """Global 2-norm before clipping."""
+    """The global 2-norm of the gradient before clipping."""
     learning_rate: float
-    """Of the last optimizer step."""
+    """The rate of the last optimizer step."""
     entropy: float
     kl: float
-    """Against the reference model; 0 without one."""
+    """The divergence from the reference model; 0 without one."""
     kl_coefficient: float
-    """The weight that it had."""
+    """The weight of the KL term in this update."""
     clip_fraction: float
     ratio_max: float
     mismatch_mean: float
-    """Mean |logprob of the trainer - logprob of the engine| over tokens of the newest weights: rounding alone. Of the
-    first optimizer step, before which the weights are those that sampled."""
+    """The mean |logprob of the trainer - logprob of the engine| over tokens of the newest weights: rounding alone. It
+    is that of the first optimizer step, before which the weights are those that sampled."""
     mismatch_max: float
     mismatch_kl: float
-    """Estimate of KL(engine || trainer) over the same tokens."""
+    """An estimate of KL(engine || trainer) over the same tokens."""
     stale_tokens: int
-    """Trained tokens of replies that began with older weights."""
+    """The number of trained tokens of replies that began with older weights."""
     correction_mean: float
-    """What the losses were multiplied by on average; 1 without an off-policy correction."""
+    """The mean factor that the losses were multiplied by; 1 without an off-policy correction."""
     corrected_away: float
-    """Share of trained tokens whose loss was multiplied by 0."""
+    """The share of trained tokens whose loss was multiplied by 0."""
 
     @classmethod
     def mean(cls, steps: Sequence[StepStats]) -> StepStats:
-        """Of several optimizer steps on one batch; a single one is given back as it is."""
+        """The statistics of several optimizer steps on one batch; a single one is returned as it is."""
         first, last = steps[0], steps[-1]
 
         def average(name: str) -> float:
-            return math.fsum(getattr(one, name) for one in steps) / len(steps)
+            return math.fsum(getattr(step, name) for step in steps) / len(steps)
 
         if len(steps) == 1:
             return first
@@ -59,7 +59,7 @@ class StepStats:
             **{name: average(name) for name in names},
             learning_rate=last.learning_rate,
             kl_coefficient=first.kl_coefficient,
-            ratio_max=max(one.ratio_max for one in steps),
+            ratio_max=max(step.ratio_max for step in steps),
             mismatch_mean=first.mismatch_mean,
             mismatch_max=first.mismatch_max,
             mismatch_kl=first.mismatch_kl,
@@ -69,7 +69,7 @@ class StepStats:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """Sums of one micro-batch, scalars; those of two add up."""
+    """The sums of one micro-batch, as scalars; those of two add up."""
 
     loss: Tensor
     entropy: Tensor
@@ -94,7 +94,7 @@ class Report:
     def scalars_K(self) -> Tensor:
         """All sums in the order of their fields, float64, as processes exchange them."""
         found = [*self._plain, *vars(self.mismatch).values(), *vars(self.stats).values()]
-        return torch.stack([one.detach().double() for one in found])
+        return torch.stack([scalar.detach().double() for scalar in found])
 
     @property
     def _plain(self) -> list[Tensor]:
@@ -102,7 +102,7 @@ class Report:
 
     @classmethod
     def of_scalars(cls, scalars_K: Tensor) -> Report:
-        """What `scalars_K` was taken of."""
+        """The report that `scalars_K` was computed from."""
         loss, entropy, kl, correction, num_rejected, *further = scalars_K.unbind()
         middle = len(fields(MismatchSums))
         return cls(

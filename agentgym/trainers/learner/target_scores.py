@@ -9,8 +9,8 @@ from torch import Tensor
 __all__ = ["TargetScores"]
 
 
-class TargetScores(NamedTuple):  # a tuple: FSDP finds the tensors that a sharded model gives only in containers
-    """What the policy says of each target: both differentiable, natural logarithm, of the tempered distribution."""
+class TargetScores(NamedTuple):  # a tuple: FSDP finds tensors in a sharded model's output only in containers
+    """The logprob and entropy of each target: both differentiable, natural logarithm, of the tempered distribution."""
 
     logp_N: Tensor
     entropy_N: Tensor

@@ -18,7 +18,7 @@ from agentgym.trainers.settings.learner import HeadKernel
 __all__ = ["gradient_proxy", "score_targets", "scorer"]
 
 Scorer = Callable[[Tensor, Tensor, Tensor, float], "TargetScores"]
-"""Of final states `[N, E]`, the head `[V, E]`, targets `[N]` and a temperature."""
+"""A function of final states `[N, E]`, the head `[V, E]`, targets `[N]` and a temperature."""
 
 # Shape suffixes: N tokens, E model width, V vocabulary.
 
@@ -26,17 +26,19 @@ CHUNK_LOGITS = 4_000_000
 """Logits held at once (16 MB in fp32) on CPU; the chunk of tokens follows from the vocabulary."""
 
 GPU_CHUNK_LOGITS = 64_000_000
-"""Logits held at once on a GPU (256 MB): smaller products would leave most of it idle."""
+"""Logits held at once on a GPU (256 MB): smaller matrix products would leave most of it idle."""
 
 LARGE_VOCABULARY = 65_536
-"""Words above which the head's gradient is summed in place: a second one of its size is too much memory there."""
+"""The vocabulary size above which the head's gradient is summed in place, since a second copy takes too much memory."""
 
 _BLOCK_ROWS = 128
 
 
 def scorer(kernel: HeadKernel) -> Scorer:
-    """What gives logprobs and entropies: `score_targets`, or the same by Liger's kernel; raises ConfigError where that
-    is not installed."""
+    """Returns the function that computes logprobs and entropies: `score_targets`, or the same by Liger's kernel.
+
+    Raises ConfigError if Liger is not installed.
+    """
     if kernel == "torch":
         return score_targets
     try:
@@ -49,17 +51,17 @@ def scorer(kernel: HeadKernel) -> Scorer:
 
 
 def score_targets(hidden_NE: Tensor, head_VE: Tensor, target_N: Tensor, temperature: float = 1.0) -> TargetScores:
-    """Log probability of each target and entropy of each distribution under `softmax(hidden @ head.T / temperature)`.
+    """The logprob of each target and the entropy of each distribution under `softmax(hidden @ head.T / temperature)`.
 
-    The logits are made chunk by chunk, in the backward pass once more (but for the last chunk, whose probabilities are
-    kept), and in fp32 whatever the model's dtype is.
+    The logits are computed chunk by chunk, in the backward pass once more (except for the last chunk, whose
+    probabilities are kept), and in fp32 whatever the model's dtype is.
     `temperature` is the sampling temperature, so that logprobs compare with those of the engine (0 counts as 1).
     """
     num_tokens = len(target_N)
     padding = padded_size(num_tokens) - num_tokens  # few sizes: oneDNN keeps a kernel for each
     hidden_NE, target_N = F.pad(hidden_NE, (0, 0, 0, padding)), F.pad(target_N, (0, padding))
     logp_N, entropy_N = _ScoreTargets.apply(hidden_NE, head_VE, target_N, temperature or 1.0)  # type: ignore[no-untyped-call]
-    # Copies, not views: FSDP hangs its backward hook on what a sharded model gives.
+    # Copies, not views: FSDP attaches its backward hook to a sharded model's output.
     return TargetScores(logp_N[:num_tokens].clone(), entropy_N[:num_tokens].clone())
 
 
@@ -67,7 +69,7 @@ def score_targets(hidden_NE: Tensor, head_VE: Tensor, target_N: Tensor, temperat
 def gradient_proxy(hidden_NE: Tensor, head_VE: Tensor, target_N: Tensor, temperature: float = 1.0) -> Tensor:
     """`1 - 2 p + sum p^2`, `[N]`, in [0, 2]: the squared norm of the gradient of each target's logprob by the logits.
 
-    Li et al. 2026 (The Optimal Token Baseline), where it stands for the squared norm of the whole gradient. Arguments
+    Li et al. 2026 (The Optimal Token Baseline), where it approximates the squared norm of the whole gradient. Arguments
     as in `score_targets`.
     """
     found_N = torch.empty(len(target_N), device=hidden_NE.device)
@@ -100,7 +102,7 @@ class _ScoreTargets(torch.autograd.Function):
         hidden_NE, head_VE, target_N, entropy_N = ctx.saved_tensors
         grad_logp_N, grad_entropy_N = grads
         grad_hidden_NE = torch.empty_like(hidden_NE)
-        # None of a head that is frozen. Many chunks: a sum in bfloat16 would lose some.
+        # A frozen head has no gradient. There are many chunks, and a sum in bfloat16 would lose some.
         sums = torch.promote_types(head_VE.dtype, torch.float32)
         grad_head_VE = torch.zeros_like(head_VE, dtype=sums) if ctx.needs_input_grad[1] else None
         uses_entropy = bool(grad_entropy_N.any())
@@ -108,7 +110,7 @@ class _ScoreTargets(torch.autograd.Function):
             p_CV, ctx.last_p_CV = ctx.last_p_CV, None
             if p_CV is None:
                 p_CV = _logits(hidden_NE[part], head_VE, ctx.temperature).softmax(-1)
-            # -p (log p + entropy), written so that it is 0 where p is
+            # -p (log p + entropy), written so that it is 0 where p is 0
             extra_CV = torch.special.entr(p_CV) - p_CV * entropy_N[part, None] if uses_entropy else None
             grad_CV = p_CV.mul_(-grad_logp_N[part, None])
             if extra_CV is not None:
@@ -138,7 +140,7 @@ def _logits(hidden_CE: Tensor, head_VE: Tensor, temperature: float) -> Tensor:
 
 
 def _normalize(logits_CV: Tensor, target_C: Tensor) -> tuple[Tensor, Tensor]:
-    """Turns logits into probabilities in place; gives the log probability of each target, and the entropies."""
+    """Turns logits into probabilities in place; returns the logprob of each target, and the entropies."""
     logp_C, entropy_C = torch.empty_like(logits_CV[:, 0]), torch.empty_like(logits_CV[:, 0])
     size = _BLOCK_ROWS if target_C.device.type == "cpu" else len(target_C)  # blocks that stay in a processor's cache
     for start in range(0, len(target_C), max(1, size)):

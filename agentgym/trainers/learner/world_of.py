@@ -1,4 +1,4 @@
-"""Which world a learner is in: one process, or the ranks that its model is spread over."""
+"""The processes of a learner: one, or the ranks that its model is sharded over."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["world_of"]
 
 
 def world_of(model: Decoder | Sharded, config: LearnerConfig) -> World:
-    """The world of a learner of the model. Raises ConfigError where the settings ask for what it does not have."""
+    """Returns the processes of a learner of the model; raises ConfigError for settings that they cannot satisfy."""
     if isinstance(model, Sharded):
         if config.critic.trunk == "shared":
-            told = "on several ranks give it a trunk of its own (critic.trunk own)"
-            raise ConfigError(f"a critic on the policy's trunk is for a learner in one process; {told}")
+            remedy = "on several ranks give it a trunk of its own (critic.trunk own)"
+            raise ConfigError(f"a critic on the policy's trunk is for a learner in one process; {remedy}")
         config.check_shares(model.ranks.size)
         return model.ranks
     if is_sharded(model.embed):

@@ -1,4 +1,4 @@
-"""What a run would do and need, before anything starts."""
+"""Describes what a run would do and need, before anything starts."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from agentgym.types import JSON, Message, Task
 __all__ = ["PlanLine", "describe_plan"]
 
 PlanLine = tuple[str, int, str]
-"""Name, number, and what it is."""
+"""A line of the plan: its name, its number, and an explanation."""
 BYTES = 4
 PROCESS_MB = 750
-"""What Python, torch, its compiled kernels and the other libraries hold, as measured."""
+"""The measured memory of Python, torch, its compiled kernels and the other libraries."""
 
 
 def describe_plan(config: TrainConfig) -> list[PlanLine]:
-    """Counts of a run and a rough bound of its memory; makes one environment and loads the model to look at them."""
+    """Returns the counts of a run and a rough bound of its memory; makes one environment and loads the model."""
     config = with_token_budget(config)
     folder = embedded_folder() if config.model == "embedded" else Path(config.model)
     renderer, model = renderer_for(folder, config.family, date=config.date), load_decoder(folder)
     choices = env_choices(config.practice, config.env, cast(Mapping[str, JSON], config.env_kwargs))
     held_out = config.eval_episodes
-    if config.data.given:
+    if config.data.has_files:
         source = open_tasks(config, renderer)
         tasks, held_out = source.train_tasks(1, range(config.tasks)), len(source.eval_tasks(held_out))
     else:
-        tasks = [Task(one.env, config.seed, kwargs=kwargs) for one in choices for kwargs in one.variants]
+        tasks = [Task(choice.env, config.seed, kwargs=kwargs) for choice in choices for kwargs in choice.variants]
     shape, prompt = model.config, max(_prompt_tokens(task, renderer) for task in tasks)
     window = min(config.limits.context_window or shape.context_window, shape.context_window)
     if prompt + 1 > window:
@@ -56,7 +56,7 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
     layer_floats = 12 * shape.width + 4 * shape.ffn_width + 4 * shape.num_heads * shape.head_width
     activations = threads * max(config.learner.micro_batch_tokens, window) * shape.num_layers * layer_floats
     learner, ahead = config.learner, config.max_staleness > 0
-    trained, what = _trained(model, config)
+    trained, what = _count_trained_parameters(model, config)
     critics = 2 if learner.critic.trunk == "own" else 1  # gradients and AdamW's two means, for each
     weights = parameters * (critics + (1 if learner.kl.coefficient else 0))
     weights = 2 * parameters + critics * trained if learner.lora.rank else weights  # the base, and with adapters merged
@@ -82,18 +82,18 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
     ]
 
 
-def _trained(model: Decoder, config: TrainConfig) -> tuple[int, str]:
-    """How many parameters of the policy learn, and which; puts adapters on the model where they are trained."""
+def _count_trained_parameters(model: Decoder, config: TrainConfig) -> tuple[int, str]:
+    """Returns how many parameters of the policy are trained, and which; adds adapters to the model for LoRA."""
     lora = config.learner.lora
     if not lora.rank:
-        return sum(one.numel() for one in model.parameters()), "all of the model's"
-    trained = sum(one.numel() for one in adapt(model, lora).parameters() if one.requires_grad)
-    rate = lora.rated(config.optimizer).learning_rate
+        return sum(parameter.numel() for parameter in model.parameters()), "all of the model's"
+    trained = sum(parameter.numel() for parameter in adapt(model, lora).parameters() if parameter.requires_grad)
+    rate = lora.optimizer_settings(config.optimizer).learning_rate
     return trained, f"adapters of rank {lora.rank} on {', '.join(lora.target_modules)}, at a learning rate of {rate:g}"
 
 
 def _prompt_tokens(task: Task, renderer: Renderer) -> int:
-    """Tokens of a task's first prompt."""
+    """Returns the number of tokens of a task's first prompt."""
     env = make_env(task.env_id, task.kwargs)
     _, info = env.reset(seed=task.seed, options=dict(task.options) or None)
     system = (Message("system", env.system_prompt),) if env.system_prompt else ()
@@ -103,13 +103,13 @@ def _prompt_tokens(task: Task, renderer: Renderer) -> int:
 
 
 def _practice(config: TrainConfig, choices: Sequence[EnvChoice]) -> list[PlanLine]:
-    """What a step's tasks are, where there is more to say than their number."""
+    """Returns the lines on a step's tasks: mix, curriculum, replay and filter, if they are used."""
     practice, tasks = config.practice, config.tasks
     lines: list[PlanLine] = []
     if practice.mix:
         shares = apportion([choice.weight for choice in choices], tasks)
-        told = ", ".join(f"{share} of {one.name}" for share, one in zip(shares, choices, strict=True))
-        lines.append(("environments", len(choices), f"in the first step {told}"))
+        parts = ", ".join(f"{share} of {choice.name}" for share, choice in zip(shares, choices, strict=True))
+        lines.append(("environments", len(choices), f"in the first step {parts}"))
     for choice in choices:
         curriculum, kwargs = choice.curriculum, json.dumps(dict(choice.kwargs))
         if curriculum.method != "off":
@@ -128,7 +128,7 @@ def _practice(config: TrainConfig, choices: Sequence[EnvChoice]) -> list[PlanLin
 
 
 def _actors(config: TrainConfig) -> list[PlanLine]:
-    """What a run on a cluster is made of; the cluster is not asked."""
+    """Returns the lines on the actors of a run on a cluster, without asking the cluster."""
     cluster = config.cluster
     if config.executor == "local":
         return []
@@ -143,7 +143,7 @@ def _actors(config: TrainConfig) -> list[PlanLine]:
 
 
 def _servers(config: TrainConfig) -> list[PlanLine]:
-    """Which servers sample; none are launched or asked for it."""
+    """Returns the lines on the servers that sample, without launching or asking any."""
     if config.engine == "local":
         return []
     given = config.sglang if config.engine == "sglang" else config.vllm

@@ -1,5 +1,4 @@
-"""What a step learns from its groups: credit, update, the new weights' way to the engine, and what is kept of a step
-that could not be taken."""
+"""The learning half of a step: credit, update, weight sync to the engine, and saving a step that was halted."""
 
 from __future__ import annotations
 
@@ -37,24 +36,26 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Learning:
-    """The learning half of a run's steps; `done` is always the number of steps that were taken before."""
+    """The learning half of a run's steps; `done` is always the number of steps taken before."""
 
     config: TrainConfig
     folder: Path
-    """Of the run."""
+    """The folder of the run."""
     engine: Engine
     learner: PolicyLearner
     gate: ParityGate
     watch: CollapseWatch
     instruments: Instruments
     publish: Callable[[int], Awaitable[WeightSync]]
-    """Sends the weights to the engine, under a version."""
+    """Sends the weights to the engine as a version."""
     save: Callable[[], object]
-    """Writes a checkpoint of the last whole step."""
+    """Writes a checkpoint of the last complete step."""
 
     async def credit(self, done: int, groups: Sequence[Group], greedy: Mapping[str, float]) -> list[GroupCredit]:
-        """What the groups earned; nothing where that is no number and the run goes on without the step. Where nothing
-        is played meanwhile, the engine is paused from here on until it has the new weights."""
+        """Returns the credit of the groups, or empty credit if it is not finite and the run goes on without the step.
+
+        Without playing ahead, the engine is paused from here until it has the new weights.
+        """
         if not self.config.max_staleness:
             await self.engine.pause()
         try:
@@ -67,7 +68,7 @@ class Learning:
     async def learn(
         self, done: int, groups: Sequence[Group], credits: Sequence[GroupCredit]
     ) -> tuple[StepStats | None, CriticStats | None, WeightSync]:
-        """Steps on the groups and publishes the weights under the next version; no stats when there is no signal."""
+        """Updates on the groups and publishes the weights as the next version; no stats if there is no signal."""
         config = self.config
         batch = build_batch(
             groups,
@@ -90,8 +91,10 @@ class Learning:
         return stats, critic, sync
 
     async def _send(self, version: int) -> WeightSync:
-        """Publishes the weights while the engine is paused, which it is already where nothing is played meanwhile; an
-        engine that takes weights as it samples is not paused at all."""
+        """Publishes the weights while the engine is paused; without playing ahead, it is paused already.
+
+        An engine that loads weights while it samples is not paused at all.
+        """
         engine = self.engine
         if self.config.max_staleness:
             if isinstance(engine, ReplicatedEngine) and engine.updates_running:
@@ -102,32 +105,36 @@ class Learning:
         return sync
 
     def _update(self, batch: TrainingBatch, version: int) -> StepStats:
-        """Steps on the batch; raises TrainingHalted where that did not go well."""
+        """Updates on the batch; raises TrainingHalted if the update fails."""
         stats = self.learner.update(batch, version=version, max_mismatch=self.gate.bound)
-        self.instruments.learned(batch)
+        self.instruments.record_update(batch)
         check_finite(self.learner.logprobs(batch.select([0])))
         return stats
 
     async def _meanwhile(self, work: Callable[[], T]) -> T:
-        """The result of `work`: on a thread of its own where sampling goes on, else at once."""
+        """Returns the result of `work`, run on its own thread if sampling goes on meanwhile."""
         return await asyncio.to_thread(work) if self.config.max_staleness else work()
 
     async def _keep(self, step: HaltedStep, halted: TrainingHalted, *, is_whole: bool) -> None:
-        """Keeps a step that was halted, and a checkpoint of the one before where the weights are still those; returns
-        where the run goes on without what is left of the step."""
-        told = f"{halted}. The step's episodes and its batch are in {step.save(self.folder)}"
+        """Saves a halted step, and a checkpoint of the step before if the weights have not changed since.
+
+        Returns if the run goes on without the rest of the step; raises otherwise.
+        """
+        message = f"{halted}. The step's episodes and its batch are in {step.save(self.folder)}"
         done = step.step - 1
         if is_whole and done:
             self.save()
         if isinstance(halted, MismatchFound):
-            logger.warning("%s", told)
+            logger.warning("%s", message)
             await self.engine.resume()
             await self.gate.refuse(halted, done, step.batch)
-        if not is_whole:  # an optimizer step of this one was made, and may have destroyed the weights
+        if not is_whole:  # an optimizer step of this batch was taken, and may have destroyed the weights
             try:
                 check_finite(self.learner.logprobs(step.batch.select([0])))
             except NotFinite as lost:
-                raise NotFinite(f"{lost}. First seen as: {told}" if lost.args != halted.args else told) from halted
+                raise NotFinite(
+                    f"{lost}. First seen as: {message}" if lost.args != halted.args else message
+                ) from halted
         if "nan" in self.config.collapse.stop_on:
-            raise NotFinite(f"{told}. Without nan in collapse.stop_on, such a step is left out") from halted
-        self.watch.found("nan", f"{told}; the step is left out")
+            raise NotFinite(f"{message}. Without nan in collapse.stop_on, such a step is left out") from halted
+        self.watch.add_sign("nan", f"{message}; the step is left out")

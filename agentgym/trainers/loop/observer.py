@@ -1,4 +1,4 @@
-"""Who watches a run."""
+"""Observers of a run."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ __all__ = ["Observer", "Unobserved"]
 
 
 class Observer(Protocol):
-    """Sees a run as it goes; the command line draws it."""
+    """Receives the events of a run; the command line displays them."""
 
     def on_phase(self, name: str, episodes: int) -> None:
-        """A stage of `episodes` episodes begins: `compile` (of none), `eval_before`, `train` or `eval_after`."""
+        """Called when a phase of so many episodes begins: `compile` (none), `eval_before`, `train` or `eval_after`."""
 
     def on_episode(self, trajectory: Trajectory) -> None:
-        """An episode of an evaluation is finished."""
+        """Called when an episode of an evaluation is finished."""
 
     def on_step(self, metrics: StepMetrics) -> None:
-        """An optimizer step is done and recorded."""
+        """Called when an optimizer step is done and recorded."""
 
 
 class Unobserved:
-    """Nobody watches: the run folder has it all."""
+    """An observer that shows nothing: everything is in the run folder."""
 
     def on_phase(self, name: str, episodes: int) -> None:
         """Shows nothing."""

@@ -1,4 +1,4 @@
-"""The parts of a run: the engine that samples, the stage that plays, the learner that learns; here or on a cluster."""
+"""Creates the parts of a run: engine, stage and learner, in this process or on a cluster."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ async def open_parts(
     tell: Callable[[str], None],
     metered: Callable[[Engine], Engine] = lambda engine: engine,
 ) -> RunParts:
-    """Makes the parts; the stack closes them, the last one first. `tell` is given lines that a user should see, and
-    `metered` gives the engine that episodes in this process are played with."""
+    """Creates the parts; the stack closes them, the last one first.
+
+    `tell` is called with lines that a user should see. `metered` returns the engine that plays the episodes of this
+    process.
+    """
     if config.executor == "ray":
         try:
             cluster = import_module("agentgym.trainers.cluster.run")

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class Player:
-    """What plays the episodes of one run; `open` makes its parts."""
+    """Plays the episodes of one run; `open` creates its parts."""
 
     def __init__(self, config: TrainConfig, stage: Stage, source: TaskSource, rewards: Rewards) -> None:
         self.config = config
@@ -46,14 +46,16 @@ class Player:
         self._seats = trained_seats(config)
 
     async def open(self, stack: AsyncExitStack, on_served: Callable[[str, str | None], None]) -> None:
-        """Makes the samplers; the stack closes them. `on_served` is called with the URL at which agents play, where
-        they do, and the token that they need, or None."""
+        """Creates the samplers; the stack closes them.
+
+        If agents play over HTTP, `on_served` is called with their URL and the token that they need, or None.
+        """
         config, stage = self.config, self._stage
         loop = stage.loop("train")
         self._sampler = stage.sampler(self._rewards.loop(loop))
         stack.callback(self._sampler.close)
         self._probe_sampler = stage.sampler(stage.loop("probe"), self._sampler.home)
-        self._probe_sampler.checks_calls = False  # its replies are cut on purpose
+        self._probe_sampler.checks_calls = False  # its replies are cut intentionally
         self._players = self._sampler
         if self._seats:
             self._players = self._open_self_play(loop, stack)
@@ -77,7 +79,7 @@ class Player:
             stack.push_async_callback(self._stream.close)
 
     def _open_self_play(self, loop: EpisodeLoop, stack: AsyncExitStack) -> Sampler:
-        """What plays the games of self-play."""
+        """Creates the sampler of the games in self-play."""
         rival = rival_loop(self.config)
         if rival is not None:
             stack.push_async_callback(rival.close)
@@ -85,21 +87,23 @@ class Player:
         stack.callback(sampler.close)
         return sampler
 
-    def published(self, version: int) -> None:
-        """Hears that the engine has this version of the weights."""
+    def on_publish(self, version: int) -> None:
+        """Called when the engine has this version of the weights."""
         if self._stream is not None:
             self._stream.advance(version)
 
     def metrics(self, groups: Sequence[Group], version: int) -> Mapping[str, float]:
-        """How far ahead of the learner the groups of a step were sampled, which learns with policy `version`, and who
-        waited for whom; nothing where all waits for all. In self-play, how each seat fared."""
+        """Returns the staleness of a step's groups and the idle times, or each seat's results in self-play.
+
+        The step learns with policy `version`. The result is empty without playing ahead and without self-play.
+        """
         if self._stream is None:
             return seat_metrics(groups, self._seats)
         waits = {name: round(value, 4) for name, value in asdict(self._stream.report()).items()}
         return {**staleness(groups, version), **waits, **self._lengths.add(version + 1, groups)}
 
     async def groups(self, step: int) -> StepGroups:
-        """The groups of a step, and which of them it learns from."""
+        """Plays the groups of a step and selects those that it learns from."""
         config, practice = self.config, self.config.practice
 
         async def play(num_groups: int, before: Sequence[Group]) -> list[Group]:
@@ -110,7 +114,7 @@ class Player:
             if not self._rewards.together:
                 return played
             played = await self._rewards.score_groups(played)
-            self._players.check([one for group in played for one in group.trajectories])
+            self._players.check([trajectory for group in played for trajectory in group.trajectories])
             return played
 
         played = await fill_step(
@@ -126,46 +130,50 @@ class Player:
         return played
 
     async def greedy(self, groups: Sequence[Group], step: int) -> list[Trajectory]:
-        """One episode at temperature 0 of each group's task."""
+        """Plays one episode at temperature 0 of each group's task."""
         seed = self.config.seed
-        episodes = [Episode(one.task, one.id, 0, seed, step, "greedy") for one in groups]
+        episodes = [Episode(group.task, group.id, 0, seed, step, "greedy") for group in groups]
         sampler = self._stage.sampler(self._rewards.loop(self._stage.loop("greedy")), self._sampler.home)
-        return await self._scored(await sampler.run(episodes))
+        return await self._score_episodes(await sampler.run(episodes))
 
     async def probe(self, name: str, version: int) -> list[Trajectory]:
-        """Short episodes of the next step's tasks, which are recorded nowhere."""
+        """Plays short episodes of the next step's tasks, which are not recorded."""
         config = self.config
         tasks = played_alone([order.task for order in self._orders(version + 1)])[: config.parity.episodes]
         episodes = [Episode(task, f"{n}", 0, config.seed, version, f"parity-{name}") for n, task in enumerate(tasks)]
         return await self._probe_sampler.run(episodes)
 
     async def evaluate(self, phase: str, on_episode: Callable[[Trajectory], None]) -> list[Trajectory]:
-        """The held-out tasks, played with the sampling of training: of one environment, the same episodes, to the id,
-        as `agentgym eval` plays with this seed. What is played ahead of training ends."""
+        """Plays the held-out tasks with the sampling of training, and ends what is played ahead.
+
+        For one environment, the episodes have the same ids as those that `agentgym eval` plays with this seed.
+        """
         if self._stream is not None:
             await self._stream.close()
         tasks = played_alone(self.source.eval_tasks(self.config.eval_episodes))
         episodes = [Episode(task, f"0/{n}", 0, self.config.seed, phase=phase) for n, task in enumerate(tasks)]
-        return await self._scored(await self._sampler.run(episodes, on_episode=on_episode))
+        return await self._score_episodes(await self._sampler.run(episodes, on_episode=on_episode))
 
-    async def _scored(self, played: list[Trajectory]) -> list[Trajectory]:
-        """With the rewards of a function that scores episodes together; the others have theirs already."""
+    async def _score_episodes(self, played: list[Trajectory]) -> list[Trajectory]:
+        """Adds the rewards of a function that scores episodes together; other episodes have theirs already."""
         return await self._rewards.score(played) if self._rewards.together else played
 
     async def _play(self, orders: Sequence[Order], before: Sequence[Group]) -> list[Group]:
-        """A group for each order; `before` are groups of the same step."""
+        """Plays a group for each order; `before` are groups of the same step."""
         size, seed = self.config.group_size, self.config.seed
         if self._seats:
             seated = SeatedEpisodes(orders, self._seats, rotates=self.config.rival is not None)
             return seated.groups(await self._players.run(seated.episodes(size, seed)))
-        episodes = [Episode(one.task, one.key, member, seed, one.step) for one in orders for member in range(size)]
-        earlier = [one for group in before for one in group.trajectories]
+        episodes = [
+            Episode(order.task, order.key, member, seed, order.step) for order in orders for member in range(size)
+        ]
+        earlier = [trajectory for group in before for trajectory in group.trajectories]
         played = await self._players.run(episodes, earlier=earlier)
         members = [tuple(played[start : start + size]) for start in range(0, len(played), size)]
         return [Group(order.key, order.task, own) for order, own in zip(orders, members, strict=True)]
 
     def _orders(self, step: int, places: range | None = None) -> Sequence[Order]:
-        """The tasks of a step, or of some of its places, and what their groups are called."""
+        """Returns the tasks of a step, or of some of its places, with the names of their groups."""
         places = range(self.config.tasks) if places is None else places
         tasks = self.source.train_tasks(step, places)
         return [Order(task, f"{step}/{place}", step) for place, task in zip(places, tasks, strict=True)]

@@ -19,7 +19,7 @@ __all__ = ["open_tasks"]
 
 
 def open_tasks(config: TrainConfig, renderer: Renderer) -> TaskSource:
-    """Where the tasks of a run come from; raises for environments that do not exist and files that cannot be read."""
+    """Returns the task source of a run; raises for environments that do not exist and files that cannot be read."""
     trained_seats(config)
     source = _source(config, renderer)
     return AheadTasks(source, config.tasks) if config.max_staleness else source
@@ -27,7 +27,7 @@ def open_tasks(config: TrainConfig, renderer: Renderer) -> TaskSource:
 
 def _source(config: TrainConfig, renderer: Renderer) -> TaskSource:
     env_kwargs = cast(Mapping[str, JSON], config.env_kwargs)
-    if config.data.given:
+    if config.data.has_files:
         return _of_data(config, renderer, env_kwargs)
     for choice in env_choices(config.practice, config.env, env_kwargs):
         resolve_env(choice.env, choice.kwargs)

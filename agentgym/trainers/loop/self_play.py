@@ -1,4 +1,4 @@
-"""A run in self-play: which settings it takes, the groups of its seats, and what is reported of them."""
+"""A run in self-play: its valid settings, the groups of its seats, and their metrics."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ from agentgym.types import JSON, Task
 __all__ = ["SeatedEpisodes", "alone", "played_alone", "rival_loop", "seat_metrics", "trained_seats"]
 
 EVALUATED_AGAINST = "random"
-"""The opponent of evaluations, and of the short episodes that check the engine."""
+"""The opponent in evaluations, and in the short episodes that check the engine."""
 
 
 def trained_seats(config: TrainConfig) -> tuple[str, ...]:
-    """The seats that the run's episodes play; () where it is no self-play. Raises ConfigError for settings that do not
-    go with it."""
+    """Returns the seats that the run's episodes play, or () without self-play.
+
+    Raises ConfigError for settings that self-play does not support.
+    """
     if config.env_kwargs.get("opponent") != SELF:
         if config.rival is not None:
             raise ConfigError("a rival plays the other seats of a game in self-play: add --env-kwargs opponent=self")
@@ -51,7 +53,7 @@ def trained_seats(config: TrainConfig) -> tuple[str, ...]:
         "practice.filter": practice.filter != "off",
         "practice.replay": bool(practice.replay.share),
         "practice.curriculum": practice.curriculum.method != "off",
-        "data": config.data.given,
+        "data": config.data.has_files,
         "max_staleness": bool(config.max_staleness),
         "serve": config.serve is not None,
         "sampler.env_processes": bool(config.sampler.env_processes),
@@ -70,7 +72,7 @@ def trained_seats(config: TrainConfig) -> tuple[str, ...]:
 
 
 def rival_loop(config: TrainConfig) -> RolloutLoop | None:
-    """What plays the other seats with frozen weights; None where the trained policy plays them all."""
+    """Returns the loop that plays the other seats with frozen weights; None if the trained policy plays them all."""
     if config.rival is None:
         return None
     folder = Path(config.rival)
@@ -86,19 +88,20 @@ def rival_loop(config: TrainConfig) -> RolloutLoop | None:
 
 
 def alone(kwargs: Mapping[str, JSON]) -> Mapping[str, JSON]:
-    """The keywords with an opponent that needs no model; as they are where it is no self-play."""
+    """Returns the keywords with an opponent that needs no model; unchanged without self-play."""
     return {**kwargs, "opponent": EVALUATED_AGAINST} if kwargs.get("opponent") == SELF else kwargs
 
 
 def played_alone(tasks: Sequence[Task]) -> list[Task]:
-    """The tasks with such an opponent."""
+    """Returns the tasks with an opponent that needs no model."""
     return [replace(task, kwargs=alone(task.kwargs)) for task in tasks]
 
 
 class SeatedEpisodes:
     """The episodes of games in self-play, and their groups: the same seat in the games of the same task.
 
-    With `rotates`, one seat of each game is trained, another one from task to task and from step to step; else all are.
+    With `rotates`, one seat of each game is trained, which changes from task to task and from step to step; else all
+    are.
     """
 
     def __init__(self, orders: Sequence[Order], seats: tuple[str, ...], *, rotates: bool) -> None:
@@ -107,33 +110,35 @@ class SeatedEpisodes:
         self._groups = [(order, seat) for order, own in self._games for seat in own]
 
     def episodes(self, group_size: int, run_seed: int) -> list[Episode]:
-        """Game by game: the seats of one stand behind one another."""
+        """Returns the episodes game by game: the seats of a game follow each other."""
         return [
-            Episode(one.task, group_of(one.key, seat), member, run_seed, one.step, seat=seat)
-            for one, own in self._games
+            Episode(order.task, group_of(order.key, seat), member, run_seed, order.step, seat=seat)
+            for order, own in self._games
             for member in range(group_size)
             for seat in own
         ]
 
     def groups(self, played: Sequence[Trajectory]) -> list[Group]:
-        """The groups of what `episodes` became."""
+        """Returns the groups of the played `episodes`."""
         found: dict[str, list[Trajectory]] = {}
-        for one in played:
-            found.setdefault(one.group, []).append(one)
+        for trajectory in played:
+            found.setdefault(trajectory.group, []).append(trajectory)
         names = [(group_of(order.key, seat), order.task) for order, seat in self._groups]
         return [Group(name, task, tuple(found[name])) for name, task in names]
 
 
 def seat_metrics(groups: Sequence[Group], seats: Sequence[str]) -> dict[str, float]:
-    """`win/SEAT`, `draw/SEAT` (where the game says so) and `reward_mean/SEAT` over the episodes that have a reward."""
+    """Returns `win/SEAT`, `draw/SEAT` (if the game reports it) and `reward_mean/SEAT` over episodes with a reward."""
     found: dict[str, float] = {}
     for seat in seats:
-        own = [one for group in groups if group.id.endswith(group_of("", seat)) for one in group.trajectories]
-        kept = [one for one in own if one.status.trainable]
+        own = [
+            trajectory for group in groups if group.id.endswith(group_of("", seat)) for trajectory in group.trajectories
+        ]
+        kept = [trajectory for trajectory in own if trajectory.status.trainable]
         if not kept:
             continue
-        found[f"win/{seat}"] = round(mean([float(bool(one.success)) for one in kept]), 4)
-        if any("draw" in one.metrics for one in kept):
-            found[f"draw/{seat}"] = round(mean([one.metrics.get("draw", 0.0) for one in kept]), 4)
-        found[f"reward_mean/{seat}"] = round(mean([one.reward or 0.0 for one in kept]), 4)
+        found[f"win/{seat}"] = round(mean([float(bool(trajectory.success)) for trajectory in kept]), 4)
+        if any("draw" in trajectory.metrics for trajectory in kept):
+            found[f"draw/{seat}"] = round(mean([trajectory.metrics.get("draw", 0.0) for trajectory in kept]), 4)
+        found[f"reward_mean/{seat}"] = round(mean([trajectory.reward or 0.0 for trajectory in kept]), 4)
     return found

@@ -1,4 +1,4 @@
-"""What a step's episodes earned: gathers what the estimator takes beyond the episodes, and credits every token."""
+"""Credits every token of a step's episodes, with the inputs that the estimator needs beyond the episodes."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def credit_step(
     *,
     version: int = 0,
 ) -> list[GroupCredit]:
-    """The credit of the groups that a step learns from, with what the learner's models say of them before it.
+    """Returns the credit of the groups that a step learns from, with the outputs of the learner's models before it.
 
     `greedy` has the rewards of greedy episodes by group, for an estimator that takes them; `version` is the policy's.
-    Episodes that the settings leave out (`truncated_episodes`, `learner.rejected_episodes`) have no credit: they are in
-    no baseline, loss or denominator, as if they had failed.
+    Episodes that the settings leave out (`truncated_episodes`, `learner.rejected_episodes`) have no credit: like failed
+    episodes, they are in no baseline, loss or denominator.
     """
     name = config.estimator
-    left_out = _truncated(groups) if config.truncated_episodes == "leave_out" else set()
+    left_out = _truncated_episodes(groups) if config.truncated_episodes == "leave_out" else set()
     if config.learner.correction is not None and config.learner.rejected_episodes == "leave_out":
-        left_out |= _rejected(trained_episodes(_without(groups, left_out), name, greedy), learner, version)
+        left_out |= _rejected_episodes(trained_episodes(_without(groups, left_out), name, greedy), learner, version)
     counted = _without(groups, left_out)
     trained = trained_episodes(counted, name, greedy)
     inputs = _inputs(trained, name, learner, greedy or {})
@@ -47,13 +47,15 @@ def credit_step(
     return [_with_gaps(group, credit, left_out) for group, credit in zip(groups, credits, strict=True)]
 
 
-def _truncated(groups: Sequence[Group]) -> set[int]:
-    """The truncated episodes, as `id` numbers them."""
-    return {id(one) for group in groups for one in group.trajectories if one.status is Status.TRUNCATED}
+def _truncated_episodes(groups: Sequence[Group]) -> set[int]:
+    """Returns the `id`s of the truncated episodes."""
+    return {
+        id(trajectory) for group in groups for trajectory in group.trajectories if trajectory.status is Status.TRUNCATED
+    }
 
 
-def _rejected(trained: Sequence[Trajectory], learner: PolicyLearner, version: int) -> set[int]:
-    """The episodes of which the off-policy correction keeps no token, as `id` numbers them."""
+def _rejected_episodes(trained: Sequence[Trajectory], learner: PolicyLearner, version: int) -> set[int]:
+    """Returns the `id`s of the episodes of which the off-policy correction keeps no token."""
     config = learner.config
     if not trained or config.correction is None:
         return set()
@@ -64,24 +66,28 @@ def _rejected(trained: Sequence[Trajectory], learner: PolicyLearner, version: in
     mask_N = batch.mask_N.cpu()
     is_kept_M = batch.correction_N.cpu()[mask_N] > 0
     kept = set(batch.trajectory_N.cpu()[mask_N][is_kept_M].tolist())
-    return {id(one) for number, one in enumerate(trained) if number not in kept and one.num_trained_tokens}
+    return {
+        id(trajectory)
+        for number, trajectory in enumerate(trained)
+        if number not in kept and trajectory.num_trained_tokens
+    }
 
 
 def _without(groups: Sequence[Group], left_out: Collection[int]) -> list[Group]:
     return [
-        replace(group, trajectories=tuple(one for one in group.trajectories if id(one) not in left_out))
+        replace(group, trajectories=tuple(member for member in group.trajectories if id(member) not in left_out))
         for group in groups
     ]
 
 
 def _with_gaps(group: Group, credit: GroupCredit, left_out: Collection[int]) -> GroupCredit:
-    """The credit of a group of which some members were left out: theirs is None."""
+    """Returns the credit of a whole group, with None for the members that were left out."""
 
     def spread(of_counted: Sequence[Advantages | None]) -> tuple[Advantages | None, ...]:
         rest = iter(of_counted)
-        return tuple(None if id(one) in left_out else next(rest) for one in group.trajectories)
+        return tuple(None if id(member) in left_out else next(rest) for member in group.trajectories)
 
-    returns, values = (None if one is None else spread(one) for one in (credit.returns, credit.values))
+    returns, values = (None if numbers is None else spread(numbers) for numbers in (credit.returns, credit.values))
     return GroupCredit(spread(credit.members), returns=returns, values=values)
 
 
@@ -107,21 +113,23 @@ def _inputs(
 
 
 def _by_episode(numbers_M: Tensor, trained: Sequence[Trajectory]) -> list[NDArray[np.float64]]:
-    """Numbers of the trained targets of all episodes, at the ids that each has sampled; 0 at those not trained."""
+    """Splits the numbers of all trained targets by episode, at the ids that each sampled; 0 at untrained ids."""
     numbers = numbers_M.double().cpu().numpy()
     found, start = [], 0
-    for one in trained:
-        mask = np.concatenate([row.mask[row.sampled] for row in one.rows])
+    for trajectory in trained:
+        mask = np.concatenate([row.mask[row.sampled_mask] for row in trajectory.rows])
         own = np.zeros(len(mask))
-        own[mask] = numbers[start : start + one.num_trained_tokens]
-        start += one.num_trained_tokens
+        own[mask] = numbers[start : start + trajectory.num_trained_tokens]
+        start += trajectory.num_trained_tokens
         found.append(own)
     return found
 
 
 def _after(end_R: Tensor, trained: Sequence[Trajectory]) -> list[float]:
-    """The value after each episode: 0 where the environment ended it, that of its last row where a budget did."""
-    num_rows = [sum(row.num_trained_tokens > 0 for row in one.rows) for one in trained]
+    """Returns the value after each episode: 0 if the environment ended it, its last row's value if a budget did."""
+    num_rows = [sum(row.num_trained_tokens > 0 for row in trajectory.rows) for trajectory in trained]
     ends = end_R.double().tolist()
     last = [ends[place - 1] if count else 0.0 for place, count in zip(accumulate(num_rows), num_rows, strict=True)]
-    return [value if one.status is Status.TRUNCATED else 0.0 for value, one in zip(last, trained, strict=True)]
+    return [
+        value if trajectory.status is Status.TRUNCATED else 0.0 for value, trajectory in zip(last, trained, strict=True)
+    ]

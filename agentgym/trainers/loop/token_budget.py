@@ -1,4 +1,4 @@
-"""The token budgets that a run leaves to its model and its environments."""
+"""The token budgets that follow from a run's model and environments."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ __all__ = ["with_token_budget"]
 
 
 def with_token_budget(config: TrainConfig) -> TrainConfig:
-    """Returns the resolved configuration with `limits.turn_tokens` as a number, and `norm_tokens` where the
-    aggregation divides by it.
+    """Returns the resolved configuration with `limits.turn_tokens`, and `norm_tokens` if the aggregation divides by it.
 
-    Of a mix, the environment that allows the longest replies decides. Raises RunFolderError for a folder without a
+    In a mix, the environment that allows the longest replies decides. Raises RunFolderError for a folder without a
     model, and what `make_env` raises for an environment that does not exist.
     """
-    config = config.resolved
+    config = config.resolved_config
     limits = config.limits
     needs_norm = config.aggregation == "seq-mean-token-sum-norm" and config.norm_tokens is None
     if limits.turn_tokens is not None and not needs_norm:
@@ -37,7 +36,7 @@ def with_token_budget(config: TrainConfig) -> TrainConfig:
     ]
     turn_tokens = max(limits.turn_tokens_in(window, num_turns) for num_turns in turns)
     config = replace(config, limits=replace(limits, turn_tokens=turn_tokens))
-    most_turns = min(limits.max_turns, max(limits.max_turns if one is None else one for one in turns))
+    most_turns = min(limits.max_turns, max(limits.max_turns if limit is None else limit for limit in turns))
     bounds = (most_turns * turn_tokens, window, limits.context_window, limits.trajectory_tokens)
     return replace(config, norm_tokens=min(size for size in bounds if size is not None)) if needs_norm else config
 

@@ -1,4 +1,4 @@
-"""What a run has to show."""
+"""The result of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["TrainResult"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """What a finished or interrupted run has to show."""
+    """The result of a finished or interrupted run."""
 
     folder: Path
     checkpoint: Path | None
@@ -20,6 +20,6 @@ class TrainResult:
     before: EvalScore | None
     after: EvalScore | None
     train_s: float
-    """Seconds of playing and learning since the run began, evaluations not counted."""
+    """The seconds of playing and learning since the run began, without evaluations."""
     peak_memory_mb: float
     interrupted: bool = False

@@ -1,4 +1,4 @@
-"""The training loop: play groups, credit them, step, tell the engine, record."""
+"""The training loop: play groups, credit them, update, sync the engine, record."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from agentgym.errors import ConfigError
 from agentgym.loading import place_of
 from agentgym.model.transformers_check import check_forward
 from agentgym.rewards import RewardFunction, open_rewards
-from agentgym.rollout.hosting.event_loop import run_async, uninterrupted
-from agentgym.rollout.hosting.watchdog import watched
+from agentgym.rollout.hosting.event_loop import finish_uninterrupted, run_async
+from agentgym.rollout.hosting.watchdog import watch_calls
 from agentgym.rollout.record.episodes_file import EpisodeWriter, read_episodes
 from agentgym.rollout.record.folder_digests import discard_digests
 from agentgym.rollout.sampling.sampler import TooManyFailures
@@ -66,8 +66,8 @@ class Trainer:
     """One run in one process, from its configuration to its checkpoints: `Trainer(config).fit()`.
 
     `output` is the run's folder, by default a new one under `runs/`. `env`, an environment's class or name, and
-    `reward`, a function or its name, stand in the place of the configuration's; both are noted by name in config.yaml,
-    and a run with a function that no name leads to is resumed with the function given again.
+    `reward`, a function or its name, replace the configured ones. Both are recorded by name in config.yaml; a run
+    with a function that cannot be imported by name is resumed with the function given again.
     """
 
     def __init__(
@@ -97,9 +97,9 @@ class Trainer:
         self._stand(folder, resume=resume)
 
     def _stand(self, folder: Path, *, resume: bool) -> None:
-        """Stands where the run in the folder is, or before a new one's first step."""
+        """Loads the run's newest checkpoint, or initializes a new run."""
         config = self.config
-        self.source = open_tasks(config, self.renderer)  # what does not exist ends here, before anything is written
+        self.source = open_tasks(config, self.renderer)  # raises for what does not exist, before anything is written
         self.instruments = Instruments(config, self.renderer)
         self.checkpoint: Checkpoint | None = None
         source = self.model_folder
@@ -129,9 +129,9 @@ class Trainer:
         reward: RewardFunction | str | None = None,
         **changes: object,
     ) -> Trainer:
-        """The run in a folder, to go on from its newest checkpoint: `Trainer.load("runs/x", steps=80).fit()`.
+        """Returns the trainer of a run folder, at its newest checkpoint: `Trainer.load("runs/x", steps=80).fit()`.
 
-        `changes` are settings that a resumed run may have otherwise: steps, max_minutes, eval_episodes, collapse,
+        `changes` are settings that a resumed run may change: steps, max_minutes, eval_episodes, collapse,
         checkpoint, speed, profile, trackers, tracking. Raises RunFolderError for a folder without a run, ConfigError
         for other changes.
         """
@@ -142,26 +142,28 @@ class Trainer:
 
     @property
     def metrics(self) -> list[dict[str, JSON]]:
-        """What `metrics.jsonl` says of each step so far, resumed ones included: `pandas.DataFrame(trainer.metrics)`."""
+        """The lines of `metrics.jsonl` so far, resumed steps included: `pandas.DataFrame(trainer.metrics)`."""
         return self.folder.steps()
 
     def fit(self) -> TrainResult:
-        """Plays and learns until the steps are done; a second call does nothing new. Ctrl-C ends it after the current
-        operation, with a checkpoint of the last whole step; a second one ends it at once, with what was written before.
-        A learner that lost a rank goes on from the newest one."""
+        """Plays and learns until the steps are done; a second call does nothing more.
+
+        Ctrl-C stops after the current operation, with a checkpoint of the last complete step; a second Ctrl-C stops at
+        once, with what was written before. A learner that lost a rank restarts from the newest checkpoint.
+        """
         for left in reversed(range(self.config.ray.max_restarts + 1)):
             try:
-                with watched(self.config.limits.stall_s):
+                with watch_calls(self.config.limits.stall_s):
                     return run_async(self._run())
             except LearnerLost as lost:
-                if not left or not self.folder.begun:
+                if not left or not self.folder.has_run:
                     raise
                 self._stand(self.folder.path, resume=True)
                 logger.warning("%s; the run goes on after step %d", lost, self.step)
         raise AssertionError("the last try returns or raises")
 
     def save(self, folder: str | Path) -> Path:
-        """Writes the model as it is now, with its tokenizer, as `transformers` and agentgym load it."""
+        """Writes the current model and its tokenizer, in the format that `transformers` and agentgym load."""
         return save_model(self.model, Path(folder), self.model_folder)
 
     async def _run(self) -> TrainResult:
@@ -177,7 +179,7 @@ class Trainer:
             self.writer.rewind(self.step if self.checkpoint else -1)
             before = after = None
             try:
-                before = self._recorded("eval_before") if self.checkpoint else await self._evaluate("eval_before")
+                before = self._recorded_score("eval_before") if self.checkpoint else await self._evaluate("eval_before")
                 await self._train()
                 after = await self._evaluate("eval_after")
             except asyncio.CancelledError:
@@ -185,7 +187,7 @@ class Trainer:
             return self._result(before, after)
 
     async def _begin(self, stack: AsyncExitStack) -> None:
-        """Makes the parts of the run and checks the engine; a run that does not get so far leaves its folder free."""
+        """Creates the parts of the run and checks the engine; a new run that fails here frees its folder."""
         try:
             await self._open(stack)
             await self._check_engine()
@@ -195,12 +197,12 @@ class Trainer:
             raise
 
     async def _open(self, stack: AsyncExitStack) -> None:
-        """Makes the parts of the run; the stack closes them, the last one first."""
+        """Creates the parts of the run; the stack closes them, the last one first."""
         config = self.config
         weights = self.checkpoint.path if self.checkpoint else self.model_folder
         logs = self.folder.path / "servers"
         origin = Origin(self.model, self.renderer, self.model_folder, weights, self.step, logs)
-        parts = await open_parts(config, origin, stack, self._tell, self.instruments.metered)
+        parts = await open_parts(config, origin, stack, self._tell, self.instruments.meter_engine)
         self.engine, self.learner = parts.engine, parts.learner
         if self.checkpoint:
             self.learner.load_state_dict(self.checkpoint.learner_state())
@@ -230,7 +232,7 @@ class Trainer:
             self._tell(f"token: {token}    (agents send it as their API key)")
 
     async def _check_engine(self) -> None:
-        """Sends the weights, and holds the engine's logprobs against ours."""
+        """Sends the weights, and compares the engine's logprobs with the learner's."""
         await self.engine.pause()
         await self._publish()
         await self.engine.resume()
@@ -244,7 +246,7 @@ class Trainer:
             set_random_states(self.checkpoint.random)
         self.instruments.begin()
         limit_s = self.train_s + config.max_minutes * 60 if config.max_minutes else float("inf")
-        while self.step < config.steps and self.train_s < limit_s and not self.watch.finished:
+        while self.step < config.steps and self.train_s < limit_s and not self.watch.is_finished:
             checkpoints.check()
             await self._train_step()
             if self.step % config.checkpoint.every == 0:
@@ -258,13 +260,13 @@ class Trainer:
             with self.instruments.doing("generate"):
                 groups = await self._play_groups()
                 greedy = await self._play_greedy(groups.kept)
-            await uninterrupted(self._finish_step(groups, greedy, started, time.perf_counter()))
+            await finish_uninterrupted(self._finish_step(groups, greedy, started, time.perf_counter()))
 
     async def _finish_step(
         self, step_groups: StepGroups, greedy: Mapping[str, float], started: float, played: float
     ) -> None:
-        """Learns from the groups and records the step; whoever interrupts waits until weights and files agree."""
-        self._is_between_steps = False  # a second Ctrl-C, which does not wait, may leave the weights half updated
+        """Learns from the groups and records the step; an interrupt waits until weights and files agree."""
+        self._is_between_steps = False  # a second Ctrl-C does not wait, and may leave the weights half updated
         kept, groups = step_groups.kept, step_groups.groups
         with self.instruments.doing("learn"):
             learned_from = await self.learning.credit(self.step, kept, greedy)
@@ -309,29 +311,29 @@ class Trainer:
             logger.warning("what was played of step %d is in %s", self.step + 1, kept)
             raise
         self.gate.check_versions(
-            [one for group in played.groups for one in group.trajectories],
+            [trajectory for group in played.groups for trajectory in group.trajectories],
             self.step,
             staleness=self.config.max_staleness,
         )
         return played
 
     async def _play_greedy(self, groups: Sequence[Group]) -> dict[str, float]:
-        """The rewards of greedy episodes of the groups' tasks, where the advantage is taken against them."""
+        """Plays greedy episodes of the groups' tasks and returns their rewards, if the estimator needs them."""
         if not needs_input(self.config.estimator, "greedy_B"):
             return {}
         played = await self.player.greedy(groups, self.step + 1)
         self.writer.write(played, phase="greedy", step=self.step + 1)
-        return {one.group: one.reward for one in played if one.reward is not None}
+        return {trajectory.group: trajectory.reward for trajectory in played if trajectory.reward is not None}
 
     async def _play_probe(self, name: str) -> list[Trajectory]:
         return await self.player.probe(name, self.step)
 
     async def _publish(self, version: int | None = None) -> WeightSync:
-        """Sends the weights as they are to the engine; under their present number unless there is a new one."""
+        """Sends the current weights to the engine, as `version` or else as the current step."""
         wanted = self.step if version is None else version
         with self.instruments.doing("sync"):
             sync = await self.engine.update_weights(weights_for(self.engine, self.model), wanted)
-        self.player.published(wanted)
+        self.player.on_publish(wanted)
         return sync
 
     def _record(self, groups: Sequence[Group], advantages: Sequence[GroupCredit]) -> None:
@@ -341,7 +343,7 @@ class Trainer:
         self.writer.write(trajectories, phase="train", step=self.step, advantages=per_token)
 
     async def _evaluate(self, phase: str) -> EvalScore | None:
-        """Plays the held-out tasks with the sampling of training; None where none are asked for."""
+        """Plays the held-out tasks with the sampling of training; returns None if there are none."""
         if not self.config.eval_episodes:
             return None
         self.observer.on_phase(phase, len(self.source.eval_tasks(self.config.eval_episodes)))
@@ -349,14 +351,14 @@ class Trainer:
         self.writer.write(trajectories, phase=phase, step=self.step)
         return self.instruments.tell_score(score(self.step, trajectories, self.source.label))
 
-    def _recorded(self, phase: str) -> EvalScore | None:
-        """The score of an evaluation that the run began with, before it was resumed."""
+    def _recorded_score(self, phase: str) -> EvalScore | None:
+        """Returns the score of an evaluation that was recorded before the run was resumed."""
         records = takewhile(lambda record: record.phase == phase, read_episodes(self.folder.path))
         trajectories = [record.trajectory for record in records]
         return score(0, trajectories, self.source.label) if trajectories else None
 
     def _save(self) -> Path:
-        """Begins to write the checkpoint of the last whole step, where there is none."""
+        """Starts to write the checkpoint of the last complete step, if there is none."""
         checkpoints = self.folder.checkpoints
         if checkpoints.holds(self.step):
             return checkpoints.path_of(self.step)

@@ -1,4 +1,4 @@
-"""Signs that a run has stopped learning, named while there is still something to save."""
+"""Detects signs that a run has stopped learning, while there is still something to save."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ __all__ = ["Sign", "signs_of_collapse"]
 
 
 FIRST, LATELY = 5, 20
-"""Steps that show what was usual: the first ones of a run, and the last ones before those that are judged."""
+"""The numbers of steps that define what was usual: a run's first ones, and the last ones before the judged ones."""
 RARE_CALLS = 0.1
-"""Tool calls a turn, below which their format says nothing."""
+"""The tool calls per turn below which their format is not judged."""
 MAX_CUT_SHARE = 0.25
-"""Cut replies an episode, above which the limit of a reply decides what is learned."""
+"""The cut replies per episode above which the limit of a reply decides what is learned."""
 MIN_BEFORE = 3
-"""Steps that a gradient norm is held against, at least."""
+"""The fewest steps that a gradient norm is compared with."""
 
 
 @dataclass(frozen=True)
 class Sign:
-    """One sign of collapse."""
+    """A sign of collapse."""
 
     name: SignName
     step: int
     """The step that showed it first."""
     text: str
-    """What was seen and what to do, one sentence."""
+    """The observation and the remedy, in one sentence."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.text}"
 
 
 def signs_of_collapse(history: Sequence[Vitals], config: CollapseConfig) -> dict[SignName, str]:
-    """What the last steps have in common, one sentence by name; empty for a healthy run and for a short history.
+    """Returns the signs that all of the last steps show, one sentence by name.
 
-    What a step is held against is the run itself: its first steps, and the last ones before those that are judged.
+    The result is empty for a healthy run and for a short history. A step is compared with the run itself: its first
+    steps, and the last ones before those that are judged.
     """
     view = _View(history, config.patience)
     if len(view.recent) < config.patience:
@@ -50,7 +51,7 @@ def signs_of_collapse(history: Sequence[Vitals], config: CollapseConfig) -> dict
 
 @dataclass(frozen=True)
 class _View:
-    """A history, parted into the steps that are judged and those before them."""
+    """A history, split into the steps that are judged and those before them."""
 
     history: Sequence[Vitals]
     patience: int
@@ -64,28 +65,30 @@ class _View:
         return self.history[: -self.patience]
 
     def values(self, name: str) -> tuple[list[float], list[float]]:
-        """The numbers that are judged and those before them, of the steps that measured them; the first list is empty
-        when the newest step did not, or too few did."""
-        known = [value for one in self.history if (value := getattr(one, name)) is not None]
+        """Returns the values that are judged and those before them, of the steps that measured them.
+
+        The first list is empty if the newest step did not measure the value, or too few steps did.
+        """
+        known = [value for vitals in self.history if (value := getattr(vitals, name)) is not None]
         if getattr(self.history[-1], name) is None or len(known) < self.patience:
             return [], known
         return known[-self.patience :], known[: -self.patience]
 
     @property
     def improves(self) -> bool:
-        """Whether the last steps succeed more than the steps before them did."""
+        """True if the last steps succeed more than the steps before them."""
         if not self.before:
             return False
-        return fmean(one.success for one in self.recent) > _usual([one.success for one in self.before])[1] + 0.05
+        return fmean(step.success for step in self.recent) > _usual([step.success for step in self.before])[1] + 0.05
 
 
 def _usual(before: Sequence[float]) -> tuple[float, float]:
-    """The median of the first steps, and that of the last ones."""
+    """Returns the median of the first steps, and that of the last ones."""
     return median(before[:FIRST]), median(before[-LATELY:])
 
 
 def _tool_faults(view: _View, config: CollapseConfig) -> str:
-    shares = [one.tool_fault_share for one in view.recent]
+    shares = [step.tool_fault_share for step in view.recent]
     if min(shares) >= config.max_tool_faults:
         return (
             f"{shares[-1]:.0%} of the calls of the tool {view.recent[-1].faulty_tool!r} failed by no mistake of the"
@@ -114,11 +117,11 @@ def _replies_cut(view: _View, config: CollapseConfig) -> str:
 
 
 def _all_dead(view: _View) -> bool:
-    return all(0 < one.groups == one.dead_groups for one in view.recent)
+    return all(0 < step.groups == step.dead_groups for step in view.recent)
 
 
 def _dead_groups(view: _View, config: CollapseConfig) -> str:
-    if all(one.success < 0.05 for one in view.recent) and _all_dead(view):
+    if all(step.success < 0.05 for step in view.recent) and _all_dead(view):
         if _replies_cut(view, config):
             return (
                 "no episode succeeds, so nothing can be learned; raise the limit that cuts replies first (replies_cut)"
@@ -127,8 +130,8 @@ def _dead_groups(view: _View, config: CollapseConfig) -> str:
             "no episode succeeds, so no group carries a signal and nothing can be learned; begin with easier tasks, or"
             " with a model that succeeds now and then"
         )
-    longer = _View(view.history, config.patience + 1)  # chance makes all groups dead more easily where some succeed
-    if len(longer.recent) > config.patience and _all_dead(longer) and not _solved(view, config):
+    longer = _View(view.history, config.patience + 1)  # chance makes all groups dead more easily if some succeed
+    if len(longer.recent) > config.patience and _all_dead(longer) and not _all_solved(view, config):
         return (
             "within each group all episodes earn the same, so nothing can be learned; raise group_size or the"
             " temperature, or mix in other tasks"
@@ -136,17 +139,17 @@ def _dead_groups(view: _View, config: CollapseConfig) -> str:
     return ""
 
 
-def _solved(view: _View, config: CollapseConfig) -> str:
-    if all(one.success > 0.95 for one in view.recent) and _all_dead(view):
+def _all_solved(view: _View, config: CollapseConfig) -> str:
+    if all(step.success > 0.95 for step in view.recent) and _all_dead(view):
         return "every episode succeeds, so nothing is left to learn; give harder tasks, or end here (collapse.stop_on)"
     return ""
 
 
 def _success_lost(view: _View, config: CollapseConfig) -> str:
-    before = [one.success for one in view.before]
+    before = [step.success for step in view.before]
     best = max((median(before[end - FIRST : end]) for end in range(FIRST, len(before) + 1)), default=0.0)
-    now = max(one.success for one in view.recent)
-    groups = max(1, sum(one.groups for one in view.recent))
+    now = max(step.success for step in view.recent)
+    groups = max(1, sum(step.groups for step in view.recent))
     if now < 0.5 * best and best - now > 4 * 0.5 / math.sqrt(groups):  # a group's success deviates by 0.5 at most
         return (
             f"the success fell from {best:.0%} to {now:.0%}; unless the tasks became harder, lower the learning rate,"
@@ -157,12 +160,12 @@ def _success_lost(view: _View, config: CollapseConfig) -> str:
 
 def _without_format(vitals: Vitals) -> bool:
     if vitals.tool_calls_per_turn is not None and vitals.tool_calls_per_turn < RARE_CALLS:
-        return False  # an environment without tools, where a model calls one now and then
+        return False  # an environment without tools, in which a model calls one now and then
     return vitals.lost_calls > 0.5 * max(1, vitals.tool_calls)
 
 
 def _no_format(view: _View, config: CollapseConfig) -> str:
-    if _replies_cut(view, config):  # a call that the limit cut says nothing about the format
+    if _replies_cut(view, config):  # the format of a call that the limit cut is unknown
         return ""
     if all(map(_without_format, view.recent)) and _without_format(view.history[0]):
         return (
@@ -191,7 +194,7 @@ def _tools_lost(view: _View, config: CollapseConfig) -> str:
 def _entropy_lost(view: _View, config: CollapseConfig) -> str:
     recent, before = view.values("entropy")
     usual = max(_usual(before)) if before else 0.0
-    if recent and max(recent) < max(1e-3, 0.02 * usual) and max(one.success for one in view.recent) < 0.9:
+    if recent and max(recent) < max(1e-3, 0.02 * usual) and max(step.success for step in view.recent) < 0.9:
         return (
             f"the entropy fell to {max(recent):.2g} nats a token, and not all episodes succeed: the same is said again"
             " and again; add an entropy bonus or a KL term, or lower the learning rate"
@@ -211,8 +214,8 @@ def _entropy_exploded(view: _View, config: CollapseConfig) -> str:
 
 
 def _repetition(view: _View, config: CollapseConfig) -> str:
-    told = {"repeated_ngrams": "a reply's own runs of 4 tokens", "repeated_replies": "an episode's own replies"}
-    for name, what in told.items():
+    descriptions = {"repeated_ngrams": "a reply's own runs of 4 tokens", "repeated_replies": "an episode's own replies"}
+    for name, what in descriptions.items():
         recent, before = view.values(name)
         rise = min(recent) - min(_usual(before)) if recent and before else 0.0
         if rise > config.max_repetition_rise and not view.improves:
@@ -223,7 +226,7 @@ def _repetition(view: _View, config: CollapseConfig) -> str:
     return ""
 
 
-def _clipped(view: _View, config: CollapseConfig) -> str:
+def _tokens_clipped(view: _View, config: CollapseConfig) -> str:
     recent, _ = view.values("clip_fraction")
     if recent and min(recent) > config.max_clip_fraction:
         return (
@@ -260,7 +263,7 @@ _RULES: Mapping[SignName, Callable[[_View, CollapseConfig], str]] = {
     "tool_faults": _tool_faults,
     "replies_cut": _replies_cut,
     "dead_groups": _dead_groups,
-    "solved": _solved,
+    "solved": _all_solved,
     "success_lost": _success_lost,
     "no_format": _no_format,
     "format_lost": _format_lost,
@@ -268,8 +271,8 @@ _RULES: Mapping[SignName, Callable[[_View, CollapseConfig], str]] = {
     "entropy_lost": _entropy_lost,
     "entropy_exploded": _entropy_exploded,
     "repetition": _repetition,
-    "clipped": _clipped,
+    "clipped": _tokens_clipped,
     "gradient_exploded": _gradient_exploded,
     "kl_exploded": _kl_exploded,
 }
-"""`nan` has no rule: the update that finds it raises."""
+"""The rule of each sign; `nan` has none, as the update that finds it raises."""

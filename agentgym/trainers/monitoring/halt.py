@@ -1,4 +1,4 @@
-"""What is kept of a step that could not be taken: its episodes, its batch, and a way to look at both."""
+"""Saves the episodes and the batch of a step that was halted, and loads the batch again."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ BATCH = "batch.pt"
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class HaltedStep:
-    """A step's episodes, what they were credited with, and the batch made of them."""
+    """A step's episodes, their credit, and the batch made of them."""
 
     step: int
-    """The number that the step would have borne."""
+    """The number that the step would have had."""
     groups: Sequence[Group]
     credits: Sequence[GroupCredit]
     batch: TrainingBatch
 
     @classmethod
     def without_credit(cls, step: int, groups: Sequence[Group]) -> HaltedStep:
-        """A step that halted before its episodes were credited: nothing of them is trained, and the batch is empty."""
+        """Returns a step that halted before its episodes were credited: none is trained, and the batch is empty."""
         nothing = credit_of_all(groups, (), ())
         return cls(
             step=step, groups=groups, credits=nothing, batch=build_batch(groups, nothing, aggregation="token-mean")
@@ -46,19 +46,19 @@ class HaltedStep:
         """
         folder = _make_folder(run, self.step)
         try:
-            tensors = {one.name: getattr(self.batch, one.name) for one in fields(self.batch)}
+            tensors = {field.name: getattr(self.batch, field.name) for field in fields(self.batch)}
             torch.save({**tensors, "totals": asdict(self.batch.totals)}, folder / BATCH)
         except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
             raise RunFolderError(f"cannot keep the halted step in {str(folder)!r}: {error}") from error
         with EpisodeWriter(folder) as writer:
             for group, credit in zip(self.groups, self.credits, strict=True):
-                rows = [None if one is None else [row.tolist() for row in one] for one in credit.members]
+                rows = [None if member is None else [row.tolist() for row in member] for member in credit.members]
                 writer.write(group.trajectories, phase="train", step=self.step, advantages=rows)
         return folder
 
 
 def keep_episodes(run: Path, step: int, played: Sequence[Trajectory]) -> Path:
-    """Writes the episodes of a step that never came to be learned from, to the folder that `HaltedStep.save` names."""
+    """Writes the episodes of a step that was not learned from, to the folder that `HaltedStep.save` uses."""
     folder = _make_folder(run, step)
     with EpisodeWriter(folder) as writer:
         writer.write(played, phase="train", step=step)
@@ -66,7 +66,7 @@ def keep_episodes(run: Path, step: int, played: Sequence[Trajectory]) -> Path:
 
 
 def _make_folder(run: Path, step: int) -> Path:
-    """`halted/step-NNNNNN` with nothing in it but the run's settings."""
+    """Creates `halted/step-NNNNNN`, with only the run's settings in it."""
     folder = run / "halted" / f"step-{step:06d}"
     try:
         shutil.rmtree(folder, ignore_errors=True)
@@ -78,7 +78,7 @@ def _make_folder(run: Path, step: int) -> Path:
 
 
 def load_batch(folder: Path) -> TrainingBatch:
-    """The batch of a halted step's folder, for another try at `Learner.update`; RunFolderError when there is none."""
+    """Returns the batch in a halted step's folder, to retry `Learner.update`; raises RunFolderError without one."""
     try:
         stored = torch.load(folder / BATCH, weights_only=True)
     except OSError as error:

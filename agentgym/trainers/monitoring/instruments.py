@@ -1,4 +1,4 @@
-"""What watches a run from its side: the clock of its steps, the traces of some, and its trackers."""
+"""The measuring of a run: the clock of its steps, the traces of some, and its trackers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agentgym.trainers.monitoring.metrics import EvalScore, RolloutSummary, Step
 from agentgym.trainers.speed.clock import Activity, StepClock
 from agentgym.trainers.speed.metered import MeteredEngine
 from agentgym.trainers.speed.peak import peak_flops
-from agentgym.trainers.speed.profile import traced
+from agentgym.trainers.speed.profile import trace_step
 from agentgym.trainers.speed.step_speed import StepSpeed
 from agentgym.trainers.speed.work import UpdateWork, update_work
 from agentgym.trainers.trackers import TrackedRun, Tracking
@@ -29,9 +29,9 @@ __all__ = ["Instruments"]
 
 
 class Instruments:
-    """Measures the steps of a run and tells its trackers; without any of it the run plays and learns the same.
+    """Measures the steps of a run and logs them to its trackers; the run plays and learns the same without it.
 
-    Raises ConfigError and UnknownName for trackers that cannot be had.
+    Raises ConfigError and UnknownName for trackers that are not available.
     """
 
     def __init__(self, config: TrainConfig, renderer: Renderer) -> None:
@@ -44,17 +44,17 @@ class Instruments:
         self._work: UpdateWork | None = None
         self._peak: float | None = None
 
-    def metered(self, engine: Engine) -> Engine:
-        """The engine, with its requests on the clock."""
+    def meter_engine(self, engine: Engine) -> Engine:
+        """Returns the engine, with its requests timed by the clock."""
         return MeteredEngine(engine, self.clock)
 
     def doing(self, activity: Activity) -> AbstractContextManager[None]:
-        """Around what the clock is to know of."""
+        """Returns a context manager that times an activity of the step."""
         return self.clock.doing(activity)
 
     @contextmanager
     def watching(self, folder: Path, model: Decoder, step: int) -> Iterator[None]:
-        """Around the run in a folder, which begins after `step`."""
+        """Returns a context manager that logs the run in a folder, from after `step`, to the trackers."""
         self.folder, self.shape = folder, model.config
         self._peak = self._peak_flops(model.embed)
         settings = json.loads(json.dumps(asdict(self.config), default=dict))
@@ -64,7 +64,7 @@ class Instruments:
             yield
 
     def _peak_flops(self, weight: Tensor) -> float | None:
-        """Operations a second that the learner could reach at most: this process's, or those of all ranks."""
+        """Returns the peak operations per second of the learner: those of this process, or of all ranks."""
         config, cluster = self.config, self.config.ray
         if given := config.speed.peak_tflops:
             return given * 1e12
@@ -74,29 +74,29 @@ class Instruments:
         return None if cluster.gpus_per_learner else peak_flops(weight.device, weight.dtype, cluster.learners)
 
     def begin(self) -> None:
-        """Training begins: the first step lasts from here."""
+        """Starts the clock of the first step."""
         self.clock.lap()
 
     def step(self, step: int) -> AbstractContextManager[None]:
-        """Around a whole step, which may be one to trace."""
-        return traced(self.config.profile, step, self.folder)
+        """Returns a context manager for a whole step, which traces the step if it is due."""
+        return trace_step(self.config.profile, step, self.folder)
 
-    def learned(self, batch: TrainingBatch) -> None:
-        """The policy was updated on the batch."""
+    def record_update(self, batch: TrainingBatch) -> None:
+        """Records the work of an update of the policy on the batch."""
         self._work = update_work(batch, self.config.learner, self.shape)
 
     def lap(self, rollout: RolloutSummary) -> StepSpeed:
-        """The speed of the step that ends here."""
+        """Returns the speed of the step that ends here."""
         work, self._work = self._work, None
         return StepSpeed.of(self.clock.lap(), rollout.trained_tokens, work, self._peak)
 
     def tell(self, metrics: StepMetrics, groups: Sequence[Group]) -> None:
-        """Passes on a step's numbers and, where they are due, some of its episodes."""
+        """Logs a step's numbers to the trackers and, if due, some of its episodes."""
         self.tracking.step(metrics.step, metrics.to_json())
-        played = [one for group in groups for one in group.trajectories]
+        played = [trajectory for group in groups for trajectory in group.trajectories]
         self.tracking.episodes(metrics.step, played, self.renderer)
 
     def tell_score(self, score: EvalScore) -> EvalScore:
-        """Passes on what an evaluation gave; gives it back."""
+        """Logs the score of an evaluation to the trackers and returns it."""
         self.tracking.step(score.step, {"eval_success": score.success, "eval_reward_mean": score.reward_mean})
         return score

@@ -1,4 +1,4 @@
-"""The parity gate: does the engine sample from the weights that are trained? Asked at start and again and again."""
+"""The parity gate: checks at the start and at intervals that the engine samples from the trained weights."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _log = logging.getLogger(__name__)
 _START_MEAN = 0.02
 """Nats; more than rounding explains, even in bfloat16."""
 _START_MAX = 0.01
-"""Nats; more than rounding explains where both sides compute in float32."""
+"""Nats; more than rounding explains if both sides compute in float32."""
 _LEAST_BOUND = 1e-3
 _MARGIN = 10.0
 _BFLOAT16_MEAN = 0.05
 _CUT_MEAN = 1.0
-"""Nats; a cut distribution raises a logprob by -log of what was kept, which on average is hardly so much."""
+"""Nats; top-p or top-k raises a logprob by -log of the kept probability, which on average is hardly as much."""
 
 
 class ParityGate:
-    """Compares logprobs, and finds out what is wrong when they differ.
+    """Compares the logprobs of engine and learner, and finds the cause if they differ.
 
     `play(name)` plays a probe's episodes; `publish()` sends the weights to the engine again.
     """
@@ -47,14 +47,14 @@ class ParityGate:
     ) -> None:
         self.config = config
         self.bound = config.max_mismatch or _LEAST_BOUND
-        """Nats; the largest mismatch of a token that training goes on with."""
+        """Nats; the largest mismatch of a token with which training continues."""
         self._engine = engine
         self._learner = learner
         self._play = play
         self._publish = publish
 
     async def start(self, version: int) -> Mismatch:
-        """The first probe, which sets the bound; raises TrainingHalted that names the likely cause."""
+        """Runs the first probe, which sets the bound; raises TrainingHalted that names the likely cause."""
         mismatch = await self.probe("start", version)
         if self.config.max_mismatch is None:
             types = {self._engine.dtype} if isinstance(self._engine, ReplicatedEngine) else set()
@@ -67,17 +67,17 @@ class ParityGate:
         return mismatch
 
     async def check(self, step: int, version: int) -> None:
-        """A probe where one is due; raises TrainingHalted that names the likely cause."""
+        """Runs a probe if one is due; raises TrainingHalted that names the likely cause."""
         if step % self.config.every == 0:
             mismatch = await self.probe(f"probe-{step}", version)
             if mismatch.max > self.bound:
                 await self.refuse(MismatchFound(mismatch, self.bound), version)
 
     def check_versions(self, trajectories: Sequence[Trajectory], version: int, *, staleness: int = 0) -> None:
-        """Raises TrainingHalted when a token bears weights that the engine should not have had any more, or yet."""
+        """Raises TrainingHalted if a token has a policy version that the engine should not have any more, or yet."""
         for trajectory in trajectories:
             for row in trajectory.rows:
-                versions = [one for span in row.spans for one in span.policy_versions or ()]
+                versions = [number for span in row.spans for number in span.policy_versions or ()]
                 for found in (min(versions, default=version), max(versions, default=version)):
                     if not version - staleness <= found <= version:
                         bound = f", and may be {staleness} updates older" if staleness else ""
@@ -88,14 +88,16 @@ class ParityGate:
                         )
 
     async def probe(self, name: str, version: int) -> Mismatch:
-        """The mismatch of fresh replies."""
+        """Plays a probe and returns the mismatch of its replies."""
         trajectories = await self._play(name)
         self.check_versions(trajectories, version)
         return self._mismatch(fresh_batch(trajectories))
 
     async def refuse(self, found: MismatchFound, version: int, batch: TrainingBatch | None = None) -> None:
-        """Raises TrainingHalted with the likely cause of a mismatch, found by experiments; `batch` is where it was
-        found."""
+        """Raises TrainingHalted with the likely cause of a mismatch, found by experiments.
+
+        `batch` is the one in which the mismatch was found.
+        """
         try:
             cause = await self._cause(found, version, batch)
         except (EngineError, TrainingHalted) as error:
@@ -144,14 +146,16 @@ class ParityGate:
 
 
 def fresh_batch(trajectories: Sequence[Trajectory]) -> TrainingBatch:
-    """All sampled tokens of the trajectories as a batch, whatever their rewards.
+    """Returns all sampled tokens of the trajectories as a batch, whatever their rewards.
 
-    Raises EngineError when no episode gave a token: then nothing can be compared.
+    Raises EngineError if no episode has a sampled token: then nothing can be compared.
     """
-    played = [one for one in trajectories if one.status.trainable and one.num_trained_tokens]
+    played = [
+        trajectory for trajectory in trajectories if trajectory.status.trainable and trajectory.num_trained_tokens
+    ]
     if not played:
-        said = "; ".join(sorted({str(one.error) for one in trajectories})[:3])
-        raise EngineError(f"no episode of a probe could be played: {said}")
+        errors = "; ".join(sorted({str(trajectory.error) for trajectory in trajectories})[:3])
+        raise EngineError(f"no episode of a probe could be played: {errors}")
     return plain_batch(played)
 
 

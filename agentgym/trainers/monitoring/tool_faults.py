@@ -1,4 +1,4 @@
-"""How often the tools of a step failed for reasons that are not the model's."""
+"""Counts the failures of a step's tools that are not the model's fault."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["ToolFaults"]
 
 @dataclass(frozen=True, kw_only=True)
 class ToolFaults:
-    """The tool calls that ended their episodes as `env_error`; they are no `tool_errors`, which the model reads."""
+    """The tool calls that ended their episodes as `env_error`, unlike `tool_errors`, which the model reads."""
 
     tool_faults: int
-    """Calls whose tool failed by no mistake of the model: a service that is down, a full disk, a defect."""
+    """The number of calls whose tool failed without a mistake of the model: a service down, a full disk, a defect."""
     tool_fault_share: float
     """The largest share of such calls among the calls of one tool."""
     faulty_tool: str | None

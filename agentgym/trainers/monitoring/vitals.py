@@ -13,7 +13,7 @@ __all__ = ["Vitals"]
 
 @dataclass(frozen=True, kw_only=True)
 class Vitals:
-    """What one line of `metrics.jsonl` says; None for what the step did not measure."""
+    """The numbers of a line of `metrics.jsonl` by which a step is judged; None if the step did not measure it."""
 
     episodes: int = 0
     replies_cut: int = 0
@@ -24,22 +24,22 @@ class Vitals:
     success: float = 0.0
     tool_calls: int = 0
     lost_calls: int = 0
-    """Calls that reached no tool."""
+    """The number of calls that reached no tool."""
     tool_fault_share: float = 0.0
     faulty_tool: str = ""
     tool_calls_per_turn: float | None = None
     repeated_ngrams: float | None = None
     repeated_replies: float | None = None
     entropy: float | None = None
-    """Nats a token: of the update, or of what was sampled where there was no update."""
+    """The entropy in nats per token: of the update, or of the sampled tokens without an update."""
     clip_fraction: float | None = None
     grad_norm: float | None = None
     kl: float | None = None
-    """To the reference model, nats a token."""
+    """The KL divergence from the reference model, in nats per token."""
 
     @classmethod
     def of(cls, line: Mapping[str, JSON]) -> Vitals:
-        """The numbers of a line, by their flat names."""
+        """Reads the numbers of a line by their flat names."""
         failed = ("malformed_calls", "truncated_calls", "unknown_tools", "invalid_arguments")
         entropy = _number(line, "entropy")
         return cls(

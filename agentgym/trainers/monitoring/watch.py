@@ -1,4 +1,4 @@
-"""Watches a run for signs of collapse: names each once, and says when one ends it."""
+"""Watches a run for signs of collapse: logs each once, and stops the run if its settings ask for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class CollapseWatch:
-    """Judges each step by those before it; `lines` are those of `metrics.jsonl` that a resumed run begins with."""
+    """Judges each step by the steps before it; `lines` are the lines of `metrics.jsonl` of a resumed run."""
 
     def __init__(self, config: CollapseConfig, lines: Iterable[Mapping[str, JSON]] = ()) -> None:
         self.config = config
@@ -32,19 +32,19 @@ class CollapseWatch:
             self._recall(line)
 
     def _recall(self, line: Mapping[str, JSON]) -> None:
-        told, step = line.get("warnings"), line.get("step")
-        for text in told if isinstance(told, list) else ():
+        warnings, step = line.get("warnings"), line.get("step")
+        for text in warnings if isinstance(warnings, list) else ():
             given, _, sentence = str(text).partition(": ")
             for name in SIGNS:
                 if name == given and isinstance(step, int):
                     self._named.setdefault(name, Sign(name, step, sentence))
 
-    def found(self, name: SignName, text: str) -> None:
-        """Takes a sign that the step itself found; the next `see` names it."""
+    def add_sign(self, name: SignName, text: str) -> None:
+        """Adds a sign that the step itself found; the next `see` logs it."""
         self._found[name] = text
 
     def see(self, metrics: StepMetrics) -> StepMetrics:
-        """The step's metrics with the signs that stand at it; one that is new is logged."""
+        """Returns the step's metrics with the signs of the step; logs those that are new."""
         self._history.append(Vitals.of(metrics.to_json()))
         texts = {**self._found, **signs_of_collapse(self._history, self.config)}
         self._found = {}
@@ -56,15 +56,16 @@ class CollapseWatch:
         return replace(metrics, signs=self._now)
 
     @property
-    def finished(self) -> bool:
-        """Whether the last step showed that nothing is left to learn, and that ends the run."""
+    def is_finished(self) -> bool:
+        """True if the last step showed that nothing is left to learn, and that ends the run."""
         return self._stops("solved") is not None
 
     @property
     def halt(self) -> TrainingHalted | None:
-        """What ends the run after the last step, if anything does."""
+        """The error that ends the run after the last step; None if it goes on."""
         sign = next(
-            (one for name in self.config.stop_on if name not in ("nan", "solved") and (one := self._stops(name))), None
+            (found for name in self.config.stop_on if name not in ("nan", "solved") and (found := self._stops(name))),
+            None,
         )
         if sign is None:
             return None
@@ -73,4 +74,4 @@ class CollapseWatch:
         )
 
     def _stops(self, name: SignName) -> Sign | None:
-        return next((one for one in self._now if one.name == name and name in self.config.stop_on), None)
+        return next((sign for sign in self._now if sign.name == name and name in self.config.stop_on), None)

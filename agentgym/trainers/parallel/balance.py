@@ -1,6 +1,6 @@
-"""Rows over ranks: what each costs, and consecutive portions whose largest is as small as it can be.
+"""Distributes rows over ranks: the cost of each row, and consecutive portions whose largest cost is minimal.
 
-Consecutive, because rows that begin alike are neighbours, and what they share is computed once where they are together.
+Portions are consecutive because rows with a common prefix are neighbours, and within a portion it is computed once.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from agentgym.model.decoder import DecoderConfig
 from agentgym.model.packed_layout import MIN_SHARED, shared_length
 from agentgym.trainers.batch.batch import TrainingBatch
 
-__all__ = ["RowCost", "balanced", "row_costs"]
+__all__ = ["RowCost", "balance_rows", "row_costs"]
 
 
 @dataclass(frozen=True)
 class RowCost:
-    """Multiplications of a row in one layer; integers, so that every rank finds the same portions."""
+    """The multiplications of a row in one layer; integers, so that every rank computes the same portions."""
 
     whole: int
-    """Where it is the first of a portion."""
+    """The cost as the first row of a portion."""
     further: int
-    """Behind the row before it, whose beginning it may share; at most `whole`."""
+    """The cost after the row before it, whose prefix it may share; at most `whole`."""
 
 
 def row_costs(batch: TrainingBatch, config: DecoderConfig) -> list[RowCost]:
@@ -46,25 +46,25 @@ def row_costs(batch: TrainingBatch, config: DecoderConfig) -> list[RowCost]:
     return found
 
 
-def balanced(costs: Sequence[RowCost], num_portions: int) -> list[range]:
-    """The rows of each portion, in order; the last ones are empty where there is nothing left.
+def balance_rows(costs: Sequence[RowCost], num_portions: int) -> list[range]:
+    """Returns the rows of each portion, in order; the last portions are empty if no rows are left.
 
-    No other cut into consecutive portions has a smaller largest one: the smallest bound that can be kept is found by
-    bisection, and each portion is then filled up to it.
+    No other split into consecutive portions has a smaller largest cost: bisection finds the smallest feasible bound,
+    and each portion is then filled up to it.
     """
-    low, high = max((one.whole for one in costs), default=0), sum(one.whole for one in costs)
+    low, high = max((cost.whole for cost in costs), default=0), sum(cost.whole for cost in costs)
     while low < high:
         middle = (low + high) // 2
-        if len(_filled(costs, middle)) <= num_portions:
+        if len(_fill_portions(costs, middle)) <= num_portions:
             high = middle
         else:
             low = middle + 1
-    portions = _filled(costs, high)
+    portions = _fill_portions(costs, high)
     return portions + [range(len(costs), len(costs))] * (num_portions - len(portions))
 
 
-def _filled(costs: Sequence[RowCost], bound: int) -> list[range]:
-    """Portions that cost at most `bound` each, every one as long as that allows."""
+def _fill_portions(costs: Sequence[RowCost], bound: int) -> list[range]:
+    """Portions that cost at most `bound` each, every one as long as the bound allows."""
     portions: list[range] = []
     start = spent = 0
     for row, cost in enumerate(costs):

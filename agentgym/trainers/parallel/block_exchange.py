@@ -1,10 +1,10 @@
-"""What the ranks of a block tell each other in a forward pass that they share.
+"""The collectives of the ranks of a block in a forward pass that they share.
 
 Sequence parallel is DeepSpeed-Ulysses (Jacobs et al. 2023): an all-to-all before attention turns a portion of the
-tokens with all heads into all tokens with a portion of the heads, and one behind it turns that back. Tensor parallel
-is Megatron's (Shoeybi et al. 2019, with the tokens split wherever weights are not, Korthikanti et al. 2022): tokens are
-gathered for a product with a part of the outputs, and what products with a part of the inputs give is summed and
-scattered again. Each move is one of torch's own that knows its gradient.
+tokens with all heads into all tokens with a portion of the heads, and one after it turns that back. Tensor parallel is
+Megatron's (Shoeybi et al. 2019, with the tokens split wherever weights are not, Korthikanti et al. 2022): tokens are
+gathered for a product with a part of the outputs, and the results of products with a part of the inputs are summed and
+scattered again. Each collective is a differentiable one of torch.
 
 Difference from Ulysses: key/value heads that the ranks do not divide are repeated as often as needed, no more.
 """
@@ -32,17 +32,17 @@ __all__ = ["BlockExchange", "Slots"]
 
 @dataclass(frozen=True, eq=False)
 class Slots:
-    """Where tokens lie, in their order: each in one of `number` slots, those of the block's ranks one after another."""
+    """The slot of each token, in their order; the `number` slots are those of the block's ranks, one after another."""
 
     place_U: Tensor
     number: int
 
 
 class BlockExchange(Exchange):
-    """The moves of one pass; every rank of the block makes the same ones, forward and backward.
+    """The collectives of one pass; every rank of the block calls the same ones, forward and backward.
 
-    `every` are the slots of all tokens, `queries` those of the wanted ones where the last layer asks for no others,
-    `owner_M` the rank of the block that has each wanted entry.
+    `every` are the slots of all tokens. `queries` are those of the wanted tokens, where the last layer computes no
+    others. `owner_M` is the rank of the block that has each wanted entry.
     """
 
     def __init__(self, mesh: RankMesh, every: Slots, queries: Slots, owner_M: Tensor) -> None:
@@ -56,37 +56,39 @@ class BlockExchange(Exchange):
         self._most = int(owner_M.bincount(minlength=1).max())
 
     def weight(self, parameter: Tensor) -> Tensor:
-        """The part of a matrix, or the whole of what is not split: its gradient is then a sum over the tokens."""
+        """This rank's part of a matrix, or the whole of an unsplit parameter, whose gradient is a sum over tokens."""
         if not is_sharded(parameter):
             return parameter
-        gradient = [Partial() if one.is_replicate() else one for one in parameter.placements]
+        gradient = [Partial() if placement.is_replicate() else placement for placement in parameter.placements]
         local: Tensor = parameter.to_local(grad_placements=gradient)
         return local
 
     def whole_weight(self, parameter: Tensor) -> Tensor:
-        """Gathered from the ranks that split it."""
+        """The whole parameter, gathered from the ranks that split it."""
         if not is_sharded(parameter):
             return parameter
         whole: Tensor = parameter.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
         return whole
 
-    def embedded(self, ids_N: Tensor, embed_VE: Tensor) -> Tensor:
-        """Each rank looks up its part of the width, for the tokens of all."""
+    def embed_ids(self, ids_N: Tensor, embed_VE: Tensor) -> Tensor:
+        """The embeddings of this rank's tokens; each rank looks up its part of the width for the tokens of all."""
         if not is_sharded(embed_VE):
             return F.embedding(ids_N, embed_VE)
         part_NE = F.embedding(ids_N, embed_VE.to_local())
-        return _swapped(part_NE.unflatten(0, (self.num_parts, -1)), self._tensor.get_group()).transpose(0, 1).flatten(1)
+        return (
+            _swap_ranks(part_NE.unflatten(0, (self.num_parts, -1)), self._tensor.get_group()).transpose(0, 1).flatten(1)
+        )
 
-    def gathered(self, x_PE: Tensor) -> Tensor:
-        """The tokens of the ranks that split the weights."""
+    def gather_tokens(self, x_PE: Tensor) -> Tensor:
+        """Gathers the tokens of the ranks that split the weights."""
         return self._among_tensor(x_PE, Shard(0), Replicate())
 
-    def summed(self, x_NE: Tensor) -> Tensor:
-        """Over the ranks that split the weights."""
+    def sum_parts(self, x_NE: Tensor) -> Tensor:
+        """Sums over the ranks that split the weights; each keeps its own tokens."""
         return self._among_tensor(x_NE, Partial(), Shard(0))
 
     def to_heads(self, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, cuts: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """All tokens for this rank's heads."""
+        """Queries, keys and values of all tokens, for this rank's heads."""
         repeats = self._num_ranks // gcd(k_NKD.shape[1], self._num_ranks)
         if repeats > 1:
             k_NKD, v_NKD = k_NKD.repeat_interleave(repeats, 1), v_NKD.repeat_interleave(repeats, 1)
@@ -98,18 +100,18 @@ class BlockExchange(Exchange):
         return q_UHD, k_UKD, v_UKD
 
     def to_tokens(self, x_UHD: Tensor, cuts: bool) -> Tensor:
-        """All heads for this rank's tokens."""
+        """Numbers of all heads, for this rank's tokens."""
         slots = self._queries if cuts else self._every
         x_SHD = x_UHD.new_zeros(slots.number, *x_UHD.shape[1:]).index_copy(0, slots.place_U, x_UHD)
         x_RNXD = x_SHD.unflatten(0, (self._num_ranks, -1))
-        return _swapped(x_RNXD, self._sequence).transpose(0, 1).flatten(1, 2)
+        return _swap_ranks(x_RNXD, self._sequence).transpose(0, 1).flatten(1, 2)
 
     def own(self, x_M: Tensor) -> Tensor:
-        """What is about this rank's entries."""
+        """The numbers of this rank's entries."""
         return x_M[self._own_O]
 
-    def joined(self, x_O: Tensor) -> Tensor:
-        """All entries: this rank's own with their graph, and the others as they are."""
+    def gather_entries(self, x_O: Tensor) -> Tensor:
+        """Gathers all entries: this rank's own with their graph, and the others without."""
         padded = F.pad(x_O.detach(), (0, self._most - len(x_O)))
         found = [torch.empty_like(padded) for _ in range(dist.get_world_size(self._block))]
         dist.all_gather(found, padded, self._block)
@@ -120,10 +122,10 @@ class BlockExchange(Exchange):
         return joined_M.index_copy(0, self._own_O, x_O)
 
     def _tokens_of_heads(self, parts: list[Tensor], slots: Slots) -> list[Tensor]:
-        """In one message: the ranks' heads of each part side by side."""
+        """All tokens of this rank's heads, in one message that has the ranks' heads of each part side by side."""
         parts_NRXD = [part.unflatten(1, (self._num_ranks, -1)) for part in parts]
-        all_SXD = _swapped(torch.cat(parts_NRXD, 2).transpose(0, 1), self._sequence).flatten(0, 1)
-        return list(all_SXD[slots.place_U].split([one.shape[2] for one in parts_NRXD], 1))
+        all_SXD = _swap_ranks(torch.cat(parts_NRXD, 2).transpose(0, 1), self._sequence).flatten(0, 1)
+        return list(all_SXD[slots.place_U].split([part.shape[2] for part in parts_NRXD], 1))
 
     def _among_tensor(self, x: Tensor, now: Placement, then: Placement) -> Tensor:
         if self.num_parts == 1:
@@ -132,6 +134,6 @@ class BlockExchange(Exchange):
         return sharded.to_local(grad_placements=[Partial()] if then.is_replicate() else None)
 
 
-def _swapped(x_R: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Entry `i` goes to rank `i` of the group, which puts it at this rank's place."""
+def _swap_ranks(x_R: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Sends entry `i` to rank `i` of the group, which stores it at the index of the sending rank."""
     return x_R if len(x_R) == 1 else all_to_all_single_autograd(x_R.contiguous(), None, None, group)

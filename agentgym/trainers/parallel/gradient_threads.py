@@ -1,4 +1,4 @@
-"""Gradients of micro-batches on several CPU threads, summed in a fixed order: the thread count never changes a bit."""
+"""Gradients of micro-batches on CPU threads, summed in a fixed order, so that the thread count never changes a bit."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class MicroResult(Generic[S]):
 class GradientWorkers:
     """Runs forward and backward of micro-batches, each on one thread that uses one core.
 
-    Two threads of one operator wait for each other at every operator, which costs more than it gives for small
-    models and is six times slower on a busy machine; whole micro-batches side by side do not wait.
+    Threads within an operator wait for each other at every operator. This costs more than it saves for small models and
+    is six times slower on a busy machine. Whole micro-batches in parallel do not wait.
     """
 
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
-        # One thread is a thread of its own too: the caller's may use several cores in an operator, with other bits.
+        # Even one thread is a separate one: the caller's may use several cores in an operator, with other bits.
         self._pool = ThreadPoolExecutor(num_threads, "agentgym-learner", _one_core)
 
     def accumulate(
@@ -44,17 +44,17 @@ class GradientWorkers:
         parameters: Sequence[Tensor],
         sizes: Sequence[int] = (),
     ) -> list[S]:
-        """Adds the gradient of every part's loss to `parameters`, in the order of the parts; gives their reports.
+        """Adds the gradient of every part's loss to `parameters`, in the order of the parts; returns their reports.
 
-        With `sizes`, the gradients of so many parts are summed first, then those of the next ones, and then the sums.
+        With `sizes`, the gradients of that many parts are summed at a time, and then the sums.
         """
         reports = []
 
-        def one(part: T) -> tuple[tuple[Tensor | None, ...], S]:
+        def compute_part(part: T) -> tuple[tuple[Tensor | None, ...], S]:
             result = compute(part)
             return torch.autograd.grad(result.loss, parameters, allow_unused=True), result.report
 
-        results = self._pool.map(one, parts)
+        results = self._pool.map(compute_part, parts)
         for size in sizes or (len(parts),):
             before = [parameter.grad for parameter in parameters]
             for parameter in parameters:
@@ -66,15 +66,15 @@ class GradientWorkers:
         return reports
 
     def map(self, work: Callable[[T], S], parts: Iterable[T]) -> list[S]:
-        """`work` on every part, in their order."""
+        """Runs `work` on every part; returns the results in their order."""
         return list(self._pool.map(work, parts))
 
     def run(self, work: Callable[[], S]) -> S:
-        """`work` on one of these threads, for the same reasons: an optimizer's step on one core, with the same bits."""
+        """Runs `work` on one of these threads, so that an optimizer's step uses one core and has the same bits."""
         return self._pool.submit(work).result()
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Stops the threads."""
         self._pool.shutdown()
 
 
@@ -93,6 +93,6 @@ def _one_core() -> None:
 
 
 def gradient_type(parameter: Tensor) -> torch.dtype:
-    """What the gradients of a parameter's micro-batches are summed in: float32 where it has a master."""
+    """The type in which the gradients of a parameter's micro-batches are summed: float32 if it has a master."""
     found: torch.dtype | None = getattr(parameter, "grad_dtype", None)
     return found or parameter.dtype

@@ -1,4 +1,4 @@
-"""The ranks of a learner as a grid, and the groups in which they speak."""
+"""The ranks of a learner as a grid, and their process groups."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class RankMesh:
     """Rank `(data * sequences + sequence) * tensors + tensor` of the default group is at (data, sequence, tensor)."""
 
     weights: DeviceMesh
-    """The ranks as FSDP2 takes them, shards x tensor: a weight's shards lie on the ranks of data and sequence alike."""
+    """The mesh for FSDP2, shards x tensor: a weight is sharded over the data and the sequence dimension alike."""
     data: dist.ProcessGroup | None
-    """The ranks that have the same place in their blocks."""
+    """The ranks that have the same index in their blocks."""
     block: dist.ProcessGroup
     """The ranks that share this rank's forward passes."""
     sequence: dist.ProcessGroup
-    """Those of them that have the same part of the weights. Neither exists where no passes are shared."""
+    """The ranks of the block that have the same part of the weights. Neither exists if no passes are shared."""
 
     def __init__(self, config: MeshConfig, device: str) -> None:
         self.config = config
@@ -35,11 +35,11 @@ class RankMesh:
         places = _mesh(device, data=self.num_data, sequence=config.sequence, tensor=config.tensor)
         self.sequence = places["sequence"].get_group()
         self.weights = _mesh(device, shards=self.num_data * config.sequence, tensor=config.tensor)
-        self.weights._flatten()  # norms are then summed over all ranks at once, and torch does not warn of two sums
+        self.weights._flatten()  # norms are then summed over all ranks at once, and torch does not warn about two sums
 
     @property
     def shards(self) -> DeviceMesh:
-        """The ranks that have the same part of each weight between them."""
+        """The ranks that the same part of each weight is sharded over."""
         return self.weights["shards"]
 
 

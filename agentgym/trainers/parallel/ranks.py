@@ -1,6 +1,6 @@
 """A learner of several processes: FSDP2 shards the weights, and each rank learns from its share of every batch.
 
-What starts the processes is not here. Each of them opens the process group, shards, and has a Learner of its own:
+The processes are started elsewhere. Each of them opens the process group, shards, and has a Learner of its own:
 
     dist.init_process_group("gloo")
     ranks = Ranks(config.learner.fsdp, mesh=config.learner.mesh)
@@ -25,7 +25,7 @@ from agentgym.model.decoder import Decoder, DecoderConfig
 from agentgym.model.model_folder import decoder_config, fill_decoder
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers.batch.batch import TrainingBatch
-from agentgym.trainers.parallel.balance import balanced, row_costs
+from agentgym.trainers.parallel.balance import balance_rows, row_costs
 from agentgym.trainers.parallel.gradient_threads import MicroResult
 from agentgym.trainers.parallel.mesh import RankMesh
 from agentgym.trainers.parallel.sharded_tensor import like
@@ -42,10 +42,10 @@ S = TypeVar("S")
 
 
 class Ranks:
-    """The processes of the default group as the world of a learner (see `World`).
+    """The processes of the default group as the ranks of a learner (see `World`).
 
-    `device` is `cpu` (gloo) or `cuda` (nccl, a GPU a process, set with `torch.cuda.set_device` before). Raises
-    ConfigError where no group is open, or where the settings ask for what the device does not have.
+    `device` is `cpu` (gloo) or `cuda` (nccl, one GPU per process, set with `torch.cuda.set_device` before). Raises
+    ConfigError if no group is open, or if the settings ask for something that the device does not have.
     """
 
     def __init__(
@@ -68,22 +68,26 @@ class Ranks:
         self._shape: DecoderConfig | None = None
 
     def shard(self, model: Decoder) -> Sharded:
-        """Spreads the model's weights; only its `forward` has them whole from now on. Raises ConfigError for one that
-        cannot be split as the mesh says."""
+        """Shards the model's weights; from now on only its `forward` has them whole.
+
+        Raises ConfigError for a model that cannot be split by this mesh.
+        """
         self._mesh.config.check(model.config, self.size)
         self._shape = model.config
         self.spread(model)
         return Sharded(model, self)
 
     def load(self, folder: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> Sharded:
-        """The model of a folder, of which each rank takes its part of one parameter after the other: a model that no
-        rank could hold whole. Raises as `load_decoder` and `shard` do."""
+        """Loads and shards the model of a folder, even one that no rank could hold whole.
+
+        Each rank takes its part of one parameter after the other. Raises as `load_decoder` and `shard` do.
+        """
         model = self._empty(decoder_config(folder), dtype)
         fill_decoder(model, folder, lambda parameter, stored: parameter.copy_(like(stored, parameter)))
         return Sharded(model, self)
 
     def _empty(self, config: DecoderConfig, dtype: torch.dtype) -> Decoder:
-        """A sharded model whose weights are still to come."""
+        """A sharded model whose weights are not loaded yet."""
         with torch.device("meta"):
             model = Decoder(config).to(dtype)
         self.shard(model)
@@ -94,7 +98,7 @@ class Ranks:
         return model
 
     def spread(self, module: nn.Module) -> None:
-        """Shards each layer of a decoder, and what is in none of them: what is gathered at a time."""
+        """Shards each layer of a decoder, and the parameters outside of the layers, as units to gather at once."""
         num_parts = self._mesh.config.tensor
         if num_parts > 1:
             split_weights(module, self._mesh.weights["tensor"])
@@ -114,20 +118,22 @@ class Ranks:
             mp_policy=MixedPrecisionPolicy(param_dtype=types[0], reduce_dtype=getattr(torch, types[1])),
             offload_policy=CPUOffloadPolicy() if config.cpu_offload else OffloadPolicy(),
         )
-        # Shares add up to the step's gradient: a sum over ranks and not a mean.
+        # The shares add up to the step's gradient, so it is a sum over ranks, not a mean.
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
         self._modules.append(sharded)
 
     def share(self, batch: TrainingBatch, max_tokens: int) -> Share:
-        """Consecutive rows, about as costly as those of every other rank; where those are cut into more micro-batches,
-        idle ones follow."""
+        """Consecutive rows, about as costly as those of every other rank.
+
+        If another rank has more micro-batches, idle ones follow.
+        """
         assert self._shape is not None
         if not batch.num_rows:
             return Share((), 0, Place(0, 0, 0), Place(0, 0, 0))
-        rows = balanced(row_costs(batch, self._shape), self._mesh.num_data)[self.portion]
+        rows = balance_rows(row_costs(batch, self._shape), self._mesh.num_data)[self.portion]
         own = batch.select(rows).to(self.device).split(max_tokens)
-        # An idle part has a trained target, for every parameter to be in its graph: gradients are summed in groups.
+        # An idle part has a trained target, so that every parameter is in its graph: gradients are summed in groups.
         idle = [batch.one_target().to(self.device)] * (self._longest(len(own), batch) - len(own))
         first_N = torch.arange(batch.num_tokens) < sum(batch.seqlens[: rows.start])
         start = int((batch.mask_N.cpu() & first_N).sum())
@@ -135,7 +141,7 @@ class Ranks:
         return Share((*own, *idle), len(own), targets, Place(rows.start, rows.stop, batch.num_rows))
 
     def _longest(self, number: int, batch: TrainingBatch) -> int:
-        """The largest number of micro-batches on any rank; raises InvalidTrajectory where batches differ."""
+        """The largest number of micro-batches on any rank; raises InvalidTrajectory if the ranks' batches differ."""
         mark = crc32(batch.ids_N.cpu().numpy().tobytes())
         found = torch.tensor([number, mark, -mark], device=self.device)
         dist.all_reduce(found, dist.ReduceOp.MAX)
@@ -159,7 +165,7 @@ class Ranks:
         parameters: Sequence[Tensor],
         sizes: Sequence[int] = (),
     ) -> list[S]:
-        """One micro-batch after the other, in this thread; the ranks exchange gradients behind the last, or each."""
+        """Computes micro-batches one by one, in this thread; ranks exchange gradients after the last, or after each."""
         each = self.config.gradients == "sharded"
         reports = []
         for left, part in zip(reversed(range(len(parts))), parts, strict=True):
@@ -173,32 +179,32 @@ class Ranks:
         return reports
 
     def map(self, work: Callable[[T], S], parts: Sequence[T]) -> list[S]:
-        """One part after the other, in this thread."""
+        """Runs `work` on one part after the other, in this thread."""
         found = [work(part) for part in parts]
         self._reshard()
         return found
 
     def whole(self, values: Sequence[Tensor], place: Place) -> Tensor:
-        """Every share's numbers are added to zeros, which changes no bit of them."""
+        """The numbers of all shares: each share's are added to zeros, which changes no bit of them."""
         all_M = torch.zeros(place.total, device=self.device)
         if place.start < place.stop:
             all_M[place.here] = torch.cat(list(values)).detach()
         dist.all_reduce(all_M, group=self._mesh.data)
         return all_M
 
-    def gathered(self, scalars_K: Tensor) -> list[Tensor]:
+    def gather_scalars(self, scalars_K: Tensor) -> list[Tensor]:
         """The numbers of every share."""
         found = [torch.empty_like(scalars_K) for _ in range(self._mesh.num_data)]
         dist.all_gather(found, scalars_K, group=self._mesh.data)
         return found
 
     def run(self, work: Callable[[], S]) -> S:
-        """In this thread."""
+        """Runs `work` in this thread."""
         return work()
 
     @torch.no_grad()
     def copy(self, model: Decoder) -> Decoder:
-        """A model of the same shards; nothing is sent."""
+        """Copies a model shard by shard, without communication."""
         other = model.like()
         self.shard(other)
         for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):
@@ -206,10 +212,10 @@ class Ranks:
         return other
 
     def close(self) -> None:
-        """Lets go of the models. The process group is left to whoever opened it."""
+        """Drops the references to the models. The process group is left to its opener."""
         self._modules.clear()
 
     def _reshard(self) -> None:
-        """Gives up whatever weights are whole, as they are about to change."""
+        """Frees the gathered weights, as they are about to change."""
         for module in self._modules:
             module.reshard()

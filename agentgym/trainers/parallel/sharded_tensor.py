@@ -1,4 +1,4 @@
-"""Parameters and what belongs to them, whole or as the shard of one rank: what stands in files is whole."""
+"""Parameters and tensors that belong to them, whole or as the shard of one rank; files have whole tensors."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ __all__ = ["is_sharded", "keep_rows", "like", "whole"]
 
 
 def whole(tensor: Tensor, of: Tensor | None = None) -> Tensor:
-    """The tensor without a graph, gathered from all ranks where it is sharded: they all ask for the same one. `of` is
-    the parameter that it belongs to, such as its gradient; without one it is a parameter itself."""
+    """Returns the tensor without a graph, gathered if it is sharded; then all ranks must call it for the same tensor.
+
+    `of` is the parameter that the tensor belongs to, for example as its gradient; without it, the tensor is a parameter
+    itself.
+    """
     detached = tensor.detach()
     if not is_sharded(detached):
         return detached
@@ -25,7 +28,7 @@ def whole(tensor: Tensor, of: Tensor | None = None) -> Tensor:
 
 @torch.no_grad()
 def like(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """This rank's shard of a whole tensor, cut as the parameter is; the tensor itself where that is whole."""
+    """This rank's shard of a whole tensor, sharded as the parameter is; the tensor itself if the parameter is whole."""
     if not is_sharded(parameter):
         return tensor
     from torch.distributed.tensor import distribute_tensor  # takes most of a second, and settings import this file
@@ -34,12 +37,12 @@ def like(tensor: Tensor, parameter: Tensor) -> Tensor:
     kept = tensor.to(mesh.device_type)
     kept = kept if order is None else kept[order.to(kept.device)]
     sharded = distribute_tensor(kept, mesh, parameter.placements, src_data_rank=None).to(parameter.device)
-    # A part of the columns is a view with gaps, and fused optimizers go through memory as it lies.
+    # A part of the columns is a view with gaps, and fused optimizers need contiguous memory.
     return torch.empty_like(parameter, dtype=tensor.dtype).copy_(sharded)
 
 
 def keep_rows(parameter: Tensor, order: Tensor) -> None:
-    """Notes at a sharded parameter that row `i` of it, and of what belongs to it, is row `order[i]` of the whole."""
+    """Records that row `i` of a sharded parameter, and of tensors that belong to it, is row `order[i]` of the whole."""
     parameter.kept_rows = order  # type: ignore[attr-defined]
 
 
@@ -49,5 +52,5 @@ def _kept_rows(parameter: Tensor) -> Tensor | None:
 
 
 def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Whether this is a rank's part of a tensor that lies on all ranks."""
+    """True if this is a rank's part of a tensor that is sharded over all ranks."""
     return hasattr(tensor, "full_tensor")

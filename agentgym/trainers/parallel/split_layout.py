@@ -1,7 +1,7 @@
-"""A forward pass that several ranks share: which of its tokens each rank has.
+"""The layout of a forward pass that several ranks share: the tokens of each rank.
 
-Which rank has which is free, since only attention looks at their order; so each has as many wanted tokens as the
-others, for the vocabulary head costs most.
+Any rank may have any token, since only attention depends on their order. So each has as many wanted tokens as the
+others, since the vocabulary head costs most.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ __all__ = ["SplitLayout"]
 
 
 class SplitLayout(PackedLayout):
-    """A packed layout whose tokens lie on the ranks of a block; each of them makes one, of the same entries.
+    """A packed layout whose tokens are split over the ranks of a block; each rank makes one, of the same entries.
 
-    Every rank has as many slots, the first of them for its wanted tokens; what is left over is padding, which computes
-    the first token again and is read by nothing.
+    Every rank has the same number of slots, the first of them for its wanted tokens. The slots left over are padding,
+    which computes the first token again and is never read.
     Example: tokens 0 to 4, of which 1, 3 and 4 are wanted, on two ranks: slots (1, 3, 0) and (4, padding, 2).
     """
 
     def __init__(self, mesh: RankMesh, seqlens: Sequence[int], ids_N: Tensor, wanted_N: Tensor) -> None:
         device, block = ids_N.device, mesh.config.block
         super().__init__(seqlens, device, ids_N=ids_N, wanted_N=wanted_N)
-        wanted_W, rest = self._parted()
+        wanted_W, rest = self._split_tokens()
         most, further = max(1, -(-len(wanted_W) // block)), max(1, -(-len(rest) // block))
         size = padded_size(most + (further if len(rest) else 0))
         place_U = torch.empty(self.num_tokens, dtype=torch.int64, device=device)
@@ -55,15 +55,15 @@ class SplitLayout(PackedLayout):
         self.entry_M = self.entry_M[owner_M == mesh.block_rank] % most
         self.exchange = BlockExchange(mesh, Slots(place_U, block * size), Slots(place_W, block * len(own_Q)), owner_M)
 
-    def _parted(self) -> tuple[Tensor, Tensor]:
+    def _split_tokens(self) -> tuple[Tensor, Tensor]:
         """The computed tokens that are wanted, and the others."""
-        wanted_W = self.wanted.index_U[: sum(one.num_rows for one in self.wanted.blocks)]
+        wanted_W = self.wanted.index_U[: sum(block.num_rows for block in self.wanted.blocks)]
         is_rest_U = torch.ones(self.num_tokens, dtype=torch.bool, device=wanted_W.device)
         is_rest_U[wanted_W] = False
         return wanted_W, is_rest_U.nonzero()[:, 0]
 
 
 def _places(number: int, most: int, size: int) -> Tensor:
-    """The slots of tokens of which each rank, with `size` slots, has `most`."""
+    """The slots of `number` tokens, of which each rank has `most` in its `size` slots."""
     index = torch.arange(number)
     return index // most * size + index % most

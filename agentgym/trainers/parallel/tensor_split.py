@@ -1,7 +1,7 @@
-"""The weights of a module in parts for tensor parallel ranks: DTensors that `fully_shard` cuts further.
+"""Splits the weights of a module over tensor parallel ranks, as DTensors that `fully_shard` shards further.
 
-Queries, keys and values are one matrix, and so are gate and up: a rank's part must hold its heads of each. So their
-rows are kept in another order (`sharded_tensor.keep_rows`), and whole tensors are in the published one.
+Queries, keys and values are one matrix, and so are gate and up: a rank's part must hold its heads of each. So the rows
+of sharded tensors are in another order (`sharded_tensor.keep_rows`), and those of whole tensors in the published one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SPLITS = {"qkv": 0, "qkv_bias": 0, "gate_up": 0, "out": 1, "down": 1, "embed": 1
 
 @torch.no_grad()
 def split_weights(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Puts a DTensor in the place of each parameter, of which the rank keeps its part; all ranks have the whole one."""
+    """Replaces each parameter, which all ranks have whole, by a DTensor of which this rank keeps its part."""
     for part in module.modules():
         orders = row_orders(part, mesh.size())
         for name, parameter in list(part.named_parameters(recurse=False)):
@@ -38,7 +38,7 @@ def split_weights(module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def mark_rows(module: nn.Module, num_parts: int) -> None:
-    """Notes at the parameters in which order their rows are kept; done again where other tensors take their place."""
+    """Records the order of their rows at the parameters; must be repeated when other tensors replace them."""
     if num_parts == 1:
         return
     for part in module.modules():
@@ -47,14 +47,17 @@ def mark_rows(module: nn.Module, num_parts: int) -> None:
 
 
 def second_cut(parameter: nn.Parameter) -> Shard | None:
-    """The dimension in which `fully_shard` cuts a parameter further; None is its own choice, the first. It is another
-    one than that of the ranks' parts, wherever there is another: what is cut twice alike is costly to put together."""
+    """The dimension in which `fully_shard` shards a parameter further; None is its default, the first.
+
+    It differs from that of the ranks' parts if there is another: a tensor that is split twice in one dimension is
+    costly to gather.
+    """
     is_cut = is_sharded(parameter) and parameter.ndim > 1 and parameter.placements[0].is_shard(0)
     return Shard(1) if is_cut else None
 
 
 def row_orders(module: nn.Module, num_parts: int) -> dict[str, Tensor]:
-    """The rows of each parameter whose parts are made of several matrices, as they are kept."""
+    """The order of the rows of each parameter that consists of several matrices, as they are stored."""
     if not isinstance(module, DecoderLayer):
         return {}
     heads = _order([module.q_width, module.kv_width, module.kv_width], num_parts)
@@ -63,7 +66,7 @@ def row_orders(module: nn.Module, num_parts: int) -> dict[str, Tensor]:
 
 
 def _order(sizes: Sequence[int], num_parts: int) -> Tensor:
-    """Rows of matrices of these sizes, one below the other: the first part of each, then the second of each..."""
+    """The order of the rows of stacked matrices of these sizes: the first part of each, then the second of each..."""
     index = torch.arange(sum(sizes))
     chunks = [index[start:stop].chunk(num_parts) for start, stop in pairwise([0, *accumulate(sizes)])]
     return torch.cat([chunk for part in zip(*chunks, strict=True) for chunk in part])

@@ -1,6 +1,6 @@
-"""Where a step is computed: what a learner asks of the process it is in, or of all the processes it is spread over.
+"""The processes that compute a step: the interface of a learner to its one process, or to all of its ranks.
 
-Every rank has the whole batch and takes its share of the rows. Losses are sums under weights of the whole step, so
+Every rank has the whole batch and takes its share of the rows. Losses are sums under weights of the whole step, so the
 gradients and reports of all shares add up to the step's.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from agentgym.model.decoder import Decoder, DecoderConfig
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers.batch.batch import TrainingBatch
-from agentgym.trainers.parallel.balance import balanced, row_costs
+from agentgym.trainers.parallel.balance import balance_rows, row_costs
 from agentgym.trainers.parallel.gradient_threads import GradientWorkers, MicroResult
 
 __all__ = ["OneProcess", "Place", "Sharded", "Share", "World"]
@@ -28,7 +28,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank's numbers stand among those of all: `[start, stop)` of `total`."""
+    """The position of a rank's numbers among those of all ranks: `[start, stop)` of `total`."""
 
     start: int
     stop: int
@@ -36,44 +36,44 @@ class Place:
 
     @property
     def here(self) -> slice:
-        """The part of all that is this rank's."""
+        """The slice of all numbers that is this rank's."""
         return slice(self.start, self.stop)
 
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """A rank's part of a batch, in micro-batches; as many on every rank, since a forward pass is one of all ranks."""
+    """A rank's part of a batch, in micro-batches; as many as on every rank, since all ranks run each forward pass."""
 
     parts: tuple[TrainingBatch, ...]
-    """The rank's own, then those that only keep it in step with the others, and whose results count nowhere."""
+    """The rank's own micro-batches, then idle ones that keep it in step with the others; their results do not count."""
     num_own: int
     targets: Place
-    """Of the rank's trained targets."""
+    """The position of the rank's trained targets."""
     rows: Place
     sizes: tuple[int, ...] = ()
-    """Parts whose gradients are summed apart from the others', where there is more than one such portion."""
+    """The number of parts in each portion whose gradients are summed separately; empty if there is one portion."""
 
     def is_idle(self, number: int) -> bool:
-        """Whether part `number` only keeps step."""
+        """True if part `number` only keeps this rank in step with the others."""
         return number >= self.num_own
 
 
 class World(Protocol):
-    """The processes of a learner. Whatever takes micro-batches is called by all of them, with as many."""
+    """The processes of a learner; methods that take micro-batches are called by all of them, with as many."""
 
     rank: int
     size: int
     portion: int
-    """Which of the shares of a batch is this rank's. Ranks that share their forward passes have the same one."""
+    """The index of this rank's share of a batch. Ranks that share their forward passes have the same one."""
     device: torch.device
-    """Where this rank computes."""
+    """The device of this rank."""
 
     def share(self, batch: TrainingBatch, max_tokens: int) -> Share:
         """This rank's part of the batch, in micro-batches of at most `max_tokens` (see `TrainingBatch.split`)."""
         ...
 
     def layout(self, seqlens: Sequence[int], ids_N: Tensor, wanted_N: Tensor) -> PackedLayout:
-        """How rows lie in a forward pass, each shared prefix once, with final states of the wanted entries."""
+        """The layout of rows in a forward pass, each shared prefix once, with final states of the wanted entries."""
         ...
 
     def accumulate(
@@ -83,51 +83,53 @@ class World(Protocol):
         parameters: Sequence[Tensor],
         sizes: Sequence[int] = (),
     ) -> list[S]:
-        """Adds the gradient of all ranks' losses to `parameters`; gives the reports of this rank's parts. `sizes` are
-        those of the share."""
+        """Adds the gradient of all ranks' losses to `parameters`; returns the reports of this rank's parts.
+
+        `sizes` are those of the share.
+        """
         ...
 
     def map(self, work: Callable[[T], S], parts: Sequence[T]) -> list[S]:
-        """`work`, which takes no gradient, on every part."""
+        """Runs `work`, which takes no gradient, on every part."""
         ...
 
     def whole(self, values: Sequence[Tensor], place: Place) -> Tensor:
         """The numbers of all shares `[place.total]`, on every rank; `values` are this rank's, in order."""
         ...
 
-    def gathered(self, scalars_K: Tensor) -> list[Tensor]:
-        """The same numbers of each share, in their order."""
+    def gather_scalars(self, scalars_K: Tensor) -> list[Tensor]:
+        """Gathers the same numbers of each share, in the order of the shares."""
         ...
 
     def run(self, work: Callable[[], S]) -> S:
-        """`work`, with the threads of the step."""
+        """Runs `work` with the threads of the step."""
         ...
 
     def copy(self, model: Decoder) -> Decoder:
-        """Another model with the same weights, spread over the ranks as this one is."""
+        """Another model with the same weights, sharded over the ranks as this one is."""
         ...
 
     def spread(self, module: nn.Module) -> None:
-        """Shards a module over the ranks; a decoder layer by layer."""
+        """Shards a module over the ranks, a decoder layer by layer."""
         ...
 
     def close(self) -> None:
-        """Ends its threads."""
+        """Stops its threads."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Sharded:
-    """A model whose weights lie on all ranks, a part on each; `Ranks.shard` makes it."""
+    """A model whose weights are sharded over all ranks; `Ranks.shard` makes it."""
 
     decoder: Decoder
     ranks: World
 
 
 class OneProcess(GradientWorkers):
-    """A world of one rank, without a process group: micro-batches side by side on threads.
+    """A single rank without a process group, which computes micro-batches in parallel on threads.
 
-    With `portions`, a batch of the model `shape` is cut and summed as by so many ranks.
+    With `portions`, a batch of the model `shape` is split and summed as on that many ranks.
     """
 
     rank = 0
@@ -146,7 +148,7 @@ class OneProcess(GradientWorkers):
         """The whole batch."""
         portions = [batch]
         if self._portions > 1 and self._shape is not None and batch.num_rows:
-            ranges = balanced(row_costs(batch, self._shape), self._portions)
+            ranges = balance_rows(row_costs(batch, self._shape), self._portions)
             portions = [batch.select(rows) for rows in ranges if len(rows)]
         cut = [portion.to(self.device).split(max_tokens) for portion in portions]
         parts = tuple(part for portion in cut for part in portion)
@@ -159,16 +161,18 @@ class OneProcess(GradientWorkers):
         return PackedLayout(seqlens, ids_N.device, ids_N=ids_N, wanted_N=wanted_N)
 
     def whole(self, values: Sequence[Tensor], place: Place) -> Tensor:
-        """All values in one."""
+        """All values as one tensor."""
         return torch.cat(list(values)) if values else torch.zeros(place.total)
 
-    def gathered(self, scalars_K: Tensor) -> list[Tensor]:
-        """The only ones."""
+    def gather_scalars(self, scalars_K: Tensor) -> list[Tensor]:
+        """The numbers of the only share."""
         return [scalars_K]
 
     def copy(self, model: Decoder) -> Decoder:
-        """A deep copy; what is frozen is the same memory."""
-        return copy.deepcopy(model, {id(one): one for one in model.parameters() if not one.requires_grad})
+        """A deep copy, which shares the frozen parameters."""
+        return copy.deepcopy(
+            model, {id(parameter): parameter for parameter in model.parameters() if not parameter.requires_grad}
+        )
 
     def spread(self, module: nn.Module) -> None:
-        """Nothing: there is one rank."""
+        """Does nothing, since there is one rank."""

@@ -23,17 +23,18 @@ __all__ = ["load_model", "open_engine", "open_servers", "weights_for"]
 
 
 def load_model(folder: Path, learner: LearnerConfig) -> Decoder:
-    """The model of a folder, where and in the type that a run learns with; raises ConfigError for a device that is not
-    there."""
+    """The model of a folder, on the device and in the type of the learner; raises ConfigError for a missing device."""
     return on_device(load_decoder(folder, dtype=getattr(torch, learner.dtype)), learner.device)
 
 
 async def open_engine(
     config: TrainConfig, model: Decoder, model_folder: Path, *, version: int, log_folder: Path
 ) -> Engine:
-    """The engine of a run. In process it samples from the model itself, or from a copy where it goes on while the
-    model is trained. Servers load `model_folder` and keep their logs in `log_folder`; their weights are those of
-    the folder until the first update."""
+    """Opens the engine of a run.
+
+    In process it samples from the model itself, or from a copy if it goes on while the model is trained. Servers load
+    `model_folder` and keep their logs in `log_folder`; their weights are those of the folder until the first update.
+    """
     if config.engine == "local":
         sampled = copy.deepcopy(model).requires_grad_(False) if config.max_staleness else model
         return LocalEngine(sampled, config.local, version=version)
@@ -41,7 +42,7 @@ async def open_engine(
 
 
 async def open_servers(config: TrainConfig, model_folder: Path, *, version: int, log_folder: Path) -> ReplicatedEngine:
-    """The engine of a run that samples on servers."""
+    """Opens the engine of a run that samples on servers."""
     if config.engine == "sglang":
         sglang = replace(config.sglang, log_folder=config.sglang.log_folder or str(log_folder))
         return await open_sglang(sglang, model_folder, version=version)
@@ -50,6 +51,6 @@ async def open_servers(config: TrainConfig, model_folder: Path, *, version: int,
 
 
 def weights_for(engine: Engine, model: Decoder) -> Weights:
-    """What `update_weights` of this engine takes: nothing where it samples from the model itself."""
+    """The weights for `update_weights` of this engine; empty if it samples from the model itself."""
     is_shared = isinstance(engine, LocalEngine) and engine.model is model
     return {} if is_shared else dict(published_views(model))

@@ -16,29 +16,29 @@ __all__ = ["LearnerLost", "Origin", "RunParts"]
 
 
 class LearnerLost(AgentGymError, RuntimeError):
-    """A process of the learner died, and with it what was computed since the newest checkpoint."""
+    """A process of the learner died, and the steps since the newest checkpoint are lost."""
 
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """What a run begins or goes on with."""
+    """The model and weights that a run starts or resumes with."""
 
     model: Decoder
-    """This process's weights: those that are trained, or the copy of a cluster's."""
+    """This process's weights: those that are trained, or a copy of those trained on a cluster."""
     renderer: Renderer
     model_folder: Path
-    """Of the run's first weights, with the tokenizer."""
+    """The folder of the run's first weights, with the tokenizer."""
     weights_folder: Path
-    """Of the weights to go on with: the same, or a checkpoint."""
+    """The folder of the weights to continue with: the same, or a checkpoint."""
     version: int
-    """The policy version of these."""
+    """The policy version of these weights."""
     logs: Path
-    """Where servers that are begun keep their logs."""
+    """The folder for the logs of launched servers."""
 
 
 @dataclass(frozen=True, eq=False)
 class RunParts:
-    """What a run is made of."""
+    """The engine, stage and learner of a run."""
 
     engine: Engine
     stage: Stage

@@ -1,4 +1,4 @@
-"""Where a run's episodes are played: what makes the samplers of training, of the probe and of greedy episodes."""
+"""The factories of a run's loops and samplers: for training, for the parity probe and for greedy episodes."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from agentgym.trainers.config import TrainConfig
 __all__ = ["LocalStage", "Part", "Stage", "loop_for"]
 
 PROBE_TOKENS = 256
-"""The most ids of a reply in a probe of the parity gate."""
+"""The most ids of a reply in a probe of the parity check."""
 Part: TypeAlias = Literal["train", "probe", "greedy"]
-"""What episodes are played for: training and evaluation, short ones of the engine's check, temperature 0."""
+"""The purpose of episodes: training and evaluation, the engine's parity probe (short ones), or temperature 0."""
 
 
 class Stage(Protocol):
-    """Plays a run's episodes, in this process or elsewhere."""
+    """Makes the loops and samplers that play a run's episodes, in this process or elsewhere."""
 
     def loop(self, part: Part) -> EpisodeLoop:
-        """What plays an episode."""
+        """The loop that plays an episode."""
 
     def sampler(self, loop: EpisodeLoop, home: Home | None = None) -> Sampler:
-        """What plays many of them in `loop`, or in one that stands on it, with the `home` of another sampler."""
+        """The sampler that plays many episodes in `loop`, or in a loop that wraps it, with another sampler's `home`."""
 
 
 class LocalStage:
-    """Plays in this process."""
+    """Makes loops and samplers that play in this process."""
 
     def __init__(self, config: TrainConfig, engine: Engine, renderer: Renderer) -> None:
         self._config = config

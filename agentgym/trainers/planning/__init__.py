@@ -1,1 +1,1 @@
-"""What a training run would need and how fast it would be, from its shapes and the speeds of devices."""
+"""Estimates of a training run's memory and speed, from its shapes and the speeds of devices."""

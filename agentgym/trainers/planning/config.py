@@ -1,4 +1,4 @@
-"""What a plan is asked about."""
+"""The settings of a plan: GPUs, episodes, learner, engine and measurement."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ def _check(where: str, settings: object, least: dict[str, float]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSpec:
-    """One device. What is not given is the vendor's figure, or that of the measurement."""
+    """A device. A figure that is not given is the vendor's, or the measured one."""
 
     name: str | None = None
-    """H100, H200, B200, A100, L40S, ...; None is the measured device, or else an H100."""
+    """H100, H200, B200, A100, L40S, ...; None is the measured device, or an H100 without one."""
     memory_gib: float | None = None
-    """Its memory."""
+    """The memory of a GPU."""
     tflops: float | None = None
-    """10^12 operations a second, at most, in the type that is computed in."""
+    """The peak, in 10^12 operations a second, in the type that the model computes in."""
     memory_gb_s: float | None = None
-    """10^9 bytes a second from its memory."""
+    """The bandwidth of its memory, in 10^9 bytes a second."""
     link_gb_s: float | None = None
-    """10^9 bytes a second to another GPU of its machine, one direction."""
+    """The bandwidth to another GPU of its machine, in 10^9 bytes a second and one direction."""
     network_gb_s: float = 50.0
-    """10^9 bytes a second to a GPU of another machine; 50 is a 400 Gb/s port for each GPU."""
+    """The bandwidth to a GPU of another machine, in 10^9 bytes a second; 50 is a 400 Gb/s port per GPU."""
     per_node: int = 8
-    """GPUs of a machine."""
+    """The number of GPUs of a machine."""
 
     def __post_init__(self) -> None:
         tiny = 1e-9
@@ -46,21 +46,21 @@ class GpuSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeSpec:
-    """What an average episode is like."""
+    """An average episode."""
 
     prompt_tokens: int = 1000
-    """Of the first prompt, which a group shares."""
+    """The tokens of the first prompt, which a group shares."""
     reply_tokens: int = 400
-    """Sampled in a turn."""
+    """The tokens that are sampled in a turn."""
     tool_tokens: int = 200
-    """Of what answers a reply; none follows the last one."""
+    """The tokens that answer a reply; the last reply has no answer."""
     turns: int = 4
     tool_s: float = 1.0
-    """Seconds from a reply to the next request: tools and environment, waiting for nothing of ours."""
+    """Seconds from a reply to the next request: tools and environment, without waiting for engine or worker."""
     host_ms: float = 1.0
-    """Milliseconds of a worker's core in a turn: chat template, parsing, bookkeeping, an environment on its thread."""
+    """Milliseconds of a worker's core per turn: chat template, parsing, bookkeeping, an environment on its thread."""
     spread: float = 2.0
-    """The longest episode of a step, in average ones: at max_staleness 0 all wait for it."""
+    """The longest episode of a step, as a multiple of the average: at max_staleness 0 all wait for it."""
 
     def __post_init__(self) -> None:
         _check("episode.", self, {"prompt_tokens": 1, "reply_tokens": 1, "turns": 1, "spread": 1})
@@ -68,22 +68,22 @@ class EpisodeSpec:
 
     @property
     def tokens(self) -> int:
-        """Of a whole episode."""
+        """The tokens of a whole episode."""
         return self.prompt_tokens + self.sampled_tokens + self.answer_tokens
 
     @property
     def sampled_tokens(self) -> int:
-        """Of an episode."""
+        """The tokens that are sampled in an episode."""
         return self.turns * self.reply_tokens
 
     @property
     def answer_tokens(self) -> int:
-        """Tokens of what answered the replies."""
+        """The tokens that answer the replies of an episode."""
         return (self.turns - 1) * self.tool_tokens
 
     @property
     def context(self) -> float:
-        """Tokens before an average sampled one."""
+        """The number of tokens before an average sampled token."""
         return (
             self.prompt_tokens + (self.turns - 1) * (self.reply_tokens + self.tool_tokens) / 2 + self.reply_tokens / 2
         )
@@ -91,33 +91,33 @@ class EpisodeSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerSpec:
-    """How the learner holds and computes its model; it is sharded over all of its GPUs (FSDP)."""
+    """The learner's model and computation; the model is sharded over all of the learner's GPUs (FSDP)."""
 
     precision: Literal["mixed", "float32", "bfloat16"] = "mixed"
-    """`mixed` computes in bfloat16 and steps on float32 weights; the others have one type for everything."""
+    """`mixed` computes in bfloat16 and updates float32 weights; the others use one type for everything."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """Two numbers a weight (AdamW), or one a matrix's weight (Muon)."""
+    """The optimizer holds two numbers per weight (AdamW), or one per weight of a matrix (Muon)."""
     lora_rank: int = 0
-    """Rank of adapters on all matrices, which alone are trained; 0 trains the model."""
+    """The rank of adapters on all matrices, which alone are trained; 0 trains the model."""
     micro_batch_tokens: int = 16_384
-    """Tokens of a forward pass on one GPU, or on those that share its rows."""
+    """The tokens of a forward pass on one GPU, or on the GPUs that share its rows."""
     activation_checkpointing: bool = True
-    """Whether the backward pass computes a layer's inner states again."""
+    """Recompute a layer's inner states in the backward pass."""
     gradients: Literal["whole", "sharded"] = "whole"
-    """What a rank holds of the gradients between the micro-batches of a step, where it has several: `whole` ones are
-    exchanged once a step, `sharded` ones once a micro-batch."""
+    """The gradients that a rank holds between the micro-batches of a step, if it has several: `whole` ones are
+    exchanged once per step, `sharded` ones once per micro-batch."""
     sequence_parallel: int = 1
-    """GPUs that share a row's tokens."""
+    """The number of GPUs that share a row's tokens."""
     tensor_parallel: int = 1
-    """GPUs that share a layer's matrices."""
+    """The number of GPUs that share a layer's matrices."""
     epochs: int = 1
-    """How often a step's episodes are gone over."""
+    """The number of passes over a step's episodes."""
     extra_forwards: int = 0
-    """Further forward passes: one for a reference model, one for a correction that recomputes logprobs."""
+    """Additional forward passes: one for a reference model, one for a correction that recomputes logprobs."""
     offload: bool = False
-    """Whether weights and optimizer leave the GPU while nothing is learned."""
+    """Move weights and optimizer off the GPU while nothing is learned."""
     threads: int = 1
-    """Micro-batches side by side, on a CPU."""
+    """The number of micro-batches computed in parallel, on a CPU."""
 
     def __post_init__(self) -> None:
         _check("learner.", self, {"lora_rank": 0, "extra_forwards": 0})
@@ -126,27 +126,27 @@ class LearnerSpec:
 
     @property
     def compute_bytes(self) -> int:
-        """Of a number in forward and backward."""
+        """The bytes of a number in the forward and backward pass."""
         return 4 if self.precision == "float32" else 2
 
     @property
     def weight_bytes(self) -> int:
-        """Of a trained weight, and of its gradient and each of its optimizer's numbers."""
+        """The bytes of a trained weight, of its gradient, and of each number that the optimizer holds for it."""
         return 2 if self.precision == "bfloat16" else 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSpec:
-    """How an engine holds its model."""
+    """The model and memory of an engine."""
 
     dtype: Literal["bfloat16", "float32", "float8"] = "bfloat16"
-    """Of weights; keys and values are at least bfloat16."""
+    """The type of the weights; keys and values are at least bfloat16."""
     tensor_parallel: int | None = None
-    """GPUs of one engine; None is the fewest that hold the weights and leave room."""
+    """The number of GPUs of an engine; None is the fewest that hold the weights and leave room."""
     memory_fraction: float = 0.9
     """The share of a GPU's memory that an engine may take."""
     max_running: int | None = None
-    """Requests that an engine runs at once; None is what its memory holds."""
+    """The most requests that an engine runs at once; None is as many as its memory holds."""
 
     def __post_init__(self) -> None:
         _check("engine.", self, {"tensor_parallel": 1, "max_running": 1})
@@ -155,29 +155,29 @@ class EngineSpec:
 
     @property
     def weight_bytes(self) -> int:
-        """Of a weight."""
+        """The bytes of a weight."""
         return BYTES[self.dtype]
 
     @property
     def cache_bytes(self) -> int:
-        """Of a number in the cache."""
+        """The bytes of a number in the KV cache."""
         return max(2, BYTES[self.dtype])
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureSpec:
-    """What is measured of a machine, and how."""
+    """The measurement of a machine."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` is a GPU where torch has one, else the CPU, with as many threads as a learner takes."""
+    """`auto` is a GPU if torch has one, else the CPU with as many threads as a learner takes."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """`auto` is float32 on a CPU and bfloat16 on a GPU."""
     context: int = 512
-    """Tokens that a reply is sampled behind, and of a row that is learned from."""
+    """The tokens before a sampled reply, and the tokens of a trained row."""
     batches: tuple[int, ...] = (1, 8, 32, 128)
-    """Requests that are sampled for at once."""
+    """The numbers of requests that are sampled for at once."""
     compile: bool | None = None
-    """Whether the engine's steps run as one graph; None as in training."""
+    """Run the engine's steps as one graph; None as in training."""
 
     def __post_init__(self) -> None:
         _check("measuring.", self, {"context": 2})
@@ -187,28 +187,28 @@ class MeasureSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanConfig:
-    """A training run, as far as its memory and its speed go by it."""
+    """The settings of a training run that its memory and speed depend on."""
 
     model: str
     """A size (0.6B, 1.7B, 4B, 7B, 8B, 14B, 32B, 70B, 72B), a name such as Llama-3.1-8B, `embedded`, or a folder with a
     config.json."""
     gpus: int = 8
-    """GPUs of the run."""
+    """The number of GPUs of the run."""
     gpu: GpuSpec = field(default_factory=GpuSpec)
     layout: Literal["auto", "colocated", "disaggregated"] = "auto"
-    """`colocated` GPUs play and learn by turns, `disaggregated` ones do one or the other; `auto` is the faster one."""
+    """`colocated` GPUs alternate between playing and learning, `disaggregated` ones do one; `auto` is the faster."""
     learners: int | None = None
-    """GPUs that learn, where they do nothing else; None is the best split."""
+    """The number of GPUs that only learn, if disaggregated; None is the best split."""
     tasks: int = 16
-    """Tasks of a step."""
+    """The tasks of a step."""
     group_size: int = 8
-    """Episodes of a task."""
+    """The episodes of a task."""
     concurrency: int = 256
-    """Live episodes at most."""
+    """The most episodes that run at once."""
     workers: int = 1
-    """Processes that play episodes: each has one core for what `episode.host_ms` counts."""
+    """The processes that play episodes: each has one core for the work that `episode.host_ms` counts."""
     max_staleness: int = 0
-    """Updates that a token may be old; above 0, engines and learners work at the same time where they can."""
+    """The most updates that a token may be old; above 0, engines and learners work at the same time if they can."""
     episode: EpisodeSpec = field(default_factory=EpisodeSpec)
     learner: LearnerSpec = field(default_factory=LearnerSpec)
     engine: EngineSpec = field(default_factory=EngineSpec)
@@ -223,5 +223,5 @@ class PlanConfig:
 
     @property
     def episodes(self) -> int:
-        """Of a step."""
+        """The number of episodes of a step."""
         return self.tasks * self.group_size

@@ -1,4 +1,4 @@
-"""Which GPUs play and which learn: every split that there is, the best one, and what would fit where none does."""
+"""Splits of the GPUs into playing and learning: all of them, the best one, and changes if none fits."""
 
 from __future__ import annotations
 
@@ -19,47 +19,47 @@ MOST_SPLITS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """One way to use the GPUs."""
+    """A split of the GPUs, with its memory and speed."""
 
     kind: Literal["colocated", "disaggregated"]
     learners: int
-    """GPUs that learn."""
+    """The number of GPUs that learn."""
     engines: int
     engine_gpus: int
-    """GPUs of an engine."""
+    """The number of GPUs of an engine."""
     learner_memory: LearnerMemory
     engine_memory: EngineMemory
     sequences: int
-    """Whole episodes whose keys and values an engine holds."""
+    """The number of whole episodes whose keys and values an engine holds."""
     generation: Generation | None
-    """None where the engine does not fit."""
+    """The playing of a step; None if the engine does not fit."""
     learning: Learning
     sync_s: float
     problems: tuple[str, ...]
-    """What does not fit; empty where everything does."""
+    """The parts that do not fit; empty if everything does."""
     overlaps: bool
-    """Whether engines play while the learners learn."""
+    """True if engines play while the learners learn."""
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step."""
+        """The seconds of a step."""
         play_s = self.generation.seconds if self.generation else float("inf")
         work_s = max(play_s, self.learning.seconds) if self.overlaps else play_s + self.learning.seconds
         return work_s + self.sync_s
 
     @property
     def balance(self) -> float:
-        """Seconds of playing over seconds of learning: above 1 learners wait, where both go on at once."""
+        """The seconds of playing over the seconds of learning; above 1, learners wait if both run at once."""
         return self.generation.seconds / self.learning.seconds if self.generation else float("inf")
 
 
 def best_layout(machine: Machine, config: PlanConfig) -> Layout:
-    """The fastest of those that fit; where none fits, the one with the fewest problems."""
-    return min(layouts(machine, config), key=lambda one: (len(one.problems), one.step_s, -one.learners))
+    """Returns the fastest layout that fits, or the one with the fewest problems if none fits."""
+    return min(layouts(machine, config), key=lambda layout: (len(layout.problems), layout.step_s, -layout.learners))
 
 
 def layouts(machine: Machine, config: PlanConfig) -> Iterator[Layout]:
-    """Every way that `layout`, `learners` and `engine.tensor_parallel` leave open."""
+    """Yields every layout that `layout`, `learners` and `engine.tensor_parallel` allow."""
     unit = config.learner.sequence_parallel * config.learner.tensor_parallel
     for engine_gpus in _engine_sizes(machine, config):
         if config.layout != "disaggregated" and config.learners is None and config.gpus % unit == 0:
@@ -128,7 +128,7 @@ def _too_large(what: str, needed: float, there: float, gpus: int) -> str:
 
 
 def what_would_fit(machine: Machine, config: PlanConfig) -> list[str]:
-    """Changes to the options with which everything would fit, the smallest first."""
+    """Returns changes to the options with which everything would fit, the smallest first."""
     learner = config.learner
     single: Mapping[str, dict[str, object]] = {
         "--learner.activation-checkpointing": {"activation_checkpointing": True},
@@ -140,11 +140,14 @@ def what_would_fit(machine: Machine, config: PlanConfig) -> list[str]:
     }
     changes = {name: change for name, change in single.items() if replace(learner, **change) != learner}  # type: ignore[arg-type]
     changes |= {
-        f"{one} {two}": changes[one] | changes[two] for one in list(changes) for two in list(changes) if one < two
+        f"{first} {second}": changes[first] | changes[second]
+        for first in list(changes)
+        for second in list(changes)
+        if first < second
     }
     found: list[str] = []
     for name, change in changes.items():
-        if any(set(one.split(" --")) <= set(name.split(" --")) for one in found):
+        if any(set(smaller.split(" --")) <= set(name.split(" --")) for smaller in found):
             continue
         if not best_layout(machine, replace(config, learner=replace(learner, **change))).problems:  # type: ignore[arg-type]
             found.append(name)

@@ -1,4 +1,4 @@
-"""Measures this machine with models that are made on the spot: decoding, reading, and training steps."""
+"""Measures this machine with randomly initialized models: decoding, prefill, and training steps."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from agentgym.trainers.speed.peak import peak_flops
 __all__ = ["measure"]
 
 STEPS = 24
-"""Tokens that a decoding is timed over."""
+"""The number of tokens over which decoding is timed."""
 REPEATS = 3
 COPIED = 2**26
-"""Numbers of a copy that the memory's bandwidth is measured by."""
+"""The length of the float32 tensor that is copied to measure the memory's bandwidth."""
 
 
 def measure(
     shape: ModelShape, spec: MeasureSpec | None = None, *, tell: Callable[[str], None] = lambda text: None
 ) -> Measured:
-    """Figures of this machine with models of `shape` and of half its width: two, as what a layer costs beside its
-    operations is told apart only by models that differ in width. `tell` hears what is being measured.
+    """Measures this machine with two models, of `shape` and of half its width.
 
-    The models must fit on the device, with their gradients and without an optimizer.
+    Only models of different widths separate a layer's fixed cost from the cost of its operations. `tell` is called
+    with a line on each measurement. The models must fit on the device, with their gradients and without an optimizer.
     """
     spec = spec or MeasureSpec()
     place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if spec.device == "auto" else spec.device)
@@ -49,18 +49,18 @@ def measure(
     threads = min(8, len(os.sched_getaffinity(0))) if place.type == "cpu" else 1
     gpu = _device(place, getattr(torch, kind), threads)
     samples: list[Sample] = []
-    for one in (_halved(shape), shape):
-        model = Decoder(_config(one, spec.context + 2 * STEPS)).to(place, getattr(torch, kind))
+    for variant in (_half_width(shape), shape):
+        model = Decoder(_config(variant, spec.context + 2 * STEPS)).to(place, getattr(torch, kind))
         model.initialize(0) if place.type == "cpu" else _fill(model)
-        samples += asyncio.run(_engines(model, one, spec, tell))
+        samples += asyncio.run(_engines(model, variant, spec, tell))
         for rows, length, parts in ((2, spec.context, 1), (8, spec.context // 2, 1), (2, spec.context, 4)):
-            tell(f"{one.name}: {parts} micro-batches of {rows} rows")
-            samples.append(_train(model, one, rows, length, parts * threads, threads))
+            tell(f"{variant.name}: {parts} micro-batches of {rows} rows")
+            samples.append(_train(model, variant, rows, length, parts * threads, threads))
     return Measured(gpu=gpu, samples=tuple(samples))
 
 
-def _halved(shape: ModelShape) -> ModelShape:
-    """A shape of about half the width."""
+def _half_width(shape: ModelShape) -> ModelShape:
+    """Returns a shape of about half the width."""
     return replace(
         shape,
         name=f"half of {shape.name}",
@@ -90,14 +90,14 @@ def _config(shape: ModelShape, window: int) -> DecoderConfig:
 
 @torch.no_grad()
 def _fill(model: Decoder) -> None:
-    """Weights of the usual size, drawn where they lie: a CPU takes minutes for billions."""
+    """Draws weights of the usual size on the model's device: a CPU takes minutes for billions."""
     for parameter in model.parameters():
         if parameter.ndim == 2:
             parameter.normal_(0.0, 0.02)
 
 
 def _device(place: torch.device, dtype: torch.dtype, threads: int) -> GpuSpec:
-    """Its peaks: of the vendor where the GPU is known, else as a copy shows them."""
+    """Returns the device's peaks: the vendor's for a known GPU, else with the bandwidth of a copy."""
     flops = peak_flops(place, dtype, threads)
     if flops is None:
         raise ConfigError(f"the peak of {place} is not known: give --measured a file that has its gpu.tflops")
@@ -118,7 +118,7 @@ def _device(place: torch.device, dtype: torch.dtype, threads: int) -> GpuSpec:
 
 
 def _bandwidth(place: torch.device) -> float:
-    """Bytes a second that a copy reads and writes."""
+    """Returns the bytes per second that a copy reads and writes."""
     source = torch.ones(COPIED, device=place)
     target = torch.empty_like(source)
     return 2 * 4 * COPIED / min(_seconds(lambda: target.copy_(source), place) for _ in range(REPEATS))
@@ -138,7 +138,7 @@ def _wait_for(place: torch.device) -> None:
 
 
 async def _engines(model: Decoder, shape: ModelShape, spec: MeasureSpec, tell: Callable[[str], None]) -> list[Sample]:
-    """Reading prompts for each size of a batch, then sampling for all of them."""
+    """Times the prefill of prompts and then decoding, for each batch size."""
     most = max(spec.batches)
     engine = LocalEngine(model, LocalEngineConfig(num_slots=most, max_step_tokens=max(512, most), compile=spec.compile))
     try:
@@ -154,7 +154,7 @@ async def _engines(model: Decoder, shape: ModelShape, spec: MeasureSpec, tell: C
 
 
 async def _batch(engine: LocalEngine, shape: ModelShape, batch: int, context: int) -> list[Sample]:
-    """Of one size; prompts without a common beginning, as nothing is to be shared."""
+    """Times one batch size, with prompts that share no prefix, so that requests share nothing."""
     random = torch.Generator().manual_seed(batch)
     prompts = torch.randint(0, shape.vocab_size, (REPEATS, batch, context), generator=random).tolist()
     read, decoded = [], []
@@ -170,7 +170,7 @@ async def _batch(engine: LocalEngine, shape: ModelShape, batch: int, context: in
 
 
 async def _together(engine: LocalEngine, prompts: list[list[int]], names: list[str], tokens: int) -> float:
-    """Seconds until all have their replies."""
+    """Returns the seconds until all prompts have their replies."""
     started = time.perf_counter()
     sampling = Sampling(max_tokens=tokens, seed=1)
     await asyncio.gather(
@@ -180,7 +180,7 @@ async def _together(engine: LocalEngine, prompts: list[list[int]], names: list[s
 
 
 def _train(model: Decoder, shape: ModelShape, rows: int, length: int, parts: int, threads: int) -> Sample:
-    """Forward and backward passes over `parts` micro-batches of rows, as a learner's threads go over them."""
+    """Times forward and backward passes over `parts` micro-batches of rows, on the threads of a learner."""
     place = model.embed.device
     random = torch.Generator().manual_seed(rows)
     batches = [torch.randint(0, shape.vocab_size, (rows * length,), generator=random).to(place) for _ in range(parts)]
@@ -188,7 +188,9 @@ def _train(model: Decoder, shape: ModelShape, rows: int, length: int, parts: int
     layout = PackedLayout([length] * rows, place)
 
     def loss(ids_N: torch.Tensor) -> MicroResult[None]:
-        return MicroResult(-score_targets(model.hidden(ids_N, layout), model.head_weight, ids_N).logp_N.mean(), None)
+        return MicroResult(
+            -score_targets(model.hidden_states(ids_N, layout), model.head_weight, ids_N).logp_N.mean(), None
+        )
 
     def step() -> None:
         for parameter in parameters:
@@ -197,7 +199,7 @@ def _train(model: Decoder, shape: ModelShape, rows: int, length: int, parts: int
 
     workers = GradientWorkers(threads)
     try:
-        seconds = list(_timed(step, place))
+        seconds = list(_time_repeats(step, place))
     finally:
         workers.close()
     return Sample(
@@ -211,8 +213,8 @@ def _train(model: Decoder, shape: ModelShape, rows: int, length: int, parts: int
     )
 
 
-def _timed(work: Callable[[], object], place: torch.device) -> Iterator[float]:
-    """Seconds of each repeat, after one that warms up."""
+def _time_repeats(work: Callable[[], object], place: torch.device) -> Iterator[float]:
+    """Yields the seconds of each repeat, after a warm-up."""
     work()
     for _ in range(REPEATS):
         yield _seconds(work, place)

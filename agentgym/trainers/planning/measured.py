@@ -1,4 +1,4 @@
-"""Figures that were measured on one device: their file, and the rates that explain them best."""
+"""Figures that were measured on one device: their file, and the rates that fit them best."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from agentgym.trainers.planning.shapes import ModelShape
 __all__ = ["Measured", "Sample", "fitted_rates", "read_measured", "write_measured"]
 
 MOST = 100.0
-"""A share of what is published that a rate is cut at: beyond it, what it stands for was not seen in the seconds."""
+"""The upper bound of a fitted rate, as a share of the published figure; the seconds show no cost beyond it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Seconds of one piece of work.
+    """The seconds of one measured operation.
 
     Example: `Sample(what="decode", model=shape, rows=8, context=512, seconds=0.012)` is a step that samples a token for
-    each of 8 requests that are 512 tokens long.
+    each of 8 requests of 512 tokens.
     """
 
     what: Literal["decode", "prefill", "train"]
@@ -38,9 +38,9 @@ class Sample:
     context: int
     seconds: float
     bytes: int = 2
-    """Of a weight, and of a number in the cache."""
+    """The bytes of a weight, and of a number in the KV cache."""
     parts: float = 1.0
-    """Micro-batches, one after the other."""
+    """The number of micro-batches, one after the other."""
 
     def __post_init__(self) -> None:
         if not (self.rows >= 1 and self.context >= 1 and self.seconds > 0 and self.bytes > 0 and self.parts > 0):
@@ -48,7 +48,7 @@ class Sample:
 
     @property
     def flops(self) -> float:
-        """Operations, as a plan counts them."""
+        """The operations, as a plan counts them."""
         shape, tokens = self.model, float(self.rows * self.context)
         if self.what == "decode":
             return self.rows * shape.forward_flops(1, self.context, 1)
@@ -59,7 +59,7 @@ class Sample:
 
     @property
     def read(self) -> float:
-        """Bytes that a decoding step reads; 0 for anything else."""
+        """The bytes that a decoding step reads; 0 for any other sample."""
         if self.what != "decode":
             return 0.0
         cache = self.rows * self.context * self.model.kv_floats
@@ -68,10 +68,10 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What one device did."""
+    """The measurements of one device."""
 
     gpu: GpuSpec
-    """With its memory and its peaks."""
+    """The device, with its memory and its peaks."""
     samples: tuple[Sample, ...] = field(default_factory=tuple)
 
 
@@ -81,36 +81,36 @@ def write_measured(measured: Measured, path: Path) -> None:
 
 
 def read_measured(path: Path) -> Measured:
-    """The figures of a file; raises ConfigError for what is none."""
+    """Returns the figures of a file; raises ConfigError if it is not a file of measured figures."""
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{str(path)!r} holds no measured figures: {error}; --measure FILE writes them") from error
     try:
-        samples = tuple(Sample(**{**one, "model": ModelShape(**one["model"])}) for one in given["samples"])
+        samples = tuple(Sample(**{**sample, "model": ModelShape(**sample["model"])}) for sample in given["samples"])
         return Measured(gpu=GpuSpec(**given["gpu"]), samples=samples)
     except (KeyError, TypeError) as error:
         raise ConfigError(f"{str(path)!r} is not what --measure FILE writes: {error}") from error
 
 
 def fitted_rates(measured: Measured) -> Rates:
-    """The rates with which plan's formulas come nearest to the samples; what no sample tells stays assumed."""
+    """Returns the rates with which the plan's formulas fit the samples best; rates without a sample stay assumed."""
     gpu, samples = measured.gpu, measured.samples
     if not gpu.tflops or not gpu.memory_gb_s:
         raise ConfigError("measured figures need the device's tflops and memory_gb_s; --measure FILE writes both")
     peak, bandwidth = gpu.tflops * 1e12, gpu.memory_gb_s * 1e9
     found: dict[str, float] = {}
-    if decode := [one for one in samples if one.what == "decode"]:
-        features = [(one.model.num_layers * 1e-6, one.read / bandwidth, one.flops / peak) for one in decode]
-        layer_us, per_read, per_flop = _fit(features, decode)
+    if decode := [sample for sample in samples if sample.what == "decode"]:
+        features = [(step.model.num_layers * 1e-6, step.read / bandwidth, step.flops / peak) for step in decode]
+        layer_us, per_read, per_flop = _fit_coefficients(features, decode)
         found |= {"decode_layer_us": layer_us, "decode_bandwidth": _share(per_read), "decode_mfu": _share(per_flop)}
-    if prefill := [one for one in samples if one.what == "prefill"]:
-        (per_flop,) = _fit([(one.flops / peak,) for one in prefill], prefill)
+    if prefill := [sample for sample in samples if sample.what == "prefill"]:
+        (per_flop,) = _fit_coefficients([(sample.flops / peak,) for sample in prefill], prefill)
         found["prefill_mfu"] = _share(per_flop)
-    if train := [one for one in samples if one.what == "train"]:
-        layers = [one.parts * one.model.num_layers * 1e-6 for one in train]
-        pairs = [(layer, one.flops / peak) for layer, one in zip(layers, train, strict=True)]
-        layer_us, per_flop = _fit(pairs, train)
+    if train := [sample for sample in samples if sample.what == "train"]:
+        layers = [sample.parts * sample.model.num_layers * 1e-6 for sample in train]
+        pairs = [(layer, sample.flops / peak) for layer, sample in zip(layers, train, strict=True)]
+        layer_us, per_flop = _fit_coefficients(pairs, train)
         found |= {"train_layer_us": layer_us, "train_mfu": _share(per_flop)}
     return replace(ASSUMED, **found, assumed=tuple(name for name in ASSUMED.assumed if name not in found))
 
@@ -119,10 +119,12 @@ def _share(slowness: float) -> float:
     return min(MOST, 1 / slowness) if slowness > 0 else MOST
 
 
-def _fit(features: Sequence[Sequence[float]], samples: Sequence[Sample]) -> Sequence[float]:
-    """The coefficients, none below 0, with the least sum of squared relative errors: the best of the least squares over
-    each choice of features that has no negative one."""
-    seconds = np.array([one.seconds for one in samples])
+def _fit_coefficients(features: Sequence[Sequence[float]], samples: Sequence[Sample]) -> Sequence[float]:
+    """Returns the coefficients, none below 0, with the least sum of squared relative errors.
+
+    Solves the least squares of each choice of features and takes the best solution without a negative coefficient.
+    """
+    seconds = np.array([sample.seconds for sample in samples])
     rows = np.array(features) / seconds[:, None]
     best, least = np.zeros(rows.shape[1]), np.inf
     for chosen in _choices(rows.shape[1]):
@@ -131,9 +133,9 @@ def _fit(features: Sequence[Sequence[float]], samples: Sequence[Sample]) -> Sequ
         if (part >= 0).all() and error < least:
             best, least = np.zeros(rows.shape[1]), error
             best[chosen] = part
-    return [float(one) for one in best]
+    return [float(coefficient) for coefficient in best]
 
 
 def _choices(number: int) -> Iterator[list[int]]:
     for size in range(1, number + 1):
-        yield from (list(one) for one in combinations(range(number), size))
+        yield from (list(choice) for choice in combinations(range(number), size))

@@ -1,4 +1,4 @@
-"""Bytes of one GPU: of a learner, and of an engine."""
+"""The memory of one GPU in bytes: a learner's, and an engine's."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ __all__ = [
 ]
 
 LOGITS = 4_000_000
-"""Logits that are held at once, whatever the vocabulary."""
+"""The number of logits that are held at once, whatever the vocabulary."""
 LOGIT_BYTES = 16
-"""Of one of them: itself and what its gradient takes, in float32."""
+"""The bytes of a logit: itself and what its gradient takes, in float32."""
 
 MASK_BYTES = 4
-"""Of a pair of a query and a key in the masks that all layers share."""
+"""The bytes of a pair of a query and a key in the masks that all layers share."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerMemory:
-    """Bytes of a learner's GPU, at the largest."""
+    """The peak memory of a learner's GPU, in bytes."""
 
     weights: float
-    """Its share, in the type that the optimizer steps on."""
+    """The GPU's share of the weights, in the type that the optimizer updates."""
     gradients: float
     optimizer: float
     gathered: float
-    """Whole weights of the layers that are computed, and of embedding and head."""
+    """The whole weights of the layers that are being computed, and of embedding and head."""
     activations: float
     logits: float
     runtime: float
 
     @property
     def resting(self) -> float:
-        """What stays where nothing is learned."""
+        """The bytes that stay allocated while nothing is learned."""
         return self.weights + self.optimizer
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The sum of all parts."""
         return sum(self.parts.values())
 
     @property
     def parts(self) -> Mapping[str, float]:
-        """By name."""
+        """The bytes of each part, by name."""
         return {
             "weights": self.weights,
             "gradients": self.gradients,
@@ -68,25 +68,27 @@ class LearnerMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineMemory:
-    """Bytes of an engine's GPU."""
+    """The memory of an engine's GPU, in bytes."""
 
     weights: float
     runtime: float
     cache: float
-    """What is left for keys and values; below 0 where the weights do not fit."""
+    """The bytes left for keys and values; below 0 if the weights do not fit."""
     token: float
-    """Keys and values of a token on one GPU."""
+    """The bytes of a token's keys and values on one GPU."""
 
     def sequences(self, tokens: float) -> int:
-        """Sequences of so many tokens that the cache holds."""
+        """Returns the number of sequences of so many tokens that the cache holds."""
         return max(0, int(self.cache / (self.token * tokens)))
 
 
 def learner_memory(
     shape: ModelShape, spec: LearnerSpec, episode: EpisodeSpec, *, ranks: int, group_size: int, parts: float = 2
 ) -> LearnerMemory:
-    """The learner's memory on each of `ranks` GPUs, of which each goes over `parts` micro-batches a step; the runtime's
-    is 0."""
+    """Returns the learner's memory on each of `ranks` GPUs, each of which computes `parts` micro-batches per step.
+
+    The runtime's memory is 0.
+    """
     trained = shape.adapter_parameters(spec.lora_rank) if spec.lora_rank else shape.num_parameters
     frozen = shape.num_parameters if spec.lora_rank else 0
     held = _gradient_numbers(spec, trained, ranks, parts)
@@ -104,8 +106,10 @@ def learner_memory(
 
 
 def _gradient_numbers(spec: LearnerSpec, trained: int, ranks: int, parts: float) -> float:
-    """Between the micro-batches of a step, a rank holds all of the sum, or its share; one process holds the sum and
-    what each of its threads adds to it."""
+    """Returns how many numbers of gradients a rank holds between the micro-batches of a step.
+
+    A rank holds the whole sum or its share; a single process holds the sum and what each of its threads adds to it.
+    """
     if parts <= 1:
         return trained / ranks
     if ranks == 1:
@@ -121,17 +125,17 @@ def _optimizer_numbers(shape: ModelShape, spec: LearnerSpec, trained: int) -> in
 
 
 def rows_together(spec: LearnerSpec, episode: EpisodeSpec, group_size: int) -> int:
-    """Rows of a group that one micro-batch holds; their prompt counts once."""
+    """Returns the number of a group's rows that a micro-batch holds; their prompt counts once."""
     return max(1, min(group_size, (spec.micro_batch_tokens - episode.prompt_tokens) // _own_tokens(episode)))
 
 
 def _own_tokens(episode: EpisodeSpec) -> int:
-    """Tokens of a row behind the prompt that it shares."""
+    """Returns the number of tokens of a row after the prompt that it shares."""
     return episode.tokens - episode.prompt_tokens
 
 
 def activation_bytes(shape: ModelShape, spec: LearnerSpec, episode: EpisodeSpec, group_size: int) -> float:
-    """What a micro-batch leaves for its backward pass, on one GPU."""
+    """Returns the bytes that a micro-batch keeps for its backward pass, on one GPU."""
     together = rows_together(spec, episode, group_size)
     one_group = episode.prompt_tokens + together * _own_tokens(episode)
     computed = max(one_group, spec.micro_batch_tokens if together == group_size else 0)
@@ -145,11 +149,12 @@ def activation_bytes(shape: ModelShape, spec: LearnerSpec, episode: EpisodeSpec,
 
 
 def layer_floats(shape: ModelShape, computed: float, seen: float) -> float:
-    """Numbers that a layer keeps for its backward pass: of each computed token, and keys and values of each that its
-    rows see (a shared prompt once more for each row).
+    """Returns the number of values that a layer keeps for its backward pass.
 
-    The residual stream before and behind attention, and both behind their norms; queries, keys and values as projected;
-    queries rotated; what attention gave, twice; gate and up, the gate's activation, and the product.
+    They are those of each computed token, and keys and values of each token that its rows see (a shared prompt once
+    more for each row). A token's are the residual stream before and after attention, and both after their norms;
+    queries, keys and values as projected; rotated queries; the output of attention, twice; gate and up, the gate's
+    activation, and the product.
     """
     token = 4 * shape.width + 4 * shape.q_width + 2 * shape.kv_width + 4 * shape.ffn_width
     return computed * token + seen * 2 * shape.q_width
@@ -158,7 +163,7 @@ def layer_floats(shape: ModelShape, computed: float, seen: float) -> float:
 def engine_memory(
     shape: ModelShape, spec: EngineSpec, *, gpus: int, memory: float, resting: float, runtime: float
 ) -> EngineMemory:
-    """An engine of so many GPUs with so much `memory` each, of which `resting` is a learner's."""
+    """Returns the memory of an engine on `gpus` GPUs of `memory` bytes each, of which a learner keeps `resting`."""
     weights = shape.num_parameters * spec.weight_bytes / gpus
     heads = ceil(shape.num_kv_heads / gpus)  # more GPUs than heads hold copies
     token = 2.0 * shape.num_layers * heads * shape.head_width * spec.cache_bytes

@@ -1,4 +1,4 @@
-"""What share of its published speed a device reaches: assumed, measured, or given."""
+"""The shares of its published speed that a device reaches: assumed, measured, or given."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ MAY_BE_ZERO = ("decode_layer_us", "train_layer_us", "hop_us", "runtime_gib")
 
 @dataclass(frozen=True, kw_only=True)
 class RatesSpec:
-    """What is given in place of what was measured or is assumed."""
+    """The rates that are given in place of measured or assumed ones."""
 
     train_mfu: float | None = None
-    """Of the peak operations, what the learner reaches."""
+    """The share of the peak operations that the learner reaches."""
     prefill_mfu: float | None = None
-    """Of the peak operations, what an engine reaches that reads prompts."""
+    """The share of the peak operations that an engine reaches in prefill."""
     decode_mfu: float | None = None
-    """Of the peak operations, what an engine reaches that samples for very many."""
+    """The share of the peak operations that an engine reaches when it samples for very many requests."""
     decode_bandwidth: float | None = None
-    """Of the memory's bandwidth, what an engine reaches that samples for few."""
+    """The share of the memory's bandwidth that an engine reaches when it samples for few requests."""
     decode_layer_us: float | None = None
-    """Microseconds of a layer in a decoding step, beside both."""
+    """Microseconds of a layer in a decoding step, in addition to both."""
     train_layer_us: float | None = None
-    """Microseconds of a layer in the forward and backward pass of a micro-batch, beside its operations."""
+    """Microseconds of a layer in a micro-batch's forward and backward pass, in addition to its operations."""
     hop_us: float | None = None
-    """Microseconds that an exchange between the GPUs of an engine takes beside its bytes; two are in a layer."""
+    """Microseconds of an exchange between an engine's GPUs, in addition to its bytes; a layer has two."""
     link: float | None = None
-    """Of the links' and the network's bandwidth, what exchanges reach."""
+    """The share of the links' and the network's bandwidth that exchanges reach."""
     runtime_gib: float | None = None
-    """Memory of a GPU that drivers and libraries take."""
+    """The memory of a GPU that drivers and libraries take, in GiB."""
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
+        for rate in fields(self):
+            value = getattr(self, rate.name)
             if value is not None and not value >= 0:
-                raise ConfigError(f"rates.{one.name} must be at least 0, got {value}")
-            if value == 0 and one.name not in MAY_BE_ZERO:
-                raise ConfigError(f"rates.{one.name} must be above 0")
+                raise ConfigError(f"rates.{rate.name} must be at least 0, got {value}")
+            if value == 0 and rate.name not in MAY_BE_ZERO:
+                raise ConfigError(f"rates.{rate.name} must be above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Every rate, and which of them nobody measured or gave; the fields are those of `RatesSpec`."""
+    """Every rate, and the names of the assumed ones; the fields are those of `RatesSpec`."""
 
     train_mfu: float = 0.4
     prefill_mfu: float = 0.5
@@ -60,21 +60,21 @@ class Rates:
     link: float = 0.7
     runtime_gib: float = 3.0
     assumed: tuple[str, ...] = ()
-    """Names of what is assumed."""
+    """The names of the rates that are neither measured nor given."""
 
-    def given(self, spec: RatesSpec) -> Rates:
-        """With what `spec` gives in place."""
-        found = {one.name: getattr(spec, one.name) for one in fields(spec) if getattr(spec, one.name) is not None}
+    def with_overrides(self, spec: RatesSpec) -> Rates:
+        """Returns the rates with those that `spec` gives in place."""
+        found = {rate.name: getattr(spec, rate.name) for rate in fields(spec) if getattr(spec, rate.name) is not None}
         return replace(self, **found, assumed=tuple(name for name in self.assumed if name not in found))
 
 
-ASSUMED = Rates(assumed=tuple(one.name for one in fields(RatesSpec)))
-"""Usual for dense models on data-centre GPUs: published training runs reach 35 to 45% of the peak."""
+ASSUMED = Rates(assumed=tuple(rate.name for rate in fields(RatesSpec)))
+"""The usual rates of dense models on data-centre GPUs: published training runs reach 35 to 45% of the peak."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """What a device can do at most, in bytes, operations and seconds."""
+    """The memory and peak speeds of a device, in bytes and operations per second."""
 
     name: str
     memory: float
@@ -85,15 +85,19 @@ class Device:
     per_node: int
 
     def exchange(self, gpus: int) -> float:
-        """Bytes a second of each GPU in an exchange among so many."""
+        """Returns the bytes per second of each GPU in an exchange among `gpus` GPUs."""
         return self.link if gpus <= self.per_node else min(self.link, self.network)
 
 
 def device_of(spec: GpuSpec, learner: LearnerSpec, measured: GpuSpec | None = None) -> Device:
-    """The device that is planned with; `measured` is the one behind the measured rates, and is taken where none is
-    named. Raises ConfigError for one that is not known and not described either."""
+    """Returns the device of a plan: the one that `spec` names or describes, else `measured`, else an H100.
+
+    `measured` is the device of the measured rates. Raises ConfigError for a device that is neither known nor described.
+    """
     if spec.name is None and measured is not None:
-        own = {one.name: getattr(spec, one.name) for one in fields(spec) if getattr(spec, one.name) is not None}
+        own = {
+            figure.name: getattr(spec, figure.name) for figure in fields(spec) if getattr(spec, figure.name) is not None
+        }
         spec = replace(measured, **own)
     name = spec.name or "H100"
     known = gpu_named(name)

@@ -1,4 +1,4 @@
-"""Shapes of decoders: their parameters, their keys and values, and what a forward pass computes."""
+"""Shapes of decoders: their parameters, their keys and values, and the operations of a forward pass."""
 
 from __future__ import annotations
 
@@ -31,62 +31,64 @@ class ModelShape:
     head_width: int
     ffn_width: int
     tied: bool = False
-    """Whether the head is the embedding."""
+    """True if the head is the embedding."""
     qk_norm: bool = False
     qkv_bias: bool = False
     refusal: str = ""
-    """Why agentgym does not train the model; empty if it does."""
+    """The reason that agentgym does not train the model; empty if it does."""
 
     @property
     def q_width(self) -> int:
-        """All heads' queries of a token in a layer."""
+        """The width of all heads' queries of a token in a layer."""
         return self.num_heads * self.head_width
 
     @property
     def kv_width(self) -> int:
-        """All heads' keys of a token in a layer, or their values."""
+        """The width of all heads' keys of a token in a layer, or of their values."""
         return self.num_kv_heads * self.head_width
 
     @property
     def matrices(self) -> tuple[tuple[int, int], ...]:
-        """Inputs and outputs of a layer's matrices."""
+        """The input and output widths of a layer's matrices."""
         e, q, kv, f = self.width, self.q_width, self.kv_width, self.ffn_width
         return ((e, q), (e, kv), (e, kv), (q, e), (e, f), (e, f), (f, e))
 
     @property
     def layer_parameters(self) -> int:
-        """Weights of one layer, its norms and biases included."""
+        """The number of weights of a layer, norms and biases included."""
         matrices = sum(inputs * outputs for inputs, outputs in self.matrices)
         norms = 2 * self.width + (2 * self.head_width if self.qk_norm else 0)
         return matrices + norms + (self.q_width + 2 * self.kv_width if self.qkv_bias else 0)
 
     @property
     def head_parameters(self) -> int:
-        """Weights outside of the layers: embedding, head, last norm."""
+        """The number of weights outside of the layers: embedding, head, last norm."""
         return self.vocab_size * self.width * (1 if self.tied else 2) + self.width
 
     @property
     def num_parameters(self) -> int:
-        """All weights."""
+        """The number of all weights."""
         return self.num_layers * self.layer_parameters + self.head_parameters
 
     @property
     def read_weights(self) -> int:
-        """Weights that a decoding step reads: all but those of an embedding that is not the head."""
+        """The number of weights that a decoding step reads: all but those of an embedding that is not the head."""
         return self.num_parameters - (0 if self.tied else self.vocab_size * self.width)
 
     @property
     def kv_floats(self) -> int:
-        """Numbers that a token leaves in the cache."""
+        """The number of values that a token has in the KV cache."""
         return 2 * self.num_layers * self.kv_width
 
     def adapter_parameters(self, rank: int) -> int:
-        """Weights of LoRA adapters on all matrices of the layers."""
+        """Returns the number of weights of LoRA adapters on all matrices of the layers."""
         return self.num_layers * sum(rank * (inputs + outputs) for inputs, outputs in self.matrices)
 
     def forward_flops(self, tokens: float, pairs: float, targets: float) -> float:
-        """Operations of a forward pass over so many tokens, pairs of a query and a key, and logits: two for each
-        multiply-add of a matrix product, as `metrics.jsonl` counts them."""
+        """Returns the operations of a forward pass over so many tokens, pairs of a query and a key, and logits.
+
+        Each multiply-add of a matrix product counts as two, as in `metrics.jsonl`.
+        """
         layer = 2.0 * tokens * sum(inputs * outputs for inputs, outputs in self.matrices) + 4.0 * self.q_width * pairs
         return self.num_layers * layer + 2.0 * self.width * self.vocab_size * targets
 
@@ -106,8 +108,8 @@ def _qwen3(name: str, layers: int, width: int, heads: int, ffn: int, *, tied: bo
     )
 
 
-def _grouped(name: str, layers: int, width: int, ffn: int, vocab: int) -> ModelShape:
-    """Llama 3.1, and Qwen2.5 but for its biases: eight heads of keys and values, of width 128."""
+def _grouped_query_shape(name: str, layers: int, width: int, ffn: int, vocab: int) -> ModelShape:
+    """Returns a shape of Llama 3.1, or of Qwen2.5 without its biases: eight heads of keys and values, of width 128."""
     return ModelShape(
         name=name,
         vocab_size=vocab,
@@ -123,7 +125,7 @@ def _grouped(name: str, layers: int, width: int, ffn: int, vocab: int) -> ModelS
 LLAMA_3 = refusal({"model_type": "llama", "rope_scaling": {"rope_type": "llama3"}}) or ""
 
 
-def _known() -> dict[str, ModelShape]:
+def _known_shapes() -> dict[str, ModelShape]:
     shapes = [
         _qwen3("Qwen3-0.6B", 28, 1024, 16, 3072, tied=True),
         _qwen3("Qwen3-1.7B", 28, 2048, 16, 6144, tied=True),
@@ -131,21 +133,23 @@ def _known() -> dict[str, ModelShape]:
         _qwen3("Qwen3-8B", 36, 4096, 32, 12_288),
         _qwen3("Qwen3-14B", 40, 5120, 40, 17_408),
         _qwen3("Qwen3-32B", 64, 5120, 64, 25_600),
-        replace(_grouped("Qwen2.5-7B", 28, 3584, 18_944, 152_064), num_kv_heads=4, qkv_bias=True),
-        replace(_grouped("Qwen2.5-72B", 80, 8192, 29_568, 152_064), qkv_bias=True),
-        replace(_grouped("Llama-3.1-8B", 32, 4096, 14_336, 128_256), refusal=LLAMA_3),
-        replace(_grouped("Llama-3.1-70B", 80, 8192, 28_672, 128_256), refusal=LLAMA_3),
+        replace(_grouped_query_shape("Qwen2.5-7B", 28, 3584, 18_944, 152_064), num_kv_heads=4, qkv_bias=True),
+        replace(_grouped_query_shape("Qwen2.5-72B", 80, 8192, 29_568, 152_064), qkv_bias=True),
+        replace(_grouped_query_shape("Llama-3.1-8B", 32, 4096, 14_336, 128_256), refusal=LLAMA_3),
+        replace(_grouped_query_shape("Llama-3.1-70B", 80, 8192, 28_672, 128_256), refusal=LLAMA_3),
     ]
     return {shape.name: shape for shape in shapes}
 
 
-SHAPES = _known()
-"""By their published names."""
+SHAPES = _known_shapes()
+"""The known shapes, by their published names."""
 
 
 def shape_of(model: str) -> ModelShape:
-    """The shape of a name in `SHAPES`, of the first one of a size (`8B` is Qwen3-8B), of `embedded`, or of a folder
-    with a config.json; raises ConfigError for anything else."""
+    """Returns the shape of a name in `SHAPES`, a size, `embedded`, or a folder with a config.json.
+
+    A size is the first shape of that size (`8B` is Qwen3-8B). Raises ConfigError for any other name.
+    """
     wanted = model.rsplit("/", 1)[-1].lower()
     for name, shape in SHAPES.items():
         if wanted in (name.lower(), name.lower().rpartition("-")[2]):

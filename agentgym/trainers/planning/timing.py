@@ -1,4 +1,4 @@
-"""Seconds of a step: playing, learning, and the way of the weights between the two."""
+"""Computes the seconds of a step: playing, learning, and sending the weights to the engines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Generation", "Learning", "Machine", "decode_step_s", "generation", "
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What computes: a model on devices of one kind, with what they reach."""
+    """A model on devices of one kind, with the rates that they reach."""
 
     shape: ModelShape
     device: Device
@@ -24,46 +24,46 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """How a step's episodes are played."""
+    """The playing of a step's episodes."""
 
     seconds: float
-    """Until the step's episodes have been played: all of them, or as many as a step takes where others go on."""
+    """The seconds until the step's episodes are played: all of them, or as many as it takes if others go on."""
     tail_s: float
-    """Of these, waiting for the longest ones."""
+    """The part of `seconds` that is spent waiting for the longest episodes."""
     episode_s: float
-    """Of an average episode."""
+    """The seconds of an average episode."""
     live: float
-    """Episodes at once."""
+    """The number of episodes that run at once."""
     batch: float
-    """Requests that an engine samples for at once, on average."""
+    """The average number of requests that an engine samples for at once."""
     tokens_per_s: float
-    """Sampled ones, of all engines."""
+    """The tokens that all engines sample per second."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Learning:
-    """How a step is learned from."""
+    """The learning from a step's episodes."""
 
     seconds: float
     compute_s: float
     exchange_s: float
-    """Of weights and gradients between ranks, at the same time as computing."""
+    """The seconds of exchanging weights and gradients between ranks, which overlaps with computing."""
     optimizer_s: float
     flops: float
-    """Of all ranks."""
+    """The operations of all ranks."""
     computed_tokens: float
-    """Prompts that rows of a micro-batch share once."""
+    """The number of computed tokens; a prompt that rows of a micro-batch share counts once."""
     packed_tokens: float
-    """Of all rows."""
+    """The number of tokens of all rows."""
     micro_batches: int
-    """Of a rank."""
+    """The number of micro-batches of a rank."""
 
 
 def decode_step_s(machine: Machine, spec: EngineSpec, gpus: int, batch: float, context: float) -> float:
-    """Seconds in which an engine of so many GPUs samples a token for each of `batch` requests of `context` tokens.
+    """Returns the seconds in which an engine of `gpus` GPUs samples a token for each of `batch` requests.
 
-    The weights and all keys and values are read once, the operations of each request come on top, and each layer costs
-    something of its own.
+    Each request has `context` tokens. The weights and all keys and values are read once, the operations of each request
+    are added, and each layer has a fixed cost.
     """
     shape, device, rates = machine.shape, machine.device, machine.rates
     flops = batch * shape.forward_flops(1, context, 1) / gpus
@@ -79,7 +79,7 @@ def decode_step_s(machine: Machine, spec: EngineSpec, gpus: int, batch: float, c
 
 
 def generation(machine: Machine, config: PlanConfig, *, engines: int, gpus: int, running: int) -> Generation:
-    """Playing on so many engines of `gpus` GPUs, each of which runs at most `running` requests at once."""
+    """Estimates playing on `engines` engines of `gpus` GPUs, each of which runs at most `running` requests at once."""
     play = _Play(machine, config, gpus)
     ahead = max(1, config.max_staleness)
     live = min(config.concurrency, ahead * config.episodes)
@@ -102,7 +102,7 @@ def generation(machine: Machine, config: PlanConfig, *, engines: int, gpus: int,
 
 
 class _Play:
-    """One engine's part of playing, by how many requests it samples for at once."""
+    """Playing on one engine, as a function of the number of requests that it samples for at once."""
 
     def __init__(self, machine: Machine, config: PlanConfig, gpus: int) -> None:
         self._machine, self._spec, self._gpus = machine, config.engine, gpus
@@ -112,17 +112,18 @@ class _Play:
         self._away_s = config.episode.turns * (config.episode.tool_s + config.episode.host_ms * 1e-3)
 
     def rate(self, batch: float) -> float:
-        """Episodes a second."""
+        """Returns the episodes per second."""
         return 1 / (self._prefill_s + self._sampling_s(batch) / batch)
 
     def latency(self, batch: float) -> float:
-        """Seconds of an episode, but for waiting."""
+        """Returns the seconds of an episode, without waiting."""
         return self._prefill_s + self._sampling_s(batch) + self._away_s
 
     def batch(self, live: float, most: float) -> float:
-        """Of so many live episodes, those that are sampled for; the others are at their tools, or are read.
+        """Returns how many of `live` episodes are sampled for, at most `most`; the others run tools or are in prefill.
 
-        By Little's law: what samples, and the rate times the seconds that an episode spends elsewhere, are all.
+        Little's law: the sampled episodes, and the rate times the seconds that an episode spends elsewhere, add up to
+        `live`.
         """
         low, high = 0.0, most
         for _ in range(60):
@@ -134,21 +135,23 @@ class _Play:
         return max(high, 1e-9)
 
     def _sampling_s(self, batch: float) -> float:
-        # A step with a few requests costs as much as one with a single one: below 1 there are no steps half the time.
+        # A decoding step costs the same for a few requests as for one; below 1, some of the time has no steps.
         step_s = decode_step_s(self._machine, self._spec, self._gpus, max(1.0, batch), self._episode.context)
         return self._episode.sampled_tokens * step_s
 
 
 def prefill_flops(shape: ModelShape, episode: EpisodeSpec, group_size: int) -> float:
-    """Operations that read an episode: its share of the group's prompt, and what answers its replies; what was sampled
-    is in the cache already."""
+    """Returns the prefill operations of an episode: its share of the group's prompt, and the answers to its replies.
+
+    Sampled tokens are in the KV cache already.
+    """
     prompt, answers = episode.prompt_tokens, episode.answer_tokens
     own = shape.forward_flops(answers, answers * episode.context, 0)
     return own + shape.forward_flops(prompt, prompt * (prompt + 1) / 2, 0) / group_size
 
 
 def learning(machine: Machine, config: PlanConfig, ranks: int) -> Learning:
-    """Learning from a step's episodes on so many GPUs."""
+    """Estimates learning from a step's episodes on `ranks` GPUs."""
     shape, device, rates, spec = machine.shape, machine.device, machine.rates, config.learner
     computed, flops = _work(shape, config)
     shards = ranks / (spec.sequence_parallel * spec.tensor_parallel)
@@ -157,7 +160,9 @@ def learning(machine: Machine, config: PlanConfig, ranks: int) -> Learning:
     layers_s = parts * shape.num_layers * rates.train_layer_us * 1e-6
     compute_s = spec.epochs * (uneven * flops / (ranks * device.flops * rates.train_mfu) + layers_s)
     exchange_s = (
-        spec.epochs * _exchanged(shape, spec, ranks, parts, computed / shards) / (device.exchange(ranks) * rates.link)
+        spec.epochs
+        * _exchanged_bytes(shape, spec, ranks, parts, computed / shards)
+        / (device.exchange(ranks) * rates.link)
     )
     trained = shape.adapter_parameters(spec.lora_rank) if spec.lora_rank else shape.num_parameters
     optimizer_s = 7 * trained * spec.weight_bytes / ranks / (device.bandwidth * rates.decode_bandwidth)
@@ -174,7 +179,7 @@ def learning(machine: Machine, config: PlanConfig, ranks: int) -> Learning:
 
 
 def _work(shape: ModelShape, config: PlanConfig) -> tuple[float, float]:
-    """Computed tokens of a step, and the operations of going over them once."""
+    """Returns the number of computed tokens of a step, and the operations of one pass over them."""
     episode, spec = config.episode, config.learner
     prompts = ceil(config.group_size / rows_together(spec, episode, config.group_size))
     prompt, length = episode.prompt_tokens, episode.tokens
@@ -187,13 +192,16 @@ def _work(shape: ModelShape, config: PlanConfig) -> tuple[float, float]:
 
 
 def training_passes(spec: LearnerSpec) -> int:
-    """Forward passes that learning costs as much as: a backward pass is two, or one where weights are frozen."""
+    """Returns the cost of learning in forward passes: a backward pass is two, or one if weights are frozen."""
     return (2 if spec.lora_rank else 3) + spec.activation_checkpointing + spec.extra_forwards
 
 
-def _exchanged(shape: ModelShape, spec: LearnerSpec, ranks: int, parts: int, tokens: float) -> float:
-    """Bytes that a rank takes in: weights for the passes of each micro-batch, gradients once or as often, and states
-    where GPUs share rows or matrices."""
+def _exchanged_bytes(shape: ModelShape, spec: LearnerSpec, ranks: int, parts: int, tokens: float) -> float:
+    """Returns the bytes that a rank receives.
+
+    They are weights for the passes of each micro-batch, gradients once or once per micro-batch, and states if
+    GPUs share rows or matrices.
+    """
     if ranks == 1:
         return 0.0
     others = (ranks - 1) / ranks
@@ -209,7 +217,7 @@ def _exchanged(shape: ModelShape, spec: LearnerSpec, ranks: int, parts: int, tok
 
 
 def sync_s(machine: Machine, config: PlanConfig, *, apart: bool) -> float:
-    """Bringing the weights, or the adapters, to engines that are on the same GPUs or apart."""
+    """Returns the seconds of sending the weights, or the adapters, to engines on the same GPUs or `apart`."""
     shape, device = machine.shape, machine.device
     rank = config.learner.lora_rank
     numbers = shape.adapter_parameters(rank) if rank else shape.num_parameters

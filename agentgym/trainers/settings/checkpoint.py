@@ -1,4 +1,4 @@
-"""How often a run writes checkpoints, and which of them stay."""
+"""The settings of checkpoints: how often a run writes them, and which it keeps."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ __all__ = ["CheckpointConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When checkpoints are written, and which stay. A resumed run may have other settings here."""
+    """The interval of checkpoints, and which are kept. A resumed run may have other settings here."""
 
     every: int = 20
-    """Steps between checkpoints; the last step always makes one."""
+    """Steps between checkpoints; the last step always writes one."""
     keep: int = 0
-    """The newest checkpoints that stay; 0 keeps all. With 2 or more, there is one to go back to where the newest is
-    found torn. The best one, and any that is being read, stay beyond these."""
+    """The number of newest checkpoints that are kept; 0 keeps all. With 2 or more, there is one to fall back to if the
+    newest is corrupt. The best one, and any that is being read, are kept beyond these."""
     keep_best: str | None = "success"
-    """The number of metrics.jsonl, such as success or reward_mean, by whose mean over the last 10 steps (or `every`, if
-    that is more) the best checkpoint is told: the greatest. It stays whatever `keep` says, and `checkpoints/best` names
-    it; null for none."""
+    """The metric of metrics.jsonl, such as success or reward_mean, that the best checkpoint is chosen by: the one with
+    the greatest mean over the last 10 steps (or `every`, if that is more). It is kept whatever `keep` is, and
+    `checkpoints/best` names it; null for none."""
     background: bool = True
-    """Whether a checkpoint is written while the run goes on, from a copy of its tensors: one more model and optimizer
-    of memory for as long as it takes. The files are the same either way."""
+    """Writes checkpoints while the run goes on, from a copy of its tensors, which takes the memory of one more model
+    and optimizer meanwhile. The files are the same either way."""
 
     def __post_init__(self) -> None:
         if self.every < 1:

@@ -1,4 +1,4 @@
-"""Which processes a run on a Ray cluster is made of."""
+"""The settings of a run's processes on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Role: TypeAlias = Literal["learner", "engine", "worker"]
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
-    """The actors of a run with `executor` ray, and what each takes of the cluster."""
+    """The actors of a run with `executor` ray, and the resources of each."""
 
     address: str | None = None
     """The cluster to join: `auto` is the one that runs on this machine, `HOST:PORT` or `ray://HOST:PORT` another. None
-    joins what RAY_ADDRESS names, and otherwise begins one on this machine that ends with the run."""
+    joins the one that RAY_ADDRESS names, and otherwise starts one on this machine that ends with the run."""
     learners: int = 1
     """Ranks that share the learner (FSDP)."""
     engines: int = 1
@@ -36,15 +36,15 @@ class ClusterConfig:
     gpus_per_engine: float = 0.0
     """GPUs that Ray reserves for an engine; untested above 0."""
     layout: Literal["disaggregated", "colocated"] = "disaggregated"
-    """`disaggregated` gives learner ranks and engines places of their own. `colocated` has an engine beside every rank,
-    on the same cores and GPU: it gives its memory up while the rank learns, and takes it again with the new weights."""
+    """`disaggregated` gives learner ranks and engines cores and GPUs of their own. `colocated` puts one engine on the
+    cores and GPU of every rank: it frees its memory while the rank learns, and takes it back with the new weights."""
     placement: Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"] = "SPREAD"
     """Ray's placement strategy: over as many nodes as there are, or on as few."""
     max_restarts: int = 3
-    """How often an actor that died is begun anew, each; a learner rank's death takes all ranks back to the newest
-    checkpoint."""
+    """The number of times that each actor is restarted after it died; the death of a learner rank takes all ranks back
+    to the newest checkpoint."""
     start_s: float = 120.0
-    """Seconds that the cluster may take to give what was asked for."""
+    """Seconds that the cluster may take to provide the requested resources."""
 
     def __post_init__(self) -> None:
         for name in ("learners", "engines", "workers"):
@@ -75,26 +75,33 @@ class ClusterConfig:
 
     @property
     def bundles(self) -> list[dict[str, float]]:
-        """What is reserved, in Ray's words: for learners, then engines (those of colocated ones are the learners'),
-        then workers."""
+        """The resources to reserve, as Ray's bundles: for learners, engines and workers, in this order.
+
+        Colocated engines are in the learners' bundles.
+        """
         learner = {"CPU": self.cpus_per_learner, "GPU": self.gpus_per_learner}
         engine = {"CPU": self.cpus_per_engine, "GPU": self.gpus_per_engine}
         counted = [(self.learners, learner), (self.engines, engine), (self.workers, {"CPU": self.cpus_per_worker})]
         if self.layout == "colocated":
             both = {"CPU": self.cpus_per_learner + self.cpus_per_engine, "GPU": self.gpus_per_learner}
             counted = [(self.learners, both), counted[2]]
-        return [{name: one for name, one in bundle.items() if one} for number, bundle in counted for _ in range(number)]
+        return [
+            {name: amount for name, amount in bundle.items() if amount}
+            for number, bundle in counted
+            for _ in range(number)
+        ]
 
     def place(self, role: Role, number: int) -> int:
-        """The bundle of an actor."""
+        """The index of an actor's bundle."""
         if role == "learner":
             return number
         before = self.learners if self.layout == "disaggregated" else 0
         return before + number if role == "engine" else before + self.engines + number
 
     def needs(self, role: Role) -> dict[str, float]:
-        """What an actor takes of its bundle; two that share a GPU take half of it each."""
+        """The resources that an actor takes of its bundle; two that share a GPU take half of it each."""
         cpus = {"learner": self.cpus_per_learner, "engine": self.cpus_per_engine, "worker": self.cpus_per_worker}
         gpus = {"learner": self.gpus_per_learner, "engine": self.gpus_per_engine, "worker": 0.0}
         share = 2 if self.layout == "colocated" else 1
-        return {name: one for name, one in {"CPU": cpus[role], "GPU": gpus[role] / share}.items() if one}
+        needed = {"CPU": cpus[role], "GPU": gpus[role] / share}
+        return {name: amount for name, amount in needed.items() if amount}

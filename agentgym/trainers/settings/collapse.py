@@ -29,29 +29,30 @@ SignName: TypeAlias = Literal[
 
 
 SIGNS: tuple[SignName, ...] = get_args(SignName)
-"""Every sign by name; `docs/collapse.md` says what shows each."""
+"""Every symptom by name; `docs/collapse.md` describes how each is detected."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CollapseConfig:
-    """When a run is said to collapse, and what ends it."""
+    """The thresholds of a collapsing run's symptoms, and the symptoms that end it."""
 
     stop_on: tuple[SignName, ...] = ("nan",)
-    """The signs that end training, with a checkpoint of the last whole step; the others are warned of. Without `nan`, a
-    step whose loss or gradient is not finite is left out, and training goes on. `solved` ends it as the last step
-    would."""
+    """The symptoms that end training, with a checkpoint of the last whole step; the others only log a warning. Without
+    `nan`, a step whose loss or gradient is not finite is left out, and training goes on. `solved` ends training as the
+    last step would."""
     patience: int = 2
-    """Steps in a row that show a sign before it is named; `nan` is named at once."""
+    """Steps in a row that must show a symptom before it is reported; `nan` is reported at once."""
     max_clip_fraction: float = 0.9
     """The share of clipped tokens above which a step teaches next to nothing."""
     max_grad_growth: float = 10.0
     """The gradient norm, as a multiple of its median over the last 20 steps, above which it explodes."""
     max_kl: float = 2.0
-    """Nats a token from the reference model, above which the policy runs away from it."""
+    """The divergence from the reference model, in nats a token, above which the policy runs away from it."""
     max_tool_faults: float = 0.1
     """The share of a tool's calls that may fail by no mistake of the model; their episodes are lost to training."""
     max_repetition_rise: float = 0.3
-    """By how much `repeated_ngrams` or `repeated_replies`, which are shares, may rise while the success does not."""
+    """The rise of `repeated_ngrams` or `repeated_replies`, which are shares, that is allowed while the success does not
+    rise."""
 
     def __post_init__(self) -> None:
         for name in self.stop_on:

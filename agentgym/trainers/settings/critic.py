@@ -18,23 +18,23 @@ class CriticConfig:
     """The critic of an advantage that takes values (gae, turn_gae)."""
 
     trunk: Literal["none", "own", "shared"] | None = None
-    """`own` begins as a copy of the model and is trained apart from it; `shared` reads the policy's own last states,
-    costs next to nothing, and pulls at the policy's weights. None is `own` where the advantage takes values, else
-    `none`."""
+    """The critic's backbone. `own` starts as a copy of the model and is trained separately; `shared` reads the policy's
+    final states, costs next to nothing, and its gradient changes the policy's weights. None is `own` if the advantage
+    takes values, else `none`."""
     learning_rate: float | None = None
-    """Of a trunk of its own and its head; None takes five times `optimizer.learning_rate`: one that lags credits the
-    past. The policy's other optimizer settings hold for both, and so does whether adapters are trained."""
+    """The learning rate of a backbone of its own and its head. None takes five times `optimizer.learning_rate`, since a
+    critic that lags credits the past. The policy's other optimizer settings, and its choice of adapters, hold for
+    both."""
     coefficient: float = 0.1
-    """Weight of the value loss beside the policy's, where the trunk is shared."""
+    """The weight of the value loss relative to the policy's, if the backbone is shared."""
     clip: float | None = 0.5
-    """How far a value may move from what it was before the error is no longer reduced by it, in units of reward; None
-    for no bound."""
+    """The largest change of a value in a step that still reduces its error, in units of reward; None for no bound."""
     bootstrap: bool = True
-    """Whether an episode that a limit cut (`truncated`) is credited with the critic's value of what might follow.
-    Without, it ends there with what it had earned: right where the limit is part of the task, as a number of turns to
-    win a game in mostly is; with it, a policy that wanders up to the limit loses nothing but time."""
+    """Credits an episode that a limit ended (`truncated`) with the critic's value of what might follow. Otherwise it
+    ends there with what it had earned: right if the limit is part of the task, such as the turns to win a game in. With
+    it, a policy that wanders up to the limit loses nothing but time."""
     warmup_steps: int = 0
-    """Steps at the beginning in which the critic learns and the policy does not; for a trunk of its own."""
+    """Steps at the start in which the critic learns and the policy does not; for a backbone of its own."""
 
     def __post_init__(self) -> None:
         if self.learning_rate is not None and self.learning_rate <= 0:
@@ -53,5 +53,5 @@ class CriticConfig:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a critic."""
+        """True if there is a critic."""
         return self.trunk in ("own", "shared")

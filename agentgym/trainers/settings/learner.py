@@ -1,4 +1,4 @@
-"""What the learner is told."""
+"""The settings of the learner."""
 
 from __future__ import annotations
 
@@ -23,53 +23,54 @@ __all__ = ["LearnerConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
-    """What is minimized, how often, and in which portions."""
+    """The loss, the optimizer steps on each batch, and their micro-batches."""
 
     loss: str | None = None
-    """Policy loss, by its name in `LOSSES`, such as `ppo_clip`, `gspo` or `cispo`, or your own by its place,
+    """The policy loss, by its name in `LOSSES`, such as `ppo_clip`, `gspo` or `cispo`, or your own as
     `path/to/file.py:name` or `package.module:name`; None is that of the algo, or `ppo_clip`."""
     loss_settings: Mapping[str, object] | None = None
-    """The settings of the loss by their names, such as clip_high=0.28; what is not named has its default. None are
-    those of the algo."""
+    """The settings of the loss by their names, such as clip_high=0.28; others have their defaults. None takes those of
+    the algo."""
     epochs: int = 1
-    """How often the episodes of a step are gone over."""
+    """Passes over the episodes of a step."""
     minibatches: int = 1
-    """Parts that a step's episodes are cut into, with an optimizer step on each."""
+    """Parts that a step's episodes are split into, with an optimizer step on each."""
     correction: str | None = None
-    """Off-policy correction, by its name in `CORRECTIONS`, such as tis_token or icepop, or your own by its place: the
-    policy loss takes its ratio against the weights before the step, recomputed, and is weighted by how far those are
-    from what sampled. None takes the logprobs of the sampling themselves for the ratio's denominator, which corrects
-    them as far as the clip goes."""
+    """The off-policy correction, by its name in `CORRECTIONS`, such as tis_token or icepop, or your own as
+    `path/to/file.py:name`: the policy loss takes its ratio against logprobs recomputed with the weights before the
+    step, and is weighted by how far those are from the sampled ones. None takes the sampled logprobs themselves as the
+    ratio's denominator, which corrects them as far as the clip goes."""
     correction_settings: Mapping[str, object] = field(default_factory=dict)
     """The settings of the correction, such as cap=2.0."""
     rejected_episodes: Literal["count", "leave_out"] = "count"
-    """Episodes of which the correction keeps no token. `count` keeps them in the baselines of their groups and in the
-    denominators of the loss, as verl does; `leave_out` treats them as if they had failed, for one more forward pass."""
+    """The use of episodes of which the correction keeps no token. `count` keeps them in the baselines of their groups
+    and in the denominators of the loss, as verl does; `leave_out` treats them as if they had failed, for one more
+    forward pass."""
     kl: KLConfig = field(default_factory=KLConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     entropy_coefficient: float = 0.0
-    """Weight of the entropy bonus."""
+    """The weight of the entropy bonus."""
     micro_batch_tokens: int = 2048
-    """Tokens of one forward pass; rows are never cut. Ranks that share their passes (`mesh`) have them together."""
+    """Tokens of one forward pass; rows are never split. Ranks that share their passes (`mesh`) have them together."""
     device: str = "cpu"
-    """Where a run in one process keeps the model, learns and, with engine local, samples: `cpu`, `cuda`, `cuda:1`. On a
-    cluster ray.gpus_per_learner and ray.gpus_per_engine say it."""
+    """The device on which a run in one process keeps the model, learns and, with engine local, samples: `cpu`, `cuda`,
+    `cuda:1`. On a cluster, ray.gpus_per_learner and ray.gpus_per_engine set it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What a run in one process keeps the model in, learns and samples with; the optimizer then steps on float32
-    copies, gradients and logprobs are float32 either way. On a cluster fsdp.param_dtype says it."""
+    """The type in which a run in one process keeps the model, learns and samples. With bfloat16 the optimizer steps on
+    float32 copies; gradients and logprobs are float32 either way. On a cluster, fsdp.param_dtype sets it."""
     threads: int | None = None
-    """CPU threads, each with micro-batches of its own; None is one per core, at most 8. Never changes a result. Of
-    several ranks each computes in one thread, with torch's own settings."""
+    """CPU threads, each with micro-batches of its own; None is one per core, at most 8. Never changes a result. With
+    several ranks, each computes in one thread, with torch's own settings."""
     shares: int | None = None
-    """Shares of a step, about equally costly, whose gradients are summed apart and then together; None is one for each
+    """Shares of a step, about equally costly, whose gradients are summed separately and then together; None is one per
     rank. A run in one process with 2 has the bits of two ranks that keep `fsdp.gradients` whole and clip nothing."""
     head_kernel: HeadKernel = "torch"
-    """What computes logprobs and entropies from final states: `torch` in chunks, or `liger`, Liger's fused linear
-    cross-entropy, which is a kernel on Hopper GPUs (in bfloat16) and chunks of its own elsewhere."""
+    """The kernel that computes logprobs and entropies from final states: `torch` in chunks, or `liger`, Liger's fused
+    linear cross-entropy, which is one kernel on Hopper GPUs (in bfloat16) and chunks of its own elsewhere."""
     activation_checkpointing: bool = False
-    """Whether the backward pass computes each layer's inner states again, in place of keeping them: a third more
-    arithmetic, and one state a layer and token in memory."""
+    """Recomputes each layer's inner states in the backward pass instead of keeping them: a third more arithmetic, and
+    one state per layer and token in memory."""
     fsdp: FsdpConfig = field(default_factory=FsdpConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
 
@@ -94,11 +95,11 @@ class LearnerConfig:
         _ = self.policy_loss  # raises where the loss or a setting cannot work
 
     def check_shares(self, num_ranks: int) -> None:
-        """Raises ConfigError for other `shares` than so many ranks have."""
+        """Raises ConfigError if `shares` differs from the number of shares on `num_ranks`."""
         num_shares = self.mesh.data(num_ranks)
         if self.shares not in (None, num_shares):
-            told = f"leave learner.shares out, or give the run as many learners as shares ({self.shares})"
-            raise ConfigError(f"learner.shares is {self.shares}, and {num_ranks} ranks have {num_shares}: {told}")
+            remedy = f"leave learner.shares out, or give the run as many learners as shares ({self.shares})"
+            raise ConfigError(f"learner.shares is {self.shares}, and {num_ranks} ranks have {num_shares}: {remedy}")
 
     @property
     def num_threads(self) -> int:
@@ -107,7 +108,7 @@ class LearnerConfig:
 
     @property
     def loss_name(self) -> str:
-        """The loss that is minimized."""
+        """The name of the loss that is minimized."""
         return self.loss or "ppo_clip"
 
     @property
@@ -117,26 +118,26 @@ class LearnerConfig:
 
     @property
     def needs_first_weights(self) -> bool:
-        """Whether the weights that the run began with stay in memory: as the base of adapters, or for a KL term."""
+        """True if the weights that the run began with stay in memory: as the base of adapters, or for a KL term."""
         return bool(self.lora.rank or self.kl.coefficient)
 
     @property
     def needs_all_rows(self) -> bool:
-        """Whether rows with an advantage of 0 are learned from too."""
+        """True if rows with an advantage of 0 are learned from too."""
         regularized = self.kl.coefficient != 0 or self.entropy_coefficient != 0
         silent = is_silent_at_zero(LOSSES[self.loss_name]) and not self._corrects_by_mean
         return regularized or self.critic.exists or not silent
 
     @property
     def _corrects_by_mean(self) -> bool:
-        """Whether the weights of rows hang on each other: by their mean, or by what a correction of a user does."""
+        """True if the weights of rows may depend on each other: by their mean, or in a correction of the user's."""
         if self.correction is None:
             return False
         return bool(self.correction_settings.get("normalize")) or not is_bundled(CORRECTIONS[self.correction])
 
     @property
     def steps_per_batch(self) -> int:
-        """Optimizer steps on the episodes of one step."""
+        """The number of optimizer steps on the episodes of one step."""
         return self.epochs * self.minibatches
 
 

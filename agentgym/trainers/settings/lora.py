@@ -12,11 +12,11 @@ from agentgym.trainers.settings.optimizer import OptimizerConfig
 __all__ = ["PROJECTIONS", "RATE", "LoraConfig"]
 
 RATE = 10
-"""The adapters' learning rate over that of all weights."""
+"""The adapters' learning rate as a multiple of `optimizer.learning_rate`."""
 
 
 PROJECTIONS = (*QKV, "o_proj", *GATE_UP, "down_proj")
-"""What may be adapted: all linear layers but the head."""
+"""The layers that may be adapted: all linear layers but the head."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +26,15 @@ class LoraConfig:
     rank: int = 0
     """Rank of the adapters (peft's r), such as 8 or 32; 0 trains all weights."""
     alpha: float = 32.0
-    """What an adapter adds is scaled by `alpha / rank` (peft's lora_alpha)."""
+    """The output of an adapter is scaled by `alpha / rank` (peft's lora_alpha)."""
     target_modules: tuple[str, ...] = PROJECTIONS
     """The linear layers that are adapted, by their published names; by default all but the head."""
     learning_rate: float | None = None
-    """Of the adapters; None takes ten times `optimizer.learning_rate`, which is what all weights would learn at
+    """The adapters' learning rate; None takes ten times `optimizer.learning_rate`, the rate for training all weights
     (Schulman et al. 2025)."""
     dropout: float = 0.0
-    """0 is the only value: what is dropped in training is there while sampling, so that every token would be off its
-    policy."""
+    """0 is the only value: units dropped in training are there while sampling, so that every token would be
+    off-policy."""
     seed: int | None = None
     """The adapters' first values follow from it; None is the seed of the run."""
 
@@ -45,9 +45,9 @@ class LoraConfig:
             raise ConfigError(f"lora.alpha must be above 0, got {self.alpha}")
         for name in self.target_modules:
             if name not in PROJECTIONS:
-                told = nearest(name, PROJECTIONS) or "."
+                hint = nearest(name, PROJECTIONS) or "."
                 raise ConfigError(
-                    f"no module {name!r} for lora.target_modules{told} Known, and all of them where it is left out:"
+                    f"no module {name!r} for lora.target_modules{hint} Known, and all of them where it is left out:"
                     f" {', '.join(PROJECTIONS)}"
                 )
         if not self.target_modules:
@@ -59,8 +59,8 @@ class LoraConfig:
                 f"lora.dropout {self.dropout} would drop in training what is there while sampling: leave it at 0"
             )
 
-    def rated(self, optimizer: OptimizerConfig) -> OptimizerConfig:
-        """The optimizer of what is trained: with the adapters' rate where that is adapters."""
+    def optimizer_settings(self, optimizer: OptimizerConfig) -> OptimizerConfig:
+        """The optimizer's settings, with the adapters' learning rate if adapters are trained."""
         if not self.rank:
             return optimizer
         return replace(optimizer, learning_rate=self.learning_rate or RATE * optimizer.learning_rate)

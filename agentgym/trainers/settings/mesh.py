@@ -1,4 +1,4 @@
-"""How the ranks of a learner divide their work, beside each taking rows of its own."""
+"""The settings of ranks that share forward passes, apart from each rank taking rows of its own."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ class MeshConfig:
 
     @property
     def block(self) -> int:
-        """Ranks that share a forward pass."""
+        """The number of ranks that share a forward pass."""
         return self.sequence * self.tensor
 
     def data(self, num_ranks: int) -> int:
-        """How many shares the rows of a batch are cut into on `num_ranks`; raises ConfigError where blocks of ranks do
-        not fill these."""
+        """The number of shares of a batch on `num_ranks`; raises ConfigError if that is no multiple of the block."""
         if num_ranks % self.block:
             raise ConfigError(
                 f"{num_ranks} learner ranks are no multiple of learner.mesh.sequence {self.sequence} x"
@@ -46,7 +45,7 @@ class MeshConfig:
         return num_ranks // self.block
 
     def check_alone(self) -> None:
-        """Raises ConfigError where passes are to be shared, and there is one process."""
+        """Raises ConfigError if passes are to be shared, since there is one process."""
         if self.block > 1:
             raise ConfigError(
                 "learner.mesh is for a learner of several ranks: give executor ray (or Ranks under torchrun,"
@@ -54,21 +53,21 @@ class MeshConfig:
             )
 
     def check(self, shape: DecoderConfig, num_ranks: int) -> None:
-        """Raises ConfigError where a decoder of this shape cannot be split so on `num_ranks`."""
+        """Raises ConfigError if a decoder of this shape cannot be split this way on `num_ranks`."""
         splits = [
             (shape.num_kv_heads, "key/value heads", self.tensor, "learner.mesh.tensor says"),
             (shape.ffn_width, "units of the feed-forward", self.tensor, "learner.mesh.tensor says"),
             (shape.num_heads, "query heads", self.block, "learner.mesh.sequence x learner.mesh.tensor says"),
         ]
         if self.tensor > 1:
-            shards, told = num_ranks // self.tensor, "the shards of each part of learner.mesh.tensor need"
+            shards, shards_need = num_ranks // self.tensor, "the shards of each part of learner.mesh.tensor need"
             splits += [
                 (shape.width, "numbers of a state", self.tensor, "learner.mesh.tensor says"),
-                (shape.width, "numbers of a state", shards, told),
+                (shape.width, "numbers of a state", shards, shards_need),
             ]
         if self.tensor > 1 and shape.qkv_bias:
             rows = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_width
-            splits.append((rows, "biases", num_ranks, told))
+            splits.append((rows, "biases", num_ranks, shards_need))
         for number, what, parts, why in splits:
             if number % parts:
                 raise ConfigError(

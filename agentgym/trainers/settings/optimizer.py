@@ -12,12 +12,13 @@ __all__ = ["OptimizerConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """How gradients become weights."""
+    """The optimizer and its learning rate schedule."""
 
     name: Literal["adamw", "muon"] = "adamw"
     """`muon` orthogonalizes the update of matrices (Jordan et al. 2024) and leaves the rest to AdamW."""
     learning_rate: float = 4e-4
-    """Right for the embedded model of a million parameters; published runs on models of billions use about 1e-6."""
+    """The peak rate. The default suits the embedded model (a million parameters); published runs on billions use about
+    1e-6."""
     warmup_steps: int = 2
     """Optimizer steps over which the rate rises to its full value."""
     decay: Literal["constant", "linear"] = "constant"
@@ -29,7 +30,7 @@ class OptimizerConfig:
     weight_decay: float = 0.0
     """The share of a weight that is subtracted each step, times the learning rate."""
     max_grad_norm: float = 1.0
-    """The gradient's global 2-norm is scaled down to it."""
+    """The gradient is scaled down if its global 2-norm is above this."""
 
     def __post_init__(self) -> None:
         if self.learning_rate <= 0:

@@ -11,18 +11,18 @@ __all__ = ["ParityConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class ParityConfig:
-    """When training refuses to go on because the engine samples from something else than what is trained."""
+    """The check that ends training if the engine samples from another distribution than the one that is trained."""
 
     max_mismatch: float | None = None
-    """Nats between the trainer's and the engine's logprob of a token that was just sampled. None takes ten times what
-    the start showed, at least 0.001: so float32 is held to float32."""
+    """The most nats between the trainer's and the engine's logprob of a token that was just sampled. None takes ten
+    times the difference at the start, at least 0.001, so that float32 is held to float32's rounding."""
     every: int = 10
     """Steps between probes: fresh replies whose logprobs are recomputed. Every step's own tokens are compared anyway,
     before they are trained on."""
     episodes: int = 4
     """Episodes of a probe."""
     turns: int = 3
-    """Most replies of each; several, so that the prefix cache is probed too."""
+    """The most replies of each episode; several, so that the prefix cache is probed too."""
 
     def __post_init__(self) -> None:
         for name in ("every", "episodes", "turns"):

@@ -11,7 +11,7 @@ __all__ = ["SpeedConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedConfig:
-    """What the speed of a step is held against."""
+    """The peak speed that the speed of a step is compared with."""
 
     peak_tflops: float | None = None
     """The most that the learner's devices compute, in 10^12 operations a second, for `mfu` in metrics.jsonl. None
@@ -24,7 +24,7 @@ class SpeedConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileConfig:
-    """Which steps are traced."""
+    """The steps to trace."""
 
     steps: tuple[int, ...] = ()
     """Steps whose operators are traced, on all threads, into `profile/step-NNNNNN.json.gz` of the run folder, which

@@ -1,4 +1,4 @@
-"""What trackers are told, and how long is waited for them."""
+"""The settings of what trackers receive, and how long a run waits for them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ __all__ = ["TrackingConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
-    """What the trackers of a run are told."""
+    """The data that a run sends to its trackers."""
 
     project: str = "agentgym"
     """The project (Weights & Biases, trackio) or experiment (MLflow) that the run belongs to."""
     episodes_every: int = 10
     """Steps between samples of episodes; 0 sends none."""
     episodes: int = 8
-    """Episodes of a sample, evenly out of those of the step."""
+    """Episodes of a sample, evenly spaced among those of the step."""
     room: int = 256
-    """What may wait for a tracker that is slow; beyond it, what is new is left out and counted."""
+    """The number of items that may wait for a slow tracker; beyond it, new ones are dropped and counted."""
     finish_s: float = 60.0
-    """Seconds that the end of a run waits for what its trackers still have to write."""
+    """Seconds that the end of a run waits for its trackers to finish writing."""
 
     def __post_init__(self) -> None:
         for name in ("episodes", "room"):

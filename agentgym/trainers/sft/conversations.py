@@ -1,6 +1,6 @@
-"""Conversations to learn from: files of OpenAI's `messages`, and what each becomes for a chat format.
+"""Conversations to learn from: files with OpenAI's `messages`, and their conversion to rows of a chat format.
 
-A file's row has `messages` and, where its replies call tools, `tools`; each may also be the JSON text of that.
+A file's row has `messages` and, if its replies call tools, `tools`; each may also be JSON text.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ MESSAGES, TOOLS = "messages", "tools"
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages with at least one reply, and the tools that were shown: `Conversation((question, answer))`."""
+    """Messages with at least one reply, and the tools that the model saw: `Conversation((question, answer))`."""
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
 
 
 def conversation_of(row: Mapping[str, object]) -> Conversation:
-    """The conversation of a file's row.
+    """Returns the conversation of a file's row.
 
-    Arguments of calls are an object or its JSON text. A result without `tool_call_id` answers the next call that
-    waits, and a call without an id gets one. Raises ConfigError, naming the message, for what nobody can learn from.
+    Arguments of calls are an object or its JSON text. A result without `tool_call_id` answers the next open call, and a
+    call without an id gets one. Raises ConfigError, naming the message, for a conversation that cannot be learned.
     """
     if MESSAGES not in row:
         near = nearest(MESSAGES, row) or "."
@@ -43,19 +43,21 @@ def conversation_of(row: Mapping[str, object]) -> Conversation:
         tools = tuple(
             tool_from_openai(tool, f"{TOOLS}[{n}]") for n, tool in enumerate(_list(row.get(TOOLS) or [], TOOLS))
         )
-        messages = tuple(message_from_openai(one, f"{MESSAGES}[{n}]") for n, one in enumerate(_with_call_ids(raw)))
+        messages = tuple(
+            message_from_openai(message, f"{MESSAGES}[{n}]") for n, message in enumerate(_with_call_ids(raw))
+        )
     except WireError as error:
         raise ConfigError(str(error)) from error
     _check(messages, raw)
-    return Conversation(_named(messages), tools)
+    return Conversation(_with_tool_names(messages), tools)
 
 
 def conversation_rows(renderer: TemplateRenderer, conversation: Conversation) -> list[Demonstration]:
-    """The conversation as rows in which every reply is learned once, behind the prompt that a rollout would show.
+    """Returns the conversation as rows in which every reply is learned once, after the prompt of a rollout.
 
-    As with `history="rerender"`: a row goes on as long as the template tells the earlier replies as they were, and a
-    new one begins where it does not (old reasoning is dropped). Raises RenderError where the template has no place for
-    a message, or tells a reply so that it reads back as another one.
+    As with `history="rerender"`: a row continues while the template renders the earlier replies unchanged. Otherwise
+    (old reasoning is dropped) a new row begins. Raises RenderError if the template cannot render a message, or renders
+    a reply so that it is parsed as another one.
     """
     messages, tools = conversation.messages, conversation.tools
     rows: list[_Row] = []
@@ -65,7 +67,7 @@ def conversation_rows(renderer: TemplateRenderer, conversation: Conversation) ->
             continue
         try:
             prompt = renderer.rerender(messages[:place], tools)
-            new = _continued(renderer, rows[-1].ids, prompt, messages[behind:place]) if rows else None
+            new = _extend_row(renderer, rows[-1].ids, prompt, messages[behind:place]) if rows else None
             told = told_reply(renderer, messages[:place], reply, tools)
         except RenderError as error:
             raise RenderError(f"{MESSAGES}[{place}]: {error}") from error
@@ -87,10 +89,10 @@ class _Row:
         self.mask.extend([learned] * len(ids))
 
 
-def _continued(
+def _extend_row(
     renderer: TemplateRenderer, ids: Sequence[int], prompt: Sequence[int], new: Sequence[Message]
 ) -> list[int] | None:
-    """What to append to a row so that it says what `prompt` says; None where it cannot."""
+    """Returns the ids that extend a row to the text of `prompt`, or None if no ids do."""
     try:
         appended = renderer.extend(ids, new)
     except RenderError:  # the template rewrites what came before
@@ -112,8 +114,10 @@ def _list(value: object, where: str) -> Sequence[object]:
 
 
 def _with_call_ids(raw: Sequence[object]) -> Iterator[object]:
-    """The messages with an id for every call, of nine letters and digits as some templates want it, and every result
-    with the id of what it answers."""
+    """Yields the messages with an id for every call, and every result with the id of the call that it answers.
+
+    An id has nine letters and digits, as some templates require.
+    """
     waiting: list[str] = []
     num_calls = 0
     for message in raw:
@@ -131,14 +135,14 @@ def _with_call_ids(raw: Sequence[object]) -> Iterator[object]:
             yield {**message, "tool_calls": calls}
         elif message.get("role") == "tool":
             call_id = message.get("tool_call_id") or (waiting[0] if waiting else None)
-            waiting = [one for one in waiting if one != call_id]
+            waiting = [waiting_id for waiting_id in waiting if waiting_id != call_id]
             yield {**message, "tool_call_id": call_id}
         else:
             yield message
 
 
 def _check(messages: Sequence[Message], raw: Sequence[object]) -> None:
-    """Raises ConfigError for a conversation that teaches nothing, or something that nobody should learn."""
+    """Raises ConfigError for a conversation without replies, or with a reply that must not be learned."""
     if not any(message.role == "assistant" for message in messages):
         raise ConfigError(f"{MESSAGES} holds no reply: at least one message of the role assistant is learned")
     for place, (message, given) in enumerate(zip(messages, raw, strict=True)):
@@ -156,12 +160,14 @@ def _check(messages: Sequence[Message], raw: Sequence[object]) -> None:
                 raise ConfigError(f"{where}.tool_calls[{number}]: {call.error}")
 
 
-def _named(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages with each result bearing its tool's name, which some templates write."""
-    names = {call.id: call.name for one in messages for call in one.tool_calls if not isinstance(call, MalformedCall)}
+def _with_tool_names(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Returns the messages with the tool's name added to each result, since some templates write it."""
+    names = {
+        call.id: call.name for message in messages for call in message.tool_calls if not isinstance(call, MalformedCall)
+    }
     return tuple(
-        Message("tool", one.content, tool_call_id=one.tool_call_id, name=names.get(one.tool_call_id or ""))
-        if one.role == "tool"
-        else one
-        for one in messages
+        Message("tool", message.content, tool_call_id=message.tool_call_id, name=names.get(message.tool_call_id or ""))
+        if message.role == "tool"
+        else message
+        for message in messages
     )

@@ -26,16 +26,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class DemonstrationConfig:
-    """Who plays, and how carelessly."""
+    """The player of the demonstrations, and the share of its mistakes."""
 
     policy: str = "oracle"
     """A name of POLICIES: the player to imitate."""
     mistakes: float = 0.0
     """The share of turns at which the random policy moves instead."""
     learn_mistakes: bool = False
-    """Whether the random moves are imitated too; else they are played, and seen, but not trained on."""
+    """True imitates the random moves too; otherwise they are played and seen, but not trained on."""
     max_turns: int = 200
-    """Replies in a demonstration; the environment's own limit is mostly lower."""
+    """The most replies in a demonstration; the environment's own limit is usually lower."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.mistakes <= 1:
@@ -58,19 +58,19 @@ class Demonstration:
     ids: tuple[int, ...]
     mask: tuple[bool, ...]
     success: bool | None = None
-    """None where nobody knows: a conversation from a file."""
+    """True if the episode succeeded; None if unknown, as for a conversation from a file."""
 
     def first(self, num_ids: int) -> Demonstration:
-        """The same without what is past `num_ids`, for a model that sees no further."""
+        """Returns the first `num_ids` ids, for a model with a shorter context window."""
         return replace(self, ids=self.ids[:num_ids], mask=self.mask[:num_ids])
 
 
 def demonstrate(
     env: TextEnv, renderer: Renderer, seed: int, config: DemonstrationConfig, encode: ReplyEncoder | None = None
 ) -> Demonstration:
-    """Plays `env` from `seed`; the mistakes follow from the seed as well.
+    """Plays `env` from `seed`, which also determines the mistakes.
 
-    Raises EnvironmentFault where the environment, or a policy of it, raises.
+    Raises EnvironmentFault if the environment, or one of its policies, raises.
     """
 
     def theirs(call: Callable[[], T]) -> T:
@@ -104,7 +104,7 @@ def demonstrate(
 
 
 def _value(outcome: Outcome[T], env: TextEnv, seed: int) -> T:
-    """What the user's code gave; what it raised becomes an EnvironmentFault."""
+    """Returns the value of the user's code; an exception in it becomes an EnvironmentFault."""
     error, value = outcome
     if isinstance(error, AgentGymError):
         raise error
@@ -115,7 +115,7 @@ def _value(outcome: Outcome[T], env: TextEnv, seed: int) -> T:
 
 
 class _Said:
-    """A message as a key: equal when the same words are said, whatever the call ids are."""
+    """A message as a key: equal for the same text, whatever the call ids are."""
 
     def __init__(self, message: Message) -> None:
         self.message = message
@@ -130,7 +130,7 @@ class _Said:
 
 
 class ReplyEncoder:
-    """`reply_ids` of a renderer, remembered: players say the same few things again and again."""
+    """`reply_ids` of a renderer with a cache, since players repeat the same few replies."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._encode = functools.lru_cache(50_000)(lambda said: reply_ids(renderer, said.message))
@@ -142,7 +142,7 @@ class ReplyEncoder:
 def stream(
     envs: Sequence[TextEnv], renderer: Renderer, first_seed: int, config: DemonstrationConfig
 ) -> Iterator[Demonstration]:
-    """Endless demonstrations, the environments in turn, seeds counting up from `first_seed`."""
+    """Yields demonstrations endlessly, with the environments in turn and seeds counting up from `first_seed`."""
     seed, encode = first_seed, ReplyEncoder(renderer)
     while True:
         yield demonstrate(envs[seed % len(envs)], renderer, seed, config, encode)

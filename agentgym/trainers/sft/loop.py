@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the model learns what was said in demonstrations or rows, at the speaker's tokens only."""
+"""Supervised fine-tuning: the model learns from demonstrations or rows, with a loss on the reply tokens only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["ImitationConfig", "ImitationStep", "imitate", "learn", "passes"]
 
 @dataclass(frozen=True, kw_only=True)
 class ImitationConfig:
-    """How long and on what a model imitates."""
+    """The settings of an imitation: its demonstrations, its optimizer and its length."""
 
     demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
     optimizer: OptimizerConfig = field(
@@ -39,7 +39,7 @@ class ImitationConfig:
     steps: int = 500
     """Optimizer steps."""
     episodes: int = 8
-    """Demonstrations, or rows, a step."""
+    """Demonstrations, or rows, per step."""
     threads: int = 2
     """Threads that share a step's demonstrations; changes how they are split, so it belongs to the recipe."""
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -52,19 +52,19 @@ class ImitationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ImitationStep:
-    """What one step reports; the loss is the mean over imitated tokens, in nats."""
+    """The report of one step; the loss is the mean over imitated tokens, in nats."""
 
     step: int
     loss: float
     grad_norm: float
     tokens: int
-    """Ids of the step's demonstrations."""
+    """The number of ids in the step's demonstrations."""
     imitated_tokens: int
-    """Those that were learned."""
+    """The number of ids that were learned."""
     success: float | None
-    """Share of the step's demonstrations that succeeded; None for conversations, which say nothing about it."""
+    """The share of the step's demonstrations that succeeded; None for conversations, which do not record it."""
     elapsed_s: float
-    """Since training began."""
+    """The seconds since training began."""
 
 
 def imitate(
@@ -88,11 +88,11 @@ def learn(
     *,
     on_step: Callable[[ImitationStep], None] = lambda step: None,
 ) -> None:
-    """Trains `model` in place on what is shown, `config.episodes` of it a step.
+    """Trains `model` in place on the demonstrations `shown`, `config.episodes` per step.
 
-    What is past the model's context window is not learned. Whatever `on_step` raises ends the training between two
-    steps. Raises TrainingHalted for a gradient that is not finite, with the weights of the step before. Adapters are
-    merged into the weights in the end, however that comes.
+    Ids past the model's context window are not learned. An exception of `on_step` ends the training between two steps.
+    Raises TrainingHalted for a gradient that is not finite, with the weights of the step before. Adapters are merged
+    into the weights at the end, whatever ends the training.
     """
     if renderer.vocab_size > model.config.vocab_size:
         raise ConfigError(
@@ -100,12 +100,15 @@ def learn(
             " tokenizer that belongs to the model"
         )
     adapters = Adapters.of(model, None, config.lora) if config.lora.rank else None
-    optimizer = PolicyOptimizer(model, config.lora.rated(config.optimizer), config.steps)
+    optimizer = PolicyOptimizer(model, config.lora.optimizer_settings(config.optimizer), config.steps)
     workers = GradientWorkers(config.threads)
     started = time.perf_counter()
     try:
         for step in range(1, config.steps + 1):
-            batch = [one.first(model.config.context_window + 1) for one in itertools.islice(shown, config.episodes)]
+            batch = [
+                demonstration.first(model.config.context_window + 1)
+                for demonstration in itertools.islice(shown, config.episodes)
+            ]
             loss = _add_gradients(model, batch, workers, optimizer.parameters)
             norm = workers.run(optimizer.step)
             if not math.isfinite(norm):
@@ -120,8 +123,8 @@ def learn(
 def _add_gradients(
     model: Decoder, batch: Sequence[Demonstration], workers: GradientWorkers, parameters: Sequence[Tensor]
 ) -> float:
-    """The mean loss over the imitated tokens, whose gradient is added to the parameters'."""
-    total = max(1, sum(sum(one.mask) for one in batch))
+    """Adds the gradient of the mean loss over the imitated tokens to the parameters, and returns that loss."""
+    total = max(1, sum(sum(demonstration.mask) for demonstration in batch))
     parts = [batch[index :: workers.num_threads] for index in range(workers.num_threads)]
 
     def loss_of(part: Sequence[Demonstration]) -> MicroResult[float]:
@@ -136,32 +139,34 @@ def _report(step: int, batch: Sequence[Demonstration], loss: float, norm: float,
         step=step,
         loss=loss,
         grad_norm=norm,
-        tokens=sum(len(one.ids) for one in batch),
-        imitated_tokens=sum(sum(one.mask) for one in batch),
+        tokens=sum(len(demonstration.ids) for demonstration in batch),
+        imitated_tokens=sum(sum(demonstration.mask) for demonstration in batch),
         success=_share(batch),
         elapsed_s=elapsed_s,
     )
 
 
 def _share(batch: Sequence[Demonstration]) -> float | None:
-    told = [one.success for one in batch if one.success is not None]
-    return sum(told) / len(told) if told else None
+    known = [demonstration.success for demonstration in batch if demonstration.success is not None]
+    return sum(known) / len(known) if known else None
 
 
 def passes(rows: Sequence[Demonstration], seed: int) -> Iterator[Demonstration]:
-    """The rows again and again, each time in another order, which follows from the seed. A step at the end of one pass
-    goes on with the next."""
+    """Yields the rows endlessly, each pass in another order, which follows from the seed.
+
+    A step at the end of one pass continues with the next.
+    """
     for number in itertools.count():
         for place in np.random.default_rng([seed, number]).permutation(len(rows)):
             yield rows[place]
 
 
 def imitation_loss(model: Decoder, demonstrations: Sequence[Demonstration]) -> Tensor:
-    """Negative log likelihood, summed over the imitated tokens."""
+    """Returns the negative log likelihood, summed over the imitated tokens."""
     device = model.embed.device
-    ids_N = torch.tensor([i for one in demonstrations for i in one.ids[:-1]], device=device)
-    target_N = torch.tensor([i for one in demonstrations for i in one.ids[1:]], device=device)
-    mask_N = torch.tensor([flag for one in demonstrations for flag in one.mask[1:]], device=device)
-    seqlens = [len(one.ids) - 1 for one in demonstrations]
-    hidden_ME = model.hidden(ids_N, PackedLayout(seqlens, device, ids_N=ids_N, wanted_N=mask_N))
+    ids_N = torch.tensor([i for shown in demonstrations for i in shown.ids[:-1]], device=device)
+    target_N = torch.tensor([i for shown in demonstrations for i in shown.ids[1:]], device=device)
+    mask_N = torch.tensor([flag for shown in demonstrations for flag in shown.mask[1:]], device=device)
+    seqlens = [len(shown.ids) - 1 for shown in demonstrations]
+    hidden_ME = model.hidden_states(ids_N, PackedLayout(seqlens, device, ids_N=ids_N, wanted_N=mask_N))
     return -score_targets(hidden_ME, model.head_weight, target_N[mask_N]).logp_N.sum()

@@ -1,9 +1,9 @@
 """Makes the embedded model: `python -m agentgym.trainers.sft.make_embedded --output FOLDER`.
 
-A tokenizer from the environments' own text, a small Qwen3-architecture model, and three lessons by imitation. The first
-is easy worlds, the second the whole game: play is disturbed by random moves so that every situation is seen, and only
-the player's own moves are learned. The third makes the model careless: random moves are learned as well, so that it
-speaks the format, knows the game, and plays it badly, which leaves reinforcement learning something to do.
+It trains a tokenizer on the environments' own text, and a small Qwen3-architecture model by imitation in three lessons.
+The first has easy worlds, the second the whole game. Random moves disturb the play so that every situation is seen, but
+only the player's own moves are learned. The third lesson makes the model careless: random moves are learned as well.
+The model then knows the format and the game, but plays badly, which leaves reinforcement learning something to do.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _log = logging.getLogger(__name__)
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 ADDED = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 
-# A word is a token of its own wherever it stands (no space glued to it), so that copying a name from an observation
-# into a call is copying one id. The JSON around a call, line labels and role names are pieces too, for short turns.
+# A word is one token in every position (without a space), so that copying a name from an observation into a call is
+# copying one id. The JSON around a call, line labels and role names are pieces too, for short turns.
 PIECES = "|".join(
     (
         r'\n?\{"[a-z]+": "?',
@@ -54,7 +54,7 @@ PIECES = "|".join(
 )
 
 TEMPLATE_TEXT = ("\n\nTools:\n", "string)\n", "integer)\n", "any)\n", "Call: ", '{"name": tool, "arguments": {...}}')
-"""What the chat template itself says, for the tokenizer."""
+"""The text that the chat template itself adds, for training the tokenizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class RecipeConfig:
 
 
 def make_embedded(output: Path, config: RecipeConfig) -> None:
-    """Makes tokenizer and model and writes both to `output`; the same configuration gives the same files."""
+    """Makes the tokenizer and the model and writes both to `output`; equal configurations give equal files."""
     output.mkdir(parents=True, exist_ok=True)
     _log.info("tokenizer")
     make_tokenizer(output, config)
@@ -129,7 +129,7 @@ def make_embedded(output: Path, config: RecipeConfig) -> None:
 
 
 def lesson_envs(levels: Sequence[int]) -> list[TextEnv]:
-    """What a lesson plays, in turn: the text game at these levels."""
+    """Returns the environments of a lesson, in turn: the text game at these levels."""
     return [make_env("TextGame-v0", {"level": level}) for level in levels]
 
 
@@ -165,16 +165,16 @@ def make_tokenizer(output: Path, config: RecipeConfig) -> None:
 
 
 def corpus(episodes: int = 400) -> Iterator[str]:
-    """Text of every bundled environment at every level, as the model will see it, without the marks."""
+    """Yields the text of every bundled environment at every level, as the model will see it, without the marks."""
     marks = re.compile("|".join(map(re.escape, (*SPECIAL, *ADDED))))
     for name, levels in (("TextGame-v0", 5), ("GuessNumber-v0", 3), ("WordLadder-v0", 3)):
         for level in range(1, levels + 1):
-            for text in _played(make_env(name, {"level": level}), episodes):
+            for text in _episode_texts(make_env(name, {"level": level}), episodes):
                 yield from (part for part in marks.split(text) if part)
     yield from ("system\n", "user\n", "assistant\n", "tool\n", *TEMPLATE_TEXT) * 100
 
 
-def _played(env: TextEnv, episodes: int) -> Iterator[str]:
+def _episode_texts(env: TextEnv, episodes: int) -> Iterator[str]:
     yield from [env.system_prompt] * 20
     for seed in range(episodes):
         for kind in ("oracle", "random"):

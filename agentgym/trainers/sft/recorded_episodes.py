@@ -1,4 +1,4 @@
-"""Recorded episodes to learn from (rejection sampling): the good ones, by the exact ids that were sampled."""
+"""Recorded episodes to learn from (rejection sampling): the good ones, with the exact ids that were sampled."""
 
 from __future__ import annotations
 
@@ -17,42 +17,44 @@ from agentgym.trajectory import Row, Trajectory
 __all__ = ["Chosen", "choose_episodes", "episode_rows", "read_played"]
 
 HELD_OUT = ("eval_before", "eval_after")
-"""Phases of a training run that are there to measure it."""
+"""The phases of a training run that only measure it."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The episodes to learn from, and how many others there were for each reason."""
+    """The episodes to learn from, and the number of dropped ones by reason."""
 
     episodes: tuple[Trajectory, ...]
     dropped: Mapping[str, int]
 
     @property
     def num_held_out(self) -> int:
-        """Those whose tasks evaluations are made on."""
-        return sum(one.task.seed >= EVAL_SEED_START for one in self.episodes)
+        """The number of episodes on held-out tasks, which evaluations use."""
+        return sum(episode.task.seed >= EVAL_SEED_START for episode in self.episodes)
 
 
 def read_played(runs: Iterable[Path]) -> list[Trajectory]:
-    """The episodes of run folders, without those that measured a training run; raises RunFolderError."""
+    """Returns the episodes of run folders, without those that measured a training run; raises RunFolderError."""
     return [record.trajectory for run in runs for record in read_episodes(run) if record.phase not in HELD_OUT]
 
 
 def choose_episodes(
     episodes: Iterable[Trajectory], min_reward: float | None = None, best_per_task: int | None = None
 ) -> Chosen:
-    """The episodes with at least `min_reward`, or where that is None those that succeeded; of each task at most
-    `best_per_task`, the greatest rewards, and of equal ones the first."""
+    """Chooses the episodes with at least `min_reward`, or if that is None those that succeeded.
+
+    Of each task, at most the `best_per_task` with the greatest rewards are chosen, and of equal ones the first.
+    """
     if best_per_task is not None and best_per_task < 1:
         raise ConfigError(f"best_per_task is at least 1, got {best_per_task}")
     dropped: Counter[str] = Counter()
     good: list[Trajectory] = []
-    for one in episodes:
-        reason = _refusal(one, min_reward)
+    for episode in episodes:
+        reason = _refusal(episode, min_reward)
         if reason:
             dropped[reason] += 1
         else:
-            good.append(one)
+            good.append(episode)
     if best_per_task is not None:
         ranks: Counter[str] = Counter()
         best: set[int] = set()
@@ -61,14 +63,14 @@ def choose_episodes(
             if ranks[good[place].task.key] <= best_per_task:
                 best.add(place)
         dropped[f"beyond the best {best_per_task} of their task"] += len(good) - len(best)
-        good = [one for place, one in enumerate(good) if place in best]
+        good = [episode for place, episode in enumerate(good) if place in best]
     return Chosen(tuple(good), +dropped)
 
 
 def episode_rows(renderer: Renderer, vocab_size: int, episode: Trajectory) -> list[Demonstration]:
-    """The episode's rows as they were recorded; what the loss of training counts is learned.
+    """Returns the episode's rows as they were recorded; the ids that the training loss counts are learned.
 
-    Raises ConfigError for ids of another tokenizer: out of range, or read by this one as something else than the
+    Raises ConfigError for ids of another tokenizer: out of range, or decoded by this one to a text other than the
     messages that the prompt was rendered from.
     """
     for row in episode.rows:
@@ -78,7 +80,7 @@ def episode_rows(renderer: Renderer, vocab_size: int, episode: Trajectory) -> li
 
 
 def _refusal(episode: Trajectory, min_reward: float | None) -> str:
-    """Why an episode is not learned; empty if it is."""
+    """Returns the reason that an episode is not learned; empty if it is."""
     if episode.reward is None:
         return "failed, without a reward"
     if min_reward is None and not episode.success:
@@ -98,7 +100,11 @@ def _check_ids(renderer: Renderer, vocab_size: int, row: Row) -> None:
             f"it holds the id {int(row.ids.max())}, and the model has {min(vocab_size, renderer.vocab_size)}:"
             " recorded ids are learned by the model that has their tokenizer"
         )
-    said = [one.content.strip() for one in row.messages or () if one.role in ("system", "user") and one.content.strip()]
+    said = [
+        message.content.strip()
+        for message in row.messages or ()
+        if message.role in ("system", "user") and message.content.strip()
+    ]
     if said and not any(text in renderer.decode(list(row.spans[0].ids)) for text in said):
         raise ConfigError(
             "the model's tokenizer reads its ids as something else than what was said: recorded ids are learned by the"

@@ -1,4 +1,4 @@
-"""The folder that supervised fine-tuning leaves behind: a model folder, with how it came about beside it."""
+"""The output folder of supervised fine-tuning: a model folder, with the settings and metrics of the run."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["SftFolder"]
 
 
 class SftFolder:
-    """`config.yaml` and `metrics.jsonl` from the start, the model and its tokenizer's files once they are saved."""
+    """A folder with `config.yaml` and `metrics.jsonl` from the start, and the model and tokenizer once saved."""
 
     def __init__(self, path: Path, settings: Mapping[str, JSON]) -> None:
-        """A new folder; raises RunFolderError where there is something already."""
+        """Makes a new folder; raises RunFolderError if `path` exists and is not an empty folder."""
         self.path = path
-        with self._written():
+        with self._convert_errors():
             if path.exists() and (not path.is_dir() or any(path.iterdir())):
                 raise RunFolderError(f"{str(path)!r} is taken already: give another --output, or remove it")
             path.mkdir(parents=True, exist_ok=True)
@@ -36,18 +36,18 @@ class SftFolder:
     def write_metrics(self, step: ImitationStep) -> None:
         """Appends one step's line."""
         rounded = {name: round(value, 6) if isinstance(value, float) else value for name, value in asdict(step).items()}
-        with self._written(), open(self.path / "metrics.jsonl", "a") as file:
+        with self._convert_errors(), open(self.path / "metrics.jsonl", "a") as file:
             file.write(json.dumps(rounded) + "\n")
 
     def save_model(self, model: Decoder, source: Path) -> None:
         """Writes the model, with the tokenizer's files of the folder `source`."""
-        with self._written():
+        with self._convert_errors():
             copy_tokenizer(source, self.path)
             save_decoder(model, self.path)
 
     @contextmanager
-    def _written(self) -> Iterator[None]:
-        """Names the folder in what the file system refuses."""
+    def _convert_errors(self) -> Iterator[None]:
+        """Converts errors of the file system to RunFolderErrors that name the folder."""
         try:
             yield
         except RunFolderError:

@@ -1,4 +1,4 @@
-"""What supervised fine-tuning learns from where it is not demonstrations: rows, and what was left out on the way."""
+"""The rows that supervised fine-tuning learns from instead of demonstrations, with a report of what was left out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ConversationSource:
 
     paths: tuple[Path, ...]
     skip_malformed: bool = False
-    """Leaves out what is no conversation, or cannot be told in the model's chat format, instead of refusing it."""
+    """Leaves out rows that are no conversation, or cannot be rendered in the model's chat format, without an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,17 +38,17 @@ class EpisodeSource:
 
 @dataclass(frozen=True, kw_only=True)
 class SftRows:
-    """The rows to learn, and what is said about where they come from."""
+    """The rows to learn, and a report of their sources."""
 
     rows: tuple[Demonstration, ...]
     report: tuple[str, ...]
-    """Lines: how many of what are learned, and what was left out for which reason."""
+    """Lines with the number of learned items, and the number that was left out by reason."""
     task: Task | None = None
-    """A task of the episodes, where they are that."""
+    """A task of the episodes; None if the rows come from conversations."""
 
     @classmethod
     def of_conversations(cls, source: ConversationSource, renderer: TemplateRenderer, window: int) -> SftRows:
-        """The rows of files; raises ConfigError, naming the row, for a conversation that cannot be learned."""
+        """Reads the rows of files; raises ConfigError, naming the row, for a conversation that cannot be learned."""
         rows: list[Demonstration] = []
         num_read = 0
         malformed: list[str] = []
@@ -62,21 +62,21 @@ class SftRows:
                         raise ConfigError(f"{where}: {error}; --skip-malformed leaves such rows out") from error
                     malformed.append(f"{where}: {error}")
         dropped = {f"malformed, the first: {malformed[0]}": len(malformed)} if malformed else {}
-        told = _told("conversations", num_read - len(malformed), num_read, dropped)
-        return _within(rows, window, [told])
+        line = _report_line("conversations", num_read - len(malformed), num_read, dropped)
+        return _within(rows, window, [line])
 
     @classmethod
     def of_episodes(cls, source: EpisodeSource, renderer: TemplateRenderer, vocab_size: int, window: int) -> SftRows:
-        """The rows of recorded episodes; raises ConfigError for those of another tokenizer."""
+        """Reads the rows of recorded episodes; raises ConfigError for those of another tokenizer."""
         played = read_played(source.paths)
         chosen = choose_episodes(played, source.min_reward, source.best_per_task)
         rows: list[Demonstration] = []
-        for one in chosen.episodes:
+        for episode in chosen.episodes:
             try:
-                rows += episode_rows(renderer, vocab_size, one)
+                rows += episode_rows(renderer, vocab_size, episode)
             except ConfigError as error:
-                raise ConfigError(f"the episode of {one.task.key}, member {one.member}: {error}") from error
-        report = [_told("episodes", len(chosen.episodes), len(played), chosen.dropped)]
+                raise ConfigError(f"the episode of {episode.task.key}, member {episode.member}: {error}") from error
+        report = [_report_line("episodes", len(chosen.episodes), len(played), chosen.dropped)]
         if chosen.num_held_out:
             report.append(
                 f"{chosen.num_held_out} of them are of held-out tasks: evaluations on those say nothing any more"
@@ -85,7 +85,7 @@ class SftRows:
 
 
 def _rows_of(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """Each row of a file after where it stands."""
+    """Yields each row of a file with its location."""
     for table in open_sources((str(path),)):
         for where, row in table.rows(table.columns):
             if isinstance(row, Task):
@@ -94,27 +94,27 @@ def _rows_of(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
 
 
 def _without_nulls(value: object) -> object:
-    """The value without the nulls of its objects: parquet gives every object the keys of all others."""
+    """Returns the value without the nulls of its objects: parquet gives every object the keys of all others."""
     if isinstance(value, Mapping):
-        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
-    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _within(rows: Sequence[Demonstration], window: int, report: Sequence[str]) -> SftRows:
-    """The rows that the model can see whole; raises ConfigError where none is left."""
-    kept = tuple(one for one in rows if len(one.ids) <= window + 1)
+    """Returns the rows that fit into the model's context window; raises ConfigError if none is left."""
+    kept = tuple(row for row in rows if len(row.ids) <= window + 1)
     lines = list(report)
     if len(kept) < len(rows):
-        longest = max((len(one.ids) for one in rows), default=0)
+        longest = max((len(row.ids) for row in rows), default=0)
         too_long = {
             f"longer than the context window of {window} (the longest has {longest} ids)": len(rows) - len(kept)
         }
-        lines.append(_told("rows", len(kept), len(rows), +Counter(too_long)))
+        lines.append(_report_line("rows", len(kept), len(rows), +Counter(too_long)))
     if not kept:
         raise ConfigError(f"nothing is left to learn: {'; '.join(lines)}")
     return SftRows(rows=kept, report=tuple(lines))
 
 
-def _told(what: str, num_kept: int, num: int, dropped: Mapping[str, int]) -> str:
+def _report_line(what: str, num_kept: int, num: int, dropped: Mapping[str, int]) -> str:
     reasons = [f"{number} {reason}" for reason, number in dropped.items()]
     return f"{num_kept} of {num} {what} are learned" + (f"; left out: {', '.join(reasons)}" if reasons else "")

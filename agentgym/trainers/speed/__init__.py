@@ -1,1 +1,1 @@
-"""Where a step's seconds go, and how fast it was: clock, work, peak, memory and traces."""
+"""The time and speed of a step: clock, work, peak, memory and traces."""

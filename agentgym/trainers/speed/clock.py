@@ -1,4 +1,4 @@
-"""Where the seconds of a step go."""
+"""A clock that splits the seconds of a step by activity."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Literal, TypeAlias
 __all__ = ["Activity", "StepClock", "StepTimes"]
 
 Activity: TypeAlias = Literal["generate", "learn", "sync", "engine"]
-"""`generate`: the loop waits for episodes; `engine`: a request is in flight, whoever waits for it."""
+"""`generate`: the loop waits for episodes; `engine`: a request is in flight, whatever waits for it."""
 
 _STAGES: tuple[Activity, ...] = ("sync", "learn", "generate")
-"""What a moment counts as where several are on, the first one first."""
+"""The stages by priority: a moment with several activities counts as the first of them."""
 _WORK: tuple[Activity, ...] = ("sync", "learn", "engine")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """Seconds of one step; the four stages add up to the whole.
+    """The seconds of one step; the four stages add up to the whole.
 
-    Example: of 10 s, 6 of them waiting for episodes, 3 learning and 0.5 sending weights, 0.5 are the rest.
+    Example: of 10 s, with 6 waiting for episodes, 3 learning and 0.5 sending weights, 0.5 are the rest.
     """
 
     step_s: float
@@ -32,24 +32,24 @@ class StepTimes:
     sync_s: float
     rest_s: float
     sampling_s: float
-    """In which episodes were played: `generate_s`, or the whole step where playing goes on beside learning."""
+    """The seconds in which episodes were played: `generate_s`, or the whole step if playing overlaps learning."""
     idle_s: float | None
-    """In which neither the engine nor the learner had anything to do; parts of `generate_s` and `rest_s`. None where
-    the clock hears of no engine."""
+    """The seconds in which neither the engine nor the learner had work; part of `generate_s` and `rest_s`. None if no
+    engine reports its requests to the clock."""
 
 
 class StepClock:
-    """Adds up what is going on, from one `lap` to the next. Everything on it happens on one thread.
+    """Sums the seconds of each activity from one `lap` to the next. All calls are made on one thread.
 
-    A moment is of one stage: of the weight update, else of learning, else of generation, else of the rest. So what a
-    learner hides of generation counts as learning, and shares add up to 1 whatever overlaps.
+    A moment belongs to one stage: the weight update, else learning, else generation, else the rest. So generation that
+    overlaps learning counts as learning, and shares add up to 1 whatever overlaps.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.plays_beside = False
-        """Whether episodes are played at any time, not only while the loop waits for them."""
+        """True if episodes are played at any time, not only while the loop waits for them."""
         self.hears_engine = True
-        """Whether somebody says when a request is in flight."""
+        """True if an engine reports when a request is in flight."""
         self._now = now
         self._going_on: Counter[Activity] = Counter()
         self._began = self._last = now()
@@ -57,7 +57,7 @@ class StepClock:
 
     @contextmanager
     def doing(self, activity: Activity) -> Iterator[None]:
-        """Around what is an activity; the same one may be on several times."""
+        """Counts the body of the `with` statement as an activity, which may be running several times."""
         self._count()
         self._going_on[activity] += 1
         try:
@@ -67,7 +67,7 @@ class StepClock:
             self._going_on[activity] -= 1
 
     def lap(self) -> StepTimes:
-        """The seconds since the last lap, or since the clock was made."""
+        """Returns the seconds since the last lap, or since the clock was made."""
         self._count()
         spent, began = self._spent, self._began
         self._spent, self._began = defaultdict(float), self._last
@@ -82,10 +82,10 @@ class StepClock:
         )
 
     def _count(self) -> None:
-        """Gives the seconds since the last count to what was on."""
+        """Adds the seconds since the last count to the activities that were running."""
         now = self._now()
         seconds, self._last = now - self._last, now
-        stage = next((one for one in _STAGES if self._going_on[one]), "rest")
+        stage = next((activity for activity in _STAGES if self._going_on[activity]), "rest")
         self._spent[stage] += seconds
-        if not any(self._going_on[one] for one in _WORK):
+        if not any(self._going_on[activity] for activity in _WORK):
             self._spent["idle"] += seconds

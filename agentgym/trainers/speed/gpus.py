@@ -1,4 +1,4 @@
-"""Vendors' figures of GPUs."""
+"""The vendors' figures of GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Gpu:
     tf32: float
     single: float
     memory_gib: float
-    """As its driver shows it."""
+    """The memory that the driver reports."""
     memory_gb_s: float
     """10^9 bytes a second between its memory and its processors."""
     link_gb_s: float
@@ -36,9 +36,9 @@ GPUS = {
     "RTX 3090": Gpu(half=71, tf32=35.6, single=35.6, memory_gib=24, memory_gb_s=936, link_gb_s=32),
     "MI300X": Gpu(half=1307, tf32=654, single=163, memory_gib=191, memory_gb_s=5300, link_gb_s=448),
 }
-"""By a part of the name that torch shows; the first that fits holds. The A100 is the one of 80 GB."""
+"""The figures by a part of the name that torch reports; the first match counts. The A100 is the 80 GB model."""
 
 
 def gpu_named(name: str) -> Gpu | None:
-    """The figures of a GPU, by a name that has one of `GPUS` in it as words; None for one that is not known."""
+    """Returns the figures of the GPU in `GPUS` whose key occurs as words in `name`; None for an unknown GPU."""
     return next((gpu for known, gpu in GPUS.items() if re.search(rf"\b{known}\b", name, re.IGNORECASE)), None)

@@ -1,4 +1,4 @@
-"""The most memory that was held."""
+"""The peak memory of the process and its GPU."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["peak_gpu_memory_mb", "peak_memory_mb"]
 
 
 def peak_memory_mb() -> float:
-    """The most that this process ever had in memory, in MiB; servers and other processes have their own."""
+    """Returns the peak memory of this process, in MiB; servers and other processes are not in it."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 1024  # bytes there, KiB elsewhere
 
 
 def peak_gpu_memory_mb() -> float | None:
-    """The most that torch ever held on this process's GPU, in MiB; None where it uses none."""
+    """Returns the peak memory that torch allocated on this process's GPU, in MiB; None without a GPU."""
     return torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_initialized() else None

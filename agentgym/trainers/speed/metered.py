@@ -1,4 +1,4 @@
-"""An engine whose clock knows when it has a request."""
+"""An engine that reports its requests to a clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["MeteredEngine"]
 
 
 class MeteredEngine:
-    """The engine itself, with every request noted on `clock`."""
+    """A wrapper of an engine that counts every request on `clock`."""
 
     def __init__(self, engine: Engine, clock: StepClock) -> None:
         self.engine = engine
@@ -21,35 +21,35 @@ class MeteredEngine:
 
     @property
     def vocab_size(self) -> int:
-        """The engine's."""
+        """The engine's vocabulary size."""
         return self.engine.vocab_size
 
     @property
     def context_window(self) -> int:
-        """The engine's."""
+        """The engine's context window, in tokens."""
         return self.engine.context_window
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
-        """The engine's reply."""
+        """Returns the engine's reply, and counts the request on the clock."""
         with self.clock.doing("engine"):
             return await self.engine.generate(prompt_ids, sampling, session=session)
 
     async def update_weights(self, weights: Weights, version: int) -> WeightSync:
-        """The engine's."""
+        """Updates the engine's weights."""
         return await self.engine.update_weights(weights, version)
 
     async def pause(self) -> None:
-        """The engine's."""
+        """Pauses the engine."""
         await self.engine.pause()
 
     async def resume(self) -> None:
-        """The engine's."""
+        """Resumes the engine."""
         await self.engine.resume()
 
     async def abort(self, session: str) -> None:
-        """The engine's."""
+        """Aborts the request of a session."""
         await self.engine.abort(session)
 
     async def close(self) -> None:
-        """The engine's."""
+        """Closes the engine."""
         await self.engine.close()

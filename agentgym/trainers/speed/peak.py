@@ -1,4 +1,4 @@
-"""The most that the learner's device could compute: what a step's operations are held against."""
+"""The peak operations per second of the learner's device, to which a step's operations are compared."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SIZE, _REPEATS = 512, 12
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype, num_threads: int) -> float | None:
-    """Operations a second that the learner could reach at most; None for a GPU that is not known.
+    """Returns the most operations a second that the learner could reach; None for an unknown GPU.
 
-    On CPU it is measured: `num_threads` at once each multiply square matrices on one core, as the learner's threads
-    do, and the fastest of a few products counts. It takes about a tenth of a second.
+    On CPU it is measured: `num_threads` threads each multiply square matrices on one core at once, as the learner's
+    threads do, and the fastest of a few products counts. It takes about a tenth of a second.
     """
     if device.type == "cpu":
-        return _measured(dtype, num_threads)
+        return _measure_flops(dtype, num_threads)
     if device.type != "cuda":
         return None
     found = gpu_named(torch.cuda.get_device_name(device))
@@ -34,7 +34,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype, num_threads: int) -> fl
     return (found.tf32 if torch.backends.cuda.matmul.allow_tf32 else found.single) * 1e12
 
 
-def _measured(dtype: torch.dtype, num_threads: int) -> float:
+def _measure_flops(dtype: torch.dtype, num_threads: int) -> float:
     workers = GradientWorkers(num_threads)
     try:
         return sum(workers.map(lambda _: _best_product(dtype), range(num_threads)))

@@ -1,4 +1,4 @@
-"""Traces of chosen steps, as `torch.profiler` writes them."""
+"""Traces of chosen steps, written by `torch.profiler`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from torch.profiler import ProfilerActivity, profile
 
 from agentgym.trainers.settings.speed import ProfileConfig
 
-__all__ = ["traced"]
+__all__ = ["trace_step"]
 
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def traced(config: ProfileConfig, step: int, folder: Path) -> Iterator[None]:
-    """Around a step: writes its trace into the run folder where it is one of the chosen. What cannot be written is
-    warned of."""
+def trace_step(config: ProfileConfig, step: int, folder: Path) -> Iterator[None]:
+    """Traces the step in the `with` statement, if it is chosen, and writes the trace into the run folder.
+
+    Logs a warning if the trace cannot be written.
+    """
     if step not in config.steps:
         yield
         return
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
-    # Without it only the thread that begins the profile is in it, and the learner's and the engine's are others.
+    # Without it the profile contains only the thread that starts it, and the learner and the engine have their own.
     every_thread = _ExperimentalConfig(profile_all_threads=True)
     with profile(activities=activities, experimental_config=every_thread) as found:
         yield

@@ -1,4 +1,4 @@
-"""How fast a step was, and on what its time was spent."""
+"""The speed of a step, and the shares of its time."""
 
 from __future__ import annotations
 
@@ -22,54 +22,54 @@ OF_THE_MACHINE = frozenset(
         "peak_gpu_memory_mb",
     }
 )
-"""Numbers of a line of metrics.jsonl that two equal runs have otherwise, beside all whose names end in `_s`."""
+"""The numbers in metrics.jsonl that differ between two equal runs, besides all whose names end in `_s`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepSpeed:
-    """The speed of one step, which lasts from the line before to its own; the first one begins with training.
+    """The speed of one step, which lasts from the previous line to its own; the first one begins with training.
 
-    So what follows a line (a checkpoint, a probe) is the next step's. What an update alone has is None without one.
+    So work after a line (a checkpoint, a probe) belongs to the next step. Numbers of an update are None without one.
     """
 
     step_s: float
-    """Seconds."""
+    """The seconds of the step."""
     generate_share: float
-    """Of the step, waiting for episodes; the four shares add up to 1."""
+    """The share of the step spent waiting for episodes; the four shares add up to 1."""
     learn_share: float
-    """Crediting and learning."""
+    """The share of crediting and learning."""
     sync_share: float
-    """Bringing the weights to the engine."""
+    """The share of sending the weights to the engine."""
     rest_share: float
-    """Recording, checkpoints, probes of parity."""
+    """The share of recording, checkpoints and parity probes."""
     bubble: float | None
-    """The share in which neither an engine nor the learner had anything to do: all episodes waited for their
-    environments, or the loop for a disk. None where requests are sent from other processes, which nobody clocks."""
+    """The share in which neither an engine nor the learner had work: all episodes waited for their environments, or the
+    loop for a disk. None if requests are sent from other processes, which are not clocked."""
     sampled_tokens_per_s: float | None
-    """Sampled tokens of the step's episodes, over the seconds of generation; in asynchronous training, of the step."""
+    """The sampled tokens of the step's episodes over the seconds of generation, or of the step if asynchronous."""
     trained_tokens_per_s: float | None
-    """Targets of the loss, as often as they were gone over, over the seconds of learning."""
+    """The targets of the loss, counted once per epoch, over the seconds of learning."""
     mfu: float | None
-    """Model flops utilization of learning: the operations of the model's forward and backward over whole rows, over
-    what the device could have computed in the seconds of learning. Sharing prefixes raises it, even above 1."""
+    """The model flops utilization of learning: the operations of the model's forward and backward over whole rows,
+    divided by the device's peak in the seconds of learning. Sharing prefixes raises it, even above 1."""
     padded_tokens: int | None
-    """Tokens of forward passes, were rows padded to the longest of their micro-batch."""
+    """The tokens of forward passes if rows were padded to the longest of their micro-batch."""
     packed_tokens: int | None
-    """Tokens without padding."""
+    """The tokens without padding."""
     computed_tokens: int | None
-    """Tokens that were computed: prefixes that rows share, once."""
+    """The tokens that were computed: prefixes that rows share count once."""
     padding_gain: float | None
     """`padded_tokens / packed_tokens`."""
     sharing_gain: float | None
     """`packed_tokens / computed_tokens`."""
     peak_memory_mb: float
-    """MiB that the process has had at most since it began."""
+    """The peak memory of the process since its start, in MiB."""
     peak_gpu_memory_mb: float | None
-    """MiB that torch has held at most on its GPU; None without one."""
+    """The peak memory that torch allocated on its GPU, in MiB; None without one."""
 
     @classmethod
     def of(cls, times: StepTimes, sampled_tokens: int, work: UpdateWork | None, peak: float | None) -> StepSpeed:
-        """The speed of a step of these seconds; `peak` is what the learner's device computes a second at most."""
+        """Computes the speed of a step; `peak` is the peak operations per second of the learner's device."""
         whole = times.step_s or 1.0
         able = times.learn_s * peak if peak else 0.0
         gpu = peak_gpu_memory_mb()

@@ -1,4 +1,4 @@
-"""What an update had to compute: its tokens, and its operations by the model's shape."""
+"""The work of an update: its tokens, and its operations by the model's shape."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ class UpdateWork:
     """
 
     trained_tokens: int
-    """Targets that the loss counts."""
+    """The targets that the loss counts."""
     padded_tokens: int
-    """What the same micro-batches compute where each row is as long as their longest."""
+    """The tokens of the same micro-batches with each row padded to their longest."""
     packed_tokens: int
-    """What they compute without padding: the entries of their rows."""
+    """The tokens without padding: the entries of the rows."""
     computed_tokens: int
-    """What they do compute: prefixes that rows share, once."""
+    """The tokens that are computed: prefixes that rows share count once."""
     flops: float
-    """Of the model's forward and backward passes over whole rows, whatever is shared, see `forward_flops`; the backward
-    counts twice, or once where adapters are trained, since the weights under them take no gradient. Passes of a
-    reference model, a critic or a correction are not in it."""
+    """The operations of the model's forward and backward passes over whole rows, whatever is shared; see
+    `forward_flops`. The backward counts twice, or once if adapters are trained, since the weights under them take no
+    gradient. Passes of a reference model, a critic or a correction are not counted."""
 
 
 def update_work(batch: TrainingBatch, learner: LearnerConfig, shape: DecoderConfig) -> UpdateWork:
-    """The work of `Learner.update` on a batch."""
+    """Computes the work of `Learner.update` on a batch."""
     padded = computed = 0
     for minibatch in batch.minibatches(learner.minibatches):
         rows = minibatch.ids_N.cpu().split(minibatch.seqlens)
@@ -54,10 +54,10 @@ def update_work(batch: TrainingBatch, learner: LearnerConfig, shape: DecoderConf
 
 
 def forward_flops(shape: DecoderConfig, seqlens: Sequence[int], num_targets: int) -> float:
-    """Operations of one forward pass over rows of `seqlens` tokens, with logits at `num_targets` of them.
+    """Returns the operations of one forward pass over rows of `seqlens` tokens, with logits at `num_targets` of them.
 
-    Two for each multiply-add of a matrix product. Attention is causal: token t of a row attends to t + 1. What is no
-    matrix product (norms, rotations, softmax) is left out, as is usual.
+    A multiply-add of a matrix product counts as two. Attention is causal: token t of a row attends to t + 1 tokens.
+    Other operations (norms, rotations, softmax) are left out, as is usual.
     """
     queries, keys = shape.num_heads * shape.head_width, shape.num_kv_heads * shape.head_width
     projections = shape.width * (2 * queries + 2 * keys + 3 * shape.ffn_width)

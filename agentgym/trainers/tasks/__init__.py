@@ -1,4 +1,4 @@
-"""What a run practises: where its tasks come from, which of them a step plays, and which groups it learns from."""
+"""Task sources of a run, the choice of a step's tasks, and the choice of the groups that it learns from."""
 
 from agentgym.trainers.tasks.ahead import AheadTasks
 from agentgym.trainers.tasks.choice import EnvChoice, env_choices, fixed_source, make_source

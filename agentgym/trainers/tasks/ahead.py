@@ -1,4 +1,4 @@
-"""Tasks that are given out before the steps that learn from them, none of them lost when a run is resumed."""
+"""Tasks that are ordered before the steps that learn from them, of which none is lost when a run is resumed."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ __all__ = ["AheadTasks"]
 class AheadTasks:
     """A `TaskSource` whose tasks are ordered one by one, in the order of their steps and places.
 
-    Its state names the orders that no step has learned from. A run that is resumed begins with them: the same tasks
-    under the same names, so that their episodes have the same seeds.
+    Its state contains the orders that no step has learned from. A resumed run starts with them: the same tasks under
+    the same names, so that their episodes have the same seeds.
     """
 
     def __init__(self, source: TaskSource, tasks_per_step: int) -> None:
         self.source = source
         self._tasks_per_step = tasks_per_step
         self._next = (1, 0)
-        """The step and place whose task was not ordered yet."""
+        """The step and place of the next task to order."""
         self._ahead: dict[str, Order] = {}
-        """By the name of the group: what was ordered and is not finished."""
+        """The orders that are not finished, by the name of the group."""
         self._again: dict[str, Order] = {}
-        """What of it was ordered before the run was resumed, and not again yet."""
+        """The orders from before the run was resumed that were not ordered again yet."""
         self._resumed: set[str] = set()
         self._num_resumed = 0
 
     def orders(self) -> Iterator[Order]:
-        """One task after the other, without end; each is asked of the source when it is ordered."""
+        """Yields one order after the other, without end; each task is taken from the source when it is ordered."""
         while True:
             if self._again:
                 yield self._again.pop(next(iter(self._again)))
@@ -45,15 +45,15 @@ class AheadTasks:
             yield order
 
     def train_tasks(self, step: int, places: range) -> list[Task]:
-        """Those of the source; they count as ordered only where `orders` gives them."""
+        """Returns the tasks of the source; they count as ordered only if `orders` yields them."""
         return self.source.train_tasks(step, places)
 
     def eval_tasks(self, num_tasks: int) -> list[Task]:
-        """Those of the source."""
+        """Returns the held-out tasks of the source."""
         return self.source.eval_tasks(num_tasks)
 
     def finish(self, step: int, groups: Sequence[Group]) -> None:
-        """The orders of these groups are done."""
+        """Removes the orders of these groups."""
         for group in groups:
             self._ahead.pop(group.id, None)
         names = {group.id for group in groups}
@@ -62,24 +62,24 @@ class AheadTasks:
         self.source.finish(step, groups)
 
     def holds(self, task: Task) -> bool:
-        """Whether the source does."""
+        """Returns True if the source holds the task."""
         return self.source.holds(task)
 
     def label(self, task: Task) -> str:
-        """That of the source."""
+        """Returns the label of the source."""
         return self.source.label(task)
 
     def metrics(self) -> Mapping[str, float]:
-        """`resumed_groups`, those that were ordered before the run was resumed, and what the source says."""
+        """Returns `resumed_groups`, those ordered before the run was resumed, and the metrics of the source."""
         return {**self.source.metrics(), "resumed_groups": self._num_resumed}
 
     def state(self) -> Mapping[str, JSON]:
-        """The orders that are not done, the place of the next one, and the state of the source."""
-        ahead: list[JSON] = [[one.step, one.key, _to_json(one.task)] for one in self._ahead.values()]
+        """Returns the orders that are not finished, the place of the next one, and the state of the source."""
+        ahead: list[JSON] = [[order.step, order.key, _to_json(order.task)] for order in self._ahead.values()]
         return {"ahead": ahead, "next": list(self._next), "source": self.source.state()}
 
     def load(self, state: Mapping[str, JSON]) -> None:
-        """Goes on from a `state`."""
+        """Restores a `state`."""
         stored = cast(Sequence[tuple[int, str, Mapping[str, JSON]]], state["ahead"])
         self._ahead = {key: Order(Task(**task), key, step) for step, key, task in stored}  # type: ignore[arg-type]
         self._again = dict(self._ahead)

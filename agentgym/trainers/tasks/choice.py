@@ -1,4 +1,4 @@
-"""The task source that the settings of a run describe."""
+"""Creates the task source that the settings of a run describe."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ __all__ = ["EnvChoice", "env_choices", "fixed_source", "make_source"]
 
 @dataclass(frozen=True, kw_only=True)
 class EnvChoice:
-    """One environment that a run trains on."""
+    """An environment that a run trains on."""
 
     name: str
-    """What reports call it."""
+    """The name of the environment in reports."""
     env: str
     kwargs: Mapping[str, JSON]
-    """Those of held-out tasks, and of training without a curriculum."""
+    """The keywords of held-out tasks, and of training without a curriculum."""
     weight: float
     curriculum: CurriculumConfig
 
     @property
     def variants(self) -> list[Mapping[str, JSON]]:
-        """All keywords that it is made with: the held-out tasks' first, then those of each level."""
+        """All keywords that the environment is made with: the held-out tasks' first, then those of each level."""
         values = self.curriculum.values if self.curriculum.method != "off" else ()
         levels: list[Mapping[str, JSON]] = [{**self.kwargs, self.curriculum.by: value} for value in values]
         return [self.kwargs, *levels]
 
 
 def env_choices(practice: PracticeConfig, env: str, env_kwargs: Mapping[str, JSON]) -> list[EnvChoice]:
-    """The environments of a mix, else the one that is given."""
+    """Returns the environments of a mix, else the given one."""
     off = CurriculumConfig()
     if not practice.mix:
         return [EnvChoice(name=env, env=env, kwargs=env_kwargs, weight=1.0, curriculum=practice.curriculum)]
@@ -59,7 +59,7 @@ def env_choices(practice: PracticeConfig, env: str, env_kwargs: Mapping[str, JSO
 def make_source(
     practice: PracticeConfig, env: str, env_kwargs: Mapping[str, JSON], *, run_seed: int, tasks_per_step: int
 ) -> TaskSource:
-    """The source of a run on environments: each with its curriculum and its memory, mixed by weight."""
+    """Returns the source of a run on environments: each with its curriculum and its replay, mixed by weight."""
     choices = env_choices(practice, env, env_kwargs)
     sources = {choice.name: _with_replay(_env_source(choice, run_seed), practice) for choice in choices}
     if not practice.mix:
@@ -77,8 +77,11 @@ def make_source(
 def fixed_source(
     practice: PracticeConfig, train: Sequence[Task], held_out: Sequence[Task], *, run_seed: int, shuffle: bool = True
 ) -> TaskSource:
-    """The source of a run on tasks that are given; `curriculum.by` is then a name in their options, dotted for inner
-    ones. Raises ConfigError for a mix, which is one of environments."""
+    """Returns the source of a run on given tasks.
+
+    `curriculum.by` is a name in their options, dotted for nested ones. Raises ConfigError for a mix, which takes
+    environments.
+    """
     if practice.mix:
         raise ConfigError("a mix is one of environments, and the tasks are given: leave practice.mix out")
     source: TaskSource = FixedTasks(TaskLoader(train, run_seed, shuffle), held_out)

@@ -18,19 +18,19 @@ __all__ = ["CURRICULA", "Curriculum", "CurriculumTasks", "Learnability", "Thresh
 
 
 class Curriculum(Protocol):
-    """How much of each level is trained, by what came of it."""
+    """Decides how much of each level is trained, by its results."""
 
     def shares(self) -> Sequence[float]:
-        """The share of each level in the next step, the easiest first; their sum is 1."""
+        """Returns the share of each level in the next step, the easiest first; their sum is 1."""
 
     def observe(self, successes: Sequence[Sequence[float]]) -> None:
         """Takes a step's results: for each level, the success of each of its groups."""
 
     def state(self) -> Mapping[str, JSON]:
-        """What `load` takes."""
+        """Returns the state that `load` takes."""
 
     def load(self, state: Mapping[str, JSON]) -> None:
-        """Goes on from a `state`."""
+        """Restores a `state`."""
 
 
 class Thresholds:
@@ -39,7 +39,7 @@ class Thresholds:
     Automatic domain randomization: OpenAI et al. (2019), Solving Rubik's Cube with a Robot Hand, arXiv:1910.07113,
     algorithm 1. Results are collected in a buffer; once it is full, a mean of at least the high threshold makes the
     task harder, one of at most the low threshold easier, and the buffer is emptied. Differences: the level is one value
-    and not a range that grows at both ends, and a buffer whose mean is in between slides on instead of being emptied.
+    and not a range that grows at both ends, and a buffer with a mean in between slides instead of being emptied.
     """
 
     def __init__(self, num_levels: int, config: CurriculumConfig) -> None:
@@ -48,11 +48,11 @@ class Thresholds:
         self._recent: deque[float] = deque(maxlen=config.window)
 
     def shares(self) -> Sequence[float]:
-        """1 for the level at hand."""
+        """Returns 1 for the current level and 0 for the others."""
         return [float(level == self._level) for level in range(self._num_levels)]
 
     def observe(self, successes: Sequence[Sequence[float]]) -> None:
-        """Groups of other levels, dispatched before the last move or replayed, do not count."""
+        """Takes a step's results; groups of other levels, sampled before the last move or replayed, do not count."""
         self._recent.extend(successes[self._level])
         if len(self._recent) < self._config.window:
             return
@@ -64,11 +64,11 @@ class Thresholds:
             self._recent.clear()
 
     def state(self) -> Mapping[str, JSON]:
-        """The level and its last results."""
+        """Returns the level and its last results."""
         return {"level": self._level, "recent": list(self._recent)}
 
     def load(self, state: Mapping[str, JSON]) -> None:
-        """Goes on from a `state`."""
+        """Restores a `state`."""
         self._level = cast(int, state["level"])
         self._recent = deque(cast(Sequence[float], state["recent"]), maxlen=self._config.window)
 
@@ -79,8 +79,8 @@ class Learnability:
     Sampling for learnability: Rutherford et al. (2024), No Regrets, arXiv:2408.15099, and for language
     models Foster et al. (2025), Learning to Reason at the Frontier of Learnability, arXiv:2502.12272. Differences: it
     weighs levels and not single tasks, and p is a running estimate instead of extra episodes: the mean over past
-    groups, whose weights fall by `keep` a step, and one success and one failure that were never seen (so a level that
-    was not played lately drifts back to p = 0.5 and is tried again). Every level gets `explore / levels` in any case.
+    groups, whose weights decay by `keep` per step, and one pseudo-success and one pseudo-failure (so a level that was
+    not played lately drifts back to p = 0.5 and is tried again). Every level gets `explore / levels` in any case.
     """
 
     def __init__(self, num_levels: int, config: CurriculumConfig) -> None:
@@ -89,24 +89,24 @@ class Learnability:
         self._wins = [0.0] * num_levels
 
     def shares(self) -> Sequence[float]:
-        """`explore / levels + (1 - explore) p(1 - p) / sum`."""
+        """Returns `explore / levels + (1 - explore) p(1 - p) / sum` for each level."""
         rates = [(wins + 1) / (count + 2) for wins, count in zip(self._wins, self._counts, strict=True)]
         scores = [rate * (1 - rate) for rate in rates]
         explore, total = self._config.explore, sum(scores)
         return [explore / len(scores) + (1 - explore) * score / total for score in scores]
 
     def observe(self, successes: Sequence[Sequence[float]]) -> None:
-        """One count a group."""
+        """Takes a step's results; each group counts once."""
         keep = self._config.keep
         self._counts = [keep * count + len(new) for count, new in zip(self._counts, successes, strict=True)]
         self._wins = [keep * wins + sum(new) for wins, new in zip(self._wins, successes, strict=True)]
 
     def state(self) -> Mapping[str, JSON]:
-        """Groups and successes by level."""
+        """Returns the counts of groups and successes by level."""
         return {"counts": list(self._counts), "wins": list(self._wins)}
 
     def load(self, state: Mapping[str, JSON]) -> None:
-        """Goes on from a `state`."""
+        """Restores a `state`."""
         self._counts = list(cast(Sequence[float], state["counts"]))
         self._wins = list(cast(Sequence[float], state["wins"]))
 
@@ -115,13 +115,13 @@ CURRICULA: Mapping[str, Callable[[int, CurriculumConfig], Curriculum]] = {
     "steps": Thresholds,
     "learnability": Learnability,
 }
-"""By the name of `CurriculumConfig.method`; each is made of the number of levels and the settings."""
+"""The curricula by `CurriculumConfig.method`; each takes the number of levels and the settings."""
 
 
 class CurriculumTasks:
     """A `TaskSource` over sources of one level each; held-out tasks are those of `held_out`, whatever is trained on.
 
-    Which level a place gets is drawn by the curriculum's shares, from the seed, step and place alone.
+    The level of a place is drawn by the curriculum's shares, from the seed, step and place alone.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class CurriculumTasks:
         self._metrics: dict[str, float] = {}
 
     def train_tasks(self, step: int, places: range) -> list[Task]:
-        """Each of the level that its place draws."""
+        """Returns a task for each place, of the level that the place draws."""
         sources, bounds = list(self.levels.values()), list(accumulate(self.curriculum.shares()))
         tasks = []
         for place in places:
@@ -147,7 +147,7 @@ class CurriculumTasks:
         return tasks
 
     def eval_tasks(self, num_tasks: int) -> list[Task]:
-        """Those of the environment as it is given."""
+        """Returns the held-out tasks of `held_out`."""
         return self.held_out.eval_tasks(num_tasks)
 
     def finish(self, step: int, groups: Sequence[Group]) -> None:
@@ -169,27 +169,29 @@ class CurriculumTasks:
         self._metrics |= {f"level_share_{name}": round(share, 4) for name, share in shares}
 
     def holds(self, task: Task) -> bool:
-        """Whether it is of one of the levels, or held out."""
+        """Returns True if the task is of one of the levels, or held out."""
         return self.held_out.holds(task) or any(source.holds(task) for source in self.levels.values())
 
     def label(self, task: Task) -> str:
-        """It has one part."""
+        """Returns "", as the source has one part."""
         return ""
 
     def metrics(self) -> Mapping[str, float]:
-        """`level` (the mean of what was played, 1 is the easiest), `level_success_VALUE`, and `level_share_VALUE`, the
-        share in the step to come."""
+        """Returns `level`, `level_success_VALUE` and `level_share_VALUE`.
+
+        `level` is the mean of the played levels (1 is the easiest), `level_share_VALUE` the share in the next step.
+        """
         return self._metrics
 
     def state(self) -> Mapping[str, JSON]:
-        """That of the curriculum and of each level."""
+        """Returns the state of the curriculum and of each level."""
         return {
             "curriculum": self.curriculum.state(),
             "levels": {name: source.state() for name, source in self.levels.items()},
         }
 
     def load(self, state: Mapping[str, JSON]) -> None:
-        """Goes on from a `state`."""
+        """Restores a `state`."""
         self.curriculum.load(cast(Mapping[str, JSON], state["curriculum"]))
         levels = cast(Mapping[str, Mapping[str, JSON]], state["levels"])
         for name, source in self.levels.items():

@@ -1,4 +1,4 @@
-"""Which groups a step learns from: those without a signal are left out, and further ones are played for them."""
+"""Selects the groups that a step learns from: those without a signal are replaced by further ones."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ Filter = Literal["off", "reward", "success"]
 
 @dataclass(frozen=True, kw_only=True)
 class StepGroups:
-    """What was played for a step.
+    """The groups that were played for a step.
 
-    Example: with two groups wanted, "3/0" of equal rewards and "3/1", "3/2" of unequal ones make `groups` of all three
-    and `kept` of the last two; one group of four episodes was played beyond the two, so `refill_episodes` is 4.
+    Example: two groups are wanted, "3/0" has equal rewards, "3/1" and "3/2" have unequal ones. Then `groups` has all
+    three and `kept` the last two. One group of four episodes was played beyond the two, so `refill_episodes` is 4.
     """
 
     groups: tuple[Group, ...]
-    """All, in the order in which their tasks were given out (as they came, where groups are played ahead)."""
+    """All groups, in the order of their tasks (in the order of completion, if groups are played ahead)."""
     kept: tuple[Group, ...]
-    """Those that the step learns from, in the same order."""
+    """The groups that the step learns from, in the same order."""
     num_wanted: int
     filter: Filter = "off"
 
     @property
     def refill_episodes(self) -> int:
-        """Episodes of the groups that were played in place of others."""
+        """The number of episodes of the groups that replaced others."""
         return sum(len(group.trajectories) for group in self.groups[self.num_wanted :])
 
     @property
     def num_filtered(self) -> int:
-        """Groups that were left out for want of a signal; those that failed are not among them."""
+        """The number of groups left out for lack of a signal; failed groups do not count."""
         kept = {group.id for group in self.kept}
         return sum(group.id not in kept and _num_trainable(group) > 1 for group in self.groups)
 
     def metrics(self) -> Mapping[str, float]:
-        """`filtered_groups` and `refill_episodes`; nothing where nothing is filtered."""
+        """Returns `filtered_groups` and `refill_episodes`; empty if the filter is off."""
         if self.filter == "off":
             return {}
         return {"filtered_groups": self.num_filtered, "refill_episodes": self.refill_episodes}
@@ -56,9 +56,9 @@ async def fill_step(
     """Plays `num_wanted` groups, and further ones for those without a signal, in up to `max_refills` rounds.
 
     `play(n, before)` plays the `n` groups whose tasks come after those of the groups `before`. Each round plays exactly
-    as many as lack, so every live group is used, and which those are follows from the tasks' order.
+    as many groups as are missing, so every live group is used, and the tasks' order determines which those are.
 
-    Dynamic sampling: Yu et al. (2025), DAPO, arXiv:2503.14476, equation 11 and algorithm 1. Difference: where the
+    Dynamic sampling: Yu et al. (2025), DAPO, arXiv:2503.14476, equation 11 and algorithm 1. Difference: if the
     rounds do not suffice, the step learns from the groups that there are.
     """
     groups = await play(num_wanted, ())
@@ -74,21 +74,23 @@ async def fill_step(
 
 
 def is_live(group: Group, mode: Filter, truncated_episodes: Literal["learn", "leave_out"] = "learn") -> bool:
-    """Whether the episodes of a group that a step learns from differ, in their rewards or in their success; a group of
-    fewer than two does not."""
+    """Returns True if the episodes of a group that a step learns from differ in their rewards or their success.
+
+    A group of fewer than two such episodes is not live.
+    """
     kept = [
-        one
-        for one in group.trajectories
-        if one.status.trainable and (truncated_episodes == "learn" or one.status is not Status.TRUNCATED)
+        trajectory
+        for trajectory in group.trajectories
+        if trajectory.status.trainable and (truncated_episodes == "learn" or trajectory.status is not Status.TRUNCATED)
     ]
-    return len({one.reward if mode == "reward" else one.success for one in kept}) > 1
+    return len({trajectory.reward if mode == "reward" else trajectory.success for trajectory in kept}) > 1
 
 
 def success_rate(group: Group) -> float | None:
-    """The share of a group's episodes that succeeded, of those that have a reward; None where none has one."""
-    kept = [bool(one.success) for one in group.trajectories if one.status.trainable]
+    """Returns the share of a group's episodes with a reward that succeeded; None if no episode has a reward."""
+    kept = [bool(trajectory.success) for trajectory in group.trajectories if trajectory.status.trainable]
     return sum(kept) / len(kept) if kept else None
 
 
 def _num_trainable(group: Group) -> int:
-    return sum(one.status.trainable for one in group.trajectories)
+    return sum(trajectory.status.trainable for trajectory in group.trajectories)

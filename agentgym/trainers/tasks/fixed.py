@@ -1,4 +1,4 @@
-"""Tasks that are given, such as those of a file, in epochs."""
+"""Given tasks, such as those of a file, in epochs."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ __all__ = ["FixedTasks", "by_level"]
 
 
 class FixedTasks:
-    """A `TaskSource` of tasks that are given: those of a loader's stream, in which each is once an epoch.
+    """A `TaskSource` of given tasks: those of a loader's stream, which has each task once per epoch.
 
-    Places take the tasks of the stream in the order in which they are asked for; a step that an epoch ends in goes on
-    with the next one. `eval_tasks` gives fewer tasks where there are fewer.
+    Places take the tasks of the stream in the order in which they are requested; a step in which an epoch ends goes on
+    with the next epoch. `eval_tasks` returns fewer tasks if there are fewer.
     """
 
     def __init__(self, loader: TaskLoader, held_out: Sequence[Task]) -> None:
         self.loader, self._held_out = loader, tuple(held_out)
         self._handed: dict[tuple[int, int], int] = {}
-        """By step and place, the position in the stream of what was given there."""
+        """The position in the stream of the task of each step and place."""
 
     def train_tasks(self, step: int, places: range) -> list[Task]:
-        """The next tasks of the stream for places that were not asked for yet."""
+        """Returns the tasks of the places; a new place takes the next task of the stream."""
         positions = [self._position(step, place) for place in places]
         return [self.loader.at(range(position, position + 1))[0] for position in positions]
 
     def eval_tasks(self, num_tasks: int) -> list[Task]:
-        """The first held-out tasks, in the order in which they were given."""
+        """Returns the first held-out tasks, in the given order."""
         return list(self._held_out[:num_tasks])
 
     def finish(self, step: int, groups: Sequence[Group]) -> None:
@@ -40,24 +40,24 @@ class FixedTasks:
         self._handed = {key: position for key, position in self._handed.items() if key[0] > step}
 
     def holds(self, task: Task) -> bool:
-        """By the tasks' keys."""
+        """Returns True if a task with the same key is trained on or held out."""
         return task.key in self._keys
 
     def label(self, task: Task) -> str:
-        """It has one part."""
+        """Returns "", as the source has one part."""
         return ""
 
     def metrics(self) -> Mapping[str, float]:
-        """`epochs`: how often each task was given, on average."""
+        """Returns `epochs`: how often each task was returned, on average."""
         return {"epochs": round(self.loader.position / len(self.loader), 4)}
 
     def state(self) -> Mapping[str, JSON]:
-        """That of the loader, and which of its tasks are at places of steps to come."""
+        """Returns the state of the loader, and the positions of the tasks of future steps."""
         handed = [[step, place, position] for (step, place), position in self._handed.items()]
         return {"loader": self.loader.state(), "handed": handed}
 
     def load(self, state: Mapping[str, JSON]) -> None:
-        """Goes on from a `state`; raises ConfigError for one of other tasks."""
+        """Restores a `state`; raises ConfigError for the state of other tasks."""
         self.loader.load(cast(Mapping[str, JSON], state["loader"]))
         handed = cast(Sequence[Sequence[int]], state["handed"])
         self._handed = {(step, place): position for step, place, position in handed}
@@ -67,7 +67,7 @@ class FixedTasks:
         return frozenset(task.key for task in (*self.loader.tasks, *self._held_out))
 
     def _position(self, step: int, place: int) -> int:
-        """The position of a place's task; the next one where it has none."""
+        """Returns the position of a place's task, the next one for a new place."""
         if (step, place) not in self._handed:
             self._handed[step, place] = self.loader.position
             self.loader.position += 1
@@ -75,7 +75,7 @@ class FixedTasks:
 
 
 def by_level(tasks: Sequence[Task], path: str, values: Sequence[int | float | str]) -> dict[str, list[Task]]:
-    """The tasks whose option at `path` (such as `extra_info.difficulty`) has one of the values, by the value's text.
+    """Returns the tasks whose option at `path` (such as `extra_info.difficulty`) is one of the values, by its text.
 
     Raises ConfigError for a value that no task has.
     """

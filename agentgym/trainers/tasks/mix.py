@@ -1,4 +1,4 @@
-"""Several sources at once, by weight."""
+"""A mix of several sources by weight."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["MixEntry", "MixedTasks", "apportion", "read_mix"]
 
 @dataclass(frozen=True, kw_only=True)
 class MixEntry:
-    """One environment of a mix: `{"weight": 2, "kwargs": {"level": 1}}` under the name of the environment."""
+    """An environment of a mix: `{"weight": 2, "kwargs": {"level": 1}}` under the name of the environment."""
 
     env: str
     weight: float
     kwargs: Mapping[str, JSON] = field(default_factory=dict)
     levels: tuple[int | float | str, ...] | None = None
-    """Values of the curriculum's keyword, in place of the common ones; () trains it without a curriculum."""
+    """The values of the curriculum's keyword, in place of the common ones; () trains without a curriculum."""
 
 
 def read_mix(mix: Mapping[str, object]) -> dict[str, MixEntry]:
-    """The entries of a mix by name; raises ConfigError for a weight that is none and for settings that do not exist."""
+    """Returns the entries of a mix by name; raises ConfigError for invalid weights and unknown settings."""
     entries = {}
     known = ("weight", "env", "kwargs", "levels")
     for name, given in mix.items():
@@ -48,9 +48,9 @@ def read_mix(mix: Mapping[str, object]) -> dict[str, MixEntry]:
             levels=None if levels is None else tuple(levels),
         )
     twice = [
-        f"{one!r} and {other!r}"
+        f"{earlier!r} and {other!r}"
         for position, (other, second) in enumerate(entries.items())
-        for one, first in list(entries.items())[:position]
+        for earlier, first in list(entries.items())[:position]
         if (first.env, dict(first.kwargs)) == (second.env, dict(second.kwargs))
     ]
     if twice:
@@ -59,10 +59,10 @@ def read_mix(mix: Mapping[str, object]) -> dict[str, MixEntry]:
 
 
 def apportion(weights: Sequence[float], num_places: int, given: Sequence[int] | None = None) -> list[int]:
-    """How many of `num_places` each weight gets, its quota rounded down or up: the largest remainders are rounded up.
+    """Divides `num_places` by weight, each quota rounded down or up: the largest remainders are rounded up.
 
-    `given` are the places that each had before: what a weight got too few of then counts as a remainder now, so that
-    no weight is ever a whole place behind.
+    `given` are the places that each weight had before: a deficit from then counts as a remainder now, so that no weight
+    ever lacks a whole place.
 
     >>> apportion([2, 1], 4)
     [3, 1]
@@ -85,10 +85,10 @@ def apportion(weights: Sequence[float], num_places: int, given: Sequence[int] | 
 class MixedTasks:
     """Tasks of several sources in the proportions of their weights.
 
-    Every portion of `tasks_per_step` places has the exact proportions, to a whole place; what is rounded in one step is
-    made up for in the next. Places beyond a step's own, which replace groups, are shared out in the same way. So the
-    proportions are those of what is played: a filter may leave more out of one source than of another.
-    Held-out tasks are shared out by the same weights.
+    Every portion of `tasks_per_step` places has the exact proportions, to a whole place; the rounding of one step is
+    made up for in the next. Places beyond a step's own, which replace groups, are divided in the same way. So the
+    proportions are those of the played tasks: a filter may leave more out of one source than of another.
+    Held-out tasks are divided by the same weights.
     """
 
     def __init__(self, sources: Mapping[str, TaskSource], weights: Sequence[float], tasks_per_step: int) -> None:
@@ -96,13 +96,13 @@ class MixedTasks:
         self.weights = tuple(weights)
         self.tasks_per_step = tasks_per_step
         self._shares: list[list[int]] = []
-        """By step, from 1."""
+        """The places of each source, by step from 1."""
         self._given = [0] * len(self.weights)
-        """The sums of these."""
+        """The places of each source, summed over the steps."""
         self._metrics: dict[str, float] = {}
 
     def train_tasks(self, step: int, places: range) -> list[Task]:
-        """Those of the sources, at places of their own, taken in turns."""
+        """Returns tasks of the sources in turns; each source has places of its own."""
         order = self._turns(self._share(step))
         num_rounds, names = max(places, default=0) // len(order) + 1, list(self.sources)
         turns = (order * num_rounds)[: max(places, default=-1) + 1]
@@ -113,47 +113,47 @@ class MixedTasks:
         ]
 
     def eval_tasks(self, num_tasks: int) -> list[Task]:
-        """Those of each source, one source after the other."""
+        """Returns the held-out tasks of each source, one source after the other."""
         shares = apportion(self.weights, num_tasks)
         pairs = zip(self.sources.values(), shares, strict=True)
         return [task for source, share in pairs for task in source.eval_tasks(share)]
 
     def finish(self, step: int, groups: Sequence[Group]) -> None:
-        """Tells each source of its own groups, and sums them up."""
+        """Passes each source its own groups, and computes their metrics."""
         self._metrics = {}
         for name, source in self.sources.items():
             own = [group for group in groups if self.label(group.task) == name]
             source.finish(step, own)
-            kept = [one for group in own for one in group.trajectories if one.status.trainable]
+            kept = [trajectory for group in own for trajectory in group.trajectories if trajectory.status.trainable]
             self._metrics[f"episodes/{name}"] = sum(len(group.trajectories) for group in own)
-            if kept:  # a rate of nothing is left out
-                self._metrics[f"success/{name}"] = sum(bool(one.success) for one in kept) / len(kept)
-                self._metrics[f"reward_mean/{name}"] = sum(one.reward or 0.0 for one in kept) / len(kept)
+            if kept:  # without episodes there is no rate
+                self._metrics[f"success/{name}"] = sum(bool(trajectory.success) for trajectory in kept) / len(kept)
+                self._metrics[f"reward_mean/{name}"] = sum(trajectory.reward or 0.0 for trajectory in kept) / len(kept)
             self._metrics |= {f"{key}/{name}": value for key, value in source.metrics().items()}
 
     def holds(self, task: Task) -> bool:
-        """Whether one of the sources holds it."""
+        """Returns True if one of the sources holds the task."""
         return any(source.holds(task) for source in self.sources.values())
 
     def label(self, task: Task) -> str:
-        """The name of the source that holds it."""
+        """Returns the name of the source that holds the task."""
         return next((name for name, source in self.sources.items() if source.holds(task)), "")
 
     def metrics(self) -> Mapping[str, float]:
-        """`success/NAME`, `reward_mean/NAME` and `episodes/NAME` of each source, and what it says itself."""
+        """Returns `success/NAME`, `reward_mean/NAME` and `episodes/NAME` of each source, and its own metrics."""
         return self._metrics
 
     def state(self) -> Mapping[str, JSON]:
-        """That of each source, by name."""
+        """Returns the state of each source, by name."""
         return {name: source.state() for name, source in self.sources.items()}
 
     def load(self, state: Mapping[str, JSON]) -> None:
-        """Goes on from a `state`."""
+        """Restores a `state`."""
         for name, source in self.sources.items():
             source.load(cast(Mapping[str, JSON], state[name]))
 
     def _share(self, step: int) -> list[int]:
-        """The places of each source in a step."""
+        """Returns the number of places of each source in a step."""
         while len(self._shares) < step:
             shares = apportion(self.weights, self.tasks_per_step, self._given)
             self._given = [before + share for before, share in zip(self._given, shares, strict=True)]
@@ -161,6 +161,6 @@ class MixedTasks:
         return self._shares[step - 1]
 
     def _turns(self, shares: Sequence[int]) -> list[int]:
-        """The sources of a step's places: each spread evenly over them."""
+        """Returns the source of each of a step's places; each source is spread evenly over them."""
         spread = [((number + 0.5) / share, index) for index, share in enumerate(shares) for number in range(share)]
         return [index for _, index in sorted(spread)]

@@ -1,4 +1,4 @@
-"""The settings of what a run practises: mixes, curriculum, replay, and groups that are left out."""
+"""The settings of a run's tasks: mixes, curriculum, replay, and groups that are left out."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ class CurriculumConfig:
     """Tasks of several levels, whose shares follow the success of recent groups."""
 
     method: Literal["off", "steps", "learnability"] = "off"
-    """`steps` trains on one level, and moves up or down by the success of its last groups (thresholds, as in automatic
-    domain randomization); `learnability` trains on all, each by p(1 - p), p being its success."""
+    """`steps` trains on one level and moves up or down by the success of its last groups (thresholds, as in automatic
+    domain randomization); `learnability` trains on all levels, each by p(1 - p), p being its success."""
     by: str = "level"
     """The environment's keyword that sets the level."""
     values: tuple[int | float | str, ...] = ()
-    """Its values, the easiest first."""
+    """The values of the keyword, the easiest first."""
     raise_at: float = 0.8
-    """Of `steps`: success of the last groups from which on the next level is trained."""
+    """The success of the last groups at or above which `steps` moves to the next level."""
     lower_at: float = 0.2
-    """Of `steps`: success up to which the level before is trained."""
+    """The success at or below which `steps` moves to the level before."""
     window: int = 16
-    """Of `steps`: groups of a level before it is left."""
+    """The number of groups of a level before `steps` may leave it."""
     explore: float = 0.1
-    """Of `learnability`: the share of tasks that all levels get alike."""
+    """The share of tasks that `learnability` divides equally among all levels."""
     keep: float = 0.9
-    """Of `learnability`: what remains of a group's weight in its level's success after one step."""
+    """The factor by which `learnability` multiplies a group's weight in its level's success after each step."""
 
     def __post_init__(self) -> None:
         if self.method == "off":
@@ -64,15 +64,15 @@ class ReplayConfig:
     """Earlier tasks that are played again."""
 
     share: float = 0.0
-    """Of a step's tasks, those that are earlier ones again, as long as some are remembered; 0 replays none."""
+    """The share of a step's tasks that are earlier ones, as long as some are remembered; 0 replays none."""
     max_success: float = 0.5
-    """Tasks whose group had at most this success are remembered."""
+    """Tasks are remembered if their group had at most this success."""
     min_success: float = 0.0
-    """And at least this one: 0.01 leaves out those that nobody solved."""
+    """Tasks are remembered if their group had at least this success; 0.01 leaves out unsolved ones."""
     memory: int = 256
-    """Tasks that are remembered at most; the oldest is forgotten first."""
+    """The most tasks that are remembered; the oldest is forgotten first."""
     max_replays: int = 3
-    """How often a task is played again at most."""
+    """The most times that a task is played again."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.share < 1.0:
@@ -92,17 +92,17 @@ class ReplayConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PracticeConfig:
-    """Which tasks a step plays, and which of their groups it learns from."""
+    """The choice of a step's tasks, and of the groups that it learns from."""
 
     mix: Mapping[str, float | Mapping[str, object]] = field(default_factory=dict)
     """Several environments with their weights, such as TextGame-v0=2 GuessNumber-v0=1 (`--mix` for short). In YAML, a
-    weight may be a mapping of `weight`, `kwargs`, `levels` (its own curriculum.values, [] for none) and `env` (where
+    weight may be a mapping of `weight`, `kwargs`, `levels` (its own curriculum.values, [] for none) and `env` (if
     the name is one of your own)."""
     filter: Literal["off", "reward", "success"] | None = None
-    """Which groups are left out and replaced by further ones: those whose rewards are all equal, or whose episodes all
-    succeeded or all failed (dynamic sampling of DAPO). None is that of the algo, mostly off."""
+    """The groups that are left out and replaced by further ones: those with equal rewards, or those whose episodes all
+    succeeded or all failed (dynamic sampling of DAPO). None is the default of the algo, mostly off."""
     max_refills: int = 8
-    """Rounds of further groups in a step, with `filter`; after them it goes on with the groups that there are."""
+    """The most rounds of further groups per step, with `filter`; after them the step uses the groups that there are."""
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
 

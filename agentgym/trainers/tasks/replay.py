@@ -1,4 +1,4 @@
-"""Earlier tasks again: those whose groups had little success."""
+"""Replays earlier tasks: those whose groups had little success."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ __all__ = ["ReplayedTasks"]
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """A task that went badly, and how often it was played again."""
+    """A task with little success, and how often it was played again."""
 
     task: Task
     replays: int = 0
 
     def to_json(self) -> Mapping[str, JSON]:
         task = self.task
-        told: Mapping[str, JSON] = {
+        fields: Mapping[str, JSON] = {
             "env_id": task.env_id,
             "seed": task.seed,
             "options": task.options,
             "kwargs": task.kwargs,
         }
-        return {"task": told, "replays": self.replays}
+        return {"task": fields, "replays": self.replays}
 
     @classmethod
     def of(cls, stored: Mapping[str, JSON]) -> _Memory:
@@ -41,31 +41,31 @@ class _Memory:
 class ReplayedTasks:
     """A `TaskSource` that gives a share of the places to earlier tasks; the others are those of `source`.
 
-    The task that has waited longest comes first. It is remembered again where it goes badly again. The source hears of
-    new tasks alone: what is replayed was picked for its failures, and says little of how hard the source's tasks are.
+    The task that has waited longest comes first. It is remembered again if it has little success again. The source gets
+    the groups of new tasks only: replayed tasks were chosen for their failures, and do not show how hard its tasks are.
     """
 
     def __init__(self, source: TaskSource, config: ReplayConfig) -> None:
         self.source, self.config = source, config
         self._memory: dict[str, _Memory] = {}
-        """By the tasks' keys, the oldest first."""
+        """The remembered tasks by their keys, the oldest first."""
         self._handed: dict[tuple[int, int], _Memory] = {}
-        """By step and place, what is to be played again there."""
+        """The tasks to be played again, by step and place."""
         self._metrics: dict[str, float] = {}
 
     def train_tasks(self, step: int, places: range) -> list[Task]:
-        """Earlier tasks at every so many places, as long as there are some."""
+        """Returns the tasks of the places, with earlier ones at regular intervals as long as there are some."""
         return [self._task(step, place) for place in places]
 
     def eval_tasks(self, num_tasks: int) -> list[Task]:
-        """Those of the source."""
+        """Returns the held-out tasks of the source."""
         return self.source.eval_tasks(num_tasks)
 
     def finish(self, step: int, groups: Sequence[Group]) -> None:
-        """Remembers the tasks whose groups went badly; a group that failed altogether says nothing of its task."""
-        replayed = {one.task.key: one for one in self._handed.values()}
+        """Remembers the tasks whose groups had little success; a group without any reward is ignored."""
+        replayed = {memory.task.key: memory for memory in self._handed.values()}
         own = {group.task.key for group in groups}
-        self._handed = {key: one for key, one in self._handed.items() if one.task.key not in own}
+        self._handed = {key: memory for key, memory in self._handed.items() if memory.task.key not in own}
         rates = []
         for group in groups:
             key, rate = group.task.key, success_rate(group)
@@ -86,31 +86,31 @@ class ReplayedTasks:
             self._metrics["replay_success"] = sum(rates) / len(rates)
 
     def holds(self, task: Task) -> bool:
-        """Whether the source does."""
+        """Returns True if the source holds the task."""
         return self.source.holds(task)
 
     def label(self, task: Task) -> str:
-        """That of the source."""
+        """Returns the label of the source."""
         return self.source.label(task)
 
     def metrics(self) -> Mapping[str, float]:
-        """`replayed_groups`, `replay_success`, `replay_memory` (tasks that wait), and what the source says."""
+        """Returns `replayed_groups`, `replay_success`, `replay_memory` (tasks that wait), and the source's metrics."""
         return {**self.source.metrics(), **self._metrics}
 
     def state(self) -> Mapping[str, JSON]:
-        """The tasks that are remembered, and that of the source."""
+        """Returns the remembered tasks, and the state of the source."""
         return {
-            "memory": [one.to_json() for one in self._memory.values()],
-            "handed": [[step, place, one.to_json()] for (step, place), one in self._handed.items()],
+            "memory": [memory.to_json() for memory in self._memory.values()],
+            "handed": [[step, place, memory.to_json()] for (step, place), memory in self._handed.items()],
             "source": self.source.state(),
         }
 
     def load(self, state: Mapping[str, JSON]) -> None:
-        """Goes on from a `state`."""
-        memory = [_Memory.of(one) for one in cast(Sequence[Mapping[str, JSON]], state["memory"])]
-        self._memory = {one.task.key: one for one in memory}
+        """Restores a `state`."""
+        memories = [_Memory.of(stored) for stored in cast(Sequence[Mapping[str, JSON]], state["memory"])]
+        self._memory = {memory.task.key: memory for memory in memories}
         handed = cast(Sequence[tuple[int, int, Mapping[str, JSON]]], state["handed"])
-        self._handed = {(step, place): _Memory.of(one) for step, place, one in handed}
+        self._handed = {(step, place): _Memory.of(stored) for step, place, stored in handed}
         self.source.load(cast(Mapping[str, JSON], state["source"]))
 
     def _task(self, step: int, place: int) -> Task:

@@ -1,4 +1,4 @@
-"""Where a run's tasks come from."""
+"""Sources of a run's tasks."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ __all__ = ["EnvTasks", "TaskSource"]
 
 
 class TaskSource(Protocol):
-    """Gives training tasks by step, and the held-out ones of evaluations; may change its mind by what came of them.
+    """A source of training tasks by step, and of the held-out tasks of evaluations; it may adapt to the results.
 
-    A step's tasks stand at places: `range(0, 8)` are its first eight, and where groups are replaced, `range(8, 10)` are
-    the next two. Where groups are played ahead, a `step` here is a portion of so many tasks, and portions are asked
-    for before the steps that learn from them.
+    A step's tasks have places: `range(0, 8)` are its first eight, and if groups are replaced, `range(8, 10)` are the
+    next two. If groups are played ahead, a `step` here is a portion of so many tasks, and portions are requested before
+    the steps that learn from them.
     """
 
     def train_tasks(self, step: int, places: range) -> list[Task]:
-        """The tasks at these places of a step; the same ones however often asked, until the step before is finished."""
+        """Returns the tasks at these places of a step; repeated calls agree until the step before is finished."""
 
     def eval_tasks(self, num_tasks: int) -> list[Task]:
-        """The first `num_tasks` held-out tasks, none of which is ever trained on."""
+        """Returns the first `num_tasks` held-out tasks, none of which is ever trained on."""
 
     def finish(self, step: int, groups: Sequence[Group]) -> None:
-        """Takes note of all groups that were played for an optimizer step, also of those it did not learn from."""
+        """Takes all groups that were played for an optimizer step, including those that it did not learn from."""
 
     def holds(self, task: Task) -> bool:
-        """Whether a task, for training or held out, is of this source."""
+        """Returns True if a task, for training or held out, is of this source."""
 
     def label(self, task: Task) -> str:
-        """What reports call the part of the source that a task is of; "" for a source of one part."""
+        """Returns the name in reports of the part of the source that a task is of; "" for a source of one part."""
 
     def metrics(self) -> Mapping[str, float]:
-        """What `metrics.jsonl` says of the step that was finished last, by name."""
+        """Returns the metrics of the step that was finished last, by their names in `metrics.jsonl`."""
 
     def state(self) -> Mapping[str, JSON]:
-        """What `load` takes: with it, a new source of the same settings goes on exactly where this one is."""
+        """Returns the state that `load` takes: with it, a new source of the same settings goes on exactly from here."""
 
     def load(self, state: Mapping[str, JSON]) -> None:
-        """Goes on from a `state`."""
+        """Restores a `state`."""
 
 
 @dataclass(frozen=True)
 class EnvTasks:
-    """Tasks of one environment, whose seeds are all there is to them.
+    """Tasks of one environment, which differ in their seeds alone.
 
-    Seeds below EVAL_SEED_START ask for training tasks, the others for held-out ones, and a reset gives no task of the
-    other side (`envs/task_split.py`).
+    Seeds below EVAL_SEED_START are training tasks, the others held-out ones, and a reset returns no task of the other
+    side (`envs/task_split.py`).
 
-    Nothing that is played changes them, so there is no state.
+    The results do not change the tasks, so there is no state.
     """
 
     env: str
@@ -62,31 +62,31 @@ class EnvTasks:
     env_kwargs: Mapping[str, JSON] = field(default_factory=dict)
 
     def train_tasks(self, step: int, places: range) -> list[Task]:
-        """Fresh seeds, whatever the number of tasks in a step."""
+        """Returns tasks with fresh seeds, whatever the number of tasks in a step."""
         seeds = [derive(self.run_seed, "task", step, place) % EVAL_SEED_START for place in places]
         return [Task(self.env, seed, kwargs=self.env_kwargs) for seed in seeds]
 
     def eval_tasks(self, num_tasks: int) -> list[Task]:
-        """The seeds that `agentgym eval` plays."""
+        """Returns tasks with the seeds that `agentgym eval` plays."""
         return [Task(self.env, EVAL_SEED_START + number, kwargs=self.env_kwargs) for number in range(num_tasks)]
 
     def finish(self, step: int, groups: Sequence[Group]) -> None:
         """Changes nothing."""
 
     def holds(self, task: Task) -> bool:
-        """By environment and keywords."""
+        """Returns True if the task has this environment and these keywords."""
         return task.env_id == self.env and dict(task.kwargs) == dict(self.env_kwargs)
 
     def label(self, task: Task) -> str:
-        """It has one part."""
+        """Returns "", as the source has one part."""
         return ""
 
     def metrics(self) -> Mapping[str, float]:
-        """Nothing beside what the step's own metrics say."""
+        """Returns nothing in addition to the step's own metrics."""
         return {}
 
     def state(self) -> Mapping[str, JSON]:
-        """None."""
+        """Returns an empty state."""
         return {}
 
     def load(self, state: Mapping[str, JSON]) -> None:

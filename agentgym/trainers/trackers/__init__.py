@@ -1,4 +1,4 @@
-"""Where the numbers of a run go besides its folder: TensorBoard, Weights & Biases, MLflow, trackio, or your own."""
+"""Trackers for the numbers of a run: TensorBoard, Weights & Biases, MLflow, trackio, or your own."""
 
 from agentgym.trainers.settings.tracking import TrackingConfig
 from agentgym.trainers.trackers.protocol import ShownEpisode, TrackedRun, Tracker

@@ -1,4 +1,4 @@
-"""A tracker on a thread of its own: it can be slow, hang or fail, and the run does not notice."""
+"""A tracker on its own thread: it can be slow, hang or fail without an effect on the run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ logger = logging.getLogger(__name__)
 
 
 class Follower:
-    """Hands a tracker what it is told, in order; at most `room` pieces wait, and what is told beyond is left out."""
+    """Passes entries to a tracker in order; at most `room` entries wait, and further ones are dropped."""
 
     def __init__(self, name: str, tracker: Tracker, room: int) -> None:
         self.name = name
         self.num_dropped = 0
-        """Pieces that were left out because the tracker was behind."""
+        """The number of entries that were dropped because the tracker was too slow."""
         self.failed = False
-        """Whether it is switched off."""
+        """True if the tracker failed and is switched off."""
         self._tracker = tracker
         self._room = room
         self._told: SimpleQueue[Callable[[Tracker], None] | None] = SimpleQueue()
@@ -34,7 +34,7 @@ class Follower:
         self._thread.start()
 
     def tell(self, what: Callable[[Tracker], None]) -> None:
-        """Has `what` done to the tracker when it gets to it; never waits."""
+        """Queues `what` to be called with the tracker; never waits."""
         if self.failed:
             return
         if self._told.qsize() >= self._room:
@@ -43,7 +43,7 @@ class Follower:
         self._told.put(what)
 
     def finish(self, wait_s: float) -> None:
-        """Waits for what is still to be written, not longer than `wait_s`, and says what was lost."""
+        """Waits at most `wait_s` for the remaining entries, and logs what was lost."""
         self._told.put(None)
         self._thread.join(wait_s)
         if self._thread.is_alive():

@@ -1,4 +1,4 @@
-"""MLflow."""
+"""The tracker of MLflow."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from agentgym.types import JSON
 __all__ = ["MlflowTracker"]
 
 _PARAMS_AT_ONCE, _LONGEST = 100, 500
-"""What MLflow takes in one request, and of a parameter's text."""
+"""The most parameters in one request to MLflow, and the most characters of a parameter's text."""
 
 
 class MlflowTracker:
-    """A run of the experiment named after the project, which goes on where the run is resumed: on the server of
-    `MLFLOW_TRACKING_URI`, else in `mlflow/` of the run folder."""
+    """Logs to a run of the experiment named after the project, and continues it when the run is resumed.
+
+    The run is on the server of `MLFLOW_TRACKING_URI`, else in `mlflow/` of the run folder.
+    """
 
     def begin(self, run: TrackedRun) -> None:
-        """Begins MLflow's run, or the one of before again."""
+        """Starts MLflow's run, or reopens the previous one."""
         home = run.folder.resolve() / "mlflow"
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if not uri:
@@ -43,13 +45,13 @@ class MlflowTracker:
             self._client.log_batch(self._id, params=params[start : start + _PARAMS_AT_ONCE])
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A point of each metric."""
+        """Logs a point of each metric."""
         now_ms = int(time.time() * 1000)
-        self._client.log_batch(self._id, metrics=[Metric(name, one, now_ms, step) for name, one in metrics.items()])
+        self._client.log_batch(self._id, metrics=[Metric(name, value, now_ms, step) for name, value in metrics.items()])
 
     def episodes(self, step: int, sample: Sequence[ShownEpisode]) -> None:
-        """An artifact `episodes/step-NNNNNN.json`, which MLflow shows as a table."""
-        cells = zip(*(one.cells for one in sample), strict=True)
+        """Logs an artifact `episodes/step-NNNNNN.json`, which MLflow shows as a table."""
+        cells = zip(*(episode.cells for episode in sample), strict=True)
         table = dict(zip(ShownEpisode.columns(), map(list, cells), strict=True))
         self._client.log_table(self._id, table, f"episodes/step-{step:06d}.json")
 
@@ -59,7 +61,7 @@ class MlflowTracker:
 
 
 def _flat(settings: Mapping[str, JSON], where: str = "") -> dict[str, str]:
-    """`{"optimizer": {"name": "adamw"}}` as `{"optimizer.name": "adamw"}`."""
+    """Flattens `{"optimizer": {"name": "adamw"}}` to `{"optimizer.name": "adamw"}`."""
     flat: dict[str, str] = {}
     for name, value in settings.items():
         flat |= _flat(value, f"{where}{name}.") if isinstance(value, Mapping) else {where + name: str(value)}

@@ -1,4 +1,4 @@
-"""What a tracker is: four methods, called one after the other on a thread of its own."""
+"""The protocol of a tracker: four methods, called in sequence on its own thread."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ class TrackedRun:
     """The run that a tracker follows."""
 
     name: str
-    """That of its folder."""
+    """The name of the run's folder."""
     project: str
     folder: Path
-    """Where the run's files are: a tracker without a server writes there too."""
+    """The folder of the run's files, in which a tracker without a server writes too."""
     config: Mapping[str, JSON]
     """Every setting, as in config.yaml."""
     step: int = 0
-    """Steps that are behind it: above 0 where the run is resumed."""
+    """The number of finished steps: above 0 if the run is resumed."""
 
     def recall(self, tracker: str) -> str | None:
-        """What the tracker kept of this run before it was resumed: the name by which its library knows it."""
+        """Returns the name that `keep` stored before the run was resumed, or None."""
         path = self._path(tracker)
         return path.read_text().strip() if path.is_file() else None
 
     def keep(self, tracker: str, name: str) -> None:
-        """Keeps the name by which the tracker's library knows this run."""
+        """Stores the name by which the tracker's library knows this run."""
         path = self._path(tracker)
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"{name}\n")
@@ -52,19 +52,19 @@ class ShownEpisode:
     member: int
     env: str
     prompt: str
-    """What the model was shown first, as text of the chat format."""
+    """The first prompt of the model, as text of the chat format."""
     replies: str
-    """What followed: its replies, and what answered them."""
+    """The text after the prompt: the model's replies, and the answers to them."""
     reward: float | None
-    """None where the episode failed."""
+    """The episode's reward; None if the episode failed."""
     success: bool | None
     status: str
     stop_reason: str
 
     @classmethod
     def columns(cls) -> list[str]:
-        """The names of the cells."""
-        return [one.name for one in fields(cls)]
+        """Returns the names of the cells."""
+        return [field.name for field in fields(cls)]
 
     @property
     def cells(self) -> list[Cell]:
@@ -73,20 +73,22 @@ class ShownEpisode:
 
 
 class Tracker(Protocol):
-    """Takes the numbers of a run as it goes; `begin` is called first and `finish` last, also where a run fails.
+    """Receives the numbers of a run as it goes; `begin` is called first and `finish` last, also if a run fails.
 
-    What a method raises is warned of once, and ends the tracking; the run goes on.
+    An exception of a method is logged once as a warning and ends the tracking; the run goes on.
     """
 
     def begin(self, run: TrackedRun) -> None:
-        """The run begins, or goes on (`run.step` above 0)."""
+        """Starts tracking a run, or continues it (`run.step` above 0)."""
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The numbers of a step, by their names in metrics.jsonl; those of an evaluation are `eval_success` and
-        `eval_reward_mean`."""
+        """Logs the numbers of a step, by their names in metrics.jsonl.
+
+        The numbers of an evaluation are `eval_success` and `eval_reward_mean`.
+        """
 
     def episodes(self, step: int, sample: Sequence[ShownEpisode]) -> None:
-        """Some episodes of a step."""
+        """Logs a sample of a step's episodes."""
 
     def finish(self) -> None:
-        """The run has ended; what is still to be written is."""
+        """Writes the remaining entries after the run's end."""

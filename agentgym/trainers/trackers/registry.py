@@ -1,4 +1,4 @@
-"""Trackers by name, or by the place of one of the user's."""
+"""Trackers by name, or by the location of the user's own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import cast
 
 from agentgym.errors import ConfigError, UnknownName, nearest
-from agentgym.loading import Wanted, blamed, is_place, load_named
+from agentgym.loading import Wanted, convert_user_errors, is_place, load_named
 from agentgym.trainers.trackers.protocol import Tracker
 
 __all__ = ["TRACKERS", "open_tracker"]
@@ -18,17 +18,17 @@ TRACKERS = {
     "mlflow": "MlflowTracker",
     "trackio": "TrackioTracker",
 }
-"""The class of each, in the module of its name in this package; the library is called the same."""
+"""The class of each tracker, in the module of its name in this package; the library has the same name."""
 
 _METHODS = ("begin", "step", "episodes", "finish")
 _WANTED = Wanted(noun="tracker", example="MyTracker", hint=f"Those with a name are {', '.join(TRACKERS)}.")
 
 
 def open_tracker(name: str) -> Tracker:
-    """The tracker of a name, or one of the user's: what stands at its place is called without arguments.
+    """Opens a tracker by name, or the user's own by its location, which is called without arguments.
 
-    Raises ConfigError where its library is not installed, with the line that installs it, or where it is no tracker;
-    UnknownName for what is not known.
+    Raises ConfigError if its library is not installed, with the command that installs it, or if it is no tracker, and
+    UnknownName for an unknown name.
     """
     if is_place(name):
         return _own(name)
@@ -55,7 +55,7 @@ def _own(name: str) -> Tracker:
     make = load_named(name, _WANTED)
     if not callable(make):
         raise ConfigError(f"the tracker {name} is a {type(make).__name__}: a class without arguments was wanted")
-    with blamed(f"the tracker {name} cannot be made"):
+    with convert_user_errors(f"the tracker {name} cannot be made"):
         made = cast(Callable[[], object], make)()
     if lacking := [method for method in _METHODS if not callable(getattr(made, method, None))]:
         raise ConfigError(f"the tracker {name} lacks {', '.join(lacking)}: a tracker has {', '.join(_METHODS)}")

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in the run folder."""
+"""The tracker of TensorBoard: event files in the run folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["TensorBoardTracker"]
 class TensorBoardTracker:
     """Writes `tensorboard/` in the run folder: `tensorboard --logdir RUN` shows it.
 
-    Where a run is resumed, TensorBoard is told to forget the steps that are played again.
+    If a run is resumed, TensorBoard purges the steps that are played again.
     """
 
     def begin(self, run: TrackedRun) -> None:
@@ -26,15 +26,15 @@ class TensorBoardTracker:
         self._writer.add_text("config", _code(json.dumps(run.config, indent=2, default=dict)), run.step)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A curve for each name."""
+        """Logs a point of each metric's curve."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def episodes(self, step: int, sample: Sequence[ShownEpisode]) -> None:
-        """A text for each episode, in the order of the sample."""
-        for number, one in enumerate(sample):
-            facts = dict(zip(one.columns(), one.cells, strict=True))
+        """Logs a text for each episode, in the order of the sample."""
+        for number, episode in enumerate(sample):
+            facts = dict(zip(episode.columns(), episode.cells, strict=True))
             prompt, replies = str(facts.pop("prompt")), str(facts.pop("replies"))
             told = "  \n".join(f"{name}: {value}" for name, value in facts.items())
             self._writer.add_text(f"episodes/{number}", f"{told}\n\n{_code(prompt)}\n\n{_code(replies)}", step)
@@ -45,5 +45,5 @@ class TensorBoardTracker:
 
 
 def _code(text: str) -> str:
-    """As it is, in Markdown: indented, because no text can end that."""
+    """Returns the text as a Markdown code block: indented, because no text can end such a block."""
     return "\n".join(f"    {line}" for line in text.splitlines())

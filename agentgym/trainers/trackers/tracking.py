@@ -19,7 +19,10 @@ __all__ = ["Tracking", "shown_episode"]
 
 
 class Tracking:
-    """Passes on what a run says to its trackers, each on a thread of its own. Raises for those that cannot be had."""
+    """Passes a run's numbers and episodes to its trackers, each on its own thread.
+
+    Raises for trackers that cannot be opened.
+    """
 
     def __init__(self, names: Sequence[str], config: TrackingConfig) -> None:
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
@@ -30,7 +33,7 @@ class Tracking:
 
     @contextmanager
     def following(self, run: TrackedRun) -> Iterator[None]:
-        """Around a run, which may be the second one."""
+        """Starts the trackers for the run in the `with` statement, and finishes them; may be used for several runs."""
         self.followers = [Follower(name, tracker, self.config.room) for name, tracker in self.trackers]
         for follower in self.followers:
             follower.begin(run)
@@ -50,12 +53,12 @@ class Tracking:
         self._tell(lambda tracker: tracker.step(step, numbers))
 
     def episodes(self, step: int, played: Sequence[Trajectory], renderer: Renderer) -> None:
-        """Passes on a sample of the step's episodes, where one is due."""
+        """Passes on a sample of the step's episodes, if one is due."""
         every, number = self.config.episodes_every, min(self.config.episodes, len(played))
         if not (self.followers and every and number) or (step - 1) % every:
             return
         chosen = [played[place * len(played) // number] for place in range(number)]
-        sample = [shown_episode(step, one, renderer) for one in chosen]
+        sample = [shown_episode(step, episode, renderer) for episode in chosen]
         self._tell(lambda tracker: tracker.episodes(step, sample))
 
     def _tell(self, what: Callable[[Tracker], None]) -> None:
@@ -64,12 +67,12 @@ class Tracking:
 
 
 def shown_episode(step: int, episode: Trajectory, renderer: Renderer) -> ShownEpisode:
-    """An episode as text: its last row, which its others led to."""
+    """Returns an episode as text: its last row, to which the other rows led."""
     prompt = replies = ""
     if episode.rows:
         first, *others = episode.rows[-1].spans
         prompt = renderer.decode(first.ids)
-        replies = renderer.decode([one for span in others for one in span.ids])
+        replies = renderer.decode([token for span in others for token in span.ids])
     return ShownEpisode(
         step=step,
         group=episode.group,

@@ -1,4 +1,4 @@
-"""trackio: a local database, with a dashboard."""
+"""The tracker of trackio: a local database with a dashboard."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ __all__ = ["TrackioTracker"]
 
 
 class TrackioTracker:
-    """A run of trackio, which goes on where the run is resumed: `trackio show` draws it. It is kept where trackio keeps
-    all (`TRACKIO_DIR`, `TRACKIO_SPACE_ID`)."""
+    """Logs to a run of trackio, and continues it when the run is resumed; `trackio show` draws it.
+
+    It is stored in trackio's own location (`TRACKIO_DIR`, `TRACKIO_SPACE_ID`).
+    """
 
     def begin(self, run: TrackedRun) -> None:
-        """Begins trackio's run, or the one of before again."""
+        """Starts trackio's run, or reopens the previous one."""
         known = run.recall("trackio")
         self._run = trackio.init(
             project=run.project,
@@ -30,14 +32,14 @@ class TrackioTracker:
         run.keep("trackio", self._run.name)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A row of numbers."""
+        """Logs a row of numbers."""
         self._run.log(dict(metrics), step=step)
 
     def episodes(self, step: int, sample: Sequence[ShownEpisode]) -> None:
-        """A table named `episodes`."""
-        table = trackio.Table(columns=ShownEpisode.columns(), data=[one.cells for one in sample])
+        """Logs a table named `episodes`."""
+        table = trackio.Table(columns=ShownEpisode.columns(), data=[episode.cells for episode in sample])
         self._run.log({"episodes": table}, step=step)
 
     def finish(self) -> None:
-        """Writes what is left."""
+        """Writes the remaining entries."""
         self._run.finish()

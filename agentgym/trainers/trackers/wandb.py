@@ -1,4 +1,4 @@
-"""Weights & Biases."""
+"""The tracker of Weights & Biases."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["WandbTracker"]
 
 
 class WandbTracker:
-    """A run of Weights & Biases, which goes on where the run is resumed.
+    """Logs to a run of Weights & Biases, and continues it when the run is resumed.
 
-    Offline (`WANDB_MODE=offline`, `wandb offline`) its files wait in the run folder for `wandb sync`. Entity and key
-    are W&B's own: `wandb login`.
+    Offline (`WANDB_MODE=offline`, `wandb offline`) its files stay in the run folder until `wandb sync`. Entity and key
+    are those of `wandb login`.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class WandbTracker:
             )
 
     def begin(self, run: TrackedRun) -> None:
-        """Begins W&B's run, or the one of before again."""
+        """Starts W&B's run, or reopens the previous one."""
         known = run.recall("wandb")
         self._run = wandb.init(
             project=run.project,
@@ -42,17 +42,19 @@ class WandbTracker:
         run.keep("wandb", self._run.id)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A point of history. W&B takes steps in order only: those that a resumed run plays again are left as they
-        were."""
+        """Logs a point of history.
+
+        W&B takes steps in order only, so steps that a resumed run plays again keep their first numbers.
+        """
         if step >= self._run.step:
             self._run.log(dict(metrics), step=step)
 
     def episodes(self, step: int, sample: Sequence[ShownEpisode]) -> None:
-        """A table named `episodes`."""
+        """Logs a table named `episodes`."""
         if step >= self._run.step:
-            table = wandb.Table(columns=list(ShownEpisode.columns()), data=[one.cells for one in sample])
+            table = wandb.Table(columns=list(ShownEpisode.columns()), data=[episode.cells for episode in sample])
             self._run.log({"episodes": table}, step=step)
 
     def finish(self) -> None:
-        """Sends what is left."""
+        """Sends the remaining entries."""
         self._run.finish()

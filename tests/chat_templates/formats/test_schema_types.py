@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym.chat_templates.formats.schema_types import read_bare, tool_named, typed
+from agentgym.chat_templates.formats.schema_types import read_bare, tool_named, typed_value
 from agentgym.types import JSON, ToolSpec
 
 JSON_VALUES = st.recursive(
@@ -24,7 +24,7 @@ def tool(schema: JSON, **root: JSON) -> ToolSpec:
 
 
 def read(text: str, schema: JSON, **root: JSON) -> JSON:
-    return typed(text, "x", tool(schema, **root))
+    return typed_value(text, "x", tool(schema, **root))
 
 
 @pytest.mark.parametrize(
@@ -128,16 +128,16 @@ def test_a_type_may_follow_from_the_keywords_and_have_pythons_name() -> None:
 
 def test_an_argument_is_found_in_composed_objects() -> None:
     whole = ToolSpec("go", "", {"oneOf": [{"properties": {"x": {"type": "integer"}}}, {"additionalProperties": False}]})
-    assert typed("1", "x", whole) == 1
+    assert typed_value("1", "x", whole) == 1
     rest = ToolSpec("go", "", {"type": "object", "additionalProperties": {"type": "integer"}})
-    assert typed("1", "anything", rest) == 1
+    assert typed_value("1", "anything", rest) == 1
 
 
 def test_without_a_schema_a_text_is_text_or_bare_json() -> None:
-    assert typed("1", "x", None) == "1"
-    assert typed("1", "y", tool({"type": "integer"})) == "1"
-    assert typed("1", "x", None, bare_json=True) == 1
-    assert typed("1", "x", tool({})) == 1
+    assert typed_value("1", "x", None) == "1"
+    assert typed_value("1", "y", tool({"type": "integer"})) == "1"
+    assert typed_value("1", "x", None, bare_json=True) == 1
+    assert typed_value("1", "x", tool({})) == 1
     assert read_bare("True") is True
     assert read_bare('"quoted"') == '"quoted"'
     assert read_bare(" plain ") == " plain "
@@ -161,7 +161,9 @@ def test_what_json_writes_is_read_back_by_the_type_of_the_value(value: JSON) -> 
 @given(text=st.text() | st.from_regex(r"[\[\]{}'\"\\,:0-9a-z]{0,20}"), schema=JSON_VALUES, root=JSON_VALUES)
 def test_whatever_the_schema_a_text_is_read(text: str, schema: JSON, root: JSON) -> None:
     json.dumps(read(text, schema))
-    json.dumps(typed(text, "x", ToolSpec("go", "", {"type": "object", "$defs": root, "properties": {"x": schema}})))
+    json.dumps(
+        typed_value(text, "x", ToolSpec("go", "", {"type": "object", "$defs": root, "properties": {"x": schema}}))
+    )
 
 
 @given(

@@ -41,7 +41,7 @@ def decoder(num_heads: int = 4, num_kv_heads: int = 2, *, ffn_width: int = 432, 
 def logprobs_of(model: Decoder, prompt: Sequence[int], reply: Sequence[int], sampling: Sampling) -> list[float]:
     ids = torch.tensor([*prompt, *reply])
     with torch.no_grad():
-        logits = model.logits(model.hidden(ids, PackedLayout([len(ids)])))
+        logits = model.logits(model.hidden_states(ids, PackedLayout([len(ids)])))
     logp = torch.log_softmax(logits / (sampling.temperature or 1.0), -1)[len(prompt) - 1 : -1]
     return [float(value) for value in logp.gather(1, torch.tensor(reply)[:, None])[:, 0]]
 

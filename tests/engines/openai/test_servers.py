@@ -52,7 +52,7 @@ def _differences(result: EvalResult) -> list[float]:
     for row in (row for one in result.trajectories for row in one.rows):
         ids = torch.tensor(row.ids)
         with torch.inference_mode():
-            logits = model.logits(model.hidden(ids[:-1], PackedLayout((len(ids) - 1,))))
+            logits = model.logits(model.hidden_states(ids[:-1], PackedLayout((len(ids) - 1,))))
         again = logits.float().log_softmax(-1).gather(1, ids[1:, None])[:, 0]
         found += (again - torch.tensor(row.logprobs[1:]))[torch.tensor(row.mask[1:])].abs().tolist()
     return found

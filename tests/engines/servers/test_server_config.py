@@ -35,12 +35,12 @@ def test_the_command_line_says_what_a_setting_is_to_its_kind(
         main(["train", "--help"])
     shown = " ".join(line.strip("│ \n") for line in capsys.readouterr().out.splitlines())
     for help_text in (
-        "Running servers, such as http://127.0.0.1:30000; none launches new ones. Each request bears the variable",
+        "Running servers, such as http://127.0.0.1:30000; none launches new ones. Each request sends the variable",
         "They need VLLM_SERVER_DEV_MODE=1, --enable-scale-out",
         "The interpreter that has SGLang; empty is the one that runs agentgym.",
         "The interpreter that has vLLM (0.32 or later); empty is the one that runs agentgym.",
-        "Further words for `sglang.launch_server`.",
-        "Further words for `vllm.entrypoints.openai.api_server`.",
+        "Further arguments of `sglang.launch_server`.",
+        "Further arguments of `vllm.entrypoints.openai.api_server`.",
     ):
         assert shown.count(help_text) == 1, help_text
 

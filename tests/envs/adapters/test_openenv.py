@@ -173,12 +173,12 @@ def test_a_step_outside_an_episode_is_an_error_of_the_protocol(url: str) -> None
     env: Any = make_env(url)
     env.reset(seed=0)
     with pytest.raises(EnvironmentFault, match="VALIDATION_ERROR"):
-        env._sent({"tool_calls": 5})
+        env._send_action({"tool_calls": 5})
     with pytest.raises(EnvironmentFault, match=r"EXECUTION_ERROR.*EpisodeOver"):
         fresh: Any = make_env(url)
         fresh.start({})
         for _ in range(100):
-            fresh._sent({"message": "look"})
+            fresh._send_action({"message": "look"})
     fresh.release()
     env.close()
 

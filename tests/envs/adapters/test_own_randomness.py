@@ -15,7 +15,7 @@ from agentgym.envs.adapters.own_randomness import OwnRandomness
 
 def draws(seed: int) -> list[float]:
     own = OwnRandomness()
-    with own.seeded(seed):
+    with own.start_stream(seed):
         drawn = [random.random(), float(np.random.random())]
     for _ in range(20):
         with own.again():
@@ -46,9 +46,9 @@ def test_streams_that_are_drawn_from_side_by_side_are_each_their_own() -> None:
 
 def test_a_call_within_a_call_has_a_stream_of_its_own() -> None:
     outer, inner = OwnRandomness(), OwnRandomness()
-    with outer.seeded(7):
+    with outer.start_stream(7):
         first = random.random()
-        with inner.seeded(8):
+        with inner.start_stream(8):
             random.random()
         second = random.random()
     random.seed(7)
@@ -65,7 +65,7 @@ def test_a_call_that_hangs_holds_up_the_others_for_a_while_only(
     hangs, goes_on = threading.Event(), threading.Event()
 
     def hang() -> None:
-        with OwnRandomness().seeded(3):
+        with OwnRandomness().start_stream(3):
             hangs.set()
             goes_on.wait(30)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentgym.envs.adapters import reasoning_gym
-from agentgym.envs.adapters.reasoning_gym import judged, scored_beside
+from agentgym.envs.adapters.reasoning_gym import judge_answer, scored_beside
 from agentgym.errors import EnvironmentFault
 from agentgym.tools.line_process import LineProcess
 
@@ -39,7 +39,7 @@ def scorer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_what_the_machine_raises_in_the_scorers_process_is_a_fault_and_no_zero() -> None:
     def score(answer: str) -> tuple[float, bool]:
         entry = {"answer": "right"}
-        return judged("sums", entry, answer, lambda one: scored_beside("sums", 0, {}, entry, one))
+        return judge_answer("sums", entry, answer, lambda one: scored_beside("sums", 0, {}, entry, one))
 
     assert score("right") == (1.0, False)
     for answer in ("ValueError('unreadable')", "MemoryError()", "OSError(12, 'Cannot allocate memory')"):

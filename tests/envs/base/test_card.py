@@ -10,7 +10,7 @@ import pytest
 
 from agentgym.envs import CARDS, Difficulty, EnvCard, TextEnv, make_env
 from agentgym.envs.base.card import card_of, version_of
-from agentgym.envs.catalog.listing import environments_markdown, listed
+from agentgym.envs.catalog.listing import describe_env, environments_markdown
 from agentgym.envs.catalog.plugin import BUNDLED
 from agentgym.errors import ConfigError
 
@@ -67,7 +67,7 @@ def test_an_id_ends_in_its_version() -> None:
 
 @pytest.mark.parametrize("env_id", BUNDLED)
 def test_every_bundled_environment_has_a_whole_card(env_id: str) -> None:
-    card = listed(env_id).card
+    card = describe_env(env_id).card
     assert card is not None
     assert all((card.task, card.reward, card.oracle, card.cheat, card.baseline, card.data, card.licence))
     assert card.reward_range[0] <= 0 < 1 <= card.reward_range[1]

@@ -151,7 +151,7 @@ def test_a_game_of_all_seats_pays_each_its_own() -> None:
     assert observation == "XXX\nOO6\n789\nYou win."
     assert (reward, terminated, info["agent"], info["metrics"]["success"]) == (1.0, True, "X", 1.0)
     assert env.rewards == {"X": 1.0, "O": 0.0}
-    assert env.told("O", "")[0] == "OOO\nXX6\n789\nYou lose."
+    assert env.step_result("O", "")[0] == "OOO\nXX6\n789\nYou lose."
     with pytest.raises(EpisodeOver):
         say(env, "6")
 
@@ -195,7 +195,7 @@ def test_a_deal_pays_each_its_share_of_the_most_it_could_have() -> None:
     assert terminated
     assert env.rewards == {"A": 8 / 9, "B": 0.8}
     assert info["metrics"] == {"success": 0.0, "deal": 1.0, "value": 8.0}
-    assert "2 books" in env.told("A", "")[0]
+    assert "2 books" in env.step_result("A", "")[0]
 
 
 def test_without_a_deal_nobody_gets_anything() -> None:

@@ -67,7 +67,7 @@ def test_each_reply_is_held_to_the_tools_and_is_in_no_loss(renderer: Renderer, r
     assert tag["content"]["json_schema"]["properties"]["times"]["type"] == "integer"
     (row,) = trajectory.rows
     assert not row.mask.any()
-    assert row.sampled.sum() == len(ids)
+    assert row.sampled_mask.sum() == len(ids)
 
 
 def test_an_engine_or_a_family_that_cannot_is_refused_before_anything_is_played(renderer: Renderer) -> None:

@@ -298,7 +298,7 @@ def test_summaries_are_sampled_and_not_trained_where_the_flag_says_so(
     assert summaries and trained(played) == said_by_engine(others)
     for row in played.trajectory.rows[:-1]:
         assert row.spans[-1].excluded and row.spans[-1].logprobs
-        assert int(row.sampled.sum() - row.mask.sum()) == len(row.spans[-1].ids)
+        assert int(row.sampled_mask.sum() - row.mask.sum()) == len(row.spans[-1].ids)
     check_record(tmp_path, renderer, played)
 
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from agentgym.rollout.hosting import watchdog
-from agentgym.rollout.hosting.watchdog import named_call, watched
+from agentgym.rollout.hosting.watchdog import named_call, watch_calls
 from agentgym.rollout.hosting.watchdog_process import stack_of
 from agentgym.tools.calling.worker import Worker
 
@@ -107,7 +107,7 @@ def test_stacks_are_told_by_the_number_of_the_thread() -> None:
 def test_a_long_call_that_releases_the_interpreter_is_left_alone_and_nothing_stays() -> None:
     before = len(os.listdir("/proc/self/fd"))
     others = set(psutil.Process().children())
-    with watched(1.0):
+    with watch_calls(1.0):
         (child,) = set(psutil.Process().children()) - others
         named_call(lambda: "sleeps", lambda: time.sleep(3))()
         assert child.is_running()
@@ -121,7 +121,7 @@ def test_a_tool_on_another_thread_is_known_by_the_call_of_its_environment() -> N
         found = watchdog.SLOT.iter_unpack(watchdog._active._board[:])
         return [(ident, label.rstrip(b"\0")) for tid, ident, label in found if label.rstrip(b"\0")]
 
-    with watched(60.0):
+    with watch_calls(60.0):
         worker = Worker("tools")
         calls = named_call(lambda: "Lock (seed 1), step", lambda: worker.submit(labels).result())()
         assert not labels()
@@ -134,5 +134,5 @@ def test_without_a_watchdog_a_call_is_what_it_was() -> None:
         return 3
 
     assert named_call(lambda: "", call) is call
-    with watched(None):
+    with watch_calls(None):
         assert named_call(lambda: "", call) is call

@@ -63,7 +63,7 @@ class OtherEachTime(Sound):
 
 
 class DropsObservation(Sound):
-    def _started(self, observation: str) -> tuple[str, dict[str, Any]]:
+    def _opening_result(self, observation: str) -> tuple[str, dict[str, Any]]:
         return observation, {"messages": (Message("user", "something else"),)}
 
 
@@ -77,7 +77,7 @@ class LeaksMethods(Sound):
 
 
 class Unserialisable(Sound):
-    def _started(self, observation: str) -> tuple[str, dict[str, Any]]:
+    def _opening_result(self, observation: str) -> tuple[str, dict[str, Any]]:
         return observation, {"state": {1, 2}}
 
 

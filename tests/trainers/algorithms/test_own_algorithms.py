@@ -135,22 +135,26 @@ def test_an_estimator_of_a_users_that_takes_values_gets_a_critic(
     own: Path, small_run: TrainConfig, train: Callable[..., Any], tmp_path: Path
 ) -> None:
     config = replace(small_run, algo=f"{own}:valued")
-    assert config.resolved.learner.critic.trunk == "own"
+    assert config.resolved_config.learner.critic.trunk == "own"
     train(config, tmp_path / "own")
     train(replace(small_run, algo="gae"), tmp_path / "bundled")
     assert run_of(tmp_path / "own") == run_of(tmp_path / "bundled")
 
 
 def test_an_estimator_of_a_users_may_take_all_that_there_is_and_stand_in_a_preset(own: Path) -> None:
-    assert TrainConfig(env="X", algo=f"{own}:all_of").resolved.estimator == f"{own}:all_of"
-    in_preset = TrainConfig(env="X", algo="gspo", advantage=AdvantageConfig(name=f"{own}:centred")).resolved
+    assert TrainConfig(env="X", algo=f"{own}:all_of").resolved_config.estimator == f"{own}:all_of"
+    in_preset = TrainConfig(env="X", algo="gspo", advantage=AdvantageConfig(name=f"{own}:centred")).resolved_config
     assert (in_preset.estimator, in_preset.learner.loss) == (f"{own}:centred", "gspo")
-    assert TrainConfig(env="X", algo=f"{own}:parts").resolved.estimator.endswith("parts"), "it takes three components"
+    assert TrainConfig(env="X", algo=f"{own}:parts").resolved_config.estimator.endswith("parts"), (
+        "it takes three components"
+    )
     assert TrainConfig(env="X", algo="gdpo", advantage=AdvantageConfig(settings={"weights": [1.0, 2.0, 0.5]}))
 
 
 def test_settings_of_a_users_function_are_given_and_checked_as_any(own: Path) -> None:
-    config = TrainConfig(env="X", algo=f"{own}:centred", advantage=AdvantageConfig(settings={"scale": 2.0})).resolved
+    config = TrainConfig(
+        env="X", algo=f"{own}:centred", advantage=AdvantageConfig(settings={"scale": 2.0})
+    ).resolved_config
     assert config_from_mapping(TrainConfig, yaml.safe_load(yaml.safe_dump(asdict(config)))) == config
     with pytest.raises(ConfigError, match="no setting 'scael': did you mean 'scale'"):
         replace(config, advantage=AdvantageConfig(name=f"{own}:centred", settings={"scael": 2.0}))

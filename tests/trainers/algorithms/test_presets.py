@@ -20,9 +20,9 @@ from agentgym.trainers.settings.learner import LearnerConfig
 
 @pytest.mark.parametrize("algo", [*PRESETS, *ADVANTAGES])
 def test_every_algo_is_a_whole_configuration_that_survives_its_file(algo: str) -> None:
-    config = TrainConfig(env="X", algo=algo).resolved
+    config = TrainConfig(env="X", algo=algo).resolved_config
     assert config.estimator in ADVANTAGES and config.learner.loss in LOSSES and config.aggregation in AGGREGATIONS
-    assert config.is_resolved and config.resolved == config
+    assert config.is_resolved and config.resolved_config == config
     kept = yaml.safe_load(yaml.safe_dump(asdict(config)))
     assert config_from_mapping(TrainConfig, kept) == config
 
@@ -36,25 +36,25 @@ def test_the_settings_of_a_preset_exist(name: str) -> None:
 
 
 def test_what_is_set_beside_an_algo_wins_and_the_rest_is_the_algos() -> None:
-    config = TrainConfig(env="X", algo="gspo", aggregation="token-sum").resolved
+    config = TrainConfig(env="X", algo="gspo", aggregation="token-sum").resolved_config
     assert (config.aggregation, config.learner.loss, config.estimator) == ("token-sum", "gspo", "grpo")
-    config = TrainConfig(env="X", algo="dapo", advantage=AdvantageConfig(name="rloo")).resolved
+    config = TrainConfig(env="X", algo="dapo", advantage=AdvantageConfig(name="rloo")).resolved_config
     assert (config.estimator, config.learner.loss_settings) == ("rloo", {"clip_high": 0.28})
     given = LearnerConfig(loss_settings={"clip_high": 0.2})
-    assert TrainConfig(env="X", algo="dapo", learner=given).resolved.learner.loss_settings == {"clip_high": 0.2}
+    assert TrainConfig(env="X", algo="dapo", learner=given).resolved_config.learner.loss_settings == {"clip_high": 0.2}
     other = LearnerConfig(loss="cispo")
-    assert TrainConfig(env="X", algo="dapo", learner=other).resolved.learner.loss_settings == {}
+    assert TrainConfig(env="X", algo="dapo", learner=other).resolved_config.learner.loss_settings == {}
 
 
 def test_another_algo_of_the_same_run_is_another_configuration() -> None:
     config = TrainConfig(env="X")
-    assert replace(config, algo="ppo").resolved.estimator == "gae"
-    assert replace(config, algo="ppo").resolved.learner.critic.trunk == "own"
+    assert replace(config, algo="ppo").resolved_config.estimator == "gae"
+    assert replace(config, algo="ppo").resolved_config.learner.critic.trunk == "own"
 
 
 def test_a_critic_stands_beside_an_advantage_that_takes_values_and_no_other() -> None:
     shared = LearnerConfig(critic=CriticConfig(trunk="shared"))
-    assert TrainConfig(env="X", algo="turn_gae", learner=shared).resolved.learner.critic.trunk == "shared"
+    assert TrainConfig(env="X", algo="turn_gae", learner=shared).resolved_config.learner.critic.trunk == "shared"
     with pytest.raises(ConfigError, match="grpo takes no values, so a critic would learn for nothing"):
         TrainConfig(env="X", learner=shared)
     with pytest.raises(ConfigError, match="gae takes the values of a critic"):

@@ -56,7 +56,7 @@ def test_the_logits_of_the_exported_model_are_the_trainers(
     ours = model_of(step)
     ids_T = torch.tensor(ids)
     with torch.no_grad():
-        wanted = ours.logits(ours.hidden(ids_T, PackedLayout([len(ids)])))
+        wanted = ours.logits(ours.hidden_states(ids_T, PackedLayout([len(ids)])))
         found = theirs(ids_T[None]).logits[0]
     assert wanted.std() > 0.1
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)

@@ -28,7 +28,7 @@ from agentgym.trainers.algorithms.kl import KLConfig
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.checkpoints.checkpoint import Checkpoint, Snapshot, checkpoint_folders, newest_whole
 from agentgym.trainers.checkpoints.random_states import random_states, seed_random, set_random_states
-from agentgym.trainers.checkpoints.sharded_state import copied_to_cpu, load_state, save_state
+from agentgym.trainers.checkpoints.sharded_state import copy_to_cpu, load_state, save_state
 from agentgym.trainers.checkpoints.writer import Checkpoints, best_step
 from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
@@ -341,7 +341,7 @@ def same(one: object, other: object) -> bool:
 def test_any_tree_is_read_as_it_was_written(state: dict[str, object], tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("state")
     save_state(state, folder)
-    assert same(load_state(folder), state) and same(copied_to_cpu(state), state)
+    assert same(load_state(folder), state) and same(copy_to_cpu(state), state)
 
 
 def test_a_tree_keeps_its_dtypes_its_numbered_keys_and_its_empty_parts(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_nothing_fails_while_its_server_is_gone_and_it_answers_with_the_newest_w
     monkeypatch: pytest.MonkeyPatch,
     own_warnings: None,
 ) -> None:
-    monkeypatch.setattr(engine_actor, "was_begun_anew", lambda: False)  # Ray says so inside of its actors alone
+    monkeypatch.setattr(engine_actor, "was_restarted", lambda: False)  # Ray says so inside of its actors alone
     server = fake_sglang()
     part = part_on(server, small_run, tmp_path)
     board, parcel, sampling = Local(), cast(Parcel, Stored()), Sampling(max_tokens=4)
@@ -124,12 +124,12 @@ def test_an_actor_that_was_begun_anew_and_has_no_server_yet_answers_nobody_and_o
     part = part_on(server, small_run, tmp_path)
     server.kill()
 
-    async def identity(*, was_begun_anew: bool) -> None:
-        monkeypatch.setattr(engine_actor, "was_begun_anew", lambda: was_begun_anew)
+    async def identity(*, was_restarted: bool) -> None:
+        monkeypatch.setattr(engine_actor, "was_restarted", lambda: was_restarted)
         await EngineActor("engine 0", part, cast(Actor, Local())).identity()
 
     with pytest.raises(HttpUnreachable, match="engine 0 has lost its server"):
-        asyncio.run(identity(was_begun_anew=True))
+        asyncio.run(identity(was_restarted=True))
     with pytest.raises(EngineError) as refused:
-        asyncio.run(identity(was_begun_anew=False))
+        asyncio.run(identity(was_restarted=False))
     assert "has lost its server" not in str(refused.value)

@@ -171,7 +171,7 @@ def test_a_run_that_learns_while_later_steps_are_played_outlives_any_death(
         one.step - 1 - int(version)
         for one in records
         for row in one.trajectory.rows
-        for version in row.policy_versions[row.sampled]
+        for version in row.policy_versions[row.sampled_mask]
     ]
     assert 0 <= min(ages) and 0 < max(ages) <= 2
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

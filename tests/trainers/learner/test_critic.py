@@ -51,7 +51,7 @@ def plain_values(critic: Critic, batch: TrainingBatch, row: int) -> Tensor:
     part = batch.select([row])
     ids_T = torch.cat([part.ids_N, part.target_N[-1:]])
     with torch.no_grad():
-        hidden_TE = critic.trunk.hidden(ids_T, PackedLayout([len(ids_T)]))
+        hidden_TE = critic.trunk.hidden_states(ids_T, PackedLayout([len(ids_T)]))
         return hidden_TE @ critic.head.weight_E + critic.head.bias
 
 
@@ -101,7 +101,7 @@ def test_the_gradient_is_that_of_half_the_squared_error(tiny: Tiny, fresh_batch:
         weight_N, return_N = batch.weight_N.split(batch.seqlens), batch.return_N.split(batch.seqlens)
         for row in range(batch.num_rows):
             part = batch.select([row])
-            hidden_TE = critic.trunk.hidden(part.ids_N, PackedLayout(part.seqlens))
+            hidden_TE = critic.trunk.hidden_states(part.ids_N, PackedLayout(part.seqlens))
             value_T = hidden_TE @ critic.head.weight_E + critic.head.bias
             total = total + 0.5 * (weight_N[row] * (value_T - return_N[row]).square()).sum()
         assert critic.optimizer is not None
@@ -146,7 +146,7 @@ def test_the_gradient_under_a_bound_is_the_slope_of_the_clipped_error(
     loss = torch.zeros(())
     for part in batch.split(30):
         layout = PackedLayout(part.seqlens, ids_N=part.ids_N, wanted_N=part.mask_N)
-        loss = loss + critic.loss(critic.trunk.hidden(part.ids_N, layout), part)
+        loss = loss + critic.loss(critic.trunk.hidden_states(part.ids_N, layout), part)
     loss.backward()
     owner = {"trunk": critic.trunk.embed, "weight": critic.head.weight_E, "bias": critic.head.bias}[name]
     assert owner.grad is not None and abs(slope) > 1e-3
@@ -165,7 +165,7 @@ def test_a_shared_trunk_has_the_gradient_of_the_policy_and_so_much_of_the_critic
         learner = Learner(model, LearnerConfig(critic=critic, threads=1, minibatches=1), STEP, total_steps=10)
         assert learner.critic is not None
         shaken(learner.critic)
-        hidden_NE = model.hidden(batch.ids_N, PackedLayout(batch.seqlens))
+        hidden_NE = model.hidden_states(batch.ids_N, PackedLayout(batch.seqlens))
         logp_N = model.logits(hidden_NE).log_softmax(-1).gather(1, batch.target_N[:, None])[:, 0]
         policy = -(batch.weight_N * batch.advantage_N * logp_N).sum()  # fresh samples: the ratio is 1
         values_N = hidden_NE @ learner.critic.head.weight_E + learner.critic.head.bias

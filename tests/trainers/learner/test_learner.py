@@ -54,7 +54,7 @@ def with_gradient(model: Decoder, batch: TrainingBatch, config: LearnerConfig) -
 
 def plain_gradient(model: Decoder, batch: TrainingBatch, entropy: float = 0.0) -> list[Tensor]:
     """Of `-sum(weight * (advantage * logp + entropy * H))`, which is the step's gradient on fresh samples."""
-    logits_NV = model.logits(model.hidden(batch.ids_N, PackedLayout(batch.seqlens)))
+    logits_NV = model.logits(model.hidden_states(batch.ids_N, PackedLayout(batch.seqlens)))
     logp_NV = logits_NV.log_softmax(-1)
     logp_N = logp_NV.gather(1, batch.target_N[:, None])[:, 0]
     entropy_N = -(logp_NV.exp() * logp_NV).sum(-1)
@@ -81,7 +81,7 @@ def test_what_a_step_reports_on_fresh_samples(
 ) -> None:
     model = tiny()
     batch = fresh_batch(model)
-    logits_NV = model.logits(model.hidden(batch.ids_N, PackedLayout(batch.seqlens))).detach()
+    logits_NV = model.logits(model.hidden_states(batch.ids_N, PackedLayout(batch.seqlens))).detach()
     logp_NV = logits_NV.log_softmax(-1)
     entropy = float(-(logp_NV.exp() * logp_NV).sum(-1)[batch.mask_N].mean())
     loss = -float((batch.weight_N * batch.advantage_N).sum())  # every ratio is 1
@@ -174,7 +174,7 @@ def test_any_loss_has_the_gradient_of_the_whole_step_however_the_step_is_cut(
     old_logp_N = torch.where(batch.mask_N, (batch.old_logp_N + moved).clamp(max=0.0), 0.0)
     batch = replace(batch, old_logp_N=old_logp_N, trajectory_N=batch.trajectory_N // 2)  # two rows a trajectory
 
-    logits_NV = model.logits(model.hidden(batch.ids_N, PackedLayout(batch.seqlens)))
+    logits_NV = model.logits(model.hidden_states(batch.ids_N, PackedLayout(batch.seqlens)))
     logp_N = logits_NV.log_softmax(-1).gather(1, batch.target_N[:, None])[:, 0]
     inputs = (logp_N, old_logp_N, batch.advantage_N, batch.mask_N)
     policy = LOSSES[loss](*inputs, sequences=batch.trajectory_N, **settings)

@@ -61,14 +61,14 @@ def learner_of(model: Decoder, **settings: object) -> Learner:
 
 
 def config_of(advantage: str, **settings: object) -> TrainConfig:
-    return TrainConfig(env="X", algo=advantage, advantage=AdvantageConfig(settings=settings)).resolved
+    return TrainConfig(env="X", algo=advantage, advantage=AdvantageConfig(settings=settings)).resolved_config
 
 
 def value_after(learner: Learner, ids: list[int]) -> float:
     """The critic's value after these ids, from a forward pass of them alone."""
     assert learner.critic is not None
     with torch.no_grad():
-        hidden_TE = learner.critic.trunk.hidden(torch.tensor(ids), PackedLayout([len(ids)]))
+        hidden_TE = learner.critic.trunk.hidden_states(torch.tensor(ids), PackedLayout([len(ids)]))
         return float(learner.critic.head(hidden_TE)[-1])
 
 
@@ -129,7 +129,7 @@ def test_a_penalty_in_the_reward_is_taken_off_each_token_before_anything_is_comp
     (credit,) = credit_step([GROUP], config_of("turn_returns"), learner)
     learner.close()
     batch = plain_batch(GROUP.trajectories)
-    logits_NV = reference.logits(reference.hidden(batch.ids_N, PackedLayout(batch.seqlens)))
+    logits_NV = reference.logits(reference.hidden_states(batch.ids_N, PackedLayout(batch.seqlens)))
     logp_N = logits_NV.log_softmax(-1).gather(1, batch.target_N[:, None])[:, 0].detach()
     penalty_M = 0.3 * (-0.5 - logp_N[batch.mask_N])
     first, second = penalty_M[:4].tolist(), penalty_M[4:].tolist()
@@ -148,7 +148,7 @@ def test_the_proxy_is_the_squared_norm_of_the_gradient_by_the_logits(tiny: Tiny)
     batch = plain_batch(GROUP.trajectories)
     found_M = learner.gradient_proxies(batch)
     learner.close()
-    hidden_ME = model.hidden(batch.ids_N, PackedLayout(batch.seqlens))[batch.mask_N]
+    hidden_ME = model.hidden_states(batch.ids_N, PackedLayout(batch.seqlens))[batch.mask_N]
     for hidden_E, target, found in zip(hidden_ME, batch.target_N[batch.mask_N], found_M, strict=True):
         logits_V = model.logits(hidden_E[None])[0].detach().requires_grad_()
         (slope_V,) = torch.autograd.grad(logits_V.log_softmax(-1)[target], logits_V)

@@ -55,7 +55,7 @@ def test_a_watch_that_begins_with_recorded_lines_goes_on_as_if_it_had_seen_them(
 
 def test_what_a_step_found_itself_stands_at_that_step_alone() -> None:
     watch = CollapseWatch(CollapseConfig(stop_on=()))
-    watch.found("nan", "the loss is not finite")
+    watch.add_sign("nan", "the loss is not finite")
     first, second = watch.see(step(1)), watch.see(step(2))
     assert first.signs == (Sign("nan", 1, "the loss is not finite"),)
     assert second.signs == () and second.to_json()["signs"] == []
@@ -66,7 +66,7 @@ def test_a_sign_ends_the_run_only_where_it_is_among_those_that_stop() -> None:
         watch = CollapseWatch(CollapseConfig(stop_on=stop_on))
         for one in (dead(1), dead(2)):
             watch.see(one)
-        assert (watch.halt is not None) is halts and not watch.finished
+        assert (watch.halt is not None) is halts and not watch.is_finished
     assert "first seen at step 2" in str(halted()) and "collapse.stop_on" in str(halted())
 
 
@@ -80,6 +80,6 @@ def halted() -> object:
 def test_a_solved_run_is_finished_and_not_halted() -> None:
     watch = CollapseWatch(CollapseConfig(stop_on=("solved",)))
     watch.see(dead(1, success=1.0))
-    assert not watch.finished
+    assert not watch.is_finished
     watch.see(dead(2, success=1.0))
-    assert watch.finished and watch.halt is None
+    assert watch.is_finished and watch.halt is None

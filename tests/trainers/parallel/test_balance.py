@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agentgym.model.decoder import Decoder
 from agentgym.trainers.batch.batch import TrainingBatch
-from agentgym.trainers.parallel.balance import RowCost, balanced, row_costs
+from agentgym.trainers.parallel.balance import RowCost, balance_rows, row_costs
 
 LENGTHS = st.lists(st.integers(1, 60), max_size=40)
 
@@ -32,7 +32,7 @@ def spent(costs: Sequence[RowCost], rows: range) -> int:
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60)), max_size=40), st.integers(1, 9))
 def test_every_row_is_in_one_portion_and_in_order(rows: list[tuple[int, int]], num_portions: int) -> None:
-    portions = balanced(costs_of(*zip(*rows, strict=True)) if rows else [], num_portions)
+    portions = balance_rows(costs_of(*zip(*rows, strict=True)) if rows else [], num_portions)
     assert len(portions) == num_portions
     assert [row for portion in portions for row in portion] == list(range(len(rows)))
 
@@ -41,7 +41,7 @@ def test_every_row_is_in_one_portion_and_in_order(rows: list[tuple[int, int]], n
 def test_no_portion_costs_more_than_the_mean_and_one_row(lengths: list[int], num_portions: int) -> None:
     costs = costs_of(lengths)
     total, longest = sum(one.whole for one in costs), max(one.whole for one in costs)
-    assert all(spent(costs, rows) <= total / num_portions + longest for rows in balanced(costs, num_portions))
+    assert all(spent(costs, rows) <= total / num_portions + longest for rows in balance_rows(costs, num_portions))
 
 
 @given(
@@ -53,7 +53,7 @@ def test_no_cut_into_consecutive_portions_is_better(rows: list[tuple[int, int]],
     cuts = combinations_with_replacement(range(len(costs) + 1), num_portions - 1)
     every = (pairwise([0, *cut, len(costs)]) for cut in cuts)
     best = min(max(spent(costs, range(a, b)) for a, b in portions) for portions in every)
-    assert max(spent(costs, one) for one in balanced(costs, num_portions)) == best
+    assert max(spent(costs, one) for one in balance_rows(costs, num_portions)) == best
 
 
 @pytest.mark.parametrize(("shared", "counts"), [(40, True), (10, False)])

@@ -142,7 +142,7 @@ def test_an_engine_that_shares_its_gpu_leaves_room_for_what_the_learner_keeps() 
 
 
 def test_rates_that_are_given_are_not_assumed() -> None:
-    found = ASSUMED.given(RatesSpec(train_mfu=0.5, decode_layer_us=0))
+    found = ASSUMED.with_overrides(RatesSpec(train_mfu=0.5, decode_layer_us=0))
     assert (found.train_mfu, found.decode_layer_us) == (0.5, 0)
     assert not {"train_mfu", "decode_layer_us"} & set(found.assumed)
     assert "prefill_mfu" in found.assumed

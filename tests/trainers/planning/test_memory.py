@@ -38,7 +38,7 @@ def saved_bytes(model: Decoder, lengths: list[int], ids: torch.Tensor, *, shares
         return tensor
 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        model.hidden(ids, layout)
+        model.hidden_states(ids, layout)
     return sum(size for size, _ in found.values())
 
 

@@ -75,7 +75,7 @@ def test_operations_are_those_that_torch_counts_in_whole_rows() -> None:
     model = Decoder(shape).initialize(0).double()  # in float64 the products are torch's own, which it counts
     lengths, ids_N = [7, 12], torch.arange(19)
     with FlopCounterMode(display=False) as counter:
-        model.logits(model.hidden(ids_N, PackedLayout(lengths)))
+        model.logits(model.hidden_states(ids_N, PackedLayout(lengths)))
     counted = counter.get_total_flops()
     padding = 32 - 19  # rows that fill a product up
     projections = 2 * 32 * (2 * 32 + 2 * 16 + 3 * 48) * padding * shape.num_layers
@@ -98,13 +98,13 @@ def test_the_learner_computes_the_tokens_that_are_counted(
     tiny: Callable[..., Decoder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, seen = tiny(), []
-    hidden = model.hidden
+    hidden = model.hidden_states
 
     def counting(ids_N: torch.Tensor, layout: PackedLayout) -> torch.Tensor:
         seen.append(layout.num_tokens)
         return hidden(ids_N, layout)
 
-    monkeypatch.setattr(model, "hidden", counting)
+    monkeypatch.setattr(model, "hidden_states", counting)
     config = LearnerConfig(epochs=2, threads=1)
     learner = Learner(model, config, OptimizerConfig(), total_steps=1)
     learner.update(two_rows())

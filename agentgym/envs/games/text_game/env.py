@@ -108,7 +108,7 @@ class TextGame(ToolEnv):
         return (ToolCall("call_0", call[0], call[1]),) if call else ()
 
     def on_message(self, text: str) -> str:
-        """Tells a player whose words were no command what can be said."""
+        """Answers a text that is no command with the list of commands."""
         return self._answer(f"That is not a command. Commands: {COMMANDS}.")
 
     def make_oracle(self) -> Explorer:
@@ -125,7 +125,7 @@ class TextGame(ToolEnv):
 
     def _answer(self, said: str) -> str:
         if self.play.over:
-            self.end(success=self.play.won, reward=1.0 if self.play.won else 0.0)
+            self.end(success=self.play.is_won, reward=1.0 if self.play.is_won else 0.0)
         elif self.shaped:
             self.reward += PROGRESS_REWARD * (len(self.play.milestones) - self._paid)
         self._paid = len(self.play.milestones)

@@ -1,4 +1,4 @@
-"""How a careful player plays the text game: one rule at a time, from what was seen and nothing else."""
+"""The moves of a careful player of the text game: one rule at a time, from what was seen and nothing else."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def explore(play: Play, rng: np.random.Generator | None = None) -> Call:
     errands = {room for room in play.visited if room != here and _worth_going(play, room)}
     if errands and play.path_to(errands):
         return _walk(play, errands)
-    ways = play.unexplored(here)
+    ways = play.unexplored_ways(here)
     if ways:
         return "go", {"direction": ways[int(rng.integers(len(ways)))] if rng else ways[0]}
-    return _walk(play, {room for room in play.visited if play.unexplored(room)})
+    return _walk(play, {room for room in play.visited if play.unexplored_ways(room)})
 
 
 def _worth_going(play: Play, room: str) -> bool:
-    """Whether something in a known room can be done now with what is held."""
+    """True if something in a known room can be done now with what is held."""
     if any(item in play.world.needed for item in play.items[room]):
         return True
     if any(not c.locked or f"{c.name.split()[0]} key" in play.bag for c in play.closed[room]):
@@ -47,6 +47,6 @@ def _walk(play: Play, goals: set[str]) -> Call:
 
 
 def stumble(play: Play, rng: np.random.Generator) -> Call:
-    """A call that does something and need not help: what a careless player does."""
+    """The call of a careless player, which does something and need not help."""
     calls = play.possible()
     return calls[int(rng.integers(len(calls)))]

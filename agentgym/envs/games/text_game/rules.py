@@ -8,16 +8,16 @@ __all__ = ["Play"]
 
 
 class Play:
-    """One play of a world. Each action method gives one sentence for the player; `describe` gives what is in sight.
+    """One play of a world. Each action method returns one sentence for the player; `describe` returns what is in sight.
 
     The player knows the visited rooms only, and `known` and `uses` hold nothing else. Passages form a tree and one is
     closed only until it is first walked, so the way back from a visited room is always the same.
     """
 
     known: dict[str, dict[str, str]]
-    """Ways between visited rooms: `known[room][direction] = room`."""
+    """The ways between visited rooms: `known[room][direction] = room`."""
     uses: dict[str, list[str]]
-    """What in a visited room is worth a visit: `?` (a way not walked), `key`, `box`, `chest`, `door`, the treasure."""
+    """The things of use in a visited room: `?` (a way not walked), `key`, `box`, `chest`, `door`, the treasure."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -36,14 +36,14 @@ class Play:
         self._learn(world.start)
 
     @property
-    def won(self) -> bool:
-        """Whether the treasure is held (and, if the level asks for it, brought back)."""
+    def is_won(self) -> bool:
+        """True if the treasure is held (and, if the level asks for it, brought back)."""
         return self.world.treasure in self.bag and (not self.world.level.bring_back or self.room == self.world.start)
 
     @property
     def over(self) -> bool:
-        """Whether the quest has ended."""
-        return self.won or self.lost
+        """True if the quest has ended."""
+        return self.is_won or self.lost
 
     # What a player does
 
@@ -130,7 +130,7 @@ class Play:
         return labels
 
     def _beyond(self, room: str, entered_from: str) -> set[str]:
-        """What was seen and is still of use in a room and behind it."""
+        """The things that were seen and are still of use in a room and beyond it."""
         notes = set(self.uses[room])
         for to in self.known[room].values():
             if to != entered_from:
@@ -139,13 +139,13 @@ class Play:
 
     # What a player knows
 
-    def unexplored(self, room: str) -> list[str]:
-        """Directions of unlocked ways that were never walked."""
+    def unexplored_ways(self, room: str) -> list[str]:
+        """The directions of unlocked ways that were never walked."""
         exits = self.world.exits[room].items()
         return [way for way, out in exits if out.to not in self.visited and (room, out.to) not in self.locked_doors]
 
     def path_to(self, goals: set[str]) -> list[str] | None:
-        """Directions of a shortest known way to the nearest goal room, `[]` when there, None when there is none."""
+        """The directions of a shortest known way to the nearest goal room, `[]` when there, None when there is none."""
         return path_between(self.known, self.room, goals)
 
     def possible(self) -> list[tuple[str, dict[str, str]]]:
@@ -169,7 +169,7 @@ class Play:
         """Brings `known` and `uses` up to date for a visited room, after something about it has changed."""
         exits = self.world.exits[room].items()
         self.known[room] = {way: out.to for way, out in exits if out.to in self.visited}
-        uses = ["?"] if self.unexplored(room) else []
+        uses = ["?"] if self.unexplored_ways(room) else []
         needed = [thing for thing in self.items[room] if thing in self.world.needed]
         uses += ["key" if thing.endswith(" key") else thing for thing in needed]
         uses += [container.name.split()[-1] for container in self.closed[room]]
@@ -179,7 +179,7 @@ class Play:
     # Rules
 
     def _locked_doors_here(self) -> dict[str, str]:
-        """Name of a locked door of this room to the room behind it."""
+        """Maps the name of a locked door of this room to the room behind it."""
         if not self.locked_doors:
             return {}
         exits = self.world.exits[self.room].values()

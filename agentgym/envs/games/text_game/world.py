@@ -27,20 +27,20 @@ TREASURES = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """What a difficulty level asks for; each level adds to the one before."""
+    """The requirements of a difficulty level; each level adds to the one before."""
 
     rooms: tuple[int, int]
-    """Fewest and most rooms."""
+    """The fewest and the most rooms."""
     decoys: int
-    """Cursed things: taking one ends the quest."""
+    """The number of cursed things: taking one ends the quest."""
     chest: bool = False
     """The treasure lies in a locked chest; its key lies elsewhere."""
     box: bool = False
     """The chest's key lies in a closed box."""
     door: bool = False
-    """The chest stands behind a locked door with a key of its own."""
+    """The chest is behind a locked door with a key of its own."""
     mapped: bool = True
-    """Exits tell what was seen beyond them; without it the player has to remember."""
+    """Exits show what was seen beyond them; without this the player has to remember."""
     bring_back: bool = False
     """The treasure has to be brought back to the first room."""
 
@@ -172,7 +172,7 @@ def _draw_rooms(rng: np.random.Generator, num_rooms: int) -> dict[str, dict[str,
 
 
 def _close_a_door(rng: np.random.Generator, plan: dict[str, dict[str, Exit]], colour: str) -> set[str]:
-    """Locks one passage that leads away from the start; gives the rooms behind it."""
+    """Locks one passage that leads away from the start; returns the rooms behind it."""
     rooms = list(plan)  # in the order they were added: a passage leads from a room to a later one
     options = [
         (room, way) for room in rooms for way, out in plan[room].items() if rooms.index(out.to) > rooms.index(room)
@@ -191,7 +191,7 @@ def _close_a_door(rng: np.random.Generator, plan: dict[str, dict[str, Exit]], co
 
 
 def path_between(exits: Mapping[str, Mapping[str, str]], start: str, goals: set[str]) -> list[str] | None:
-    """Directions of a shortest way from `start` to the nearest of `goals` over `exits[room][direction] = room`."""
+    """The directions of a shortest way from `start` to the nearest of `goals` over `exits[room][direction] = room`."""
     queue: deque[tuple[str, list[str]]] = deque([(start, [])])
     seen = {start}
     while queue:

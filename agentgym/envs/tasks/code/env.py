@@ -13,7 +13,7 @@ from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.base.tool_env import ToolEnv
 from agentgym.envs.tasks.code.generator import LEVELS, draw_problem
 from agentgym.envs.tasks.code.humaneval import humaneval_problems
-from agentgym.envs.tasks.code.judge import judged
+from agentgym.envs.tasks.code.judge import judge_program
 from agentgym.envs.tasks.code.problem import CodeProblem
 from agentgym.errors import ConfigError, EnvironmentFault, SandboxError
 from agentgym.tools import tool
@@ -28,7 +28,7 @@ HUMANEVAL = 4
 LIMITS = SandboxLimits(time_limit_s=8.0, memory_mb=256, scratch_mb=8, output_kb=64)
 JUDGE_S = 180.0
 MAX_CALLS = 24
-"""Calls of python in an episode."""
+"""The most calls of python in an episode."""
 LONGEST_PROGRAM = 50_000
 ASKED = (
     "Write the Python function that is asked for. Hidden tests call it. Try what you like with python; then call "
@@ -93,7 +93,7 @@ class CodeTasks(ToolEnv):
         """Draws a problem, or takes the next one of HumanEval."""
         self._left = self.submissions
         if self.level == HUMANEVAL:
-            self.problem = self._named(options["task"]) if "task" in options else self._next()
+            self.problem = self._find_problem(options["task"]) if "task" in options else self._next()
         elif "task" in options:
             raise ConfigError(f"options['task'] names a problem of HumanEval, which is level {HUMANEVAL}")
         else:
@@ -111,7 +111,7 @@ class CodeTasks(ToolEnv):
         verdict = None
         try:
             if len(program) <= LONGEST_PROGRAM:
-                verdict = judged(program, self.problem, self._sandbox)
+                verdict = judge_program(program, self.problem, self._sandbox)
         except SandboxError as error:
             raise EnvironmentFault(f"the sandbox failed: {error}") from error
         if verdict is not None and verdict.passed:
@@ -128,21 +128,21 @@ class CodeTasks(ToolEnv):
         return (self.problem.solution,)
 
     def make_oracle(self) -> Policy:
-        """Hands in the solution."""
+        """A policy that hands in the solution."""
         return _Oracle()
 
     def make_cheat(self) -> Policy:
-        """Hands in everything but a solution."""
+        """A policy that hands in everything but a solution."""
         return Trickster("submit", _tricks)
 
-    def _named(self, name: object) -> CodeProblem:
-        found = [one for one in humaneval_problems() if one.name == name]
+    def _find_problem(self, name: object) -> CodeProblem:
+        found = [problem for problem in humaneval_problems() if problem.name == name]
         if not found:
             raise ConfigError(f"there is no problem {name!r}: HumanEval/0 to HumanEval/{len(humaneval_problems()) - 1}")
         return found[0]
 
     def _next(self) -> CodeProblem:
-        """By the seed of the reset; resets without one go on from there."""
+        """The problem with the number of the reset's seed; resets without a seed go on from there."""
         problems = humaneval_problems()
         is_seeded = self.np_random is not self._counted_from
         self._counted_from = self.np_random

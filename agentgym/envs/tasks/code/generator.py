@@ -17,7 +17,7 @@ NAMES = ("solve", "compute", "work_out", "process", "evaluate", "derive", "answe
 NUM_CASES = 24
 NUM_SHOWN = 3
 MIN_VALUES = 5
-"""Cases that give fewer different values than this are drawn again: a constant would pass too many."""
+"""The fewest different values of the cases; with fewer they are drawn again, as a constant would pass too many."""
 MOST, LONGEST = 20, 10
 
 PREDICATES = (
@@ -90,7 +90,7 @@ LISTED = "takes a list of whole numbers"
 
 @dataclass(frozen=True)
 class _Task:
-    """What a function takes and gives, its body, and what draws an argument."""
+    """A function to write: its task in words, its parameter, its body, and the function that draws an argument."""
 
     told: str
     parameter: str
@@ -100,14 +100,14 @@ class _Task:
 
 def draw_problem(level: int, draw: np.random.Generator) -> CodeProblem:
     """A problem of a level, with examples in its text and cases that are not among them."""
-    name = _one(NAMES, draw)
+    name = _pick(NAMES, draw)
     while True:
         task = LEVELS[level](draw)
         solution = f"def {name}({task.parameter}):\n{task.body}"
         names: dict[str, Any] = {}
         exec(compile(solution, "solution", "exec"), names)  # our own text, from the tables above
         arguments = _distinct([[]] + [task.argument(draw) for _ in range(3 * NUM_CASES)])[: NUM_CASES + NUM_SHOWN]
-        cases = [((one,), names[name](_copy(one))) for one in arguments]
+        cases = [((argument,), names[name](_copy(argument))) for argument in arguments]
         if len({repr(value) for _, value in cases}) >= MIN_VALUES:
             break
     shown, hidden = cases[:NUM_SHOWN], cases[NUM_SHOWN:]
@@ -117,15 +117,15 @@ def draw_problem(level: int, draw: np.random.Generator) -> CodeProblem:
 
 
 def _choice(draw: np.random.Generator) -> _Task:
-    (predicate, test), (fold, value) = _filled(_one(PREDICATES, draw), draw), _one(FOLDS, draw)
+    (predicate, test), (fold, value) = _fill_entry(_pick(PREDICATES, draw), draw), _pick(FOLDS, draw)
     told = f"{LISTED}, looks at those that are {predicate}, and returns {fold}."
     return _Task(told, "numbers", f"    chosen = [x for x in numbers if {test}]\n    return {value}\n", _numbers)
 
 
 def _chain(draw: np.random.Generator) -> _Task:
-    predicate, test = _filled(_one(PREDICATES, draw), draw)
-    change, changed = _filled(_one(MAPS, draw), draw)
-    fold, value = _one(WIDE_FOLDS, draw)
+    predicate, test = _fill_entry(_pick(PREDICATES, draw), draw)
+    change, changed = _fill_entry(_pick(MAPS, draw), draw)
+    fold, value = _pick(WIDE_FOLDS, draw)
     keep = f"    chosen = [x for x in chosen if {test}]\n"
     turn = f"    chosen = [{changed} for x in chosen]\n"
     if draw.integers(2):
@@ -140,17 +140,17 @@ def _scan(draw: np.random.Generator) -> _Task:
     if draw.integers(2):
         told, body, argument = draw_machine(draw)
         return _Task(told, "commands", body, argument)
-    predicate, test = _filled(_one(PREDICATES, draw), draw)
-    told, body = _one(SCANS, draw)
+    predicate, test = _fill_entry(_pick(PREDICATES, draw), draw)
+    told, body = _pick(SCANS, draw)
     values = {"d": int(draw.integers(2, 8)), "w": int(draw.integers(2, 5)), "predicate": predicate, "test": test}
     return _Task(f"{LISTED} and returns {told.format(**values)}.", "numbers", body.format(**values), _numbers)
 
 
 LEVELS: dict[int, Callable[[np.random.Generator], _Task]] = {1: _choice, 2: _chain, 3: _scan}
-"""Level to what draws a task."""
+"""Maps a level to the function that draws a task."""
 
 
-def _filled(entry: tuple[str, str], draw: np.random.Generator) -> tuple[str, str]:
+def _fill_entry(entry: tuple[str, str], draw: np.random.Generator) -> tuple[str, str]:
     values = {"k": int(draw.integers(-9, 10)), "d": int(draw.integers(2, 10))}
     told, code = (part.format(**values) for part in entry)
     return told, code
@@ -163,12 +163,12 @@ def _numbers(draw: np.random.Generator) -> list[int]:
 
 
 def _distinct(values: Sequence[Any]) -> list[Any]:
-    return list({repr(one): one for one in values}.values())
+    return list({repr(value): value for value in values}.values())
 
 
 def _copy(value: list[Any]) -> list[Any]:
     return list(value)
 
 
-def _one(choices: Sequence[Any], draw: np.random.Generator) -> Any:
+def _pick(choices: Sequence[Any], draw: np.random.Generator) -> Any:
     return choices[int(draw.integers(len(choices)))]

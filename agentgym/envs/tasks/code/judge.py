@@ -1,4 +1,4 @@
-"""Judges a program by tests that it never meets: it is asked for values in a box, and they are compared elsewhere.
+"""Judges a program by tests that it never sees: it computes values in a sandbox, and they are compared outside.
 
 The program's process gets arguments and writes what its function gave. It holds neither the values that are wanted nor
 anything that decides, so what it forges is one more answer. Answers come out as plain values (`plain_values.py`): no
@@ -19,11 +19,11 @@ from agentgym.envs.tasks.code.problem import CodeProblem
 from agentgym.errors import EnvironmentFault
 from agentgym.tools.sandbox import Ended, Outcome, Sandbox
 
-__all__ = ["Verdict", "judged"]
+__all__ = ["Verdict", "judge_program"]
 
 MAX_ANSWER_BYTES = 1 << 20
 EXCEPTIONS = frozenset(
-    name for name, one in vars(builtins).items() if isinstance(one, type) and issubclass(one, BaseException)
+    name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, BaseException)
 )
 CALLER = """
 import plain_values
@@ -42,7 +42,7 @@ for arguments in calls:
 with open("answers.json", "w", encoding="ascii") as file:
     file.write(plain_values.dumps(answers))
 """
-"""Runs beside the program, in its process."""
+"""Runs in the program's process, and calls it."""
 TESTER = """
 import random
 import plain_values
@@ -68,7 +68,7 @@ except Exception:
 with open("verdict.json", "w", encoding="ascii") as file:
     file.write(plain_values.dumps((passed, calls)))
 """
-"""Runs the tests of a problem in a box without the program: on its recorded answers, or to learn the calls."""
+"""Runs the tests of a problem in a sandbox without the program: on its recorded answers, or to learn the calls."""
 STOPPED = {
     Ended.TIME_LIMIT: "it takes too long",
     Ended.MEMORY: "it takes too much memory",
@@ -81,16 +81,16 @@ STOPPED = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a program passes, and why not."""
+    """The verdict on a program: whether it passes, and why not."""
 
     passed: bool
     why: str = ""
 
 
-def judged(program: str, problem: CodeProblem, sandbox: Sandbox) -> Verdict:
-    """The verdict on a program; raises EnvironmentFault where the problem's own tests do not run."""
+def judge_program(program: str, problem: CodeProblem, sandbox: Sandbox) -> Verdict:
+    """Judges a program; raises EnvironmentFault if the problem's own tests do not run."""
     calls = [dumps(arguments) for arguments, _ in problem.cases] or _calls_of(problem, sandbox)
-    asked = dumps((problem.entry_point, [loads(one) for one in calls]))
+    asked = dumps((problem.entry_point, [loads(call) for call in calls]))
     outcome = _run(sandbox, CALLER, {"solution.py": program, "calls.json": asked}, "answers.json")
     written = outcome.files.get("answers.json")
     if outcome.ended is not Ended.EXITED:
@@ -107,24 +107,27 @@ def judged(program: str, problem: CodeProblem, sandbox: Sandbox) -> Verdict:
         return Verdict(False, f"it raises {_public(raised)}")
     told = [value for _, value in answers]
     if problem.cases:
-        wanted = [one for _, one in problem.cases]
-        num_right = sum(_gives(text, one) for text, one in zip(told, wanted, strict=True))
+        wanted = [value for _, value in problem.cases]
+        num_right = sum(_gives(text, value) for text, value in zip(told, wanted, strict=True))
         return Verdict(num_right == len(wanted), f"it is right on {num_right} of {len(wanted)}")
-    passed, made = _tested(problem, sandbox, told)
+    passed, made = _run_tests(problem, sandbox, told)
     if passed and made != calls:
         raise EnvironmentFault(f"the tests of {problem.name} do not make the same calls twice")
     return Verdict(passed, "" if passed else "a value is wrong")
 
 
 def _answers(written: bytes, number: int) -> list[tuple[str, str]] | None:
-    """Kind and text of each answer; None for anything else that a program may have written."""
+    """The kind and the text of each answer; None for anything else that a program may have written."""
     try:
         answers = loads(written)
     except NotPlain:
         return None
     if not isinstance(answers, list) or len(answers) != number:
         return None
-    fits = all(isinstance(one, tuple) and len(one) == 2 and all(type(part) is str for part in one) for one in answers)
+    fits = all(
+        isinstance(answer, tuple) and len(answer) == 2 and all(type(part) is str for part in answer)
+        for answer in answers
+    )
     return answers if fits else None
 
 
@@ -136,7 +139,7 @@ def _gives(told: str, wanted: object) -> bool:
 
 
 def _public(name: str) -> str:
-    """The name of an exception, unless the program made it up: a name could tell what the tests ask."""
+    """The name of an exception, unless the program made it up: a name could reveal what the tests ask."""
     return name if name in EXCEPTIONS else "an exception of its own"
 
 
@@ -148,26 +151,26 @@ def _error_of(outcome: Outcome) -> str:
 
 
 _learned: dict[str, list[str]] = {}
-"""Test to the arguments of the calls that it makes."""
+"""Maps a test to the arguments of the calls that it makes."""
 
 
 def _calls_of(problem: CodeProblem, sandbox: Sandbox) -> list[str]:
     """The arguments of the calls that a problem's test makes, learned from its own solution."""
     if problem.test not in _learned:
-        passed, calls = _tested(problem, sandbox, None)
+        passed, calls = _run_tests(problem, sandbox, None)
         if not passed:
             raise EnvironmentFault(f"the solution of {problem.name} does not pass its own tests")
         _learned[problem.test] = calls
     return _learned[problem.test]
 
 
-def _tested(problem: CodeProblem, sandbox: Sandbox, answers: Sequence[str] | None) -> tuple[bool, list[str]]:
-    """Whether the test passes on answers (None: on the solution), and the calls that it makes."""
+def _run_tests(problem: CodeProblem, sandbox: Sandbox, answers: Sequence[str] | None) -> tuple[bool, list[str]]:
+    """Runs the test on answers (None: on the solution); returns whether it passes, and the calls that it makes."""
     given = dumps((problem.entry_point, None if answers is None else list(answers)))
     sent = {"solution.py": problem.solution, "test.py": problem.test, "answers.json": given}
     outcome = _run(sandbox, TESTER, sent, "verdict.json")
     if not outcome.ok or "verdict.json" not in outcome.files:
-        if answers is not None:  # a value of the program's may be too much for the test
+        if answers is not None:  # a value of the program may be too much for the test
             return False, []
         raise EnvironmentFault(f"the tests of {problem.name} do not run ({outcome.ended}): {outcome.stderr[-500:]}")
     passed, calls = loads(outcome.files["verdict.json"])

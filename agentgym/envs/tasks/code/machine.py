@@ -26,7 +26,7 @@ OPERATIONS = (
 
 
 def draw_machine(draw: np.random.Generator) -> tuple[str, str, Callable[[np.random.Generator], list[str]]]:
-    """What a machine does in words, the body of its interpreter, and what draws a list of commands for it."""
+    """A machine in words, the body of its interpreter, and the function that draws a list of commands for it."""
     start = int(draw.integers(0, 6))
     words = [WORDS[int(index)] for index in draw.choice(len(WORDS), NUM_COMMANDS, replace=False)]
     chosen = [OPERATIONS[int(index)] for index in draw.choice(len(OPERATIONS), NUM_COMMANDS, replace=False)]

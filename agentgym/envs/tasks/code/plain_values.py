@@ -1,6 +1,6 @@
-"""Plain values (numbers, texts, lists, tuples, sets, dicts) as JSON and back, each as the type that it was.
+"""Plain values (numbers, texts, lists, tuples, sets, dicts) as JSON and back, each with its type.
 
-The standard library alone: its text is also put beside programs in a sandbox, and read there under its own name.
+It imports the standard library alone: the file is also copied into sandboxes, where programs' callers import it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BASES: dict[str, Any] = {"list": list, "tuple": tuple, "set": (set, frozenset)}
 
 
 class NotPlain(ValueError):
-    """A value of another type, or a text that holds none."""
+    """Raised for a value of another type, or a text that holds no plain value."""
 
 
 def dumps(value: object) -> str:
@@ -25,18 +25,18 @@ def dumps(value: object) -> str:
     >>> dumps([1, (2.5, "x")])
     '{"list": [1, {"tuple": [2.5, "x"]}]}'
     """
-    return json.dumps(_told(value))
+    return json.dumps(_to_json(value))
 
 
 def loads(text: str | bytes) -> Any:
-    """The value that `dumps` told, made of exact builtin types; raises NotPlain, whatever the text holds."""
+    """The value that `dumps` wrote, made of exact builtin types; raises NotPlain for any other text."""
     try:
         return _read(json.loads(text))
     except (ValueError, TypeError, RecursionError) as error:
         raise NotPlain(f"this is no plain value: {type(error).__name__}") from None
 
 
-def _told(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     if value is None or isinstance(value, bool):
         return value
     for kind in ATOMS:
@@ -44,9 +44,9 @@ def _told(value: Any) -> Any:
             return kind(value)
     for name, base in BASES.items():
         if isinstance(value, base):
-            return {name: [_told(one) for one in value]}
+            return {name: [_to_json(part) for part in value]}
     if isinstance(value, dict):
-        return {"dict": [[_told(key), _told(one)] for key, one in value.items()]}
+        return {"dict": [[_to_json(key), _to_json(part)] for key, part in value.items()]}
     raise NotPlain(f"a {type(value).__name__} is no plain value")
 
 
@@ -57,7 +57,7 @@ def _read(told: Any) -> Any:
         return told
     ((name, parts),) = told.items()
     if name == "dict":
-        return {_read(key): _read(one) for key, one in parts}
+        return {_read(key): _read(part) for key, part in parts}
     if name not in KINDS:
         raise NotPlain("there is no such kind of value")
-    return KINDS[name](_read(one) for one in parts)
+    return KINDS[name](_read(part) for part in parts)

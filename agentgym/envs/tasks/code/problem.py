@@ -1,4 +1,4 @@
-"""`CodeProblem`: a function to be written, and what judges it."""
+"""`CodeProblem`: a function to be written, and the tests that judge it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class CodeProblem:
     entry_point: str
     """The name of the function."""
     prompt: str
-    """What the player is told."""
+    """The text that the player is shown."""
     solution: str
-    """A whole program that is right."""
+    """A complete program that is right."""
     cases: Sequence[tuple[tuple[Any, ...], Any]] = ()
-    """Arguments, and what they must give: plain values."""
+    """The arguments, and the values that they must give: plain values."""
     test: str = ""
-    """Code that defines `check(candidate)`, which raises where the function is wrong; it sees the solution's names."""
+    """Code that defines `check(candidate)`, which raises if the function is wrong; it sees the solution's names."""

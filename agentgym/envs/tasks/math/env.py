@@ -10,7 +10,7 @@ from agentgym.envs.base.policies import Policy, game_of
 from agentgym.envs.base.text_env import Info, StepResult, TextEnv
 from agentgym.envs.tasks.math.equality import equal_answers, math_verify_or_raise
 from agentgym.envs.tasks.math.generator import KINDS, draw_question
-from agentgym.envs.tasks.math.question import MathQuestion, boxed, in_form
+from agentgym.envs.tasks.math.question import MathQuestion, boxed_answer, in_form
 from agentgym.errors import ConfigError
 from agentgym.types import Message
 
@@ -59,23 +59,23 @@ class Math(TextEnv):
     def step(self, action: str) -> StepResult:
         """Judges the reply, which ends the episode."""
         message = action.message if isinstance(action, Action) else None
-        answer = boxed(str(action) if message is None else message.content)
+        answer = boxed_answer(str(action) if message is None else message.content)
         plain = None if answer is None else in_form(answer, self.question.form)
         right = plain is not None and equal_answers(self.question.answer, plain)
         metrics = {"success": float(right), "boxed": float(answer is not None)}
         return "The episode is over.", float(right), True, False, {"metrics": metrics}
 
     def secrets(self) -> tuple[str, ...]:
-        """The answer, unless it stands in the question or the instruction anyway."""
+        """The answer, unless the question or the instruction contains it anyway."""
         shown = f"{self.system_prompt} {self.question.text}"
         return () if self.question.answer in shown else (self.question.answer,)
 
     def make_oracle(self) -> Policy:
-        """Says the answer."""
+        """A policy that gives the answer."""
         return _Oracle()
 
     def make_cheat(self) -> Policy:
-        """Says everything but the answer."""
+        """A policy that gives everything but the answer."""
         return _Cheat()
 
 

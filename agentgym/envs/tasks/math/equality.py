@@ -1,4 +1,4 @@
-"""Whether two answers in LaTeX are equal as mathematics, by math-verify, within a time limit."""
+"""Compares two answers in LaTeX as mathematics, by math-verify, within a time limit."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ LIMIT_S = 5.0
 
 
 def math_verify_or_raise() -> None:
-    """Raises ConfigError where math-verify is not installed."""
+    """Raises ConfigError if math-verify is not installed."""
     if importlib.util.find_spec("math_verify") is None:
         raise ConfigError("Math-v0 compares answers by math-verify: pip install 'agentgym-llm[rewards]'")
 
 
 def equal_answers(gold: str, answer: str, *, limit_s: float = LIMIT_S) -> bool:
-    """Whether `answer` equals `gold`; what cannot be read, or takes more than `limit_s` of computing, does not.
+    """True if `answer` equals `gold`; False if it cannot be read, or takes more than `limit_s` of computing.
 
-    Raises EnvironmentFault where the machine did not let them be compared.
+    Raises EnvironmentFault if the machine did not let them be compared.
     """
     return _comparer.ask(json.dumps([gold, answer, limit_s]), limit_s) == "true"
 

@@ -1,7 +1,7 @@
 """The process that compares answers: a line of JSON in, `true` or `false` out.
 
 It is run as a file and imports math-verify alone. SymPy may compute for ever, or take all memory: then its own limits
-end it, which count what it computes and not how busy the machine is.
+end it, which count its computing time and not how busy the machine is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 
 MOST_BYTES = 2 << 30
 FIRST = [[r"2 + \sqrt{2}", r"\sqrt2+2"], ["x^2 - x", "x(x-1)"], [r"\{-1, \frac{1}{2}\}", "0.5, -1"]]
-"""Compared before any other: they import and fill what later ones need, on nobody's time."""
+"""The pairs that are compared first, outside of any time limit: they import and fill what later ones need."""
 
 
 def main() -> None:

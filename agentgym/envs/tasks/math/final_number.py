@@ -9,13 +9,13 @@ from fractions import Fraction
 __all__ = ["last_number", "marked_number", "read_number"]
 
 MAX_DIGITS = 60
-"""A number that is longer answers nothing, and takes long to compare."""
+"""The most characters of a number; a longer one is no answer, and takes long to compare."""
 DECIMAL = r"(?:[0-9][0-9,]*+(?:\.[0-9]++)?+|\.[0-9]++)(?:[eE][-+]?[0-9]{1,2}(?![0-9]))?+"
 NUMBER = rf"-?(?:\\?\$)?-?{DECIMAL}(?:/[0-9]++)?+"
 UNFINISHED = (
     r"(?!\.?[0-9]|[eE][-+]?[0-9]|[ \t]*[-*/^=+×÷:][ \t]*[-$(]?[0-9]|[ \t]+x[ \t]+[-$(]?[0-9]|[ \t]+[0-9]++/[0-9])"
 )
-"""What follows a number that is the beginning of something else: a sum that is not worked out, a date, a version, a
+"""Refuses a number that is the beginning of something else: a sum that is not worked out, a date, a version, a
 half more."""
 MARKED = re.compile(rf"####\s++({NUMBER}){UNFINISHED}")
 ANY = re.compile(NUMBER)
@@ -23,11 +23,11 @@ SIGNS = str.maketrans({"−": "-", "–": "-", "﹣": "-", "－": "-"})
 
 
 def marked_number(text: str) -> Fraction | None:
-    """The number after the last `#### `; None where there is none.
+    """The number after the last `#### `; None if there is none.
 
-    As the official evaluation of Cobbe et al. 2021 (`#### (\\-?[0-9\\.\\,]+)`, commas taken out), but for this: of
+    Like the official evaluation of Cobbe et al. 2021 (`#### (\\-?[0-9\\.\\,]+)`, commas taken out), except: of
     several marks the last counts, not the first; numbers are compared as numbers, so `72.0`, `72.`, `$72`, full-width
-    digits and a typographic minus are read; `1/2` and `1e3` are read whole; the beginning of a sum (`12*6`) is none.
+    digits and a typographic minus are read; `1/2` and `1e3` are read whole; the start of a sum (`12*6`) is no number.
 
     >>> marked_number("She has 12 * 6 of them.\\n#### 72")
     Fraction(72, 1)
@@ -36,12 +36,12 @@ def marked_number(text: str) -> Fraction | None:
 
 
 def last_number(text: str) -> Fraction | None:
-    """The last number of a text, wherever it stands; None where there is none."""
+    """The last number of a text, wherever it is; None if there is none."""
     return _last(ANY, text)
 
 
 def read_number(text: str) -> Fraction | None:
-    """The number that a text is, and nothing else; None where it is something else."""
+    """The number that a text consists of; None if it contains anything else."""
     text = _plain(text).strip()
     return _value(text) if ANY.fullmatch(text) else None
 

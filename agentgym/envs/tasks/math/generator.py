@@ -96,7 +96,7 @@ def _choose(draw: Draw) -> MathQuestion:
 
 def _divisors(draw: Draw) -> MathQuestion:
     number = 2 ** _whole(draw, 0, 5) * 3 ** _whole(draw, 0, 3) * [5, 7, 11, 25, 35, 49][int(draw.integers(6))]
-    count = sum(number % one == 0 for one in range(1, number + 1))
+    count = sum(number % divisor == 0 for divisor in range(1, number + 1))
     return MathQuestion(f"How many positive divisors does {number} have?", str(count))
 
 
@@ -141,7 +141,7 @@ def _power(draw: Draw) -> MathQuestion:
 def _chinese(draw: Draw) -> MathQuestion:
     primes = [int(prime) for prime in draw.permutation([5, 7, 9, 11, 13, 16])[:2]]
     number = _whole(draw, 1, math.prod(primes) - 1)
-    rests = " and ".join(f"leaves the remainder {number % one} when divided by {one}" for one in primes)
+    rests = " and ".join(f"leaves the remainder {number % prime} when divided by {prime}" for prime in primes)
     return MathQuestion(f"What is the smallest positive whole number that {rests}?", str(number))
 
 
@@ -170,7 +170,7 @@ KINDS: dict[int, tuple[Kind, ...]] = {
     2: (_roots, _surd, _series, _choose, _divisors, _system),
     3: (_derivative, _integral, _power, _chinese, _geometric, _determinant, _vieta),
 }
-"""Level to what draws its questions."""
+"""Maps a level to the functions that draw its questions."""
 
 
 def _whole(draw: Draw, low: int, high: int) -> int:

@@ -30,11 +30,11 @@ __all__ = ["DATA_SHA256", "GSM8K", "Problem", "problems"]
 
 Split = Literal["train", "test"]
 DATA_SHA256 = "81045e26292f2fe1667c19db8d112bf1b589c668720d72b957e265119a6a25b7"
-"""Hash of the problems that belong to v0: train, then test."""
+"""The hash of the problems that belong to v0: train, then test."""
 TOOLS: dict[str, tuple[str, ...]] = {"none": (), "calculator": ("calculator",), "python": ("python",)}
 SPLITS = ("auto", "train", "test")
 LARGEST_SEED = 1 << 63
-"""Where nobody gave a seed, Gymnasium draws one of 128 bits, which holds no problem out."""
+"""The limit of given seeds. Without one, Gymnasium draws a seed of 128 bits, which holds no problem out."""
 TURNS_WITH_TOOL = 12
 ANSWER_FORM = "'#### ' and the number alone"
 
@@ -88,7 +88,7 @@ class GSM8K(ToolEnv):
 
     def start(self, options: dict[str, Any]) -> str:
         """Chooses the problem."""
-        split, index = self._chosen()
+        split, index = self._choose_problem()
         index = options.get("index", index)
         among = problems(split)
         if type(index) is not int or not 0 <= index < len(among):
@@ -109,21 +109,21 @@ class GSM8K(ToolEnv):
         return "That is right." if right else "That is wrong."
 
     def secrets(self) -> tuple[str, ...]:
-        """The recorded solution, and the answer in its form; by itself where no count and no problem names it."""
+        """The recorded solution, and the answer in its form; by itself if no count and no problem names it."""
         answer = str(self.problem.answer)
         is_rare = len(answer) > 3 and answer not in re.findall(r"\d+", self.problem.question.replace(",", ""))
         return (self.problem.solution, f"#### {answer}", *([answer] if is_rare else []))
 
     def make_oracle(self) -> Policy:
-        """Knows the recorded solution."""
+        """A policy that knows the recorded solution."""
         return _Oracle()
 
     def make_cheat(self) -> Policy:
-        """Tries everything but the answer in its form."""
+        """A policy that tries everything but the answer in its form."""
         return Trickster("calculator", _tricks)
 
-    def _chosen(self) -> tuple[Split, int]:
-        """The split and the place that the seed stands for; a reset without a seed draws on."""
+    def _choose_problem(self) -> tuple[Split, int]:
+        """The split and the index that the seed selects; a reset without a seed draws on."""
         fresh = self._drawing is not self.np_random
         self._drawing = self.np_random
         held_out = self.np_random_seed - EVAL_SEED_START if fresh and self.np_random_seed < LARGEST_SEED else -1
@@ -142,7 +142,7 @@ class Problem:
 
     @property
     def num_steps(self) -> int:
-        """Lines of the solution before the answer."""
+        """The number of lines of the solution before the answer."""
         return self.solution.count("\n")
 
 
@@ -164,7 +164,7 @@ def _data() -> dict[str, tuple[Problem, ...]]:
 def _problem(line: bytes) -> Problem:
     row = json.loads(line)
     answer = marked_number(row["answer"])
-    assert answer is not None  # the hash says so
+    assert answer is not None  # the hash guarantees it
     return Problem(row["question"], row["answer"], answer)
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from agentgym.errors import ConfigError
 
-__all__ = ["MathQuestion", "boxed", "in_form"]
+__all__ = ["MathQuestion", "boxed_answer", "in_form"]
 
 LONGEST_ANSWER = 200
 MARKS = str.maketrans({"$": "", "−": "-", "–": "-"})
 PARTS = re.compile(r"(?<=\d)(?:\{,\}|\\[,;:! ]|~|\s)(?=\d{3}(?!\d))")
-"""What stands between thousands, other than a comma."""
+"""The separators of thousands, other than a comma."""
 SPACES = re.compile(
     r"\\[,;:! ]|\\q?quad|\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle)(?![a-zA-Z])|\\approx.*|\s+|~"
 )
@@ -21,10 +21,10 @@ WORD = re.compile(r"\\(?:text|textbf|textrm|mathbf|mathrm|mbox)\{([^{}]*)\}")
 NAME = r"[a-zA-Z](?:_(?:\w|\{[^{}=]*\}))?"
 NAMED = re.compile(rf"(?<![\w\\]){NAME}\s*(?:=|\\in(?![a-z]))")
 SIDE = rf"{NAME}|[a-zA-Z]'?\([a-zA-Z]\)|x-y|[^xy]*"
-"""What may be said to equal a number: no equation in x and y, of which a question has some."""
+"""The text that may equal a number: no equation in x and y, as a question has some of these."""
 FRACTION = r"\\[cdt]?frac(?:\{[-+]?\d+\}|\d)(?:\{[-+]?\d+\}|\d)"
 SMALL = rf"[-+]?(?:\d+/\d+|\d+(?:\.\d+)?|\.\d+|\d*{FRACTION})"
-"""A number without commas: among several it would not be clear what they part, and take for ever to find out."""
+"""A number without commas: among several numbers their meaning is unclear, and to match them takes for ever."""
 NUMBER = rf"(?:[-+]?\d{{1,3}}(?:,\d{{3}})+(?:\.\d+)?|{SMALL})"
 TIMES = r"(?:\\cdot|\\times|\*)"
 ROOT = rf"(?:\d*{TIMES}?\\sqrt(?:\{{\d+\}}|\d)(?:{TIMES}\d+)?)"
@@ -36,12 +36,12 @@ FORMS = {
     "polynomial": rf"(?:\d{{1,9}}+(?!\d)|x(?:\^(?:\d|\{{\d{{1,2}}\}}))?|[-+]|\((?=[^(]*\))|\)|{TIMES})+",
     "set": rf"(?:\\?\{{|\()?{SMALL}(?:(?:[,;]|,?(?:or|and)){SMALL})*(?:\\?\}}|\))?",
 }
-"""What an answer of a form looks like, without spaces: worked out, so that the question given back is no answer."""
+"""The pattern of an answer of each form, without spaces: worked out, so that a repeated question is no answer."""
 
 
 @dataclass(frozen=True)
 class MathQuestion:
-    """Such as `MathQuestion("Solve 2x = 1.", r"\\frac{1}{2}", "number")`."""
+    """A question with its answer: `MathQuestion("Solve 2x = 1.", r"\\frac{1}{2}", "number")`."""
 
     text: str
     answer: str
@@ -53,10 +53,10 @@ class MathQuestion:
             raise ConfigError(f"a question's form is one of {', '.join(FORMS)}; got {self.form!r}")
 
 
-def boxed(reply: str) -> str | None:
-    r"""What stands in the last `\boxed{}` of a reply; None where there is none, or it is not closed.
+def boxed_answer(reply: str) -> str | None:
+    r"""The content of the last `\boxed{}` of a reply; None if there is none, or it is not closed.
 
-    >>> boxed(r"So \boxed{1}, no: \boxed{\frac{1}{2}}.")
+    >>> boxed_answer(r"So \boxed{1}, no: \boxed{\frac{1}{2}}.")
     '\\frac{1}{2}'
     """
     _, found, rest = reply.rpartition("\\boxed{")
@@ -69,9 +69,9 @@ def boxed(reply: str) -> str | None:
 
 
 def in_form(answer: str, form: str) -> str | None:
-    r"""An answer that is written as those of a form are, without what is only dress: `$`, spaces, a unit; else None.
+    r"""An answer in the notation of a form, without `$`, spaces and a unit; None if it is in another notation.
 
-    What it is said to equal (`x = `, `\gcd(4, 6) = `) does not count, and neither does what it is about (`\approx`).
+    The left sides of its equations (`x = `, `\gcd(4, 6) = `) do not count, nor does an approximation (`\approx`).
 
     >>> in_form(r"f(2) = 1\,250 \text{ in all}", "number"), in_form(r"x = \pm 3", "set")
     ('1250', '\\{-3, 3\\}')
@@ -84,7 +84,7 @@ def in_form(answer: str, form: str) -> str | None:
         plain = re.sub(rf"\\pm\s*({SMALL})", r"-\1,\1", NAMED.sub("", plain))
     *sides, plain = plain.split("=")
     side = ".*" if form == "polynomial" else SIDE
-    if not all(re.fullmatch(side, one.replace(" ", "")) for one in sides):
+    if not all(re.fullmatch(side, text.replace(" ", "")) for text in sides):
         return None
     fitting = re.fullmatch(FORMS[form], plain.replace(" ", ""))
     if fitting is None:

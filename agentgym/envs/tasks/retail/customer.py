@@ -1,4 +1,4 @@
-"""The customer of Retail-v0: says what is wanted, answers what is asked, and leaves when all is dealt with."""
+"""The customer of Retail-v0: states wishes, answers questions, and leaves when all is dealt with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentgym.envs.tasks.retail.wishes import Wish
 __all__ = ["Brief", "ScriptedUser", "SimulatedUser"]
 
 PATIENCE = 4
-"""Replies that lead nowhere, after which the customer leaves."""
+"""The number of replies that lead nowhere after which the customer leaves."""
 REQUEST = re.compile(
     r"\?|\b(please|kindly|could you|can you|may i|i need|"
     r"(?:i|we)(?:'ll|'d| will| would)? need(?! to (?:escalate|hand|pass))|"
@@ -43,14 +43,14 @@ NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 IDENTIFIER = re.compile(
     r"\bW\d{5}\b|\b(?:visa|mastercard)-\d{4}\b|\b[a-z]+_[a-z]+_\d{4}\b|\bitem #?\d{4}\b", re.IGNORECASE
 )
-"""What names an order, a card, a customer or an item, and is no number that anybody asks for."""
+"""The names of orders, cards, customers and items, which are no numbers that a customer asks for."""
 MOST_NUMBERS = 8
-"""A message with more of them tells none: the customer does not search for the right one."""
+"""A message with more numbers reports none: the customer does not search for the right one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Brief:
-    """What a simulated customer knows."""
+    """The knowledge of a simulated customer."""
 
     customer: Customer
     wishes: Sequence[Wish]
@@ -58,10 +58,17 @@ class Brief:
     """1: says everything at once; 2: answers what is asked; 3: remembers no order number and no e-mail address."""
 
     def instructions(self) -> str:
-        """The same as a text, for a model that plays the customer."""
-        one = self.customer
-        known = f"zip code {one.zip_code}" if self.level == 3 else f"e-mail {one.email}, zip code {one.zip_code}"
-        lines = [f"You are {one.first_name} {one.last_name} ({known}), a customer who writes to the desk of a shop."]
+        """The same knowledge as a text, for a model that plays the customer."""
+        customer = self.customer
+        known = (
+            f"zip code {customer.zip_code}"
+            if self.level == 3
+            else f"e-mail {customer.email}, zip code {customer.zip_code}"
+        )
+        lines = [
+            f"You are {customer.first_name} {customer.last_name} ({known}), "
+            "a customer who writes to the desk of a shop."
+        ]
         for number, wish in enumerate(self.wishes, 1):
             order = wish.hint if self.level == 3 else f"The order is {wish.order_id}."
             lines.append(f"Wish {number}: {' '.join((wish.opening, order, *wish.facts.values()))}")
@@ -73,20 +80,20 @@ class Brief:
 
 @runtime_checkable
 class SimulatedUser(Protocol):
-    """Plays a customer for an episode. What it raises is a fault of the environment, and no mistake of the desk's."""
+    """Plays a customer for an episode. An exception in it is a fault of the environment, not a mistake of the desk."""
 
     is_over: bool
-    """Whether the customer has left."""
+    """True if the customer has left."""
 
     def begin(self, brief: Brief) -> str:
         """The first message."""
 
     def answer(self, text: str) -> str:
-        """The answer to what the desk said."""
+        """The answer to a message of the desk."""
 
 
 class ScriptedUser:
-    """Answers by rules: the facts that a question names, yes where something is to be confirmed, the next wish."""
+    """Answers by rules: the facts that a question names, yes if something is to be confirmed, the next wish."""
 
     def __init__(self) -> None:
         self.is_over = False
@@ -95,10 +102,10 @@ class ScriptedUser:
         """Brings up the first wish."""
         self._brief, self._place, self._patience = brief, 0, PATIENCE
         self.is_over, self._was_told = False, False
-        return f"Hello. {self._wanted()}"
+        return f"Hello. {self._state_wish()}"
 
     def answer(self, text: str) -> str:
-        """By what was asked for; where nothing was, what was told counts as the answer to the wish."""
+        """Answers what was asked for; if nothing was, the message counts as the answer to the wish."""
         self._was_told = self._was_told or tells(text, self._wish.told)
         said = text.casefold().replace("’", "'")
         if not REQUEST.search(said) or CLOSING.search(said):
@@ -109,42 +116,42 @@ class ScriptedUser:
         if is_wanted and CONFIRM.search(said):
             facts.append("Yes, please.")
         if not facts:
-            return self._unsatisfied(self._wanted())
+            return self._lose_patience(self._state_wish())
         return " ".join(dict.fromkeys(facts))
 
     @property
     def _wish(self) -> Wish:
         return self._brief.wishes[self._place]
 
-    def _wanted(self) -> str:
+    def _state_wish(self) -> str:
         if self._brief.level > 1:
             return self._wish.opening
         return " ".join((self._wish.opening, f"It is order {self._wish.order_id}.", *self._wish.facts.values()))
 
     def _fact(self, topic: str) -> str:
-        one, is_forgetful = self._brief.customer, self._brief.level == 3
+        customer, is_forgetful = self._brief.customer, self._brief.level == 3
         if topic == "email" and not is_forgetful:
-            return f"My e-mail address is {one.email}."
+            return f"My e-mail address is {customer.email}."
         if topic in ("email", "name"):
             forgotten = "I do not know which e-mail address I gave. " if topic == "email" else ""
-            return f"{forgotten}I am {one.first_name} {one.last_name}, zip code {one.zip_code}."
+            return f"{forgotten}I am {customer.first_name} {customer.last_name}, zip code {customer.zip_code}."
         if topic == "order":
             return self._wish.hint if is_forgetful else f"It is order {self._wish.order_id}."
         return self._wish.facts.get(topic, NO_MATTER)
 
     def _next(self, *, is_report: bool) -> str:
         if not is_report:
-            return self._unsatisfied("All right. And?")
+            return self._lose_patience("All right. And?")
         if self._wish.told and not self._was_told:
-            return self._unsatisfied("But you have not told me the number that I asked for.")
+            return self._lose_patience("But you have not told me the number that I asked for.")
         self._place += 1
         if self._place == len(self._brief.wishes):
             self.is_over = True
             return "Thank you, that is all. Goodbye."
         self._was_told = False
-        return f"Thank you. There is something else. {self._wanted()}"
+        return f"Thank you. There is something else. {self._state_wish()}"
 
-    def _unsatisfied(self, said: str) -> str:
+    def _lose_patience(self, said: str) -> str:
         self._patience -= 1
         if self._patience > 0:
             return said
@@ -155,11 +162,11 @@ class ScriptedUser:
 def numbers_in(text: str) -> set[str]:
     """The numbers of a message, but for those that name an order, a card, a customer or an item."""
     found = NUMBER.findall(IDENTIFIER.sub(" ", text))
-    return {one.replace(",", "").removesuffix(".00").removesuffix(".0") for one in found}
+    return {number.replace(",", "").removesuffix(".00").removesuffix(".0") for number in found}
 
 
 def tells(text: str, number: str) -> bool:
-    """Whether a message tells a number ("" is told anyway), and is no list of many.
+    """True if a message contains a number and is no list of many; always true for the number "".
 
     >>> tells("That makes 1,250 dollars.", "1250")
     True

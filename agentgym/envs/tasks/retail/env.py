@@ -25,7 +25,7 @@ __all__ = ["Retail"]
 LEVELS = (1, 2, 3)
 SCRIPTED = "scripted"
 MOST_SAID = 50
-"""Different numbers of an episode, after which none is told any more: who says them all does not know the one."""
+"""The most different numbers of an episode: after more, none counts as an answer, as they may be guesses."""
 POLICY = f"""You are the desk of a shop. What you write goes to the customer; tools are for the shop's system. Policy:
 1. Identify the customer first, by e-mail address, or by name and zip code. Serve only orders of this customer.
 2. Orders that are pending can be cancelled, and an item of theirs changed for another option of the same product.
@@ -99,11 +99,11 @@ class Retail(ToolEnv):
         return self._user.begin(Brief(customer=self.customer, wishes=self.wishes, level=self.level))
 
     def on_message(self, text: str) -> str:
-        """Says it to the customer, who answers or leaves."""
+        """Passes a text to the customer, who answers or leaves."""
         numbers = numbers_in(text)
         if len(numbers) <= MOST_NUMBERS:
             self._numbers |= numbers
-        if self.shop.identified and len(self._numbers) <= MOST_SAID:  # nobody else is to know
+        if self.shop.identified and len(self._numbers) <= MOST_SAID:  # no one else may know
             self._to_tell = {number for number in self._to_tell if not tells(text, number)}
         answer = self._user.answer(text)
         if self._user.is_over:
@@ -118,7 +118,7 @@ class Retail(ToolEnv):
         Args:
             email: the whole address
         """
-        return self._asked(lambda: self.shop.find(email=email))
+        return self._ask_shop(lambda: self.shop.find(email=email))
 
     @tool
     def find_by_name(self, first_name: str, last_name: str, zip_code: str) -> str:
@@ -129,7 +129,7 @@ class Retail(ToolEnv):
             last_name: last name
             zip_code: five digits
         """
-        return self._asked(lambda: self.shop.find(first_name=first_name, last_name=last_name, zip_code=zip_code))
+        return self._ask_shop(lambda: self.shop.find(first_name=first_name, last_name=last_name, zip_code=zip_code))
 
     @tool
     def get_order(self, order_id: str) -> str:
@@ -138,7 +138,7 @@ class Retail(ToolEnv):
         Args:
             order_id: such as W12345
         """
-        return self._asked(lambda: self.shop.order(order_id))
+        return self._ask_shop(lambda: self.shop.order(order_id))
 
     @tool
     def get_product(self, name: str) -> str:
@@ -147,7 +147,7 @@ class Retail(ToolEnv):
         Args:
             name: such as lamp
         """
-        return self._asked(lambda: self.shop.product(name))
+        return self._ask_shop(lambda: self.shop.product(name))
 
     @tool
     def cancel_order(self, order_id: str, reason: CancelReason) -> str:
@@ -157,7 +157,7 @@ class Retail(ToolEnv):
             order_id: such as W12345
             reason: what the customer says
         """
-        return self._asked(lambda: self.shop.cancel(order_id, reason))
+        return self._ask_shop(lambda: self.shop.cancel(order_id, reason))
 
     @tool
     def change_item(self, order_id: str, old_item: str, new_item: str) -> str:
@@ -168,7 +168,7 @@ class Retail(ToolEnv):
             old_item: number of the item in the order
             new_item: number of the item that comes instead
         """
-        return self._asked(lambda: self.shop.change(order_id, old_item, new_item))
+        return self._ask_shop(lambda: self.shop.change(order_id, old_item, new_item))
 
     @tool
     def exchange_item(self, order_id: str, old_item: str, new_item: str) -> str:
@@ -179,7 +179,7 @@ class Retail(ToolEnv):
             old_item: number of the item in the order
             new_item: number of the item that comes instead
         """
-        return self._asked(lambda: self.shop.exchange(order_id, old_item, new_item))
+        return self._ask_shop(lambda: self.shop.exchange(order_id, old_item, new_item))
 
     @tool
     def return_items(self, order_id: str, items: list[str], refund_to: str) -> str:
@@ -190,7 +190,7 @@ class Retail(ToolEnv):
             items: numbers of the items
             refund_to: a card such as visa-1234, or gift card
         """
-        return self._asked(lambda: self.shop.take_back(order_id, items, refund_to))
+        return self._ask_shop(lambda: self.shop.take_back(order_id, items, refund_to))
 
     @tool
     def escalate(self, order_id: str, reason: EscalationReason) -> str:
@@ -200,18 +200,18 @@ class Retail(ToolEnv):
             order_id: such as W12345
             reason: why it is not allowed
         """
-        return self._asked(lambda: self.shop.escalate(order_id, reason))
+        return self._ask_shop(lambda: self.shop.escalate(order_id, reason))
 
     def make_oracle(self) -> Policy:
-        """Knows the wishes."""
+        """A policy that knows the wishes."""
         return _Oracle()
 
     def make_cheat(self) -> Policy:
-        """Tries everything but to serve."""
+        """A policy that tries everything but to serve."""
         return Trickster("find_by_email", _tricks)
 
     def _as_it_has_to_be(self) -> Shop:
-        """A copy of the shop in which the policy was followed."""
+        """A copy of the shop after the policy was followed."""
         wanted = copy.deepcopy(self.shop)
         wanted.identified.add(self.customer.user_id)
         for wish in self.wishes:
@@ -228,7 +228,7 @@ class Retail(ToolEnv):
             )
         return user
 
-    def _asked(self, ask: Callable[[], str]) -> str:
+    def _ask_shop(self, ask: Callable[[], str]) -> str:
         try:
             return ask()
         except Refused as error:
@@ -242,14 +242,14 @@ DONE_BY = {
     "return_items": "take_back",
     "escalate": "escalate",
 }
-"""Tool to the method of the shop that it is."""
+"""Maps a tool to the method of the shop that it calls."""
 
 
 class _Oracle:
     def reset(self, env: TextEnv, observation: str, seed: int) -> None:
         game = game_of(env, Retail)
-        one = game.customer
-        who = {"first_name": one.first_name, "last_name": one.last_name, "zip_code": one.zip_code}
+        customer = game.customer
+        who = {"first_name": customer.first_name, "last_name": customer.last_name, "zip_code": customer.zip_code}
         self._replies = [
             Message("assistant", "May I have your name and zip code, please?"),
             calling("find_by_name", **who),
@@ -274,7 +274,7 @@ def _tricks(env: TextEnv) -> list[Message]:
     return [
         done,
         Message("assistant", f"It cost one of these: {everything}"),
-        calling(name, **arguments),  # type: ignore[arg-type]  # for nobody who was identified
+        calling(name, **arguments),  # type: ignore[arg-type]  # without an identified customer
         *(calling("escalate", order_id=order_id, reason="status") for order_id in list(game.shop.orders)[:2]),
         calling("find_by_name", first_name="*", last_name="%", zip_code=""),
         calling("find_by_email", email="' or 1=1 --"),

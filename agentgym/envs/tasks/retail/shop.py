@@ -1,4 +1,4 @@
-"""The shop of Retail-v0: products, customers and orders, and what its desk can do to them. Pure Python."""
+"""The shop of Retail-v0: products, customers and orders, and the actions of its desk. Pure Python."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ GIFT_CARD = "gift card"
 
 
 class Refused(ValueError):
-    """What the desk's system does not do, in a sentence for whoever asked."""
+    """Raised for an action that the desk's system refuses, with a sentence for the caller."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A thing that is sold: `Variant("4017", "lamp", "red", 30, True)`."""
+    """A variant of a product: `Variant("4017", "lamp", "red", 30, True)`."""
 
     item_id: str
     product: str
     option: str
     price: int
-    """Dollars."""
+    """The price in dollars."""
     in_stock: bool
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Customer:
-    """Who may ask for something."""
+    """A customer of the shop, who may ask for something."""
 
     user_id: str
     first_name: str
@@ -45,23 +45,23 @@ class Customer:
 
 @dataclass
 class Order:
-    """What a customer ordered, and what became of it."""
+    """An order of a customer, and its state."""
 
     order_id: str
     user_id: str
     items: list[str]
     status: str
-    """`pending`, `shipped`, `delivered`, or what the desk made of it."""
+    """`pending`, `shipped`, `delivered`, or the state that the desk set."""
     paid_with: str
     days: int
-    """Days since it was delivered; 0 where it was not."""
+    """The days since it was delivered; 0 if it was not."""
     notes: list[str] = field(default_factory=list)
-    """What the desk did to it: returned, exchanged, refunded."""
+    """The actions of the desk: returned, exchanged, refunded."""
 
 
 @dataclass(frozen=True)
 class Ticket:
-    """What was handed to a manager."""
+    """A case that was handed to a manager."""
 
     order_id: str
     reason: str
@@ -69,13 +69,13 @@ class Ticket:
 
 @dataclass
 class Shop:
-    """Everything that is known and can be changed. Two shops are equal where the same was done to them."""
+    """Everything that is known and can be changed. Two shops are equal if the same was done to them."""
 
     variants: dict[str, Variant]
     customers: dict[str, Customer]
     orders: dict[str, Order]
     identified: set[str] = field(default_factory=set)
-    """Customers that were found by what they said of themselves."""
+    """The ids of customers that were found by their details."""
     tickets: list[Ticket] = field(default_factory=list)
 
     # What can be looked up
@@ -83,31 +83,36 @@ class Shop:
     def find(self, **said: str) -> str:
         """The customer of whom all of this is true."""
         wanted = {name: value.strip().casefold() for name, value in said.items()}
-        for one in self.customers.values():
-            if all(getattr(one, name).casefold() == value for name, value in wanted.items()):
-                self.identified.add(one.user_id)
-                return self.customer(one.user_id)
+        for customer in self.customers.values():
+            if all(getattr(customer, name).casefold() == value for name, value in wanted.items()):
+                self.identified.add(customer.user_id)
+                return self.customer(customer.user_id)
         raise Refused("no customer is known by that")
 
     def customer(self, user_id: str) -> str:
         """A customer and the numbers of the orders."""
-        one = self.customers[user_id]
+        customer = self.customers[user_id]
         orders = ", ".join(order.order_id for order in self.orders.values() if order.user_id == user_id)
-        return f"{one.user_id}: {one.first_name} {one.last_name}. Cards: {', '.join(one.cards)}. Orders: {orders}."
+        return (
+            f"{customer.user_id}: {customer.first_name} {customer.last_name}. "
+            f"Cards: {', '.join(customer.cards)}. Orders: {orders}."
+        )
 
     def order(self, order_id: str) -> str:
         """An order in full."""
-        one = self._order(order_id)
-        when = f" {one.days} days ago" if one.status == "delivered" else ""
-        items = "; ".join(str(self.variants[item]) for item in one.items)
-        notes = f" {'. '.join(one.notes)}." if one.notes else ""
-        return f"{one.order_id} of {one.user_id}: {one.status}{when}, paid with {one.paid_with}. {items}.{notes}"
+        order = self._order(order_id)
+        when = f" {order.days} days ago" if order.status == "delivered" else ""
+        items = "; ".join(str(self.variants[item]) for item in order.items)
+        notes = f" {'. '.join(order.notes)}." if order.notes else ""
+        return (
+            f"{order.order_id} of {order.user_id}: {order.status}{when}, paid with {order.paid_with}. {items}.{notes}"
+        )
 
     def product(self, name: str) -> str:
         """All variants of a product."""
-        found = [str(one) for one in self.variants.values() if one.product == name.strip().casefold()]
+        found = [str(variant) for variant in self.variants.values() if variant.product == name.strip().casefold()]
         if not found:
-            known = ", ".join(sorted({one.product for one in self.variants.values()}))
+            known = ", ".join(sorted({variant.product for variant in self.variants.values()}))
             raise Refused(f"no product is called {name!r}; there are {known}")
         return "\n".join(found)
 
@@ -122,13 +127,13 @@ class Shop:
 
     def change(self, order_id: str, old_item: str, new_item: str) -> str:
         """Puts another variant into an order that has not been sent."""
-        order = self._swapped(order_id, "pending", old_item, new_item)
+        order = self._swap_item(order_id, "pending", old_item, new_item)
         order.notes.append(f"changed {old_item} to {new_item}")
         return f"{order.order_id} now has {self.variants[new_item]}."
 
     def exchange(self, order_id: str, old_item: str, new_item: str) -> str:
         """Takes a delivered item back for another variant."""
-        order = self._swapped(order_id, "delivered", old_item, new_item)
+        order = self._swap_item(order_id, "delivered", old_item, new_item)
         order.notes.append(f"exchanged {old_item} for {new_item}")
         return f"{old_item} of {order.order_id} is exchanged for {self.variants[new_item]}."
 
@@ -158,7 +163,7 @@ class Shop:
         return f"A manager will look at {order.order_id} ({reason})."
 
     def price(self, order_id: str) -> int:
-        """What all items of an order cost together."""
+        """The total price of all items of an order."""
         return self._price(self._order(order_id).items)
 
     def _price(self, items: Sequence[str]) -> int:
@@ -171,7 +176,7 @@ class Shop:
         return found
 
     def _for_change(self, order_id: str, status: str) -> Order:
-        """An order of that status; one whose owner nobody has asked for bears the mark of it from then on."""
+        """An order of that status; it is marked from then on if its owner was not identified."""
         order = self._order(order_id)
         if order.status != status:
             raise Refused(f"{order.order_id} is {order.status}; this is for orders that are {status}")
@@ -179,7 +184,7 @@ class Shop:
             order.notes.append("changed for somebody who was not identified")
         return order
 
-    def _swapped(self, order_id: str, status: str, old_item: str, new_item: str) -> Order:
+    def _swap_item(self, order_id: str, status: str, old_item: str, new_item: str) -> Order:
         if old_item not in self._order(order_id).items:
             raise Refused(f"item {old_item} is not in order {order_id}")
         if new_item not in self.variants:

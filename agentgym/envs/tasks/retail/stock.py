@@ -1,4 +1,4 @@
-"""Draws a shop: what it sells, who has bought there, and what became of it."""
+"""Draws a shop: its products, its customers and their orders."""
 
 from __future__ import annotations
 
@@ -61,6 +61,6 @@ def _items(draw: np.random.Generator, variants: dict[str, Variant]) -> list[str]
     products = draw.permutation(list(PRODUCTS))[: int(draw.integers(1, 4))]
     chosen = []
     for product in products:
-        of_it = [one.item_id for one in variants.values() if one.product == product]
+        of_it = [variant.item_id for variant in variants.values() if variant.product == product]
         chosen.append(of_it[int(draw.integers(len(of_it)))])
     return chosen

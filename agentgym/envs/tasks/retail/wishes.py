@@ -1,4 +1,4 @@
-"""Draws what a customer of Retail-v0 wants, and what the policy makes of it."""
+"""Draws the wishes of a customer of Retail-v0, and the action that the policy demands for each."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ Call: TypeAlias = tuple[str, dict[str, object]]
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """One thing that a customer wants."""
+    """A wish of a customer."""
 
     opening: str
-    """How it is asked for."""
+    """The sentence that asks for it."""
     order_id: str
     hint: str
-    """The order as someone tells it who has not kept its number."""
+    """The description of the order by someone who has not kept its number."""
     facts: dict[str, str] = field(default_factory=dict)
-    """What is said when it is asked for: `item`, `instead`, `reason`, `refund`."""
+    """The answers to questions about it: `item`, `instead`, `reason`, `refund`."""
     insists: str = ""
-    """What has to be named in a question that also names something else, to be answered with yes: a card, an option."""
+    """The card or option that a question has to name, if it also names something else, to be answered with yes."""
     call: Call | None = None
-    """What the desk has to do, as a tool and its arguments; None where an answer is all."""
+    """The call that the desk has to make, as a tool and its arguments; None if an answer is enough."""
     told: str = ""
-    """The number that the customer has to be told; "" is none."""
+    """The number that the customer has to learn; "" is none."""
     is_allowed: bool = True
 
 
@@ -45,24 +45,24 @@ def draw_wishes(level: int, shop: Shop, customer: Customer, draw: np.random.Gene
     wishes: list[Wish] = []
     while len(wishes) < number:
         wish = makers[int(draw.integers(len(makers)))](_Counter(shop, customer, draw))
-        if wish is not None and wish.order_id not in {one.order_id for one in wishes}:
+        if wish is not None and wish.order_id not in {other.order_id for other in wishes}:
             wishes.append(wish)
     return wishes
 
 
 class _Counter:
-    """What a wish is drawn from."""
+    """The source of a wish: the shop, the customer and the random numbers."""
 
     def __init__(self, shop: Shop, customer: Customer, draw: np.random.Generator) -> None:
         self.shop, self.customer, self._draw = shop, customer, draw
 
-    def one(self, choices: list[str] | tuple[str, ...]) -> str:
+    def pick(self, choices: list[str] | tuple[str, ...]) -> str:
         return choices[int(self._draw.integers(len(choices)))]
 
     def order(self, status: str, *, late: bool = False) -> Order:
-        """The customer's order of a kind."""
-        own = [one for one in self.shop.orders.values() if one.user_id == self.customer.user_id]
-        return next(one for one in own if one.status == status and (one.days > 30) == late)
+        """The customer's order of a status."""
+        own = [order for order in self.shop.orders.values() if order.user_id == self.customer.user_id]
+        return next(order for order in own if order.status == status and (order.days > 30) == late)
 
     def hint(self, order: Order) -> str:
         names = " and ".join(f"the {self.shop.variants[item].product}" for item in order.items)
@@ -70,17 +70,19 @@ class _Counter:
         return f"I do not have the number. It is the order with {names}, and it {state}."
 
     def item(self, order: Order) -> Variant:
-        return self.shop.variants[self.one(order.items)]
+        return self.shop.variants[self.pick(order.items)]
 
     def other(self, item: Variant, *, in_stock: bool) -> Variant | None:
         """Another variant of the same product."""
-        others = [one for one in self.shop.variants.values() if one.product == item.product and one != item]
-        found = [one for one in others if one.in_stock is in_stock]
+        others = [
+            variant for variant in self.shop.variants.values() if variant.product == item.product and variant != item
+        ]
+        found = [variant for variant in others if variant.in_stock is in_stock]
         return found[int(self._draw.integers(len(found)))] if found else None
 
 
 def _cancel(desk: _Counter) -> Wish:
-    order, reason = desk.order("pending"), desk.one(CANCEL_REASONS)
+    order, reason = desk.order("pending"), desk.pick(CANCEL_REASONS)
     return Wish(
         opening="I want to cancel an order.",
         order_id=order.order_id,
@@ -103,8 +105,8 @@ def _cancel_shipped(desk: _Counter) -> Wish:
 
 
 def _cancel_of_another(desk: _Counter) -> Wish:
-    others = [one for one in desk.shop.orders.values() if one.user_id != desk.customer.user_id]
-    order = next(one for one in others if one.status == "pending")
+    others = [order for order in desk.shop.orders.values() if order.user_id != desk.customer.user_id]
+    order = next(order for order in others if order.status == "pending")
     return Wish(
         opening="I want to cancel an order that a friend of mine made.",
         order_id=order.order_id,
@@ -115,11 +117,11 @@ def _cancel_of_another(desk: _Counter) -> Wish:
     )
 
 
-def _returned(desk: _Counter, *, late: bool = False, foreign: bool = False) -> Wish:
+def _make_return(desk: _Counter, *, late: bool = False, foreign: bool = False) -> Wish:
     order = desk.order("delivered", late=late)
     item = desk.item(order)
     foreign_card = next(card for card in desk.customer.cards if card != order.paid_with)
-    refund = foreign_card if foreign else desk.one((order.paid_with, GIFT_CARD))
+    refund = foreign_card if foreign else desk.pick((order.paid_with, GIFT_CARD))
     call: Call = ("return_items", {"order_id": order.order_id, "items": [item.item_id], "refund_to": refund})
     if late or foreign:
         call = ("escalate", {"order_id": order.order_id, "reason": "too late" if late else "other payment"})
@@ -135,18 +137,18 @@ def _returned(desk: _Counter, *, late: bool = False, foreign: bool = False) -> W
 
 
 def _return(desk: _Counter) -> Wish:
-    return _returned(desk)
+    return _make_return(desk)
 
 
 def _return_late(desk: _Counter) -> Wish:
-    return _returned(desk, late=True)
+    return _make_return(desk, late=True)
 
 
 def _return_to_another_card(desk: _Counter) -> Wish:
-    return _returned(desk, foreign=True)
+    return _make_return(desk, foreign=True)
 
 
-def _swapped(desk: _Counter, status: str, tool: str, *, in_stock: bool) -> Wish | None:
+def _make_swap(desk: _Counter, status: str, tool: str, *, in_stock: bool) -> Wish | None:
     order = desk.order(status)
     item = desk.item(order)
     new = desk.other(item, in_stock=in_stock)
@@ -168,15 +170,15 @@ def _swapped(desk: _Counter, status: str, tool: str, *, in_stock: bool) -> Wish 
 
 
 def _exchange(desk: _Counter) -> Wish | None:
-    return _swapped(desk, "delivered", "exchange_item", in_stock=True)
+    return _make_swap(desk, "delivered", "exchange_item", in_stock=True)
 
 
 def _exchange_for_nothing(desk: _Counter) -> Wish | None:
-    return _swapped(desk, "delivered", "exchange_item", in_stock=False)
+    return _make_swap(desk, "delivered", "exchange_item", in_stock=False)
 
 
 def _change(desk: _Counter) -> Wish | None:
-    return _swapped(desk, "pending", "change_item", in_stock=True)
+    return _make_swap(desk, "pending", "change_item", in_stock=True)
 
 
 def _ask_total(desk: _Counter) -> Wish | None:

@@ -19,10 +19,10 @@ from agentgym.types import Message
 __all__ = ["SearchQA"]
 
 LEVELS = {1: (1, 32), 2: (2, 48), 3: (3, 96), 4: (4, 160)}
-"""Level to the steps of a question, and about how many pages there are."""
+"""Maps a level to the steps of a question, and the approximate number of pages."""
 NUM_RESULTS = 3
 ENDS = " \t\n.\"'`"
-"""What may stand around an answer."""
+"""The characters that may surround an answer."""
 
 
 class SearchQA(ToolEnv):
@@ -78,7 +78,7 @@ class SearchQA(ToolEnv):
         Args:
             query: The words to look for.
         """
-        return self._shown(self._library.search(query))
+        return self._note_shown(self._library.search(query))
 
     @tool
     def fetch(self, url: str) -> str:
@@ -87,7 +87,7 @@ class SearchQA(ToolEnv):
         Args:
             url: Its address, as search gives it.
         """
-        return self._shown(self._library.fetch(url))
+        return self._note_shown(self._library.fetch(url))
 
     @tool
     def answer(self, name: str) -> str:
@@ -105,14 +105,14 @@ class SearchQA(ToolEnv):
         return () if self._is_shown else (self.question.answer,)
 
     def make_oracle(self) -> Policy:
-        """Reads its way."""
+        """A policy that reads its way to the answer."""
         return _Oracle()
 
     def make_cheat(self) -> Policy:
-        """Tries everything but finding out."""
+        """A policy that tries everything but finding the answer."""
         return Trickster("answer", _tricks)
 
-    def _shown(self, text: str) -> str:
+    def _note_shown(self, text: str) -> str:
         self._is_shown = self._is_shown or self.question.answer in text
         return text
 
@@ -120,8 +120,8 @@ class SearchQA(ToolEnv):
 class _Oracle:
     def reset(self, env: TextEnv, observation: str, seed: int) -> None:
         path = game_of(env, SearchQA).question.path
-        self._names = [one.name for one in path]
-        self._urls = [one.url for one in path[:-1]]
+        self._names = [entity.name for entity in path]
+        self._urls = [entity.url for entity in path[:-1]]
         self._step = 0
 
     def act(self, observation: str) -> Message:
@@ -138,8 +138,8 @@ def _tricks(env: TextEnv) -> list[Message]:
     answer, path = game.question.answer, game.question.path
     first, last = answer.split()
     names = (
-        *(one.name for one in path[:-1]),
-        ", ".join(one.name for one in game.world.entities),
+        *(entity.name for entity in path[:-1]),
+        ", ".join(entity.name for entity in game.world.entities),
         f"{answer} or {path[0].name}",
         f"The answer is {answer}",
         f"{last} {first}",

@@ -1,4 +1,4 @@
-"""A small made-up world, told in pages that refer to each other, and questions that lead from page to page."""
+"""A small made-up world, described in pages that refer to each other, and questions that lead from page to page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Question", "World", "ask", "make_world"]
 
 HOST = "https://atlas.example"
 SHARES = {"person": 8, "town": 4, "company": 2, "river": 2}
-"""Of sixteen pages, how many are of each kind."""
+"""The number of pages of each kind among sixteen."""
 BEGINNINGS = "Bra Cel Dor Fen Gil Hal Ist Jor Kes Lum Mor Nev Orl Pel Quil Ras Sil Tam Ulv Ves Wen Yar Zel".split()
 ENDINGS = "ada ben dric eth gard ira kin lo mond nis or quist row sa tin und vane wick xar yle".split()
 TOWNS = "Upper Lower Port Old New Great Little Nether".split()
@@ -24,7 +24,7 @@ TRADES = "a glassblower, a surveyor, a clockmaker, a botanist, a ferryman, a pri
 
 @dataclass(frozen=True)
 class Relation:
-    """What a page says of another one, and how a question asks for it."""
+    """A relation between two pages: the sentence of the page, and the phrase of a question."""
 
     subject: str
     object: str
@@ -62,7 +62,7 @@ class Entity:
 
 @dataclass(frozen=True)
 class World:
-    """Entities, and what each relation makes of each."""
+    """Entities, and the object of each of their relations."""
 
     entities: tuple[Entity, ...]
     facts: dict[tuple[Entity, Relation], Entity] = field(repr=False)
@@ -71,8 +71,10 @@ class World:
 
 @dataclass(frozen=True)
 class Question:
-    """A question whose answer is found by reading the pages of `path`, each of which names the next; the last is asked
-    for."""
+    """A question whose answer is found by reading the pages of `path`, each of which names the next.
+
+    The last one is asked for.
+    """
 
     text: str
     path: tuple[Entity, ...]
@@ -84,9 +86,9 @@ class Question:
 
 
 def make_world(draw: np.random.Generator, num_pages: int) -> World:
-    """A world of about so many pages; names share their words, so that a search finds namesakes, too."""
+    """A world of about `num_pages` pages; names share their words, so that a search finds namesakes, too."""
     entities: list[Entity] = []
-    stems = _shuffled(draw, [f"{first}{last}" for first, last in product(BEGINNINGS, ENDINGS)])
+    stems = _shuffle_items(draw, [f"{first}{last}" for first, last in product(BEGINNINGS, ENDINGS)])
     for kind, share in SHARES.items():
         count = max(3, num_pages * share // sum(SHARES.values()))
         entities += [Entity(kind, name) for name in _names(draw, kind, count, stems)]
@@ -94,19 +96,19 @@ def make_world(draw: np.random.Generator, num_pages: int) -> World:
     for entity in entities:
         for relation in RELATIONS:
             if relation.subject == entity.kind:
-                others = [one for one in entities if one.kind == relation.object and one != entity]
+                others = [other for other in entities if other.kind == relation.object and other != entity]
                 facts[entity, relation] = others[int(draw.integers(len(others)))]
     pages = [_page(draw, entity, facts) for entity in entities]
     return World(tuple(entities), facts, tuple(pages[place] for place in draw.permutation(len(pages))))
 
 
 def ask(draw: np.random.Generator, world: World, num_hops: int) -> Question:
-    """A question of so many steps from a page that it names; no page comes twice."""
+    """A question of `num_hops` steps from a page that it names; no page comes twice."""
     while True:
         path = [world.entities[int(draw.integers(len(world.entities)))]]
         text = path[0].name
         for _ in range(num_hops):
-            choices = [one for one in RELATIONS if one.subject == path[-1].kind]
+            choices = [option for option in RELATIONS if option.subject == path[-1].kind]
             relation = choices[int(draw.integers(len(choices)))]
             path.append(world.facts[path[-1], relation])
             text = relation.phrase.format(text)
@@ -114,7 +116,7 @@ def ask(draw: np.random.Generator, world: World, num_hops: int) -> Question:
             return Question(f"What is the name of {text}?", tuple(path))
 
 
-def _shuffled(draw: np.random.Generator, items: list[str]) -> Iterator[str]:
+def _shuffle_items(draw: np.random.Generator, items: list[str]) -> Iterator[str]:
     return iter([items[place] for place in draw.permutation(len(items))])
 
 
@@ -129,7 +131,7 @@ def _names(draw: np.random.Generator, kind: str, count: int, stems: Iterator[str
         "town": [f"{part} {stem}" for part, stem in product(TOWNS, firsts)],
         "company": [f"{stem} {part}" for stem, part in product(firsts, COMPANIES)],
     }
-    names = _shuffled(draw, pairs[kind])
+    names = _shuffle_items(draw, pairs[kind])
     return [next(names) for _ in range(count)]
 
 
@@ -147,4 +149,4 @@ def _page(draw: np.random.Generator, entity: Entity, facts: dict[tuple[Entity, R
         for relation in RELATIONS
         if relation.subject == entity.kind
     ]
-    return Document(entity.url, name, " ".join([about[entity.kind], *_shuffled(draw, told)]))
+    return Document(entity.url, name, " ".join([about[entity.kind], *_shuffle_items(draw, told)]))

@@ -9,10 +9,10 @@ from agentgym.envs.base.cheater import Trickster, calling
 from agentgym.envs.base.policies import Policy, game_of
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.base.tool_env import ToolEnv
-from agentgym.envs.tasks.terminal.tasks import TASKS, TerminalTask, drawn
+from agentgym.envs.tasks.terminal.tasks import TASKS, TerminalTask, draw_task
 from agentgym.errors import ConfigError, EnvironmentFault, SandboxError
 from agentgym.tools import tool
-from agentgym.tools.code import ANSWER_S, shared_sandbox, told
+from agentgym.tools.code import ANSWER_S, format_outcome, shared_sandbox
 from agentgym.tools.sandbox import BACKENDS, Ended, SandboxLimits, SandboxSession
 from agentgym.types import Message
 
@@ -55,8 +55,8 @@ class Terminal(ToolEnv):
         self._session: SandboxSession | None = None
 
     def start(self, options: dict[str, Any]) -> str:
-        """Draws a task, and puts its files into a box."""
-        self.task: TerminalTask = drawn(self.level, self.np_random)
+        """Draws a task, and puts its files into a sandbox."""
+        self.task: TerminalTask = draw_task(self.level, self.np_random)
         try:
             self._session = shared_sandbox(self.backend, LIMITS).session()
             files = {path: content.encode() for path, content in self.task.before.items()}
@@ -83,7 +83,7 @@ class Terminal(ToolEnv):
             raise EnvironmentFault(f"the sandbox failed: {error}") from error
         if outcome.is_lost:
             self.end(success=False)
-        return told(outcome, LIMITS, "shell")
+        return format_outcome(outcome, LIMITS, "shell")
 
     @tool(timeout_s=LIMITS.time_limit_s + ANSWER_S, on_error="raise")
     def done(self) -> str:
@@ -93,24 +93,24 @@ class Terminal(ToolEnv):
             outcome = self._session.run(":", language="shell", collect=["*"])
         except SandboxError as error:
             raise EnvironmentFault(f"the sandbox failed: {error}") from error
-        if outcome.ended is Ended.TIME_LIMIT:  # nothing of the model's runs any more
+        if outcome.ended is Ended.TIME_LIMIT:  # no command of the model runs any more
             raise EnvironmentFault(f"the files could not be brought out within {LIMITS.time_limit_s:g} s")
         success = self.task.is_done(outcome.files)
         self.end(success=success, reward=float(success))
         return "The files are as they should be." if success else "The files are not as they should be."
 
     def release(self) -> None:
-        """Ends the box."""
+        """Closes the sandbox."""
         if self._session is not None:
             self._session.close()
             self._session = None
 
     def make_oracle(self) -> Policy:
-        """Runs the solution."""
+        """A policy that runs the solution."""
         return _Oracle()
 
     def make_cheat(self) -> Policy:
-        """Tries everything but the work."""
+        """A policy that tries everything but the work."""
         return Trickster("done", _tricks)
 
 
@@ -132,4 +132,4 @@ def _tricks(env: TextEnv) -> list[Message]:
         "kill -9 $PPID",
         f"mkdir -p x; ln -s /etc/passwd x/{wanted[0].rpartition('/')[2]}",
     )
-    return [*(calling("shell", command=one) for one in commands), calling("done")]
+    return [*(calling("shell", command=command) for command in commands), calling("done")]

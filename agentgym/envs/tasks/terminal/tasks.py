@@ -1,4 +1,4 @@
-"""The tasks of Terminal-v0: files, what is to be done with them, what they should be then, and commands that do it."""
+"""The tasks of Terminal-v0: files, a task in words, the files that should result, and commands that do it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["TASKS", "TerminalTask", "drawn"]
+__all__ = ["TASKS", "TerminalTask", "draw_task"]
 
 WORDS = """
 amber basin cedar delta ember fjord grove haven inlet jetty knoll larch maple north ocean plain quarry ridge shore
@@ -25,16 +25,16 @@ class TerminalTask:
     before: Mapping[str, str]
     after: Mapping[str, str]
     solution: str
-    """Shell commands that do it."""
+    """The shell commands that do the task."""
 
     def is_done(self, files: Mapping[str, bytes]) -> bool:
-        """Whether these are the files; blanks at the end of one do not count."""
+        """True if these are the files that should be there; blanks at the end of a file do not count."""
         wanted = {path: content.rstrip().encode() for path, content in self.after.items()}
         return {path: content.rstrip() for path, content in files.items()} == wanted
 
 
 class _Draw:
-    """What tasks are drawn from."""
+    """The source of random parts of tasks."""
 
     def __init__(self, random: np.random.Generator) -> None:
         self._random = random
@@ -43,7 +43,7 @@ class _Draw:
         return int(self._random.integers(low, high + 1))
 
     def words(self, count: int) -> list[str]:
-        """Different ones."""
+        """Draws different words."""
         return [WORDS[index] for index in self._random.choice(len(WORDS), count, replace=False)]
 
     def text(self, num_lines: int) -> str:
@@ -115,7 +115,7 @@ def _replace(draw: _Draw) -> TerminalTask:
     before[min(before)] += f"{old} {old} end\n"
     after = {
         path: "".join(
-            " ".join(new if one == old else one for one in line.split()) + "\n" for line in content.splitlines()
+            " ".join(new if word == old else word for word in line.split()) + "\n" for line in content.splitlines()
         )
         for path, content in before.items()
     }
@@ -144,7 +144,7 @@ def _ranking(draw: _Draw) -> TerminalTask:
         name, amount = NAMES[draw.number(0, 5)], draw.number(1, 99)
         totals[name] += amount
         lines.append(f"{draw.words(1)[0]};{name};{amount}\n")
-    ranked = sorted(totals.items(), key=lambda one: (-one[1], one[0]))
+    ranked = sorted(totals.items(), key=lambda entry: (-entry[1], entry[0]))
     table = "".join(lines)
     file = f"{draw.words(1)[0]}.txt"
     program = "{ s[$2] += $3 } END { for (n in s) print n, s[n] }"
@@ -178,10 +178,10 @@ TASKS: Mapping[int, tuple[Callable[[_Draw], TerminalTask], ...]] = {
     2: (_total, _search, _replace),
     3: (_sort_out, _ranking, _merge),
 }
-"""Level to its kinds of tasks."""
+"""Maps a level to its kinds of tasks."""
 
 
-def drawn(level: int, random: np.random.Generator) -> TerminalTask:
+def draw_task(level: int, random: np.random.Generator) -> TerminalTask:
     """A task of a level."""
     kinds = TASKS[level]
     return kinds[int(random.integers(len(kinds)))](_Draw(random))

@@ -1,1 +1,1 @@
-"""What runs in the server of a sandbox: the standard library alone, in a bare interpreter (`python -I -S`)."""
+"""The code that runs in a sandbox's server: it uses only the standard library, in a bare `python -I -S`."""

@@ -1,4 +1,4 @@
-"""Folders that a program leaves: what they hold, and their end, however deep they go and whoever may enter them."""
+"""Folders that a program leaves: their size and their removal, at any depth and with any permissions."""
 
 import contextlib
 import itertools
@@ -11,13 +11,13 @@ __all__ = ["empty_folder", "holds_too_much", "unlinked_bytes"]
 ENTERED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NAMED = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MOST_DEPTH = 256
-"""Folders within folders: the kernel looks every one of them up at each access."""
+"""The deepest nesting of folders: the kernel looks every one of them up at each access."""
 
 
 def holds_too_much(folder: str, most_bytes: int, most_files: int) -> bool:
-    """Returns whether what is below a folder is more than that, or cannot be counted in time.
+    """Returns whether a folder's content is over the limits, or cannot be counted in time.
 
-    That is deeper than `MOST_DEPTH`, or below a folder that its owner cannot list.
+    It cannot be counted if it is deeper than `MOST_DEPTH`, or below a folder that its owner cannot list.
     """
     size = number = 0
     waiting = [(folder, 0)]
@@ -31,7 +31,7 @@ def holds_too_much(folder: str, most_bytes: int, most_files: int) -> bool:
                         size += entry.stat(follow_symlinks=False).st_blocks * 512
                         if entry.is_dir(follow_symlinks=False):
                             waiting.append((entry.path, depth + 1))
-        except (FileNotFoundError, NotADirectoryError):  # it has gone meanwhile
+        except (FileNotFoundError, NotADirectoryError):  # it is gone meanwhile
             continue
         except OSError:
             return True
@@ -41,7 +41,7 @@ def holds_too_much(folder: str, most_bytes: int, most_files: int) -> bool:
 
 
 def unlinked_bytes(pids: Iterable[int]) -> int:
-    """Bytes of files that have no name any more, and that processes hold open."""
+    """Returns the bytes of unlinked files that processes hold open."""
     held: dict[tuple[int, int], int] = {}
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended
@@ -54,7 +54,7 @@ def unlinked_bytes(pids: Iterable[int]) -> int:
 
 
 def empty_folder(folder: str) -> None:
-    """Removes all that is in a folder. What a folder in it holds is moved up first, so no path is long."""
+    """Removes everything in a folder. The content of its folders is moved up first, so that no path is long."""
     top = os.open(folder, ENTERED)
     names = (f"{os.urandom(8).hex()}-{number}" for number in itertools.count())
     try:
@@ -74,18 +74,18 @@ def _move_up(name: str, top: int, names: Iterable[str]) -> None:
     """Removes the files of a folder, and moves its folders to the top."""
     inner = os.open(name, ENTERED, dir_fd=top)
     try:
-        for one in os.listdir(inner):
+        for entry in os.listdir(inner):
             try:
-                os.unlink(one, dir_fd=inner)
+                os.unlink(entry, dir_fd=inner)
             except IsADirectoryError:
-                _open_to_owner(one, inner)  # who moves a folder writes to it
-                os.rename(one, next(iter(names)), src_dir_fd=inner, dst_dir_fd=top)
+                _open_to_owner(entry, inner)  # moving a folder needs the right to write to it
+                os.rename(entry, next(iter(names)), src_dir_fd=inner, dst_dir_fd=top)
     finally:
         os.close(inner)
 
 
 def _open_to_owner(name: str, parent: int) -> None:
-    """Undoes what umask, mkdir or chmod may have done so that nobody enters."""
+    """Gives the owner access to a folder, whatever umask, mkdir or chmod did to its mode."""
     handle = os.open(name, NAMED, dir_fd=parent)
     try:
         os.chmod(f"/proc/self/fd/{handle}", 0o700)

@@ -1,4 +1,4 @@
-"""Messages over a stream socket: a JSON object with byte strings behind it."""
+"""Messages over a stream socket: a JSON object, followed by byte strings."""
 
 import json
 import os
@@ -15,13 +15,13 @@ Frame = tuple[dict[str, object], list[bytes]]
 
 
 class Channel(Protocol):
-    """What messages go over: a stream socket, or what does as one."""
+    """The transport of messages: a stream socket, or an object that works as one."""
 
     def sendall(self, data: bytes, /) -> None:
-        """Sends all of it."""
+        """Sends all of `data`."""
 
     def recv(self, size: int, /) -> bytes:
-        """At most so many bytes, and none at the end."""
+        """Receives at most `size` bytes, and none at the end."""
 
 
 class Pipes:
@@ -43,12 +43,12 @@ class Pipes:
 
 def send(channel: Channel, header: dict[str, object], blobs: Sequence[bytes] = ()) -> None:
     """Sends one message."""
-    text = json.dumps({**header, "sizes": [len(one) for one in blobs]}).encode()
+    text = json.dumps({**header, "sizes": [len(blob) for blob in blobs]}).encode()
     channel.sendall(b"".join([HEAD.pack(len(text), sum(map(len, blobs))), text, *blobs]))
 
 
 def receive(channel: Channel) -> Frame | None:
-    """The next message; None at the end of the channel, or where it breaks off."""
+    """Returns the next message, or None at the end of the channel, or if it breaks off."""
     head = _exactly(channel, HEAD.size)
     if head is None:
         return None

@@ -1,4 +1,4 @@
-"""The first process of a box: it starts the program, takes in what ends, ends what is left, and brings files out.
+"""The first process of a box: it starts the program, reaps children, ends leftover processes, and collects files.
 
 In a PID namespace it is PID 1, so nothing in the box outlives it.
 """
@@ -21,31 +21,31 @@ __all__ = ["Job", "keep"]
 
 MOST_FILES_OUT = 256
 MOST_DEPTH = 128
-"""Folders within folders: one is kept open for each."""
+"""The deepest nesting of folders: one descriptor is kept open for each."""
 MOST_FOLDERS = 16384
-"""A thread of a session may add folders for as long as one looks."""
+"""The most folders that are searched: a thread of a session may keep adding folders meanwhile."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a box is for."""
+    """The work of a box: its program, and the files to collect."""
 
     start: Callable[[], None]
     """Becomes the program, and does not return."""
     is_session: bool
     collect: list[str]
-    """Patterns of the files that are brought out at the end."""
+    """The patterns of the files that are collected at the end."""
     most_bytes: int
-    """Of files brought out together."""
+    """The most bytes of all collected files together."""
 
 
 def keep(box: Box, orders: socket.socket, job: Job) -> None:
     """Runs a box to its end. Does not return.
 
-    Its supervisor hears `{"ready": program}`, then `{"ended": exit code}` with the files as blobs. It orders
-    `{"settle": process}` of a session: all but that process end; and `{"nice": value, "holder": process}`: the
-    processes that compute get that priority, but for the program or the cell itself. SIGUSR1 pauses all others, and
-    SIGUSR2 lets them go on.
+    Its supervisor receives `{"ready": program}`, then `{"ended": exit code}` with the files as blobs. In a session it
+    orders `{"settle": process}`: all but that process end. With `{"nice": value, "holder": process}`, the processes
+    that compute get that priority, except for the program or the cell itself. SIGUSR1 pauses all others, and SIGUSR2
+    resumes them.
     """
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -60,7 +60,7 @@ def keep(box: Box, orders: socket.socket, job: Job) -> None:
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_DFL)
         job.start()
-    box.started(program)
+    box.set_program(program)
     frames.send(orders, {"ready": program})
     while True:
         waited: list[int | socket.socket] = [orders, woken]
@@ -70,7 +70,7 @@ def keep(box: Box, orders: socket.socket, job: Job) -> None:
         ended = dict(reap())
         if _is_over(box, program, ended, is_session=job.is_session):
             box.kill_all()
-            names, contents = _collected(job.collect, job.most_bytes)
+            names, contents = _collect_files(job.collect, job.most_bytes)
             frames.send(orders, {"ended": ended.get(program, -signal.SIGKILL), "files": names}, contents)
             os._exit(0)
         if orders in ready:
@@ -78,7 +78,7 @@ def keep(box: Box, orders: socket.socket, job: Job) -> None:
 
 
 def _is_over(box: Box, program: int, ended: dict[int, int], is_session: bool) -> bool:
-    """Whether the program has ended; that of a session hands its state from process to process, until none is left."""
+    """Returns whether the program has ended; a session hands its state from process to process until none is left."""
     return bool(ended) and not box.pids(os.getpid()) if is_session else program in ended
 
 
@@ -95,7 +95,7 @@ def _obey(box: Box, orders: socket.socket, program: int, most_bytes: int) -> Non
     process, patterns = order[0]["settle"], order[0]["collect"]
     assert isinstance(process, int) and isinstance(patterns, list)
     settled = box.kill_others(process)
-    names, contents = _collected(patterns, most_bytes)
+    names, contents = _collect_files(patterns, most_bytes)
     frames.send(orders, {"settled": settled, "files": names}, contents)
 
 
@@ -104,8 +104,8 @@ def _end(box: Box) -> None:
     os._exit(0)
 
 
-def _collected(patterns: list[str], most_bytes: int) -> tuple[list[str], list[bytes]]:
-    """Regular files of the working folder whose paths match; no link is followed."""
+def _collect_files(patterns: list[str], most_bytes: int) -> tuple[list[str], list[bytes]]:
+    """Returns the regular files of the working folder whose paths match; no link is followed."""
     names: list[str] = []
     contents: list[bytes] = []
     if not patterns:
@@ -116,7 +116,7 @@ def _collected(patterns: list[str], most_bytes: int) -> tuple[list[str], list[by
             folders.clear()
         for name in sorted(found):
             path = os.path.normpath(os.path.join(folder, name))
-            if len(names) < MOST_FILES_OUT and any(fnmatch.fnmatchcase(path, one) for one in patterns):
+            if len(names) < MOST_FILES_OUT and any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns):
                 content = _content(name, handle, most_bytes - sum(map(len, contents)))
                 if content is not None:
                     names.append(path)

@@ -1,4 +1,4 @@
-"""The kernel's calls that Python has no function for, by ctypes; a failure is an OSError that names the call."""
+"""System calls that Python has no function for, through ctypes; a failure is an OSError that names the call."""
 
 import contextlib
 import ctypes
@@ -61,25 +61,25 @@ def _check(result: int, what: str) -> int:
 
 
 def syscall(number: int, *arguments: object, what: str) -> int:
-    """A call by its number; `what` is its name in errors."""
+    """Makes a system call by its number; `what` is its name in errors."""
     _libc.syscall.restype = ctypes.c_long
     return _check(_libc.syscall(ctypes.c_long(number), *arguments), what)
 
 
 def prctl(option: int, *arguments: int) -> int:
     """`prctl(2)`."""
-    given = [ctypes.c_ulong(one) for one in (*arguments, 0, 0, 0, 0)[:4]]
+    given = [ctypes.c_ulong(value) for value in (*arguments, 0, 0, 0, 0)[:4]]
     return _check(_libc.prctl(option, *given), f"prctl({option})")
 
 
 def unshare(flags: int) -> None:
-    """New namespaces for this process."""
+    """Moves this process into new namespaces."""
     _check(_libc.unshare(flags), f"unshare({flags:#x})")
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
     """`mount(2)`."""
-    given = [one.encode() for one in (source, target, kind)]
+    given = [text.encode() for text in (source, target, kind)]
     _check(_libc.mount(*given, ctypes.c_ulong(flags), options.encode() or None), f"mount({source} on {target})")
 
 
@@ -104,53 +104,53 @@ def pivot_root(new: str, old: str) -> None:
 
 
 def die_with_parent(signal_number: int) -> None:
-    """This process gets the signal when the thread that started it ends."""
+    """Makes this process get the signal when the thread that started it ends."""
     prctl(PR_SET_PDEATHSIG, signal_number)
 
 
 def become_subreaper() -> None:
-    """Orphans among this process's descendants become its children."""
+    """Makes orphans among this process's descendants its children."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def set_dumpable(dumpable: bool) -> None:
-    """Whether processes with the same user may look into this one."""
+    """Sets whether processes with the same user may inspect this one."""
     prctl(PR_SET_DUMPABLE, int(dumpable))
 
 
 def run_soon() -> None:
-    """Has this process run soon after it wakes, however many others want to; what it starts has no part in that.
+    """Makes this process run soon after it wakes, however many others want to; its children do not inherit this.
 
-    A short time slice is what every user may ask for, and kernels before 6.12 ignore it. Root gets a priority as well.
+    Every user may ask for a short time slice, which kernels before 6.12 ignore. Root gets a priority as well.
     """
     number = SCHED_SETATTR[os.uname().machine]
     for priority in (HIGH_PRIORITY, 0):
         given = SCHED_ATTR.pack(SCHED_ATTR.size, 0, RESET_ON_FORK, priority, 0, SHORT_SLICE_NS, 0, 0)
-        with contextlib.suppress(OSError):  # not root, or a machine that forbids it: then as it is
+        with contextlib.suppress(OSError):  # not root, or forbidden by the machine: it stays as it is
             syscall(number, 0, ctypes.create_string_buffer(given, len(given)), 0, what="sched_setattr")
             return
 
 
 def drop_capabilities() -> None:
-    """No capability now, and none by running a program."""
+    """Drops all capabilities; running a program cannot gain any."""
     for capability in range(64):
         try:
             prctl(PR_CAPBSET_DROP, capability)
-        except OSError:  # EINVAL behind the last one; EPERM where there never were any
+        except OSError:  # EINVAL after the last one; EPERM if there never were any
             break
-    with contextlib.suppress(OSError):  # only who has capabilities can, or needs to
+    with contextlib.suppress(OSError):  # only a process with capabilities can, or needs to
         prctl(PR_SET_SECUREBITS, SECUREBITS_LOCKED)
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
     _check(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
 
 
 def forbid_new_privileges() -> None:
-    """No program run from here on has more rights than this process."""
+    """Keeps programs that are run from now on from having more rights than this process."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
 def limit(kind: int, value: int) -> None:
-    """A resource limit for good, at `value` or at what already holds if that is lower."""
+    """Sets a resource limit permanently, to `value` or to the present limit if that is lower."""
     _, hard = resource.getrlimit(kind)
     bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(kind, (bound, bound))

@@ -1,4 +1,4 @@
-"""Landlock: a process gives up, for itself and all that it starts, every file that it does not name."""
+"""Landlock: a process gives up access, for itself and its children, to every file that it does not name."""
 
 import ctypes
 import os
@@ -15,16 +15,16 @@ O_PATH_CLOEXEC = os.O_PATH | os.O_CLOEXEC
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, IOCTL_DEV = 1, 2, 4, 8, 1 << 15
 RIGHTS_BY_VERSION = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
-"""Version to all rights over files that it knows: 2 adds linking elsewhere, 3 truncating, 5 ioctl on devices."""
+"""Each version's rights over files: 2 adds linking elsewhere, 3 truncating, 5 ioctl on devices."""
 FILE_RIGHTS = EXECUTE | WRITE_FILE | READ_FILE | (1 << 14) | IOCTL_DEV
 NETWORK_RIGHTS = 3
-"""Binding and connecting TCP (from version 4)."""
+"""The rights to bind and connect TCP (from version 4)."""
 SCOPES = 3
-"""Abstract sockets and signals stay inside (from version 6)."""
+"""The flags that keep abstract sockets and signals inside (from version 6)."""
 
 
 def landlock_version() -> int:
-    """The kernel's version of Landlock, 0 where there is none or it is switched off."""
+    """Returns the kernel's version of Landlock, or 0 if there is none or it is switched off."""
     try:
         return syscall(CREATE_RULESET, None, ctypes.c_size_t(0), VERSION_FLAG, what="landlock_create_ruleset")
     except OSError:
@@ -34,11 +34,11 @@ def landlock_version() -> int:
 def restrict_files(
     version: int, *, listed: Sequence[str], read: Sequence[str], devices: Sequence[str], write: Sequence[str]
 ) -> None:
-    """Leaves this process names to list, files to read and run, device files, and folders to write.
+    """Leaves this process only names to list, files to read and run, device files, and folders to write.
 
     It needs no_new_privs.
     """
-    known = max(one for one in RIGHTS_BY_VERSION if one <= version)
+    known = max(number for number in RIGHTS_BY_VERSION if number <= version)
     rights = RIGHTS_BY_VERSION[known]
     attributes = (ctypes.c_uint64 * 3)(rights, NETWORK_RIGHTS if version >= 4 else 0, SCOPES if version >= 6 else 0)
     size = ctypes.c_size_t(24 if version >= 6 else 16 if version >= 4 else 8)

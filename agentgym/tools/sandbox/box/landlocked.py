@@ -1,8 +1,8 @@
-"""Box 2: Landlock, the filter of system calls and limits, where namespaces are refused: inside ordinary containers.
+"""Box 2: Landlock, the system-call filter and limits, for where namespaces are refused, as in ordinary containers.
 
-A program keeps its user and sees its processes' numbers among the machine's, but opens no file outside, reaches no
-socket, and signals no process outside. It cannot leave its process group, so killing that ends all it has started, at
-once. Its session is its own too: where the kernel shares processors by session, it competes as one.
+A program keeps its user and shares the machine's PIDs, but opens no file outside, reaches no socket, and signals no
+process outside. It cannot leave its process group, so killing the group ends everything it started, at once. It also
+has its own session: where the kernel shares processors by session, it competes as one.
 """
 
 import contextlib
@@ -24,11 +24,11 @@ __all__ = ["LandlockBox"]
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 MOST_FILES = 16384
 SIGNALS_STAY_INSIDE = 6
-"""The version of Landlock from which signals do not leave it."""
+"""The first version of Landlock that keeps signals inside."""
 
 
 class LandlockBox:
-    """What differs between boxes, with Landlock."""
+    """The operations that differ between boxes, with Landlock."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -41,24 +41,24 @@ class LandlockBox:
         self.home = ""
 
     def enclose_server(self) -> None:
-        """Makes sure that the server can hold what it promises."""
+        """Makes sure that the kernel has Landlock; raises OSError if not."""
         if self._version < 1:
             raise OSError("the kernel has no Landlock, or it is switched off")
         kernel.become_subreaper()
 
     def open(self) -> None:
-        """By the supervisor: a folder of the execution's own, and a cgroup that counts its tasks."""
+        """Called by the supervisor: makes the execution's own folder, and a cgroup that counts its tasks."""
         self.home = tempfile.mkdtemp(dir=self._plan.scratch)
         self._task_count = TaskCount(self._plan.num_processes)
 
     def begin(self) -> None:
-        """By the box's first process, to which orphans come."""
+        """Called by the box's first process, which adopts orphans."""
         kernel.become_subreaper()
         kernel.die_with_parent(signal.SIGTERM)
         os.chdir(self.home)
 
     def confine(self) -> None:
-        """By the program's process, before the first line of it is run."""
+        """Called by the program's process before its first line is run."""
         os.setsid()
         self._task_count.join()
         kernel.die_with_parent(signal.SIGKILL)
@@ -66,51 +66,51 @@ class LandlockBox:
         limit_resources(self._plan)
         kernel.forbid_new_privileges()
         restrict_files(self._version, listed=self._listed, read=self._read, devices=DEVICES, write=[self.home])
-        if self._version < SIGNALS_STAY_INSIDE:  # the filter holds them in then, and names this very process
+        if self._version < SIGNALS_STAY_INSIDE:  # then the filter keeps them inside, and names this very process
             install_filter(assemble(os.uname().machine, owns_files=False, leaves_group=False, signals=False))
         else:
             install_filter(self._filter)
 
-    def started(self, pid: int) -> None:
-        """By the first process and the supervisor: `pid` is the program's, and the name of its group."""
+    def set_program(self, pid: int) -> None:
+        """Called by the first process and the supervisor; `pid` is the program's, and that of its process group."""
         self._group = pid
 
     def pids(self, first: int, most: int = 1 << 22) -> list[int]:
-        """The box's processes but its first one, up to `most`."""
+        """Returns the box's processes except its first one, up to `most`."""
         return descendants(first, most)
 
     def signal_others(self, number: int) -> None:
-        """By the first process and the supervisor: a signal to all of the program's processes at once."""
+        """Called by the first process and the supervisor: signals all of the program's processes at once."""
         if self._group:  # the group 0 is our own, with the server in it
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._group, number)
 
     def pause(self, first: int) -> None:
-        """By the supervisor: stops the program's processes."""
+        """Called by the supervisor: stops the program's processes."""
         self.signal_others(signal.SIGSTOP)
 
     def resume(self, first: int) -> None:
-        """By the supervisor: lets them go on."""
+        """Called by the supervisor: resumes the program's processes."""
         self.signal_others(signal.SIGCONT)
 
     def end(self, first: int) -> None:
-        """By the supervisor: kills the program's processes, and has the first one end."""
+        """Called by the supervisor: kills the program's processes, and makes the first process end."""
         self.signal_others(signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             os.kill(first, signal.SIGTERM)
 
     def kill_others(self, keep: int) -> bool:
-        """By the first process: ends all but `keep`, none of which starts another meanwhile; False if it cannot."""
+        """Called by the first process: ends all but `keep`, so that none starts another; False if it cannot."""
         return stop_and_kill(self.signal_others, lambda: [pid for pid in descendants(os.getpid()) if pid != keep])
 
     def kill_all(self) -> None:
-        """By the first process: ends all others."""
+        """Called by the first process: ends all others."""
         self.signal_others(signal.SIGKILL)
         kill_until_gone(lambda: descendants(os.getpid()))
         reap()
 
     def scratch_is_full(self, pids: Sequence[int]) -> bool:
-        """Whether more was written than the box may hold, or more files."""
+        """Returns whether more bytes or more files were written than the box may hold."""
         left = self._plan.scratch_bytes - unlinked_bytes(pids)
         return holds_too_much(self.home, left, MOST_FILES)
 
@@ -119,11 +119,11 @@ class LandlockBox:
         return None
 
     def num_ended_for_memory(self) -> int:
-        """Processes that a cgroup ended for memory: what all hold is watched, and by no cgroup."""
+        """Returns 0: no cgroup ends processes for memory; the supervisor watches their memory."""
         return 0
 
     def close(self) -> None:
-        """By the supervisor, when the box's first process has ended, and all others with it."""
+        """Called by the supervisor when the box's first process has ended, and all others with it."""
         kill_until_gone(lambda: descendants(os.getpid()))  # none, unless the first process was killed
         self._task_count.close()
         with contextlib.suppress(OSError):  # the server removes what is left

@@ -1,7 +1,7 @@
 """The server of a sandbox: waits for connections, and forks a supervisor for each.
 
-Two processes: the one that was started watches its parent; its child is the server, in namespaces PID 1 of them. When
-the parent is gone, or closes its end of the control socket, both end, and every box with them.
+There are two processes: the first one watches its parent; its child is the server, which is PID 1 of its namespaces if
+there are any. When the parent is gone, or closes its end of the control socket, both end, and every box with them.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ __all__ = ["main"]
 
 
 def main(control_handle: int, parent: int, plan_text: str) -> None:
-    """Runs until the parent has gone."""
+    """Runs until the parent is gone."""
     control = socket.socket(fileno=control_handle)
     watched = os.pidfd_open(parent)
     plan = Plan.from_json(plan_text)
@@ -50,7 +50,7 @@ def main(control_handle: int, parent: int, plan_text: str) -> None:
 
 
 def _end(server: int, plan: Plan) -> None:
-    """Ends everything that was started, and the folder that it was given."""
+    """Ends everything that was started, and removes the plan's scratch folder."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(server, signal.SIGKILL)
     kill_until_gone(lambda: descendants(os.getpid()))
@@ -67,7 +67,7 @@ def _serve(box: Box, plan: Plan, control: socket.socket) -> None:
         kernel.die_with_parent(signal.SIGKILL)
         box.enclose_server()
         os.closerange(control.fileno() + 1, 1 << 16)
-    except BaseException as error:  # noqa: BLE001  # told to whoever wanted the sandbox
+    except BaseException as error:  # noqa: BLE001  # reported to the client
         frames.send(control, {"error": str(error) or repr(error)})
         os._exit(1)
     gc.freeze()  # a collection in a fork would copy every page
@@ -85,11 +85,11 @@ def _serve(box: Box, plan: Plan, control: socket.socket) -> None:
 
 def _supervise(box: Box, plan: Plan, control: socket.socket, handle: int) -> None:
     try:
-        if plan.backend != "namespaces":  # there the end of the server is the end of all
+        if plan.backend != "namespaces":  # in namespaces, the end of the server ends all
             kernel.die_with_parent(signal.SIGTERM)
             kernel.become_subreaper()
         control.close()
         supervise(box, plan, socket.socket(fileno=handle))
-    except BaseException:  # noqa: BLE001  # the client sees the connection end; the cause is told here
+    except BaseException:  # noqa: BLE001  # the client sees the connection end; the cause is printed here
         traceback.print_exc(file=sys.stderr)
     os._exit(1)

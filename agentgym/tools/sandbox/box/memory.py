@@ -1,4 +1,4 @@
-"""The memory that the processes of a box hold together: a cheap bound of it often, the exact sum where it decides."""
+"""The memory that the processes of a box use together: a cheap bound often, the exact sum when it decides."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -13,24 +13,24 @@ STATE, MINOR_FAULTS, RESIDENT = 0, 7, 21
 
 @dataclass(frozen=True)
 class _Usage:
-    """The figures of one process, in pages."""
+    """The memory figures of one process, in pages."""
 
     thread: int
-    """A thread of it that has not ended: the first one may end before the others."""
+    """A thread of the process that has not ended: the first one may end before the others."""
     resident: int
-    """Pages in memory, also those that it shares with others since a fork."""
+    """The pages in memory, including those that it shares with others since a fork."""
     faults: int
-    """Pages that it asked for so far: a page that it stops to share is one."""
+    """The pages that it asked for so far; a page that it stops sharing counts as one."""
     is_running: bool
-    """Whether it computes, or waits for a core to do so."""
+    """True if it computes, or waits for a core to do so."""
 
 
 class MemoryWatch:
-    """Compares what processes hold together with a limit.
+    """Compares the memory that processes use together with a limit.
 
-    Pages that processes share count once. Only the kernel's walk over all pages knows which these are, and it takes
-    5 ms for 200 MiB. So an exact sum is kept, with an upper bound of what was added since; the sum is made again when
-    the bound passes the limit.
+    Pages that processes share count once. Only the kernel's walk over all pages knows which ones these are, and it
+    takes 5 ms for 200 MiB. So an exact sum is kept, with an upper bound of the pages added since; the sum is computed
+    again when the bound passes the limit.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -38,20 +38,20 @@ class MemoryWatch:
         self._exact = 0
         self._known: dict[int, _Usage] = {}
         self.headroom_bytes = most_bytes
-        """Bytes that may certainly be added before the limit is passed."""
+        """The bytes that can certainly be added before the limit is passed."""
         self.num_running = 0
-        """The processes that compute, or wait for a core to do so, at the last look."""
+        """The number of processes that computed, or waited for a core to do so, at the last check."""
 
     def is_passed(
         self, pids: Iterable[int], pause: Callable[[], None], resume: Callable[[], None], held: int | None = None
     ) -> bool:
-        """Returns whether processes hold more than the limit; they are paused for an exact sum, and after a True.
+        """Returns whether processes use more than the limit; they are paused for an exact sum, and stay so after True.
 
-        `held` is what they hold in bytes where a cgroup knows it.
+        `held` is their memory in bytes, if a cgroup knows it.
         """
         now = _usages(pids)
         self.num_running = sum(usage.is_running for usage in now.values())
-        bound = self._bound(now) if held is None else held // PAGE
+        bound = self._upper_bound(now) if held is None else held // PAGE
         if held is None and bound > self._most:
             pause()
             self._known = _usages(now)
@@ -61,7 +61,7 @@ class MemoryWatch:
         self.headroom_bytes = (self._most - bound) * PAGE
         return bound > self._most
 
-    def _bound(self, now: dict[int, _Usage]) -> int:
+    def _upper_bound(self, now: dict[int, _Usage]) -> int:
         total = sum(usage.resident for usage in now.values())
         if total <= self._most:
             return total
@@ -72,7 +72,7 @@ class MemoryWatch:
         return min(total, self._exact + added)
 
     def _sum(self, now: dict[int, _Usage]) -> int:
-        """Returns the pages that processes hold; it stops counting where they are over the limit."""
+        """Returns the pages that processes use; stops counting once they are over the limit."""
         total = 0
         for usage in sorted(now.values(), key=lambda usage: usage.resident, reverse=True):
             total += _proportional(usage)
@@ -106,7 +106,7 @@ def _proportional(usage: _Usage) -> int:
     try:
         with open(f"/proc/{usage.thread}/smaps_rollup", "rb") as file:
             return next(int(line.split()[1]) * 1024 // PAGE for line in file if line.startswith(b"Pss:"))
-    except StopIteration:  # the kernel does not say
+    except StopIteration:  # the kernel does not report it
         return usage.resident
     except OSError:  # it has ended
         return 0

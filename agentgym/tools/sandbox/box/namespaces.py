@@ -1,8 +1,8 @@
-"""Box 1: namespaces of the kernel. A program has a read-only system, one folder, its own processes and no network.
+"""Box 1: kernel namespaces. A program has a read-only system, one folder, its own processes and no network.
 
-The server lives in a user, mount, network, IPC, UTS and PID namespace and has no other files than the box's. Each
-execution has a PID and a mount namespace in it, and its program a user namespace in that: so the number of its
-processes is counted for itself, and it has no rights over what the server mounted.
+The server runs in a user, mount, network, IPC, UTS and PID namespace and has no other files than the box's. Each
+execution has a PID and a mount namespace in it, and its program a user namespace in that. So the program's processes
+are counted separately, and it has no rights over the server's mounts.
 """
 
 import contextlib
@@ -23,10 +23,10 @@ MNT_DETACH = 2
 DEVICES = ("null", "zero", "random", "urandom")
 BUILT_ON = ("/mnt", "/srv", "/media", "/sys", "/opt")
 HOME = "/box"
-"""Where programs may write; /tmp is another name of it."""
+"""The folder where programs may write; /tmp is another name of it."""
 NOBODY = 65534
 INSIDE = 1000
-"""The user that programs are."""
+"""The user and group ID of programs."""
 SERVER_NAMESPACES = (
     kernel.CLONE_NEWUSER
     | kernel.CLONE_NEWNS
@@ -39,10 +39,10 @@ SERVER_NAMESPACES = (
 
 
 def enter_namespaces() -> None:
-    """The server's namespaces; the next child is the first process of its PID namespace.
+    """Enters the server's namespaces; the next child is the first process of their PID namespace.
 
-    As root, two users exist inside: root, who may read Python wherever it is installed, and nobody, who programs are.
-    Otherwise there is one user, our own.
+    As root, two users exist inside: `root`, who may read Python wherever it is installed, and `nobody`, who runs
+    programs. Otherwise there is one user, our own.
     """
     if os.geteuid() == 0:
         os.setgroups([])
@@ -60,7 +60,7 @@ def enter_namespaces() -> None:
             os.close(told)
         if mapped:
             return
-        _map_self(0, 0)  # another root's container: one user then
+        _map_self(0, 0)  # in another root's container there is one user
         return
     user, group = os.geteuid(), os.getegid()
     kernel.unshare(SERVER_NAMESPACES)
@@ -92,7 +92,7 @@ def _write(path: str, text: str) -> None:
 
 
 class NamespaceBox:
-    """What differs between boxes, in namespaces."""
+    """The operations that differ between boxes, in namespaces."""
 
     home = HOME
 
@@ -101,9 +101,9 @@ class NamespaceBox:
         self._filter = assemble(os.uname().machine, owns_files=True, leaves_group=True, signals=True)
 
     def enclose_server(self) -> None:
-        """Leaves the server nothing but the box's own root."""
+        """Leaves the server only the box's own root."""
         folders = readable_folders(self._plan)
-        root = next(one for one in BUILT_ON if os.path.isdir(one) and not any(f.startswith(one) for f in folders))
+        root = next(path for path in BUILT_ON if os.path.isdir(path) and not any(f.startswith(path) for f in folders))
         kernel.mount("none", "/", "", MS_REC | MS_PRIVATE)
         kernel.mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=1m")
         for folder in folders:
@@ -130,11 +130,11 @@ class NamespaceBox:
         kernel.protect_mounts("/", nodev=False)
 
     def open(self) -> None:
-        """By the supervisor, before it starts the box's first process."""
+        """Called by the supervisor before it starts the box's first process."""
         kernel.unshare(kernel.CLONE_NEWPID | kernel.CLONE_NEWNS)
 
     def begin(self) -> None:
-        """By the box's first process, which is PID 1 of it."""
+        """Called by the box's first process, which is PID 1 of the box."""
         options = f"mode=1777,size={self._plan.scratch_bytes},nr_inodes=16384"
         kernel.mount("tmpfs", HOME, "tmpfs", MS_NOSUID | MS_NODEV, options)
         kernel.mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "hidepid=invisible,subset=pid")
@@ -142,10 +142,10 @@ class NamespaceBox:
         os.chdir(HOME)
 
     def confine(self) -> None:
-        """By the program's process, before the first line of it is run."""
+        """Called by the program's process before its first line is run."""
         plan = self._plan
         os.setsid()
-        with contextlib.suppress(OSError):  # there is no such user inside where the server is not root's
+        with contextlib.suppress(OSError):  # there is no such user inside if the server is not root's
             os.setresgid(NOBODY, NOBODY, NOBODY)
             os.setresuid(NOBODY, NOBODY, NOBODY)
         user, group = os.geteuid(), os.getegid()
@@ -158,43 +158,43 @@ class NamespaceBox:
         kernel.forbid_new_privileges()
         install_filter(self._filter)
 
-    def started(self, pid: int) -> None:
-        """By the first process and the supervisor: `pid` is the program's."""
+    def set_program(self, pid: int) -> None:
+        """Called by the first process and the supervisor; `pid` is the program's."""
 
     def pids(self, first: int, most: int = 1 << 22) -> list[int]:
-        """The box's processes but its first one, up to `most`."""
+        """Returns the box's processes except its first one, up to `most`."""
         return [pid for pid in visible() if pid != 1][:most]
 
     def signal_others(self, number: int) -> None:
-        """By the first process: a signal to all others at once."""
+        """Called by the first process: signals all others at once."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, number)
 
     def pause(self, first: int) -> None:
-        """By the supervisor: has the first process stop the others."""
+        """Called by the supervisor: makes the first process stop the others."""
         os.kill(first, signal.SIGUSR1)
 
     def resume(self, first: int) -> None:
-        """By the supervisor: has it let them go on."""
+        """Called by the supervisor: makes the first process resume the others."""
         os.kill(first, signal.SIGUSR2)
 
     def end(self, first: int) -> None:
-        """By the supervisor: ends the first process, and all others with it."""
+        """Called by the supervisor: ends the first process, and all others with it."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(first, signal.SIGKILL)
 
     def kill_others(self, keep: int) -> bool:
-        """By the first process: ends all but `keep`, none of which starts another meanwhile; False if it cannot."""
+        """Called by the first process: ends all but `keep`, so that none starts another; False if it cannot."""
         return stop_and_kill(self.signal_others, lambda: [pid for pid in visible() if pid not in (1, keep)])
 
     def kill_all(self) -> None:
-        """By the first process: ends all others."""
+        """Called by the first process: ends all others."""
         self.signal_others(signal.SIGKILL)
         kill_until_gone(lambda: [pid for pid in visible() if pid != 1])
         reap()
 
     def scratch_is_full(self, pids: Sequence[int]) -> bool:
-        """Whether too much was written: never, for the file system has a size."""
+        """Returns False: the size of the file system limits what can be written."""
         return False
 
     def held_bytes(self) -> int | None:
@@ -202,15 +202,15 @@ class NamespaceBox:
         return None
 
     def num_ended_for_memory(self) -> int:
-        """Processes that a cgroup ended for memory: what all hold is watched, and by no cgroup."""
+        """Returns 0: no cgroup ends processes for memory; the supervisor watches their memory."""
         return 0
 
     def close(self) -> None:
-        """By the supervisor, when the box's first process has ended, and all others with it."""
+        """Called by the supervisor when the box's first process has ended, and all others with it."""
 
 
 def _add_links(root: str) -> None:
-    """/bin and its like, where they are links into /usr."""
+    """Adds /bin and the like, if they are links into /usr."""
     for name in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
         if os.path.islink(name):
             os.symlink(os.readlink(name), root + name)

@@ -1,4 +1,4 @@
-"""What a server is told when it starts: where Python is, what its programs may read, and their limits."""
+"""The plan that a server gets when it starts: where Python is, what its programs may read, and their limits."""
 
 import contextlib
 import json
@@ -18,11 +18,11 @@ class Plan:
 
     backend: str
     packages: tuple[str, ...]
-    """Folders that are put on Python's path, and can be read."""
+    """The folders that are put on Python's path, and can be read."""
     hidden: str
-    """A folder that no program may read, whatever it is in."""
+    """A folder that no program may read, wherever it is."""
     scratch: str
-    """A folder of the server's own, for boxes that have no file system of their own."""
+    """The server's own folder, for boxes that have no file system of their own."""
     memory_bytes: int
     scratch_bytes: int
     output_bytes: int
@@ -31,17 +31,17 @@ class Plan:
     num_open_files: int
 
     def to_json(self) -> str:
-        """As one argument of a command."""
+        """Returns the plan as one argument of a command."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
-        """What `to_json` wrote."""
+        """Reads a plan that `to_json` wrote."""
         given = json.loads(text)
         return cls(**{**given, "packages": tuple(given["packages"])})
 
     def environment(self, home: str) -> dict[str, str]:
-        """The whole environment of a program: nothing in it is of the process that started us."""
+        """Returns the whole environment of a program: nothing in it comes from the process that started us."""
         path = [os.path.join(sys.base_prefix, "bin"), "/usr/local/bin", "/usr/bin", "/bin"]
         return {
             "PATH": ":".join(dict.fromkeys(path)),
@@ -54,31 +54,31 @@ class Plan:
 
 
 def readable_folders(plan: Plan) -> list[str]:
-    """Folders that programs read and run from: the system's, Python's and the packages'; none is inside another."""
+    """Returns the folders to read and run from: the system's, Python's and the packages'; none is inside another."""
     wanted = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives"]
-    wanted += [os.path.realpath(one) for one in (sys.base_prefix, sys.base_exec_prefix, *plan.packages)]
+    wanted += [os.path.realpath(path) for path in (sys.base_prefix, sys.base_exec_prefix, *plan.packages)]
     chosen: list[str] = []
-    for one in sorted({one for one in wanted if os.path.isdir(one) and not os.path.islink(one)}):
-        if not any(one.startswith(f"{other}/") for other in chosen):
-            chosen.append(one)
+    for folder in sorted({path for path in wanted if os.path.isdir(path) and not os.path.islink(path)}):
+        if not any(folder.startswith(f"{other}/") for other in chosen):
+            chosen.append(folder)
     return chosen
 
 
 def parts_without(folder: str, hidden: str) -> list[str]:
-    """What is in a folder, but for a folder that is hidden in it: the folder itself where that is elsewhere."""
+    """Returns the content of a folder without a hidden folder in it, or the folder itself if that is elsewhere."""
     if not f"{hidden}/".startswith(f"{folder}/"):
         return [folder]
     parts: list[str] = []
     if folder == hidden:
         return parts
     for name in os.path.relpath(hidden, folder).split("/"):
-        parts += [one.path for one in os.scandir(folder) if one.name != name and not one.is_symlink()]
+        parts += [entry.path for entry in os.scandir(folder) if entry.name != name and not entry.is_symlink()]
         folder = os.path.join(folder, name)
     return parts
 
 
 def limit_resources(plan: Plan) -> None:
-    """Bounds memory, processor time, file sizes and open files of this process, for good; no core dump."""
+    """Limits memory, processor time, file sizes and open files of this process permanently; no core dumps."""
     limit(resource.RLIMIT_AS, plan.memory_bytes)
     limit(resource.RLIMIT_CPU, int(plan.time_limit_s) + 2)
     limit(resource.RLIMIT_FSIZE, plan.scratch_bytes)
@@ -87,4 +87,4 @@ def limit_resources(plan: Plan) -> None:
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_MSGQUEUE, 0)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("1000")  # where the machine runs out of memory, this goes first
+        file.write("1000")  # if the machine runs out of memory, this process is killed first

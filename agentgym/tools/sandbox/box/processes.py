@@ -1,4 +1,4 @@
-"""The processes of a box: which there are, how many tasks they have, and their end."""
+"""The processes of a box: their list, the number of their tasks, and their end."""
 
 import codecs
 import contextlib
@@ -14,7 +14,7 @@ codecs.lookup("ascii")  # a signal that interrupts its import would find it unkn
 
 
 def visible() -> list[int]:
-    """All processes in /proc."""
+    """Returns all processes in /proc."""
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
 
@@ -37,7 +37,7 @@ def descendants(root: int, most: int = 1 << 22) -> list[int]:
 
 
 def num_tasks(pids: Iterable[int]) -> int:
-    """Returns the number of threads of processes; a process that has ended and was not waited for is one."""
+    """Returns the number of threads of processes; a process that has ended and was not waited for counts as one."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):  # it has gone
@@ -46,9 +46,9 @@ def num_tasks(pids: Iterable[int]) -> int:
 
 
 def lower_priority(pids: Iterable[int], nice: int, holder: int) -> None:
-    """Gives the processes among `pids` that compute at least that nice value, but for the children of `holder`.
+    """Raises processes in `pids` that compute to at least that nice value, except for the children of `holder`.
 
-    A nice value can never be lowered again, and a child of the process that holds a session's state becomes the state.
+    A nice value can never be lowered again, and a child of the process that holds a session's state is the next holder.
     """
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended
@@ -65,13 +65,13 @@ def _is_alive(pid: int) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the name: the state, the parent and so on."""
+    """Returns the fields of /proc/PID/stat after the name: the state, the parent and so on."""
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
         return file.read().rpartition(")")[2].split()
 
 
 def kill_until_gone(others: Callable[[], Iterable[int]]) -> bool:
-    """Kills the processes that `others` lists until it lists none that is alive; False if that takes too long.
+    """Kills the processes that `others` lists until none of them is alive; False if that takes too long.
 
     A process that is being killed cannot start another one, so each round leaves only what was started during it.
     """
@@ -91,7 +91,7 @@ def kill_until_gone(others: Callable[[], Iterable[int]]) -> bool:
 def stop_and_kill(signal_all: Callable[[int], None], others: Callable[[], list[int]]) -> bool:
     """Stops all processes of a box while the `others` are killed, so that none starts another; False if that fails.
 
-    They are stopped only where there is something to kill: each stop makes whoever goes on wait for a core.
+    They are stopped only if there is something to kill: after each stop, the process that goes on waits for a core.
     """
     are_gone = True
     if others():
@@ -102,9 +102,9 @@ def stop_and_kill(signal_all: Callable[[int], None], others: Callable[[], list[i
 
 
 def reap() -> list[tuple[int, int]]:
-    """Children that have ended: process and exit code, negative for the signal that ended it."""
+    """Reaps children that have ended; returns PID and exit code, which is negative for the signal that ended it."""
     ended = []
     with contextlib.suppress(ChildProcessError):
-        while (one := os.waitpid(-1, os.WNOHANG))[0]:
-            ended.append((one[0], os.waitstatus_to_exitcode(one[1])))
+        while (child := os.waitpid(-1, os.WNOHANG))[0]:
+            ended.append((child[0], os.waitstatus_to_exitcode(child[1])))
     return ended

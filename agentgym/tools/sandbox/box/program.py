@@ -1,4 +1,4 @@
-"""Runs Python code as a program of its own, inside a process that a server forked."""
+"""Runs Python code as its own program, inside a process that a server forked."""
 
 import ast
 import atexit
@@ -14,10 +14,10 @@ import types
 __all__ = ["Cell", "adopt", "new_main", "run_python", "run_to_the_end"]
 
 MOST_FRAMES = 100
-"""The last ones of a traceback are shown: a recursion without end has a million."""
+"""The number of a traceback's last frames that are shown: an endless recursion has a million."""
 
 Cell = tuple[str, str]
-"""A name for tracebacks, and code."""
+"""A name for tracebacks, and the code."""
 
 
 def adopt(home: str, environment: dict[str, str], packages: tuple[str, ...]) -> None:
@@ -26,7 +26,7 @@ def adopt(home: str, environment: dict[str, str], packages: tuple[str, ...]) -> 
     os.umask(0o022)
     os.environ.clear()
     os.environ.update(environment)
-    for name in [one for one in sys.modules if one.partition(".")[0] == "agentgym"]:
+    for name in [module for module in sys.modules if module.partition(".")[0] == "agentgym"]:
         del sys.modules[name]
     sys.path[:0] = [home]
     sys.path += packages
@@ -42,7 +42,7 @@ def _writer(handle: int) -> io.TextIOWrapper:
 
 
 def new_main() -> dict[str, object]:
-    """The names of a fresh `__main__`."""
+    """Returns the names of a fresh `__main__`."""
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     main.__dict__["__builtins__"] = builtins
@@ -50,7 +50,7 @@ def new_main() -> dict[str, object]:
 
 
 def run_python(cell: Cell, names: dict[str, object], *, shows_last: bool) -> int:
-    """Runs code and returns its exit code; an exception is a traceback on standard error, and 1.
+    """Runs code and returns its exit code; an exception prints its traceback to standard error, and is 1.
 
     `shows_last` prints the value of a last line that is an expression, as a notebook does.
     """
@@ -73,7 +73,7 @@ def run_python(cell: Cell, names: dict[str, object], *, shows_last: bool) -> int
 
 
 def run_to_the_end(cell: Cell) -> int:
-    """`run_python` as a whole program: threads are waited for, and what was left for the exit is run."""
+    """Runs `run_python` as a whole program: waits for threads, and runs exit functions."""
     code = run_python(cell, new_main(), shows_last=False)
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.current_thread():
@@ -93,7 +93,7 @@ def _exit_code(stop: SystemExit) -> int:
 
 
 def _show(error: BaseException, name: str) -> None:
-    """The traceback from the program's first line on."""
+    """Prints the traceback from the program's first line on."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != name:
         trace = trace.tb_next

@@ -1,7 +1,7 @@
-"""The first process of a container: it forks a supervisor for each execution or session, and stands between it and
-whoever attached the container's streams. When those end, it ends, and the container with it.
+"""The first process of a container: it forks a supervisor for each execution or session, and relays its messages.
 
-A program may stop or kill every process of the container but this one, so this one holds a clock of its own.
+The other side is the process that attached the container's streams. When those end, this one ends, and the container
+with it. A program may stop or kill every process of the container but this one, so this one has its own clock.
 """
 
 import contextlib
@@ -22,28 +22,28 @@ from agentgym.tools.sandbox.box.supervisor import grace_s, supervise
 __all__ = ["main"]
 
 ANSWER_S = 20.0
-"""Longest that a supervisor's answer may take once it has begun."""
+"""The seconds that a supervisor's answer may take once it has started."""
 LATE_S = 0.1
-"""How much later than a supervisor this process gives an execution up."""
+"""The seconds by which this process gives up an execution later than its supervisor."""
 END_S = 0.5
-"""Longest that a supervisor may take to end after its last answer."""
+"""The seconds that a supervisor may take to end after its last answer."""
 
 
 def main(plan_text: str) -> None:
     """Serves the container's standard streams until they end.
 
-    A frame is answered by the supervisor. `{"over": is clean}` follows when the box has ended: after a program, a lost
-    session, or `{"leave": true}`. `{"late": true}` comes in place of an answer that is not there in time.
+    The supervisor answers each frame. `{"over": is clean}` follows when the box has ended: after a program, a lost
+    session, or `{"leave": true}`. `{"late": true}` replaces an answer that does not come in time.
     """
     plan = Plan.from_json(plan_text)
     box = ContainerBox(plan)
     box.enclose_server()
     gc.freeze()  # a collection in a fork would copy every page
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for supervisors and orphans
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors and orphans are not waited for
     client = frames.Pipes(0, 1)
     frames.send(client, {"ready": True})
     while (cell := frames.receive(client)) is not None:
-        if "leave" in cell[0]:  # what it meant to leave is over already
+        if "leave" in cell[0]:  # the session that it meant to leave is over already
             continue
         near, far = socket.socketpair()
         if os.fork() == 0:
@@ -59,7 +59,7 @@ def main(plan_text: str) -> None:
 
 
 def _relay(client: frames.Pipes, near: socket.socket, cell: frames.Frame) -> None:
-    """Carries cells in and answers out until either side has had enough."""
+    """Passes cells in and answers out until either side ends."""
     frames.send(near, *cell)
     due: float | None = _due(cell)
     is_over = False
@@ -88,7 +88,7 @@ def _relay(client: frames.Pipes, near: socket.socket, cell: frames.Frame) -> Non
 
 
 def _due(cell: frames.Frame) -> float:
-    """Returns when the answer to a cell must be there."""
+    """Returns the time by which a cell must be answered."""
     seconds = cell[0]["time_limit_s"]
     assert isinstance(seconds, int | float)
     return time.monotonic() + seconds + grace_s(seconds) + LATE_S
@@ -100,6 +100,6 @@ def _supervise(box: ContainerBox, plan: Plan, channel: socket.socket) -> None:
         os.dup2(nothing, 0)
         os.dup2(nothing, 1)
         supervise(box, plan, channel)
-    except BaseException:  # noqa: BLE001  # the client sees the box end; the cause is told here
+    except BaseException:  # noqa: BLE001  # the client sees the box end; the cause is printed here
         traceback.print_exc(file=sys.stderr)
     os._exit(1)

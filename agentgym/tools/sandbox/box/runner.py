@@ -1,7 +1,7 @@
 """The confined process of a box: it runs one program, or the cells of a session with a checkpoint before each.
 
-A session is a chain of forks. The process that holds the state waits while a copy of it runs a cell: a copy that comes
-to the end is the state from then on, and one that does not leaves the state as it was.
+A session is a chain of forks. The process that holds the state waits while a copy of it runs a cell: a copy that
+finishes holds the state from then on, and one that does not leaves the state as it was.
 """
 
 import errno
@@ -28,7 +28,7 @@ Output = tuple[int, int]
 NOT_RUN = 126
 """A shell's exit code for a command that it cannot run."""
 REPORT = struct.Struct("!iii")
-"""Process that holds the state, exit code, whether the state was rolled back."""
+"""The process that holds the state, the exit code, and whether the state was rolled back."""
 
 
 def run_once(box: Box, plan: Plan, output: Output, cell: frames.Frame) -> None:
@@ -64,7 +64,7 @@ def run_session(box: Box, plan: Plan, output: Output, cells: socket.socket, repo
 
 
 def _enter(box: Box, plan: Plan, output: Output, kept: tuple[int, ...]) -> None:
-    """Confines this process, with nothing open but its streams and what is `kept`."""
+    """Confines this process, with nothing open but its streams and the descriptors in `kept`."""
     nothing = os.open("/dev/null", os.O_RDONLY)
     for target, source in enumerate((nothing, *output)):
         os.dup2(source, target)
@@ -76,7 +76,7 @@ def _enter(box: Box, plan: Plan, output: Output, kept: tuple[int, ...]) -> None:
 
 
 def _wait(child: int, kept: int) -> int:
-    """Returns the exit code of a copy that died; ends this process when the copy has come to its end."""
+    """Returns the exit code of a copy that died; ends this process if the copy finished its cell."""
     ended = os.pidfd_open(child)
     ready, _, _ = select.select([kept, ended], [], [])
     if kept in ready and os.read(kept, 1):
@@ -103,7 +103,7 @@ def _run_shell(code: bytes) -> int:
 
 
 def _become_shell(code: bytes) -> None:
-    """Does not return."""
+    """Becomes the shell; does not return."""
     try:
         os.execv("/bin/sh", [b"sh", b"-c", code])
     except OSError as error:
@@ -113,7 +113,7 @@ def _become_shell(code: bytes) -> None:
 
 
 def _put_files(header: dict[str, object], blobs: list[bytes]) -> None:
-    """Writes files from inside, where a link that a program left leads nowhere else."""
+    """Writes files from inside the box, where a link that a program left cannot lead outside."""
     paths = header["files"]
     assert isinstance(paths, list)
     for path, content in zip(paths, blobs[1:], strict=True):

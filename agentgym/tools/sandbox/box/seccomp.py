@@ -1,7 +1,7 @@
-"""The filter of system calls (seccomp-bpf), assembled here: what programs need is allowed, the rest is refused.
+"""The system-call filter (seccomp-bpf), assembled here: the calls that programs need are allowed, the rest refused.
 
-Calls that ask for more than a box has get EPERM; unknown ones get ENOSYS, for which libraries have other ways. A
-program for another machine type (32 bits, x32) is killed at its first call.
+Calls that ask for more than a box has get EPERM; unknown ones get ENOSYS, for which libraries have fallbacks. A program
+for another machine type (32 bits, x32) is killed at its first call.
 """
 
 import ctypes
@@ -24,15 +24,15 @@ PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 NEW_NAMESPACES = 0x7E020080
 AF_UNIX, SOCK_STREAM, SOCK_SEQPACKET, SOCK_TYPE = 1, 1, 5, 0xF
 TERMINAL_INPUT = (0x5412, 0x541C)
-"""TIOCSTI and TIOCLINUX: type into the terminal."""
+"""TIOCSTI and TIOCLINUX, which type into the terminal."""
 SIGNAL_OWNERS = (8, 10, 15)
-"""F_SETOWN, F_SETSIG, F_SETOWN_EX: the kernel sends the signal, to anybody of the same user."""
+"""F_SETOWN, F_SETSIG, F_SETOWN_EX: the kernel sends the signal, to any process of the same user."""
 
 Instruction = tuple[int, int, int, int]
 
 
 class _Program:
-    """Instructions, each of which is one call's answer: jumps reach over what belongs to a call."""
+    """The instructions, in groups that each answer one call: a jump leads past the group of a call."""
 
     def __init__(self) -> None:
         self.code: list[Instruction] = []
@@ -41,12 +41,12 @@ class _Program:
         self.code.append((operation, if_true, if_false, value))
 
     def answer(self, number: int, verdict: int) -> None:
-        """`verdict` for one call; the accumulator holds its number before and after."""
+        """Adds `verdict` for one call; the accumulator holds its number before and after."""
         self.add(EQUAL, number, 0, 1)
         self.add(RETURN, verdict)
 
     def examine(self, number: int, body: list[Instruction]) -> None:
-        """`body` decides about one call, and returns whatever its arguments are."""
+        """Adds `body`, which decides about one call, and returns for any arguments."""
         self.add(EQUAL, number, 0, len(body))
         self.code += body
 
@@ -64,19 +64,19 @@ def _allow() -> Instruction:
 
 
 def _one_of(index: int, values: tuple[int, ...], *, allowed: bool, mask: int = 0xFFFFFFFF) -> list[Instruction]:
-    """Allows a call whose argument is one of `values`, or all others."""
+    """Allows a call whose argument is one of `values`, or (if not `allowed`) all others."""
     tests = [(EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
     ends = [_refuse(errno.EPERM), _allow()] if allowed else [_allow(), _refuse(errno.EPERM)]
     return [_load(index), (AND, 0, 0, mask), *tests, *ends]
 
 
 def _bodies(own_signals: bool) -> dict[str, list[Instruction]]:
-    """Name to what decides about the call."""
+    """Returns the instructions that decide about each call, by its name."""
     no_namespace = [_load(0), (ANY_BIT, 0, 1, NEW_NAMESPACES), _refuse(errno.EPERM), _allow()]
     connected = _one_of(1, (SOCK_STREAM, SOCK_SEQPACKET), allowed=True, mask=SOCK_TYPE)
     bodies = {
         "clone": no_namespace,
-        "clone3": [_refuse(errno.ENOSYS)],  # its flags are behind a pointer: libraries go on with clone
+        "clone3": [_refuse(errno.ENOSYS)],  # its flags are reached by a pointer: libraries fall back to clone
         "socketpair": [_load(0), (EQUAL, 1, 0, AF_UNIX), _refuse(errno.EACCES), *connected],
         "prlimit64": _one_of(0, (0,), allowed=True),
         "ioctl": _one_of(1, TERMINAL_INPUT, allowed=False),
@@ -89,11 +89,11 @@ def _bodies(own_signals: bool) -> dict[str, list[Instruction]]:
 
 
 def assemble(machine: str, *, owns_files: bool, leaves_group: bool, signals: bool) -> bytes:
-    """The filter's program.
+    """Assembles the filter's program.
 
-    `owns_files` says whether modes and owners may be changed; otherwise modes and times stay as they are, without an
-    error, for copying and unpacking set them. `leaves_group` says whether processes may begin sessions, `signals`
-    whether they may signal others.
+    `owns_files` allows changes of modes and owners; otherwise modes and times stay as they are, without an error,
+    because copying and unpacking set them. `leaves_group` allows processes to start sessions, and `signals` allows them
+    to signal others.
     """
     program = _Program()
     program.add(LOAD, ARCHITECTURE)
@@ -119,11 +119,11 @@ def assemble(machine: str, *, owns_files: bool, leaves_group: bool, signals: boo
         if name not in examined:
             program.answer(number, ERROR | errno.EPERM)
     program.add(RETURN, ERROR | errno.ENOSYS)
-    return b"".join(struct.pack("=HBBI", *one) for one in program.code)
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program.code)
 
 
 def install_filter(program: bytes) -> None:
-    """Holds this process and all it will start to `program`, for good; needs no_new_privs."""
+    """Applies `program` permanently to this process and its future children; needs no_new_privs."""
     code = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("=H6xQ", len(program) // 8, ctypes.addressof(code))
     held = ctypes.create_string_buffer(header, len(header))

@@ -1,7 +1,7 @@
-"""One process outside each box: it holds the clock, reads the output up to its limit, watches limits, and answers.
+"""The process outside each box: it keeps the time, reads the output up to its limit, watches limits, and answers.
 
-It never waits for a program: whatever is not there in time ends the box's first process, and all others with it. It
-answers before it removes what the program left.
+It never waits for a program: anything that is late ends the box's first process, and all others with it. It answers
+before it removes what the program left.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ from agentgym.tools.sandbox.box.watch import WATCH_S, Watch
 __all__ = ["grace_s", "supervise"]
 
 CHANNEL_S = 20.0
-"""Longest that a box may take to start or to read a cell."""
+"""The seconds that a box may take to start or to read a cell."""
 STOP_S = 0.3
-"""Longest wait for the end of a box's processes before the answer is sent."""
+"""The longest wait in seconds for the end of a box's processes before the answer is sent."""
 NICE_S = 0.1
-"""Shortest time between two orders to lower a box's priority."""
+"""The shortest time in seconds between two orders to lower a box's priority."""
 END_S = 2.0
-"""Longest that a box's first process may take to end the others before it is killed."""
+"""The seconds that a box's first process may take to end the others before it is killed."""
 CHUNK, MOST_CHUNKS = 1 << 16, 32
 
 
@@ -38,23 +38,23 @@ class _Running:
 
     deadline: float
     settled_by: float
-    """When the box must have come to rest, however it ended."""
+    """The time by which the box must be at rest, however it ended."""
     most_output: int
     num_ended_before: int
-    """Processes that had been ended for memory when it began."""
+    """The number of processes that had been killed for memory when it began."""
     output: dict[int, bytearray] = field(default_factory=dict)
-    """Pipe to what came out of it."""
+    """The output of each pipe so far."""
     why: str = ""
     code: int = 0
     holder: int = 0
-    """Process that holds the state of a session."""
+    """The process that holds the state of a session."""
     rolled_back: bool = False
     is_over: bool = False
-    """Whether the box has ended."""
+    """True if the box has ended."""
     files: tuple[list[str], list[bytes]] = field(default_factory=lambda: ([], []))
 
     def take(self, pipe: int) -> bool:
-        """Reads what is there; False at the end of it. Output over the limit is cut off, and ends the execution."""
+        """Reads available output; False at its end. Output over the limit is cut off, and ends the execution."""
         try:
             part = os.read(pipe, CHUNK)
         except BlockingIOError:
@@ -66,7 +66,7 @@ class _Running:
         return bool(part)
 
     def drain(self) -> None:
-        """Reads what ended processes have left in the pipes: no more than fits into one."""
+        """Reads what ended processes have left in the pipes: no more of each than fits into it."""
         for pipe in self.output:
             for _ in range(MOST_CHUNKS):
                 if not select.select([pipe], [], [], 0)[0] or not self.take(pipe):
@@ -74,7 +74,7 @@ class _Running:
 
 
 class _Supervisor:
-    """A box and the processes in it, from outside."""
+    """A box and the processes in it, seen from outside."""
 
     def __init__(self, box: Box, plan: Plan, is_session: bool) -> None:
         self._box, self._plan, self._is_session = box, plan, is_session
@@ -105,9 +105,11 @@ class _Supervisor:
             _forget_signals()
             collect = [] if self._is_session else cell[0]["collect"]
             assert isinstance(collect, list)
-            _guarded(lambda: keep(self._box, inner, Job(become, self._is_session, collect, self._plan.scratch_bytes)))
-        for one in (inner, inner_cells, inner_reports):
-            one.close()
+            _run_guarded(
+                lambda: keep(self._box, inner, Job(become, self._is_session, collect, self._plan.scratch_bytes))
+            )
+        for channel in (inner, inner_cells, inner_reports):
+            channel.close()
         for _, writing in self._pipes:
             os.close(writing)
         self._cells.settimeout(CHANNEL_S)
@@ -153,17 +155,17 @@ class _Supervisor:
         running.why, self._holder = running.why if not running.holder else "", running.holder
 
     def _wait(self, running: _Running, open_pipes: list[int], client: socket.socket) -> None:
-        """Takes in whatever happens next, for a moment."""
+        """Waits a moment for the next events, and handles them."""
         waited: list[int | socket.socket] = [*open_pipes, self._orders, client]
         if self._is_session:
             waited.append(self._reports)
         until_look = self._watch.wait_s() if self._is_up else WATCH_S
         seconds = max(0.0, min(running.deadline - time.monotonic(), until_look))
         ready, _, _ = select.select(waited, [], [], seconds)
-        for pipe in [one for one in open_pipes if one in ready]:
+        for pipe in [reader for reader in open_pipes if reader in ready]:
             if not running.take(pipe):
                 open_pipes.remove(pipe)
-        if client in ready:  # it has gone: nobody wants the rest
+        if client in ready:  # the client is gone, and does not need the rest
             running.why, running.is_over = "killed", True
         if self._orders in ready:
             self._hear_keeper(running)
@@ -184,11 +186,11 @@ class _Supervisor:
         else:
             program = said[0]["ready"]
             assert isinstance(program, int)
-            self._box.started(program)
+            self._box.set_program(program)
             self._is_up = True
 
     def _hear_report(self, running: _Running) -> None:
-        """What the program's process says of itself. It may lie: then its own state is lost."""
+        """Reads the report of the program's process. It may lie: then its own state is lost."""
         try:
             said = self._reports.recv(64)
         except OSError:
@@ -200,7 +202,7 @@ class _Supervisor:
         running.holder, running.rolled_back, running.why = holder, bool(rolled_back), "exited"
 
     def _overrun(self, running: _Running) -> str:
-        """Returns the limit that is passed, or nothing."""
+        """Returns the limit that is passed, or ""."""
         if time.monotonic() >= running.deadline:
             return "time_limit"
         if not self._is_up or self._watch.wait_s():
@@ -215,19 +217,19 @@ class _Supervisor:
         nice, now = self._watch.nice(), time.monotonic()
         if nice > 0 and now >= self._next_nice:
             self._next_nice = now + NICE_S
-            with contextlib.suppress(OSError):  # its end is on its way
+            with contextlib.suppress(OSError):  # the box is about to end
                 frames.send(self._orders, {"nice": nice, "holder": self._holder})
 
     def _ran_out_of_memory(self, running: _Running) -> bool:
-        """Whether the kernel ended a process for memory since the execution began."""
+        """Returns whether the kernel killed a process for memory since the execution began."""
         return self._box.num_ended_for_memory() > running.num_ended_before
 
     def _settle(self, running: _Running, cell: frames.Frame) -> None:
-        """Ends what a cell left running; where it was stopped, the state before it answers."""
+        """Ends what a cell left running; if the cell was stopped, the process with the state before it reports."""
         was_stopped = running.why != "exited"
         holder = self._holder if was_stopped else running.holder
         answer = None
-        with contextlib.suppress(OSError):  # it was not in time
+        with contextlib.suppress(OSError):  # it was too late
             frames.send(self._orders, {"settle": holder, "collect": cell[0]["collect"]})
             answer = self._hear_in_time(running)
             while answer is not None and "settled" not in answer[0] and "ended" not in answer[0]:
@@ -255,7 +257,7 @@ class _Supervisor:
             self._orders.settimeout(None)
 
     def _has_ended(self, seconds: float) -> bool:
-        """Waits for the end of the box's first process, for so long."""
+        """Waits up to `seconds` for the end of the box's first process."""
         ended = os.pidfd_open(self._first)
         try:
             return bool(select.select([ended], [], [], seconds)[0])
@@ -274,12 +276,12 @@ class _Supervisor:
 
 
 def grace_s(time_limit_s: float) -> float:
-    """Returns how much longer than its time limit an execution may take until its answer is sent."""
+    """Returns the seconds beyond its time limit that an execution may take until its answer is sent."""
     return max(0.7, 0.4 * time_limit_s)
 
 
 def supervise(box: Box, plan: Plan, client: socket.socket) -> None:
-    """Serves one connection: one program, or a session's cells until the client has gone. Does not return."""
+    """Serves one connection: one program, or a session's cells until the client is gone. Does not return."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     supervisor: _Supervisor | None = None
 
@@ -298,7 +300,7 @@ def supervise(box: Box, plan: Plan, client: socket.socket) -> None:
             supervisor = _Supervisor(box, plan, is_session=bool(cell[0]["session"]))
             supervisor.start(cell)
         running = supervisor.run(cell, client)
-        texts = [bytes(one) for one in running.output.values()]
+        texts = [bytes(content) for content in running.output.values()]
         header: dict[str, object] = {
             "why": running.why,
             "code": running.code,
@@ -317,12 +319,12 @@ def supervise(box: Box, plan: Plan, client: socket.socket) -> None:
 
 
 def _forget_signals() -> None:
-    """The signals of a supervisor mean nothing to the process it starts, until that sets its own."""
+    """Resets the signals of a supervisor in the process that it starts, until that sets its own."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _guarded(body: object) -> None:
-    """Runs what does not return; an error of ours is told on the server's standard error."""
+def _run_guarded(body: object) -> None:
+    """Runs a body that does not return; an error of ours is printed to the server's standard error."""
     try:
         assert callable(body)
         body()

@@ -34,27 +34,27 @@ getrandom:318:278 execveat:322:281 membarrier:324:283 copy_file_range:326:285 pr
 statx:332:291 rseq:334:293 pidfd_open:434:434 close_range:436:436 openat2:437:437 faccessat2:439:439
 epoll_pwait2:441:441 futex_waitv:449:449 flock:73:32
 """
-"""What programs need, with any arguments."""
+"""Calls that programs need, with any arguments."""
 
 MODES = """
 chmod:90:- fchmod:91:52 fchmodat:268:53 fchmodat2:452:452 utime:132:- utimes:235:- futimesat:261:- utimensat:280:88
 """
-"""Modes and times of files: harmless where every file outside is on a read-only mount. Elsewhere nothing happens."""
+"""Modes and times of files: harmless if every file outside is on a read-only mount. Elsewhere they do nothing."""
 OWNERS = """
 chown:92:- fchown:93:55 lchown:94:- fchownat:260:54 setxattr:188:5 lsetxattr:189:6 fsetxattr:190:7 removexattr:197:14
 lremovexattr:198:15 fremovexattr:199:16 truncate:76:45
 """
-"""Owners and attributes of files, and cutting them short by name: harmless there too, refused elsewhere."""
+"""Owners and attributes of files, and truncation by name: harmless on such mounts too, refused elsewhere."""
 
 GROUPS = """
 setpgid:109:154 setsid:112:157
 """
-"""Ways out of the process group by which everything is killed."""
+"""Calls that leave the process group by which everything is killed."""
 
 SIGNALS = """
 kill:62:129 tkill:200:130 tgkill:234:131 rt_sigqueueinfo:129:138 rt_tgsigqueueinfo:297:240 pidfd_send_signal:424:424
 """
-"""Signals to others: harmless where others cannot be seen, or are out of reach."""
+"""Signals to other processes: harmless if those cannot be seen, or are out of reach."""
 
 EXAMINED = """
 clone:56:220 socketpair:53:199 prlimit64:302:261 ioctl:16:29 fcntl:72:25 clone3:435:435
@@ -80,11 +80,11 @@ mlock:149:228 mlockall:151:230 mlock2:325:284 seccomp:317:277 fanotify_init:300:
 move_pages:279:239 migrate_pages:256:238 mbind:237:235 set_mempolicy:238:237 sendmmsg:307:269 vhangup:153:58
 nfsservctl:180:42
 """
-"""Calls that programs see refused (EPERM); whatever is in no table does not exist for them (ENOSYS)."""
+"""Calls that are refused (EPERM); calls in no table do not exist for programs (ENOSYS)."""
 
 
 def numbers(table: str, machine: str) -> dict[str, int]:
-    """Name to number on `machine` of the calls in a table; calls that the machine lacks are left out."""
+    """Returns name to number on `machine` of the calls in a table; calls that the machine lacks are left out."""
     column = {"x86_64": 1, "aarch64": 2}[machine]
     rows = (entry.split(":") for entry in table.split())
     return {row[0]: int(row[column]) for row in rows if row[column] != "-"}

@@ -1,4 +1,4 @@
-"""A cgroup that counts the tasks of one box, where this process may make one in its own: a fork too many fails."""
+"""A cgroup that counts the tasks of one box, if this process may make one in its own: a fork too many fails."""
 
 import contextlib
 import os
@@ -10,9 +10,9 @@ NAME = "agentgym-box"
 
 
 class TaskCount:
-    """A cgroup of up to `most` tasks below this process's own one; `folder` is empty where none can be made.
+    """A cgroup of up to `most` tasks below this process's own one; `folder` is empty if none can be made.
 
-    Only the count is the cgroup's: the bounds of the cgroups around it, on memory and processors, hold as before.
+    It limits only the count: the limits of the cgroups around it, on memory and processors, apply as before.
     """
 
     def __init__(self, most: int) -> None:
@@ -27,29 +27,29 @@ class TaskCount:
             _write(f"{folder}/pids.max", str(most))
 
     def join(self) -> None:
-        """Puts this process into it, and with it all that it starts; not where the kernel refuses."""
+        """Puts this process and its future children into the cgroup, unless the kernel refuses."""
         if self.folder:
             with contextlib.suppress(OSError):
                 _write(f"{self.folder}/cgroup.procs", "0")
 
     def close(self) -> None:
-        """Removes it, when its processes have ended."""
+        """Removes the cgroup when its processes have ended."""
         if self.folder:
             with contextlib.suppress(OSError):
                 os.rmdir(self.folder)
 
 
 def remove_task_counts(server: int) -> None:
-    """Removes what supervisors of a server have left that were killed."""
+    """Removes the cgroups that killed supervisors of a server have left."""
     with contextlib.suppress(OSError):
-        for one in os.scandir(_own_cgroup() or os.devnull):
-            if one.name.startswith(f"{NAME}-{server}-"):
+        for entry in os.scandir(_own_cgroup() or os.devnull):
+            if entry.name.startswith(f"{NAME}-{server}-"):
                 with contextlib.suppress(OSError):
-                    os.rmdir(one.path)
+                    os.rmdir(entry.path)
 
 
 def _own_cgroup() -> str:
-    """The folder of this process's cgroup if tasks are counted in the cgroups below it, else nothing."""
+    """Returns the folder of this process's cgroup if tasks are counted in the cgroups below it, else ""."""
     own = {}
     with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:
         own = {names: path for _, names, path in (line.rstrip("\n").split(":", 2) for line in file)}

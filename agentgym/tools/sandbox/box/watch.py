@@ -13,23 +13,23 @@ from agentgym.tools.sandbox.box.runner import Box
 __all__ = ["WATCH_S", "Watch"]
 
 WATCH_S = 0.02
-"""Longest time between two looks at processes and memory, where these are quick."""
+"""The longest time in seconds between two checks of processes and memory, if these are quick."""
 FIRST_S = 0.01
-"""Time before the first look: most programs and cells have ended by then, and cost none."""
+"""The seconds before the first check: most programs and cells have ended by then, and cost none."""
 SOONEST_S = 0.002
 BYTES_PER_CORE_S = 3 << 29
-"""The fastest that a core was seen to fill memory, and half as much again."""
+"""The fastest observed rate at which a core fills memory, and half as much again."""
 SHARE = 4
-"""A look is followed by this many times the processor time that it took; one at the disk by more."""
+"""The pause after a check, as a multiple of the processor time that it took; a disk check has a longer one."""
 DISK_SHARE = 10
 FAIR_SHARE = 2
-"""More processes than this that compute at once weigh together as much as so many."""
+"""The number of processes whose weight all processes that compute at once may have together."""
 NICE_STEP = 1.25
-"""A process has this times the weight of one whose nice value is one higher (`sched(7)`)."""
+"""The factor between the weights of two processes whose nice values differ by one (`sched(7)`)."""
 
 
 class Watch:
-    """Looks at a box, often enough for each limit and seldom enough to be cheap."""
+    """Checks a box, often enough for each limit and rarely enough to be cheap."""
 
     def __init__(self, box: Box, plan: Plan) -> None:
         self._box, self._plan = box, plan
@@ -43,7 +43,7 @@ class Watch:
         self._next_look = max(self._next_look, time.monotonic() + FIRST_S)
 
     def wait_s(self) -> float:
-        """Returns the seconds until the next look is due."""
+        """Returns the seconds until the next check is due."""
         return max(0.0, self._next_look - time.monotonic())
 
     def nice(self) -> int:
@@ -51,11 +51,11 @@ class Watch:
         return min(19, math.ceil(math.log(max(1.0, self._memory.num_running / FAIR_SHARE), NICE_STEP)))
 
     def look(self, first: int) -> str:
-        """Returns the limit that a box passes, or nothing; `first` is its first process."""
+        """Returns the limit that a box passes, or ""; `first` is its first process."""
         now, before = time.monotonic(), time.thread_time()
         if now < self._next_look:
             return ""
-        if not self._runs_soon:  # it is the supervisor that looks
+        if not self._runs_soon:  # the supervisor makes the checks
             kernel.run_soon()
             self._runs_soon = True
         pids = self._pids(first)
@@ -80,5 +80,5 @@ class Watch:
         return "disk_limit" if is_full else ""
 
     def _pids(self, first: int) -> list[int]:
-        """The processes of the box, as many as tell whether they are too many."""
+        """Returns the processes of the box, up to one more than allowed."""
         return self._box.pids(first, self._plan.num_processes + 1)

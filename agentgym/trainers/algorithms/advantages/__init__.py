@@ -1,4 +1,4 @@
-"""How good each sampled token was: pure functions from rewards to advantages, by name in `ADVANTAGES`."""
+"""Advantage estimators: pure functions from rewards to the advantage of each sampled token, by name in `ADVANTAGES`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What an estimator gives, and what all of them share: trained tokens without the holes between them, statistics of
-groups and of the batch.
+"""The result of an estimator, and the helpers that all estimators share.
+
+The helpers are the trained tokens without the holes between them, and statistics of groups and of the batch.
 
 Shapes: `B` episode, `T` token, `L` trained token of its episode, `N` members of groups (episodes, or turns).
 All statistics are float64.
@@ -22,7 +23,7 @@ WHITEN_EPSILON = 1e-8
 
 
 class Credit(NamedTuple):
-    """The advantage of each token and what a critic would be fitted to.
+    """The advantage of each token and the target that a critic would be fitted to.
 
     Both have the shape and dtype of the rewards, are 0 wherever a token is not trained, never NaN, and carry no
     gradient. Example: `reinforce_plus_plus` of rewards `[[0, 0, 1]]`, mask `[[T, F, T]]` and gamma 0.5 has
@@ -46,13 +47,13 @@ class TrainedTokens:
     place_BL: Tensor
     valid_BL: Tensor
     rewards_BL: Tensor
-    """float64; what arrived at a token that is not trained stands at the nearest trained token before it, or at the
-    first one. A row with nothing trained holds nothing."""
+    """float64; a reward at an untrained token counts at the nearest trained token before it, or at the first one. A row
+    with nothing trained holds nothing."""
     dtype: torch.dtype
 
     @classmethod
     def of(cls, rewards_BT: Tensor, mask_BT: Tensor) -> TrainedTokens:
-        """Raises InvalidTrajectory for what is not a finite float and a bool of the same two axes."""
+        """Packs the trained tokens; raises InvalidTrajectory unless both are `[B, T]`, finite float and bool."""
         check_rewards(rewards_BT, mask_BT)
         count_B = mask_BT.sum(-1)
         longest = int(count_B.max()) if len(count_B) else 0
@@ -63,17 +64,17 @@ class TrainedTokens:
 
     @property
     def to_go_BL(self) -> Tensor:
-        """The sum of the rewards from each trained token on."""
+        """The sum of the rewards from each trained token onwards."""
         return self.rewards_BL.flip(-1).cumsum(-1).flip(-1) * self.valid_BL
 
     def take(self, numbers_BT: Tensor, name: str) -> Tensor:
-        """The float64 `[B, L]` of a tensor that is given by token, 0 behind each row's end.
+        """The float64 `[B, L]` of a tensor that is given by token, 0 after each row's end.
 
         Raises InvalidTrajectory, naming it, when it has another shape or is not finite at a trained token.
         """
         if not numbers_BT.is_floating_point() or numbers_BT.shape != self.mask_BT.shape:
             raise InvalidTrajectory(
-                f"{name} is float of shape {tuple(self.mask_BT.shape)}, got {_described(numbers_BT)}"
+                f"{name} is float of shape {tuple(self.mask_BT.shape)}, got {_format_tensor(numbers_BT)}"
             )
         taken_BL = numbers_BT.detach().to(torch.float64).gather(1, self.place_BL)
         taken_BL = torch.where(self.valid_BL, taken_BL, 0.0)
@@ -82,9 +83,11 @@ class TrainedTokens:
         return taken_BL
 
     def take_ids(self, ids_BT: Tensor, name: str) -> Tensor:
-        """The int64 `[B, L]` of ids that are given by token, -1 behind each row's end; errors as for `take`."""
+        """The int64 `[B, L]` of ids that are given by token, -1 after each row's end; errors as for `take`."""
         if ids_BT.dtype != torch.int64 or ids_BT.shape != self.mask_BT.shape:
-            raise InvalidTrajectory(f"{name} is int64 of shape {tuple(self.mask_BT.shape)}, got {_described(ids_BT)}")
+            raise InvalidTrajectory(
+                f"{name} is int64 of shape {tuple(self.mask_BT.shape)}, got {_format_tensor(ids_BT)}"
+            )
         return torch.where(self.valid_BL, ids_BT.gather(1, self.place_BL), -1)
 
     def per_row(self, numbers_B: Tensor | None, name: str) -> Tensor:
@@ -93,13 +96,13 @@ class TrainedTokens:
         if numbers_B is None:
             return torch.zeros(rows, dtype=torch.float64, device=self.mask_BT.device)
         if not numbers_B.is_floating_point() or numbers_B.shape != rows:
-            raise InvalidTrajectory(f"{name} is float of shape {tuple(rows)}, got {_described(numbers_B)}")
+            raise InvalidTrajectory(f"{name} is float of shape {tuple(rows)}, got {_format_tensor(numbers_B)}")
         if not bool(numbers_B.isfinite().all()):
             raise InvalidTrajectory(f"{name} is finite, got {_wrong(numbers_B)}")
         return numbers_B.detach().to(torch.float64)
 
     def credit(self, advantages_BL: Tensor, returns_BL: Tensor) -> Credit:
-        """The result by token, with each number back at its token's place."""
+        """The result by token, with each number back at its token's position."""
         return Credit(self._spread(advantages_BL), self._spread(returns_BL))
 
     def episode_credit(self, advantages_B: Tensor, returns_B: Tensor) -> Credit:
@@ -114,8 +117,11 @@ class TrainedTokens:
 
 
 def carry(rewards_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """The rewards by the number of the trained token they count at, `[B, T]`: the nearest one at or before the token
-    where they arrived, or the first one. A row with nothing trained has zeros."""
+    """The rewards `[B, T]` by the number of the trained token that they count at.
+
+    That is the nearest trained token at or before the one where the reward arrived, or the first one. A row with
+    nothing trained has zeros.
+    """
     nearest_BT = (mask_BT.cumsum(-1) - 1).clamp(min=0)
     carried_BT = torch.zeros_like(rewards_BT).scatter_add(1, nearest_BT, rewards_BT)
     return torch.where(mask_BT.any(-1, keepdim=True), carried_BT, 0.0)
@@ -123,7 +129,7 @@ def carry(rewards_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Which group each of N members belongs to, with the statistics of its group at every member."""
+    """The group that each of N members belongs to, with the statistics of its group at every member."""
 
     members: Sequences
 
@@ -143,12 +149,12 @@ class Groups:
         return self.total(torch.ones_like(self.index_N))
 
     def total(self, numbers_N: Tensor) -> Tensor:
-        """The sum over the member's group; further axes stay apart."""
+        """The sum over the member's group; further axes are kept."""
         shape = (self.members.num_sequences, *numbers_N.shape[1:])
         totals = torch.zeros(shape, dtype=torch.float64, device=numbers_N.device)
         return totals.index_add(0, self.index_N, numbers_N.to(torch.float64))[self.index_N]
 
-    def centred(self, numbers_N: Tensor, weights_N: Tensor | None = None) -> Tensor:
+    def subtract_mean(self, numbers_N: Tensor, weights_N: Tensor | None = None) -> Tensor:
         """The distance from the group's mean, weighted where weights are given; exactly 0 where all are equal."""
         weights_N = torch.ones_like(numbers_N) if weights_N is None else weights_N
         above_N = numbers_N - self.members.spread(self.members.min(numbers_N))
@@ -156,18 +162,18 @@ class Groups:
 
     def std(self, numbers_N: Tensor) -> Tensor:
         """The standard deviation with the divisor n - 1, 0 in a group of one."""
-        return (self.total(self.centred(numbers_N).square()) / (self.size_N - 1).clamp(min=1)).sqrt()
+        return (self.total(self.subtract_mean(numbers_N).square()) / (self.size_N - 1).clamp(min=1)).sqrt()
 
     def z_scores(self, numbers_N: Tensor, epsilon: float) -> Tensor:
-        """`centred / (std + epsilon)`."""
-        return self.centred(numbers_N) / (self.std(numbers_N) + epsilon)
+        """The distance from the group's mean, divided by `std + epsilon`."""
+        return self.subtract_mean(numbers_N) / (self.std(numbers_N) + epsilon)
 
 
 def episode_groups(groups_B: Tensor, tokens: TrainedTokens, allow_single: bool) -> Groups:
     """The groups of the episodes; raises ConfigError for a group of one unless `allow_single`."""
     rows = tuple(tokens.mask_BT.shape[:1])
     if groups_B.dtype != torch.int64 or tuple(groups_B.shape) != rows:
-        raise InvalidTrajectory(f"groups_B is int64 of shape {rows}, got {_described(groups_B)}")
+        raise InvalidTrajectory(f"groups_B is int64 of shape {rows}, got {_format_tensor(groups_B)}")
     groups = Groups.of(groups_B)
     lone_B = groups.size_N == 1
     if not allow_single and bool(lone_B.any()):
@@ -189,22 +195,22 @@ def whiten(numbers_N: Tensor) -> Tensor:
 
 
 def check_rewards(rewards_BT: Tensor, mask_BT: Tensor) -> None:
-    """Raises InvalidTrajectory for what is not a finite float and a bool of the same two axes."""
+    """Raises InvalidTrajectory unless rewards and mask are `[B, T]`, finite float and bool."""
     fits = rewards_BT.ndim == 2 and rewards_BT.shape == mask_BT.shape
     if not fits or not rewards_BT.is_floating_point() or mask_BT.dtype != torch.bool:
         raise InvalidTrajectory(
             "rewards are float and the mask is bool (`mask.bool()` of 0 and 1), both by episode and token; "
-            f"got {_described(rewards_BT)} and {_described(mask_BT)}"
+            f"got {_format_tensor(rewards_BT)} and {_format_tensor(mask_BT)}"
         )
     if not bool(rewards_BT.isfinite().all()):
         raise InvalidTrajectory(f"rewards are finite, got {_wrong(rewards_BT)}")
 
 
-def _described(tensor: Tensor) -> str:
+def _format_tensor(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
 
 
 def _wrong(tensor: Tensor) -> str:
-    """The first number that is not finite, with its place."""
+    """The first number that is not finite, with its index."""
     place = tuple((~tensor.isfinite()).nonzero()[0].tolist())
     return f"{float(tensor[place])} at {place}"

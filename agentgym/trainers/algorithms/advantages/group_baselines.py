@@ -1,4 +1,4 @@
-"""Estimators that hold each episode's whole return against those of the other episodes of its task.
+"""Estimators that compare each episode's whole return with those of the other episodes of its task.
 
 Every trained token of an episode gets the episode's advantage, and its return is the episode's: `R_i`, the sum of all
 its rewards. An episode of which nothing is trained still counts in the statistics of its group.
@@ -58,7 +58,7 @@ def grpo(
     trains on its raw return, is refused or 0.
     """
     tokens, groups, return_B = _episodes(rewards_BT, mask_BT, groups_B, allow_single)
-    advantage_B = groups.z_scores(return_B, epsilon) if normalize_by_std else groups.centred(return_B)
+    advantage_B = groups.z_scores(return_B, epsilon) if normalize_by_std else groups.subtract_mean(return_B)
     return tokens.episode_credit(advantage_B, return_B)
 
 
@@ -89,7 +89,7 @@ def rloo(rewards_BT: Tensor, mask_BT: Tensor, groups_B: Tensor, *, allow_single:
     """
     tokens, groups, return_B = _episodes(rewards_BT, mask_BT, groups_B, allow_single)
     size_B = groups.size_N
-    return tokens.episode_credit(groups.centred(return_B) * size_B / (size_B - 1).clamp(min=1), return_B)
+    return tokens.episode_credit(groups.subtract_mean(return_B) * size_B / (size_B - 1).clamp(min=1), return_B)
 
 
 @ADVANTAGES.register("reinforce_plus_plus_baseline")
@@ -109,7 +109,7 @@ def reinforce_plus_plus_baseline(
     part in the batch's statistics.
     """
     tokens, groups, return_B = _episodes(rewards_BT, mask_BT, groups_B, allow_single)
-    whitened_BL = _whiten_tokens(groups.centred(return_B), groups, tokens)
+    whitened_BL = _whiten_tokens(groups.subtract_mean(return_B), groups, tokens)
     return tokens.credit(whitened_BL, return_B[:, None] + torch.zeros_like(whitened_BL))
 
 
@@ -128,7 +128,7 @@ def opo(rewards_BT: Tensor, mask_BT: Tensor, groups_B: Tensor, *, allow_single: 
     """
     tokens, groups, return_B = _episodes(rewards_BT, mask_BT, groups_B, allow_single)
     length_B = mask_BT.sum(-1).to(torch.float64)
-    return tokens.episode_credit(groups.centred(return_B, length_B), return_B)
+    return tokens.episode_credit(groups.subtract_mean(return_B, length_B), return_B)
 
 
 @ADVANTAGES.register("gpg")
@@ -149,7 +149,7 @@ def gpg(
     """
     tokens, groups, return_B = _episodes(rewards_BT, mask_BT, groups_B, allow_single)
     alpha = len(return_B) / max(1, int(return_B.count_nonzero()))
-    return tokens.episode_credit(alpha * groups.centred(return_B) / norm, return_B)
+    return tokens.episode_credit(alpha * groups.subtract_mean(return_B) / norm, return_B)
 
 
 @ADVANTAGES.register("grpo_passk")
@@ -189,7 +189,7 @@ def gdpo(
     weights: Sequence[float] | None = None,
     allow_single: bool = False,
 ) -> Credit:
-    """Each component of the reward held against its group by itself, the weighted sum whitened over the batch.
+    """Each component of the reward compared with its group by itself, the weighted sum whitened over the batch.
 
     `C_i = sum_k w_k (R_ik - mean(R_k)) / (std(R_k) + 1e-6)`, then `A_i = (C_i - mean(C)) * rsqrt(var(C) + 1e-8)` over
     all trained tokens. Liu et al. 2026 (GDPO: Group reward-Decoupled Normalization Policy Optimization). `weights` has
@@ -231,7 +231,7 @@ def maxrl(rewards_BT: Tensor, mask_BT: Tensor, groups_B: Tensor, *, allow_single
     if bool((return_B < 0).any()):
         raise InvalidTrajectory(f"maxrl takes returns of at least 0 (it divides by their mean), got {return_B.min()}")
     mean_B = groups.total(return_B) / groups.size_N
-    advantage_B = groups.centred(return_B) / torch.where(mean_B > 0, mean_B, 1.0)
+    advantage_B = groups.subtract_mean(return_B) / torch.where(mean_B > 0, mean_B, 1.0)
     return tokens.episode_credit(advantage_B, return_B)
 
 

@@ -1,4 +1,4 @@
-"""The table of advantage estimators and what each of them promises."""
+"""The table of advantage estimators and the contract of its entries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ the order of the rows does not matter, and an episode is one row, so that every 
     mask_BT         bool; the tokens that are trained, with any holes
     groups_B        int64; rows with the same id are episodes of the same task, in any order
 
-An estimator names what else it needs as parameters, out of these, and whoever calls it gives them by name:
+An estimator names further tensors that it needs as parameters, out of these; the caller passes them by name:
 
     values_BT       float; the critic's value of what came before the token
     bootstrap_B     float; the value after the last token: 0 where the episode terminated, the critic's where it was
@@ -31,7 +31,7 @@ An estimator names what else it needs as parameters, out of these, and whoever c
     states_BT       int64; the state of the environment in which the token's turn was sampled: equal ids are equal
                     states, -1 is none
     greedy_B        float; the reward of a greedy episode of the same task
-    components_BTK  float; the rewards by component, each placed as `rewards_BT` is
+    components_BTK  float; the rewards by component, each at the same tokens as in `rewards_BT`
     proxy_BT        float; `1 - 2 p + sum p^2`, the squared norm of the logits' gradient
 
 Settings are keyword-only. All raise InvalidTrajectory for tensors that do not fit together or hold numbers that are not

@@ -1,8 +1,8 @@
 """Estimators on the reward to go of each token: with a critic, a batch's mean, a greedy episode or others of the group.
 
-A token counts from the reward that arrived at it onwards; all sums and discounts run over trained tokens only, as if
-the tokens of the environment between them were not there. Where `gamma` is 1 a reward counts in full at every token
-before it.
+A token is credited with the rewards that arrived at it and later. All sums and discounts run over trained tokens only,
+as if the tokens of the environment between them were not there. Where `gamma` is 1, a reward counts in full at every
+token before it.
 
 Shapes: `B` episode, `T` token, `L` trained token of its episode.
 """
@@ -61,16 +61,16 @@ def gae(  # noqa: PLR0913  (three of the eight are keyword-only settings)
     advantages_BL = lambda_advantages(tokens.rewards_BL, values_BL, tokens.valid_BL, end_B, gamma=gamma, lam=lam)
     returns_BL = advantages_BL + values_BL
     if whiten_advantages:
-        advantages_BL = _whitened(advantages_BL, tokens)
+        advantages_BL = _whiten_over_batch(advantages_BL, tokens)
     return tokens.credit(advantages_BL, returns_BL)
 
 
 def lambda_advantages(
     rewards_BL: Tensor, values_BL: Tensor, valid_BL: Tensor, bootstrap_B: Tensor, *, gamma: float, lam: float
 ) -> Tensor:
-    """The recursion of `gae` over steps that stand at the front of their rows; 0 behind a row's end.
+    """The recursion of `gae` over steps that are packed at the front of their rows; 0 after a row's end.
 
-    With values of 0, no bootstrap and lam = 1 it gives discounted returns to go.
+    With values of 0, no bootstrap and lam = 1 it computes discounted returns to go.
     """
     advantages_BL = torch.zeros_like(rewards_BL)
     running_B, next_value_B = torch.zeros_like(bootstrap_B), bootstrap_B
@@ -99,7 +99,7 @@ def reinforce_plus_plus(rewards_BT: Tensor, mask_BT: Tensor, groups_B: Tensor, *
     tokens = TrainedTokens.of(rewards_BT, mask_BT)
     nothing_BL, nothing_B = torch.zeros_like(tokens.rewards_BL), tokens.per_row(None, "bootstrap_B")
     returns_BL = lambda_advantages(tokens.rewards_BL, nothing_BL, tokens.valid_BL, nothing_B, gamma=gamma, lam=1.0)
-    return tokens.credit(_whitened(returns_BL, tokens), returns_BL)
+    return tokens.credit(_whiten_over_batch(returns_BL, tokens), returns_BL)
 
 
 @ADVANTAGES.register("remax")
@@ -170,14 +170,14 @@ def tir_optimal_token_baseline(
     """`optimal_token_baseline` for episodes of many turns: tokens are aligned by their number among the trained ones.
 
     Li et al. 2026 (The Optimal Token Baseline), tool-integrated reasoning. Both forms align so here; this one differs
-    in its default of `zero_tail`, which is verl's. Everything else is said there.
+    in its default of `zero_tail`, which is verl's. Everything else is documented there.
     """
     return optimal_token_baseline(
         rewards_BT, mask_BT, groups_B, proxy_BT, zero_tail=zero_tail, allow_single=allow_single
     )
 
 
-def _whitened(numbers_BL: Tensor, tokens: TrainedTokens) -> Tensor:
+def _whiten_over_batch(numbers_BL: Tensor, tokens: TrainedTokens) -> Tensor:
     whitened_BL = torch.zeros_like(numbers_BL)
     whitened_BL[tokens.valid_BL] = whiten(numbers_BL[tokens.valid_BL])
     return whitened_BL

@@ -1,8 +1,8 @@
 """Estimators whose steps are turns: each reply of an episode gets credit of its own.
 
-A turn's reward is the sum of what arrived at its trained tokens, with what the environment paid after it and before
-the next turn: what arrives at a token that is not trained belongs to the turn before it. A turn of which nothing is
-trained does not exist, and what it earned belongs to the turn before. Every trained token of a turn has the turn's
+A turn's reward is the sum of the rewards that arrived at its trained tokens, and of those that the environment paid
+after it and before the next turn: a reward at an untrained token belongs to the turn before it. A turn of which nothing
+is trained does not exist, and its reward belongs to the turn before. Every trained token of a turn has the turn's
 advantage and return.
 
 Shapes: `B` episode, `T` token, `L` trained token of its episode, `K` turn of its episode, `N` all turns of the batch.
@@ -74,7 +74,7 @@ def turn_group(  # noqa: PLR0913  (three of the seven are keyword-only settings)
     normalize_by_std: bool = True,
     allow_single: bool = False,
 ) -> Credit:
-    """The reward to go of each turn, held against the same turn of the group's other episodes.
+    """The reward to go of each turn, compared with the same turn of the group's other episodes.
 
     `A_ik = (G_ik - mean_j(G_jk)) / (std_j(G_jk) + 1e-6)` over the episodes j of the group that have a turn with the
     same number, `G` as in `turn_returns`. Zeng et al. 2025 (Reinforcing Multi-Turn Reasoning in LLM Agents via
@@ -152,7 +152,7 @@ def turn_gae(  # noqa: PLR0913  (three of the nine are keyword-only settings)
 
     `delta_k = r_k + gamma V_{k+1} - V_k`, `A_k = delta_k + gamma lam A_{k+1}`, where `V_k` is the critic's value at
     the turn's first trained token, read before the reply and after everything the environment said, and
-    `bootstrap_B` stands after the last turn. The returns are `A_k + V_k` before whitening. Li et al. 2025 (Turn-PPO:
+    `bootstrap_B` is that after the last turn. The returns are `A_k + V_k` before whitening. Li et al. 2025 (Turn-PPO:
     Turn-Level Advantage Estimation with PPO), whose gamma 0.99 and lambda 0.9 these are. Shapes and errors: those of
     `turn_returns`; values in the unit of the rewards.
 
@@ -173,7 +173,7 @@ def turn_gae(  # noqa: PLR0913  (three of the nine are keyword-only settings)
 
 
 def _relative(numbers_N: Tensor, groups: Groups, normalize_by_std: bool) -> Tensor:
-    return groups.z_scores(numbers_N, STD_EPSILON) if normalize_by_std else groups.centred(numbers_N)
+    return groups.z_scores(numbers_N, STD_EPSILON) if normalize_by_std else groups.subtract_mean(numbers_N)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,9 +186,9 @@ class _Turns:
 
     tokens: TrainedTokens
     step_BL: Tensor
-    """int64; which turn of its row the token belongs to, 0 behind the row's end."""
+    """int64; the index of the token's turn in its row, 0 after the row's end."""
     first_BK: Tensor
-    """int64; the turn's first trained token, 0 behind the row's end."""
+    """int64; the turn's first trained token, 0 after the row's end."""
     valid_BK: Tensor
     number_BK: Tensor
     rewards_BK: Tensor
@@ -220,7 +220,7 @@ class _Turns:
         return lambda_advantages(self.rewards_BK, nothing_BK, self.valid_BK, nothing_B, gamma=gamma, lam=1.0)
 
     def first(self, numbers_BL: Tensor) -> Tensor:
-        """What stands at the first trained token of each turn, `[B, K]`."""
+        """The numbers at the first trained token of each turn, `[B, K]`."""
         return numbers_BL.gather(1, self.first_BK)
 
     def pack(self, numbers_BK: Tensor) -> Tensor:
@@ -228,7 +228,7 @@ class _Turns:
         return numbers_BK.expand_as(self.valid_BK)[self.valid_BK]
 
     def unpack(self, numbers_N: Tensor) -> Tensor:
-        """The inverse of `pack`, 0 behind each row's end."""
+        """The inverse of `pack`, 0 after each row's end."""
         numbers_BK = torch.zeros_like(self.rewards_BK)
         numbers_BK[self.valid_BK] = numbers_N
         return numbers_BK

@@ -1,4 +1,4 @@
-"""Policy losses per token, one file an idea, and the critic's; aggregation is elsewhere."""
+"""Policy losses per token, one file per idea, and the critic's loss; see `aggregation` for their sum."""
 
 from agentgym.trainers.algorithms.losses.clipped import ppo_clip
 from agentgym.trainers.algorithms.losses.covariance import clip_cov, kl_cov

@@ -58,7 +58,7 @@ def check_clip(clip_low: float, clip_high: float, usual: str) -> None:
 
 
 def clipped_surrogate(ratio: Tensor, gain: Tensor, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
-    """`-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)`, and where the clip is the smaller of the two."""
+    """`-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)`, and a mask of where the clip is the smaller of the two."""
     plain = -gain * ratio
     bounded = -gain * ratio.clamp(1 - clip_low, 1 + clip_high)
     clipped = bounded > plain

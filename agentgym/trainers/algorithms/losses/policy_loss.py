@@ -1,4 +1,4 @@
-"""What every policy loss takes and gives, the table of all of them, and the numbers that tell how far a policy moved.
+"""The contract and the table of the policy losses, and the statistics of how far a policy moved.
 
 The contract of an entry of `LOSSES`: `name(logp, old_logp, advantages, mask, *, sequences=None, <settings>)`.
 
@@ -68,21 +68,21 @@ class LossStats:
     @property
     def nothing(self) -> LossStats:
         """The statistics of no token, on the same device."""
-        return LossStats(**{one.name: torch.zeros_like(getattr(self, one.name)) for one in fields(self)})
+        return LossStats(**{field.name: torch.zeros_like(getattr(self, field.name)) for field in fields(self)})
 
     @property
     def clip_fraction(self) -> float:
-        """Share of trained tokens whose gradient or weight a bound has cut."""
+        """The share of trained tokens whose gradient or weight a bound has cut."""
         return self._mean(self.clipped)
 
     @property
     def dual_clip_fraction(self) -> float:
-        """Share of trained tokens without gradient because of the dual clip."""
+        """The share of trained tokens without gradient because of the dual clip."""
         return self._mean(self.dual_clipped)
 
     @property
     def ratio_mean(self) -> float:
-        """Mean importance ratio of a token; 1 to rounding on the first minibatch that this policy sampled."""
+        """The mean importance ratio of a token; 1 to rounding on the first minibatch that this policy sampled."""
         return self._mean(self.ratio_sum)
 
     @property
@@ -99,7 +99,7 @@ class PolicyLoss:
     """A loss per token, to be weighted and summed, with its statistics (which carry no gradient)."""
 
     loss: Tensor
-    """Of the shape and type of `logp`; 0 outside of the mask."""
+    """The loss of each token, of the shape and type of `logp`; 0 outside of the mask."""
     stats: LossStats
 
 
@@ -117,7 +117,7 @@ F = TypeVar("F", bound=PolicyLossFn)
 
 
 def traits(*, elementwise: bool = False, silent_at_zero: bool = False) -> Callable[[F], F]:
-    """Says of a loss what may be relied on; without a word, nothing is, which is always right and costs more.
+    """Declares properties of a loss that the learner may rely on; the default, none, is always right and costs more.
 
     `elementwise`: a token's loss depends on that token alone, so a step may be cut into micro-batches as it is; any
     other loss is computed over the whole step first. `silent_at_zero`: a trajectory whose advantages are all 0 has no
@@ -132,25 +132,25 @@ def traits(*, elementwise: bool = False, silent_at_zero: bool = False) -> Callab
 
 
 def is_elementwise(loss: PolicyLossFn) -> bool:
-    """Whether a token's loss depends on that token alone (see `traits`)."""
+    """True if a token's loss depends on that token alone (see `traits`)."""
     return bool(getattr(loss, "elementwise", False))
 
 
 def is_silent_at_zero(loss: PolicyLossFn) -> bool:
-    """Whether a trajectory whose advantages are all 0 plays no role (see `traits`)."""
+    """True if a trajectory whose advantages are all 0 may be left out (see `traits`)."""
     return bool(getattr(loss, "silent_at_zero", False))
 
 
 def loss_with(name: str, settings: Mapping[str, object]) -> PolicyLossFn:
-    """The loss with its settings, tried on a few tokens; whatever it is, its inputs and what it gives are checked.
+    """Returns the loss with its settings, tried on a few tokens; each call checks its inputs and its result.
 
-    Raises UnknownName for a loss that does not exist, ConfigError for one that gives something else than its tokens'
-    losses, or for a setting that it does not have, of another type than the setting's, or out of its bounds.
+    Raises UnknownName for a loss that does not exist, ConfigError for one that does not return its tokens' losses, or
+    for a setting that it does not have, of another type than the setting's, or out of its bounds.
     """
     function = LOSSES[name]
     bound = with_settings(name, function, settings, ("sequences",))
 
-    def checked(
+    def call_loss(
         logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor, *, sequences: Tensor | None = None
     ) -> PolicyLoss:
         check_shapes(mask, logp=logp, old_logp=old_logp, advantages=advantages)
@@ -162,14 +162,14 @@ def loss_with(name: str, settings: Mapping[str, object]) -> PolicyLossFn:
     with torch.enable_grad():
         logp, gain = torch.full((4,), -1.0, requires_grad=True), torch.tensor([1.0, -1.0, 0.5, -0.5])
         sequences = torch.tensor([0, 0, 1, 1])
-        found = checked(logp, logp.detach(), gain, torch.ones(4, dtype=torch.bool), sequences=sequences)
+        found = call_loss(logp, logp.detach(), gain, torch.ones(4, dtype=torch.bool), sequences=sequences)
     if not found.loss.requires_grad:
         raise ConfigError(f"policy loss {name!r} gives a loss without gradient: it must follow from logp, undetached")
-    return checked
+    return call_loss
 
 
 def _check_result(name: str, found: object, logp: Tensor) -> None:
-    """Raises ConfigError for what is no PolicyLoss with one number for each token."""
+    """Raises ConfigError for a result that is no PolicyLoss with one number for each token."""
     if not isinstance(found, PolicyLoss):
         raise ConfigError(
             f"policy loss {name!r} gives a {type(found).__name__}, and PolicyLoss(loss, loss_stats(tokens)) was wanted"
@@ -189,7 +189,7 @@ def require(holds: bool, setting: str, value: object, wanted: str) -> None:
 
 def check_shapes(mask: Tensor, **tensors: Tensor) -> None:
     """Raises InvalidTrajectory for tensors that are not of the mask's shape, or a mask that is not bool."""
-    shapes = [tuple(one.shape) for one in (*tensors.values(), mask)]
+    shapes = [tuple(tensor.shape) for tensor in (*tensors.values(), mask)]
     if len(set(shapes)) > 1 or mask.dtype != torch.bool:
         raise InvalidTrajectory(
             f"{', '.join(tensors)} and mask have one shape, and the mask is bool (`mask.bool()` of 0 and 1); got "
@@ -202,11 +202,11 @@ class Tokens:
     """The inputs of a loss, with 0 for everything outside of the mask, so that nothing there reaches a result."""
 
     logp: Tensor
-    """With gradient, as are the three below that follow from it."""
+    """The logprobs, with gradient, as are the three fields below that are computed from them."""
     difference: Tensor
-    """`logp - old_logp`, of any size."""
+    """`logp - old_logp`, not clamped."""
     log_ratio: Tensor
-    """The same, clamped to `MAX_LOG_RATIO` either way."""
+    """The difference, clamped to `MAX_LOG_RATIO` either way."""
     ratio: Tensor
     """`exp(log_ratio)`; 1 outside of the mask."""
     old_logp: Tensor
@@ -216,7 +216,7 @@ class Tokens:
 
     @classmethod
     def of(cls, logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor) -> Tokens:
-        """Raises InvalidTrajectory for tensors that are not of one shape, or a mask that is not bool."""
+        """Masks the inputs; raises InvalidTrajectory for tensors of different shapes, or a mask that is not bool."""
         check_shapes(mask, logp=logp, old_logp=old_logp, advantages=advantages)
         old, gain = old_logp.detach(), advantages.detach()
         difference = torch.where(mask, (logp - old).to(logp.dtype), 0.0)

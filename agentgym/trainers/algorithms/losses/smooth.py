@@ -1,4 +1,4 @@
-"""Losses that hold the policy back without an edge: a gate that closes softly, a spring to where it was."""
+"""Losses that hold the policy back without a hard clip: a soft gate, and a quadratic penalty."""
 
 from __future__ import annotations
 

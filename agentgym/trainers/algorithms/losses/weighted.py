@@ -30,7 +30,7 @@ def reinforce(
     every loss, see `policy_loss`; `max_ratio` is above 0, in ratios.
 
     Without `max_ratio` the samples are taken as on-policy, and `old_logp` only enters the statistics. The loss's value
-    says nothing; its gradient on fresh samples is -A grad logp. Equal to verl's `reinforce`, whose weights come from
+    has no meaning; its gradient on fresh samples is -A grad logp. Equal to verl's `reinforce`, whose weights come from
     its rollout correction: ours are `CORRECTIONS` or `max_ratio`.
     """
     require(max_ratio is None or max_ratio > 0, "max_ratio", max_ratio, "be above 0 (2.0 is usual), or None")
@@ -135,7 +135,7 @@ def dppo_kl(
     nats, above 0.
 
     Defaults: 0.05 and a truncation of the ratio at 20, as in verl's recipe. Equal to verl's `dppo_kl` with the same
-    settings, its 1e-8 beside `1 - q` and `1 - p` included; D itself is computed in float64.
+    settings, its 1e-8 added to `1 - q` and `1 - p` included; D itself is computed in float64.
     """
     _check_region(clip_low, clip_high, max_ratio)
     tokens = Tokens.of(logp, old_logp, advantages, mask)

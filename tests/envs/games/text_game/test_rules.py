@@ -71,7 +71,7 @@ def test_a_quest_from_beginning_to_end(small: Play) -> None:
         small.take("crown"),
     ]
     assert said == ["Taken.", "", "Opened.", "Taken.", "", "Opened.", "", "Opened.", "Taken."]
-    assert small.won and small.over and not small.lost
+    assert small.is_won and small.over and not small.lost
     assert len(small.milestones) == 6
 
 
@@ -127,7 +127,7 @@ def test_a_box_opens_once_and_needs_no_key(small: Play) -> None:
 def test_a_cursed_thing_loses(cursed: str, small: Play) -> None:
     small.go("north")
     assert small.take(cursed) == f"The {cursed} is cursed. You lose."
-    assert small.lost and small.over and not small.won
+    assert small.lost and small.over and not small.is_won
 
 
 def test_a_treasure_that_has_to_be_brought_back_wins_at_the_start_only(small: Play) -> None:
@@ -137,8 +137,8 @@ def test_a_treasure_that_has_to_be_brought_back_wins_at_the_start_only(small: Pl
         name, arguments = explore(game)
         said.append(getattr(game, name)(**arguments))
         if "crown" in game.bag:
-            assert game.won == (game.room == "hall")
-    assert game.won
+            assert game.is_won == (game.room == "hall")
+    assert game.is_won
     assert said[-2:] == ["Taken.", ""]
 
 
@@ -203,10 +203,10 @@ def test_what_is_known_is_kept_up_to_date_at_every_turn(level: int) -> None:
                 assert list(game.known[room].items()) == [
                     (way, out.to) for way, out in exits.items() if out.to in game.visited and way not in closed
                 ]
-                assert game.unexplored(room) == [
+                assert game.unexplored_ways(room) == [
                     way for way, out in exits.items() if out.to not in game.visited and way not in closed
                 ]
-                assert ("?" in game.uses[room]) == bool(game.unexplored(room))
+                assert ("?" in game.uses[room]) == bool(game.unexplored_ways(room))
                 assert ("door" in game.uses[room]) == bool(closed)
                 assert {"box", "chest"} & set(game.uses[room]) == {c.name.split()[-1] for c in game.closed[room]}
                 useful = game.world.needed & set(game.items[room])

@@ -14,7 +14,7 @@ from agentgym.envs import EVAL_SEED_START, Action, TextEnv, make_env, policy_for
 from agentgym.envs.tasks.code.env import CodeTasks
 from agentgym.envs.tasks.code.generator import draw_problem
 from agentgym.envs.tasks.code.humaneval import humaneval_problems
-from agentgym.envs.tasks.code.judge import Verdict, judged
+from agentgym.envs.tasks.code.judge import Verdict, judge_program
 from agentgym.envs.tasks.code.plain_values import NotPlain, dumps, loads
 from agentgym.envs.tasks.code.problem import CodeProblem
 from agentgym.errors import ConfigError, SandboxError
@@ -66,7 +66,7 @@ def submit(env: TextEnv, program: str) -> tuple[str, float, bool]:
     ],
 )
 def test_a_right_program_passes_however_it_is_written(problem: CodeProblem, program: str, sandbox: Sandbox) -> None:
-    assert judged(program, problem, sandbox).passed
+    assert judge_program(program, problem, sandbox).passed
 
 
 HOSTILE = {
@@ -130,10 +130,10 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_wrong_or_hostile_program_fails(name: str, problem: CodeProblem, sandbox: Sandbox) -> None:
     program, why = HOSTILE[name]
-    verdict = judged(program, problem, sandbox)
+    verdict = judge_program(program, problem, sandbox)
     assert not verdict.passed
     assert any(part in verdict.why for part in why.split("|"))
-    assert judged(DOUBLE.solution, problem, sandbox).passed  # and the next one is judged as ever
+    assert judge_program(DOUBLE.solution, problem, sandbox).passed  # and the next one is judged as ever
 
 
 def test_the_program_never_holds_what_is_wanted(sandbox: Sandbox) -> None:
@@ -144,7 +144,7 @@ def test_the_program_never_holds_what_is_wanted(sandbox: Sandbox) -> None:
         "    frame = sys._getframe()\n    while frame:\n        text += repr(frame.f_locals) + repr(frame.f_globals)\n"
         "        frame = frame.f_back\n    raise ValueError if 'wanted' + '-9431' in text else KeyError"
     )
-    assert judged(leak, problem, sandbox) == Verdict(False, "it raises KeyError")
+    assert judge_program(leak, problem, sandbox) == Verdict(False, "it raises KeyError")
 
 
 # ---- plain values
@@ -267,10 +267,10 @@ def test_every_solution_of_humaneval_passes_and_that_of_its_neighbour_does_not()
     problems = humaneval_problems()
     with open_sandbox(limits=SandboxLimits(time_limit_s=20.0, memory_mb=256)) as opened:
         for one, other in zip(problems, [*problems[1:], problems[0]], strict=True):
-            assert judged(one.solution, one, opened).passed, one.name
+            assert judge_program(one.solution, one, opened).passed, one.name
             alien = f"{other.solution}\n{one.entry_point} = {other.entry_point}"
-            assert not judged(alien, one, opened).passed, one.name
-            assert not judged(f"def {one.entry_point}(*given): return None", one, opened).passed, one.name
+            assert not judge_program(alien, one, opened).passed, one.name
+            assert not judge_program(f"def {one.entry_point}(*given): return None", one, opened).passed, one.name
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from agentgym.envs import EVAL_SEED_START, Action, make_env, policy_for
 from agentgym.envs.tasks.math.env import Math
 from agentgym.envs.tasks.math.equality import equal_answers
 from agentgym.envs.tasks.math.generator import draw_question
-from agentgym.envs.tasks.math.question import MathQuestion, boxed, in_form
+from agentgym.envs.tasks.math.question import MathQuestion, boxed_answer, in_form
 from agentgym.errors import ConfigError
 from agentgym.testing import examine_env
 from agentgym.types import Message
@@ -125,8 +125,8 @@ def test_a_comparison_that_takes_too_long_is_wrong_and_the_next_one_is_made() ->
 
 
 def test_the_box_that_counts_is_the_last_one_and_is_closed() -> None:
-    assert boxed(r"\boxed{1} \boxed{\frac{1}{2}} end") == r"\frac{1}{2}"
-    assert boxed("none") is None and boxed(r"\boxed{1} \boxed{2") is None
+    assert boxed_answer(r"\boxed{1} \boxed{\frac{1}{2}} end") == r"\frac{1}{2}"
+    assert boxed_answer("none") is None and boxed_answer(r"\boxed{1} \boxed{2") is None
     assert in_form("1" * 201, "number") is None
 
 

@@ -8,7 +8,7 @@ import pytest
 from agentgym.envs import Action, make_env, policy_for
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.tasks.terminal.env import Terminal
-from agentgym.envs.tasks.terminal.tasks import TASKS, drawn
+from agentgym.envs.tasks.terminal.tasks import TASKS, draw_task
 from agentgym.errors import ConfigError, EnvironmentFault
 from agentgym.tools.code import _sandboxes
 from agentgym.tools.sandbox import SandboxLimits
@@ -49,8 +49,8 @@ def test_the_oracle_scores_one_and_the_cheat_zero(level: int, backend: str, requ
 
 @pytest.mark.parametrize("level", TASKS)
 def test_a_seed_gives_one_task_that_is_not_done_before_it_begins(level: int) -> None:
-    tasks = [drawn(level, np.random.default_rng(seed)) for seed in range(300)]
-    assert tasks == [drawn(level, np.random.default_rng(seed)) for seed in range(300)]
+    tasks = [draw_task(level, np.random.default_rng(seed)) for seed in range(300)]
+    assert tasks == [draw_task(level, np.random.default_rng(seed)) for seed in range(300)]
     assert len({repr(task.before) for task in tasks}) == 300
     assert not any(task.is_done({path: text.encode() for path, text in task.before.items()}) for task in tasks)
     assert all(task.is_done({path: text.encode() for path, text in task.after.items()}) for task in tasks)

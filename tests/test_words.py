@@ -1,0 +1,100 @@
+"""The words of the package: names that state a purpose, and docstrings that can be read on their own."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("agentgym", "benchmarks", "examples", "startup")
+IRREGULAR = set(
+    "begun bought bound broken brought built caught chosen done drawn driven fallen fed felt forgotten found given "
+    "gone grown had heard held hidden kept known laid led left lent lost made meant met paid said seen sent shown shut "
+    "spelt spent spoken spun stood stuck sworn taken taught thought told torn understood won worn wound woven "
+    "written".split()
+)
+VERBS = set("bleed breed embed exceed feed heed need proceed seed shed speed succeed".split())
+"""Words on -ed that are no participles, and nouns."""
+PARTICIPLES_ALLOWED = {"done"}
+"""Tools whose names reach a model."""
+FRAGMENT = re.compile(
+    r"(Of|By|Likewise|As|For|In|On|To|With|Without|From|At|Beside|Behind|Around|Out|Where|Who|Whose|None)\b"
+)
+QUESTION = re.compile(r"(What|Whether|How|Where|Who|Which|When|Of|By)\b")
+MOST_QUESTIONS = 0.03
+
+
+def files() -> list[Path]:
+    return [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def is_lone_participle(name: str) -> bool:
+    word = name.strip("_")
+    if "_" in word or word in VERBS:
+        return False
+    return word in IRREGULAR or word.endswith("ed")
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yields the line and text of each docstring: of modules, classes, functions and of what is assigned."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if not isinstance(body, list):
+            continue
+        for before, statement in zip([None, *body], body, strict=False):
+            if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
+                continue
+            text = statement.value.value
+            is_first = before is None and isinstance(
+                node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+            )
+            if isinstance(text, str) and (is_first or isinstance(before, ast.Assign | ast.AnnAssign)):
+                yield statement.lineno, text.strip()
+
+
+def offences(path: Path) -> Iterator[tuple[str, int, str]]:
+    """Yields each offence of a file: its kind, its line, and the name or the first words."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if is_lone_participle(node.name) and node.name not in PARTICIPLES_ALLOWED:
+                yield "participle", node.lineno, node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in ("one", "it"):
+            yield "one", node.lineno, node.id
+        elif isinstance(node, ast.arg) and node.arg in ("one", "it"):
+            yield "one", node.lineno, node.arg
+    for line, text in docstrings(tree):
+        if FRAGMENT.match(text):
+            yield "fragment", line, text[:60]
+        elif QUESTION.match(text):
+            yield "question", line, text[:60]
+
+
+def found(kind: str) -> list[str]:
+    return [
+        f"{path.relative_to(ROOT)}:{line}: {text}"
+        for path in files()
+        for what, line, text in offences(path)
+        if what == kind
+    ]
+
+
+def test_no_function_is_named_by_a_lone_participle() -> None:
+    assert found("participle") == []
+
+
+def test_no_loop_variable_or_parameter_is_called_one_or_it() -> None:
+    assert found("one") == []
+
+
+def test_no_docstring_is_a_fragment() -> None:
+    assert found("fragment") == []
+
+
+def test_few_docstrings_begin_as_a_question() -> None:
+    num = sum(1 for path in files() for _ in docstrings(ast.parse(path.read_text(encoding="utf-8"))))
+    questions = found("question")
+    assert num > 3000
+    assert len(questions) <= MOST_QUESTIONS * num, questions
