@@ -8,6 +8,7 @@ another one's libraries, and `agentgym --help` loads none. Exit codes: 0 done, 1
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -17,7 +18,7 @@ from importlib.util import find_spec
 from typing import NoReturn
 
 from agentgym.cli.signals import INTERRUPTED, sigterm_as_interrupt
-from agentgym.cli.terminal import fail, warnings_shown
+from agentgym.cli.terminal import fail, json_alone, warnings_shown
 from agentgym.errors import (
     AgentGymError,
     ConfigError,
@@ -120,7 +121,8 @@ def _dispatch(args: Sequence[str]) -> int:
         if error.name != "torch":
             raise
         raise ConfigError(f"{name} needs torch, which is not installed: `agentgym doctor` shows the command") from error
-    code: int = command.main(args[1:])
+    with json_alone() if "--json" in args else contextlib.nullcontext():
+        code: int = command.main(args[1:])
     return code
 
 

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from agentgym.types import JSON
 
-__all__ = ["fail", "printable", "progress", "say", "show_json", "show_table", "warnings_shown"]
+__all__ = ["fail", "json_alone", "printable", "progress", "say", "show_json", "show_table", "warnings_shown"]
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 PLAIN_WIDTH = 160
@@ -44,9 +44,25 @@ def fail(text: str) -> None:
     print(f"error: {printable(text)}", file=sys.stderr, flush=True)
 
 
+_json_stream: list[TextIO] = []
+"""Standard output while `json_alone` keeps it for JSON."""
+
+
+@contextlib.contextmanager
+def json_alone() -> Iterator[None]:
+    """Keeps standard output for `show_json`: what else a command prints goes to standard error."""
+    _json_stream.append(sys.stdout)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _json_stream.pop()
+
+
 def show_json(value: Mapping[str, JSON]) -> None:
-    """Prints one JSON object as one line: the last line of a command that was given `--json`."""
-    print(json.dumps(value, allow_nan=False, default=dict), flush=True)
+    """Prints one JSON object as one line: the standard output of a command that was given `--json`."""
+    stream = _json_stream[-1] if _json_stream else sys.stdout
+    print(json.dumps(value, allow_nan=False, default=dict), file=stream, flush=True)
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:

@@ -62,9 +62,15 @@ class Finished:
     err: str
 
     @property
+    def text(self) -> str:
+        """All that it printed."""
+        return self.out + self.err
+
+    @property
     def json(self) -> dict[str, Any]:
-        """The last line of standard output."""
-        value: dict[str, Any] = json.loads(self.out.splitlines()[-1])
+        """The whole of standard output: with `--json` it is one object, and nothing else."""
+        assert self.out.count("\n") == 1
+        value: dict[str, Any] = json.loads(self.out)
         return value
 
 

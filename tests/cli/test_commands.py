@@ -48,7 +48,7 @@ def test_eval_counts_successes_and_says_where_its_episodes_are(agentgym: Command
     assert done.json["num_episodes"] == 6 and done.json["num_tasks"] == 3 and done.json["num_failed"] == 0
     assert 0.0 < done.json["success_interval"][0] < 1.0
     run = tmp_path / done.json["output"]
-    assert str(run.relative_to(tmp_path)) in done.out and "Wilson" in done.out
+    assert str(run.relative_to(tmp_path)) in done.text and "Wilson" in done.text
     assert sorted(path.name for path in run.iterdir()) == [
         "config.yaml",
         "digests.json",
@@ -84,9 +84,9 @@ def test_failed_episodes_are_counted_named_and_played_again(agentgym: Command) -
     command = ("eval", "--env", "flaky.py:Flaky", "--policy", "random", "-n", 6, "--output", "run")
     done = agentgym(*command, "--json")
     assert done.code == 0 and done.json["failed"] == {"env_error": 2} and done.json["success"] == 1.0
-    assert "replay it: agentgym play flaky.py:Flaky --seed" in done.out
+    assert "replay it: agentgym play flaky.py:Flaky --seed" in done.text
     again = agentgym(*command, "--resume")
-    assert "4 of 6 episodes are there already" in again.out
+    assert "4 of 6 episodes are there already" in again.text
 
 
 def test_a_call_that_its_tool_answers_with_an_error_is_a_failed_call(agentgym: Command, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_call_that_its_tool_answers_with_an_error_is_a_failed_call(agentgym: C
     done = agentgym("eval", "--env", "stuck.py:Stuck", "--policy", "random", "-n", 2, "--json")
     assert done.code == 0 and done.json["num_failed"] == 0, done.err
     assert done.json["tool_errors"] == 6
-    row = next(line for line in done.out.splitlines() if line.startswith("failed calls"))
+    row = next(line for line in done.text.splitlines() if line.startswith("failed calls"))
     assert row.split()[2] == "6"
 
 
@@ -126,7 +126,7 @@ def test_verify_finds_a_changed_token(agentgym: Command) -> None:
     path.write_text(lines[0] + "\n" + json.dumps(record) + "\n")
     done = agentgym("verify", "run", "--json")
     assert done.code == 1 and not done.json["ok"]
-    assert "FAILED" in done.out
+    assert "FAILED" in done.text
 
 
 def test_envs_and_tools_are_listed(agentgym: Command) -> None:
@@ -136,7 +136,7 @@ def test_envs_and_tools_are_listed(agentgym: Command) -> None:
     assert (countdown["version"], countdown["tools"]) == (0, ["answer"])
     assert countdown["difficulty"]["keyword"] == "level" and set(countdown["difficulty"]["values"]) == {"1", "2", "3"}
     assert countdown["card"]["reward_range"] == [0.0, 1.0]
-    assert "level=1|2|3" in envs.out
+    assert "level=1|2|3" in envs.text
     everything = agentgym("tools", "list", "--json").json["tools"]
     assert {"TextGame-v0", "GuessNumber-v0", "WordLadder-v0"} <= {one["env"] for one in everything}
     one = agentgym("tools", "list", "WordLadder-v0", "--json").json["tools"]
@@ -161,7 +161,7 @@ def test_check_says_of_every_check_what_came_of_it(agentgym: Command) -> None:
     told = {one["check"]: one["verdict"] for one in done.json["checks"]}
     assert len(told) == done.json["num_checks"] and set(told.values()) == {"passed", "not claimed"}
     assert (told["oracle"], told["fork"], told["baseline"]) == ("passed", "not claimed", "not claimed")
-    assert "it has no method fork()" in done.out
+    assert "it has no method fork()" in done.text
 
 
 def test_check_takes_one_environment_or_all(agentgym: Command) -> None:
@@ -181,7 +181,7 @@ def test_check_all_fails_where_one_environment_does(agentgym: Command, monkeypat
     assert done.code == 1 and not done.json["ok"]
     expected = [(env_id, True) for env_id in BUNDLED] + [("Flaky-v0", False)]
     assert [(one["env"], one["ok"]) for one in done.json["envs"]] == expected
-    assert f"{len(BUNDLED)} of {len(BUNDLED) + 1} environments passed" in done.out
+    assert f"{len(BUNDLED)} of {len(BUNDLED) + 1} environments passed" in done.text
 
 
 # ---- in a process of its own
@@ -253,7 +253,7 @@ def test_a_stopped_evaluation_loses_nothing_and_goes_on(
     num_kept = len((tmp_path / "run" / "episodes.jsonl").read_bytes().splitlines())
     done = agentgym(*slow, "--resume", "--json")
     assert done.code == 0 and done.json["num_episodes"] == 30
-    assert f"{num_kept} of 30 episodes are there already" in done.out or num_kept > 4
+    assert f"{num_kept} of 30 episodes are there already" in done.text or num_kept > 4
     whole = agentgym(*slow[:-1], "whole", "--concurrency", 30, "--json")
     assert whole.code == 0
     assert Path("run/episodes.jsonl").read_bytes() == Path("whole/episodes.jsonl").read_bytes()
@@ -274,10 +274,34 @@ def test_a_full_disk_is_one_line(tmp_path: Path, tokenizer_folder: Path) -> None
         assert json.loads(line)["status"] == "completed"
 
 
-def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
-    command = f"{sys.executable} -m agentgym tools list --json | true; exit ${{PIPESTATUS[0]}}"
+LOUD = """
+class Loud(TextEnv):
+    max_turns = 1
+
+    def reset(self, *, seed=None, options=None):
+        return f"Task {seed}", {}
+
+    def step(self, action):
+        print("stepped")
+        return "", 1.0, True, False, {}
+"""
+
+
+@pytest.mark.parametrize("option", ["", "--json"])
+def test_a_closed_pipe_is_no_error(option: str, tmp_path: Path) -> None:
+    command = f"{sys.executable} -m agentgym tools list {option} | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0 and "rror" not in done.stderr
+
+
+def test_what_an_environment_prints_is_not_among_the_json(tmp_path: Path) -> None:
+    code = "from agentgym import TextEnv\nprint('loaded')\n" + LOUD
+    (tmp_path / "loud.py").write_text(code, encoding="utf-8")
+    words = [sys.executable, "-m", "agentgym", "eval", "loud.py:Loud", "--policy", "random", "-n", "2", "--json"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["success"] is not None and done.stdout.count("\n") == 1
+    assert "loaded" in done.stderr and "stepped" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -313,12 +337,12 @@ def test_repeats_show_pass_at_k_and_failed_episodes_are_left_out(agentgym: Comma
     assert (scores["env"], scores["num_tasks"], scores["num_episodes"]) == ("TextGame-v0", 6, 30)
     assert [at["k"] for at in scores["k"]] == [1, 2, 4, 5]
     assert scores["k"][0]["pass_at_k"] == pytest.approx(done.json["success"])
-    assert "pass@k" in done.out and "TextGame-v0: 6" in done.out
+    assert "pass@k" in done.text and "TextGame-v0: 6" in done.text
     low, high = scores["k"][-1]["pass_at_k_interval"]
-    assert f"{scores['k'][-1]['pass_at_k']:.3f} [{low:.3f}, {high:.3f}]" in done.out
+    assert f"{scores['k'][-1]['pass_at_k']:.3f} [{low:.3f}, {high:.3f}]" in done.text
     broken = agentgym("eval", "flaky.py:Flaky", "--policy", "random", "-n", 6, "-r", 2, "--json")
     (scores,) = broken.json["at_k"]
     assert (scores["num_episodes"], scores["num_failed"], scores["k"][1]["num_short"]) == (8, 4, 2)
-    assert "tasks with fewer episodes: 2" in broken.out
+    assert "tasks with fewer episodes: 2" in broken.text
     once = agentgym("eval", "TextGame-v0", "--policy", "random", "-n", 2, "--json")
-    assert "pass@k" not in once.out and [at["k"] for at in once.json["at_k"][0]["k"]] == [1]
+    assert "pass@k" not in once.text and [at["k"] for at in once.json["at_k"][0]["k"]] == [1]

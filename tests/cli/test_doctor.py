@@ -80,7 +80,7 @@ def test_what_is_missing_for_training_is_optional_and_has_its_command(
     assert done.code == 0 and done.json["engines"] == ["scripted", "openai"]
     (fix,) = [one for one in fixes(done, "optional") if "torch" in one["what"]]
     assert fix["command"] == f"{sys.executable} -m pip install torch=={TESTED_TORCH}"
-    assert f"optional: {fix['what']} ({fix['why']})\n    {fix['command']}\n" in done.out
+    assert f"optional: {fix['what']} ({fix['why']})\n    {fix['command']}\n" in done.text
 
 
 def test_the_suggested_torch_is_the_one_that_is_tested() -> None:

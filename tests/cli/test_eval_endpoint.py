@@ -60,8 +60,8 @@ def test_an_endpoint_is_evaluated_with_its_cost_and_latency_in_the_report(agentg
     assert use["cost"] == pytest.approx(num * (60 * 3 + 40 * 0.3 + 8 * 15) / 1e6)
     assert use["latency_s"]["p95"] >= use["latency_s"]["p50"] >= use["first_token_s"]["p50"] > 0
     for row in ("requests", "prompt tokens", "reply tokens", "cost", "latency", "first token"):
-        assert f"\n{row} " in done.out
-    assert "3 episodes hold no token ids: they cannot be trained on" in done.out
+        assert f"\n{row} " in done.text
+    assert "3 episodes hold no token ids: they cannot be trained on" in done.text
     assert json.loads(Path("run/result.json").read_text()) == done.json
     verified = agentgym("verify", "run")
     assert verified.code == 0 and "3 of 3 episodes hold no token ids" in verified.out
@@ -85,14 +85,14 @@ def test_a_server_that_dies_leaves_a_folder_that_resumes(agentgym: Command, chat
     command = (*EVAL, "--policy", endpoint.url, "-n", 6, "--concurrency", 1, "--output", "run")
     done = agentgym(*command)
     assert done.code == 1
-    assert "answered 502: " in done.err and "finished episodes are in run" in done.out
+    assert "answered 502: " in done.err and "finished episodes are in run" in done.text
     num_kept = sum(
         json.loads(line)["reward"] is not None for line in Path("run/episodes.jsonl").read_text().splitlines()
     )
     assert 0 < num_kept < 6
     endpoint.script = lambda body, number: good
     again = agentgym(*command, "--resume", "--json")
-    assert again.code == 0 and f"{num_kept} of 6 episodes are there already" in again.out
+    assert again.code == 0 and f"{num_kept} of 6 episodes are there already" in again.text
     assert again.json["num_episodes"] == 6 and again.json["num_failed"] == 0
     episodes = [json.loads(line) for line in Path("run/episodes.jsonl").read_text().splitlines()]
     assert again.json["use"]["requests"] == sum(len(episode["turns"]) for episode in episodes)
@@ -135,7 +135,7 @@ def test_the_key_goes_to_the_endpoint_and_into_no_file(
     guesser.key = "sk-secret-123"
     done = agentgym(*EVAL, "--policy", guesser.url, "-n", 2, "--endpoint.api-key-env", "MY_KEY", "--output", "run")
     assert done.code == 0, done.err
-    assert "sk-secret" not in done.out + done.err
+    assert "sk-secret" not in done.text + done.err
     assert all("sk-secret" not in path.read_text() for path in Path("run").iterdir())
     assert "test-model" in Path("run/config.yaml").read_text()
 
@@ -151,7 +151,7 @@ def test_a_tool_that_holds_the_interpreter_ends_its_own_episode_alone(agentgym: 
         *("--env-processes", 2, "--stall-s", 2),
     )
     assert done.code == 0, done.err
-    assert "1 episodes failed" in done.out
+    assert "1 episodes failed" in done.text
     episodes = [json.loads(line) for line in Path("run/episodes.jsonl").read_text().splitlines()]
     (failed,) = [one for one in episodes if one["status"] != "truncated"]
     assert len(episodes) == 10 and failed["status"] == "timeout" and failed["reward"] is None

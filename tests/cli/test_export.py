@@ -22,8 +22,9 @@ def test_a_run_keeps_what_it_is_told_to_and_exports_it(tmp_path: Path, capsys: p
     assert stay == {"best", best, "step-000003"}
     capsys.readouterr()
     assert main(["export", run, out, "--best", "--dtype", "bfloat16", "--json"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert json.loads(shown[-1])["checkpoint"].endswith(best)
+    printed = capsys.readouterr()
+    shown = printed.err.splitlines()
+    assert json.loads(printed.out)["checkpoint"].endswith(best)
     assert shown[0] == f"model of step {int(best[5:])} (bfloat16): {out}" and f"--policy {out}" in shown[1]
     files = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert {path.name for path in Path(out).iterdir()} == files

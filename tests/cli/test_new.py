@@ -43,7 +43,7 @@ def test_the_written_tests_pass_with_plain_pytest(agentgym: Command, tmp_path: P
         assert made.code == 0, made.err
         path, test = made.json["files"]
         assert Path(test).name == f"test_{Path(path).name}", kind
-        assert made.json["commands"][-1] == f"pytest {test}" and f"wrote {path} and {test}" in made.out
+        assert made.json["commands"][-1] == f"pytest {test}" and f"wrote {path} and {test}" in made.text
         tests.append(test)
     done = python("-m", "pytest", "-v", "-p", "no:cacheprovider", *tests, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -54,7 +54,7 @@ def test_the_written_tests_pass_with_plain_pytest(agentgym: Command, tmp_path: P
 @pytest.mark.parametrize("kind", NEW)
 def test_the_shown_commands_work_unmodified(kind: str, agentgym: Command) -> None:
     made = agentgym(*NEW[kind], "--json")
-    shown = [line.removeprefix("next:").strip() for line in made.out.splitlines()[1:-1]]
+    shown = [line.removeprefix("next:").strip() for line in made.err.splitlines()[1:]]
     assert shown == made.json["commands"] and len(shown) >= 2
     for command in shown[:-1]:
         done = agentgym(*shlex.split(command)[1:], typed="help\nquit\n")

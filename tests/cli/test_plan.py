@@ -18,7 +18,7 @@ def test_a_plan_shows_memory_splits_and_what_is_assumed(agentgym: Command) -> No
     done = agentgym(*"plan --model 8B --gpus 8 --max-staleness 1 --json".split())
     assert done.code == 0
     for told in ("8,190,735,360 parameters", "8 x H100", "learner: optimizer", "who waits", "assumed: train_mfu 0.4"):
-        assert told in done.out
+        assert told in done.text
     found = done.json
     assert found["fits"] and found["parameters"] == 8_190_735_360
     assert found["learner_gpus"] + found["engines"] * found["engine_gpus"] <= 8 or found["layout"] == "colocated"
@@ -59,12 +59,12 @@ def test_figures_are_measured_and_planned_with(agentgym: Command, tmp_path: Path
     measuring = "--measuring.context 16 --measuring.batches 1 4 --measuring.compile False --measuring.device cpu"
     done = agentgym("plan", "--model", "embedded", "--measure", file, *measuring.split())
     assert done.code == 0
-    assert "GFLOP/s" in done.out and f"--measured {file}" in done.out
+    assert "GFLOP/s" in done.text and f"--measured {file}" in done.text
     planned = agentgym(
         "plan", "--model", "embedded", "--gpus", "1", "--learner.precision", "float32", "--measured", file, "--json"
     )
     assert planned.code == 0
-    assert f"measured ({file})" in planned.out
+    assert f"measured ({file})" in planned.text
     assert planned.json["gpu"].startswith("CPU")
     assert "train_mfu" not in planned.json["assumed"]
     assert planned.json["rates"]["train_mfu"] > 0

@@ -54,7 +54,7 @@ def test_it_leaves_a_model_folder_that_everything_loads(agentgym: Command, model
     assert done.code == 0, done.err
     assert done.json["steps"] == 3 and not done.json["interrupted"]
     assert done.json["loss"] < done.json["loss_first"]
-    assert "agentgym eval --env GuessNumber-v0 --env-kwargs level=1 --policy learned" in done.out
+    assert "agentgym eval --env GuessNumber-v0 --env-kwargs level=1 --policy learned" in done.text
     folder = tmp_path / "learned"
     theirs, ours = AutoModelForCausalLM.from_pretrained(folder), load_decoder(folder)
     assert torch.equal(theirs.get_input_embeddings().weight, ours.embed)
@@ -140,7 +140,7 @@ def test_an_environment_that_fails_keeps_what_was_learned(agentgym: Command, mod
     done = agentgym("sft", "--env", "flaky.py:Flaky", "--policy", "random", "--model", model, *QUICK, "--output", "out")
     assert done.code == 1
     assert "ValueError: the machine fell apart" in done.err
-    assert "what was learned" in done.out
+    assert "what was learned" in done.text
     load_decoder(tmp_path / "out")
 
 
@@ -177,10 +177,10 @@ def test_recorded_episodes_that_succeeded_are_learned(agentgym: Command, model: 
     learned = ("sft", "--episodes", "oracle", "random", "--model", model, "--epochs", 2, "--batch-size", 3)
     done = agentgym(*learned, "--threads", 1, "--min-reward", 1, "--output", "out", "--json")
     assert done.code == 0, done.err
-    assert "12 episodes are learned; left out: " in done.out and "with a reward below 1" in done.out
-    assert "are of held-out tasks" in done.out
+    assert "12 episodes are learned; left out: " in done.text and "with a reward below 1" in done.text
+    assert "are of held-out tasks" in done.text
     assert done.json["steps"] == -(-2 * done.json["rows"] // 3) and done.json["demonstration_success"] == 1.0
-    assert "agentgym eval --env GuessNumber-v0 --env-kwargs level=1 --policy out" in done.out
+    assert "agentgym eval --env GuessNumber-v0 --env-kwargs level=1 --policy out" in done.text
     assert yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())["family"] == "hermes"
     load_decoder(tmp_path / "out")
     assert agentgym(*learned, "--min-reward", 2, "--output", "none").code == 2
@@ -195,7 +195,7 @@ def test_conversations_are_learned(agentgym: Command, model: Path, tmp_path: Pat
     assert done.code == 0, done.err
     assert done.json["rows"] == 5 and done.json["loss"] < done.json["loss_first"]
     assert done.json["demonstration_success"] is None
-    assert "8 rows, 1.6 passes over 5" in done.out
+    assert "8 rows, 1.6 passes over 5" in done.text
     load_decoder(tmp_path / "out")
 
 

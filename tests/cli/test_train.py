@@ -34,8 +34,8 @@ def test_a_run_prints_success_before_and_after_and_where_everything_lies(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*SMALL, "--steps", "2", "--output", str(tmp_path / "run"), "--json"]) == 0
-    shown = capsys.readouterr().out
-    result = json.loads(shown.splitlines()[-1])
+    printed = capsys.readouterr()
+    shown, result = printed.err, json.loads(printed.out)
     assert "before" in shown and "after" in shown and "peak memory" in shown and "agentgym view" in shown
     assert "agentgym eval --env TextGame-v0 --env-kwargs level=1 --policy" in shown
     assert 0 <= result["success_before"] <= 1 and 0 <= result["success_after"] <= 1
@@ -155,7 +155,7 @@ def test_every_setting_of_training_has_help(capsys: pytest.CaptureFixture[str]) 
 def test_a_dry_run_counts_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "run"
     assert main([*SMALL, "--steps", "5", "--output", str(output), "--dry-run", "--json"]) == 0
-    plan = json.loads(capsys.readouterr().out.splitlines()[-1])
+    plan = json.loads(capsys.readouterr().out)
     assert (plan["episodes_per_step"], plan["optimizer_steps"], plan["episodes_in_all"]) == (6, 5, 30)
     assert plan["memory_MB"] > 100 and not output.exists()
 
@@ -163,9 +163,9 @@ def test_a_dry_run_counts_and_starts_nothing(tmp_path: Path, capsys: pytest.Capt
 def test_a_dry_run_tells_what_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
     def plan(*args: str) -> tuple[dict[str, int], str]:
         assert main([*SMALL, "--dry-run", "--json", *args]) == 0
-        said = capsys.readouterr().out
-        found: dict[str, int] = json.loads(said.splitlines()[-1])
-        return found, " ".join(said.split())
+        printed = capsys.readouterr()
+        found: dict[str, int] = json.loads(printed.out)
+        return found, " ".join(printed.err.split())
 
     (full, told), (lora, said) = plan(), plan("--learner.lora.rank", "8", "--learner.lora.target-modules", "o_proj")
     assert full["trained_parameters"] == full["model_parameters"] and "all of the model's" in told
@@ -188,8 +188,9 @@ def test_settings_of_another_engine_are_noticed_and_a_dry_run_tells_the_servers(
 
 
 def test_a_server_that_is_none_is_named_and_the_folder_stays_free(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     given = [*SMALL, "--engine", "sglang", "--output", str(tmp_path / "run"), "--sglang.urls"]
     assert main([*given, "http://127.0.0.1:9"]) == 1
     assert "no server answers at http://127.0.0.1:9" in capsys.readouterr().err

@@ -20,11 +20,12 @@ def test_a_mix_is_trained_and_told_for_each_environment(tmp_path: Path, capsys: 
     run = tmp_path / "run"
     given = ["train", "--mix", "TextGame-v0=2", "GuessNumber-v0=1", *SMALL, "--eval-episodes", "3"]
     assert main([*given, "--output", str(run), "--json"]) == 0
-    shown = capsys.readouterr().out
+    printed = capsys.readouterr()
+    shown = printed.err
     assert "3 episodes of TextGame-v0 and GuessNumber-v0" in shown
     assert "before TextGame-v0" in shown and "after GuessNumber-v0" in shown
     assert "agentgym eval --env TextGame-v0 --policy" in shown and "agentgym eval --env GuessNumber-v0" in shown
-    result = json.loads(shown.splitlines()[-1])
+    result = json.loads(printed.out)
     assert {"success_before/TextGame-v0", "success_after/GuessNumber-v0"} < set(result)
     trained = [one.trajectory.task.env_id for one in read_episodes(run) if one.phase == "train"]
     assert sorted(trained) == ["GuessNumber-v0"] * 2 + ["TextGame-v0"] * 4

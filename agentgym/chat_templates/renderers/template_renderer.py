@@ -180,7 +180,7 @@ class TemplateRenderer:
         return self._reader.decode(ids)
 
     def call_grammar(self, tools: Sequence[ToolSpec]) -> str:
-        """Returns the grammar that holds calls to the tools' schemas (`Sampling.grammar`); raises RenderError if none."""
+        """Returns the grammar that holds calls to the schemas (`Sampling.grammar`); raises RenderError without one."""
         grammar = self.reply_format.grammar
         if grammar is None:
             raise RenderError(f"the format {self.reply_format.name} says no grammar for its calls: leave them free")

@@ -274,9 +274,9 @@ def verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 def test_the_command_prints_a_table_and_one_line_of_json(verify: Command) -> None:
     done = verify("--model", "embedded", "--json")
     assert done.code == 0, done.err
-    *table, last = done.out.splitlines()
+    table = done.err.splitlines()
     assert all(any(line.startswith(about.name) for line in table) for about in PROPERTIES)
-    report = json.loads(last)
+    report = json.loads(done.out)
     assert (report["ok"], report["family"], report["num_conversations"]) == (True, "hermes", len(CONVERSATIONS))
     assert list(report["properties"]) == [about.name for about in PROPERTIES]
     assert {one["verdict"] for one in report["properties"].values()} == {"ok"}
@@ -288,9 +288,9 @@ def test_the_command_ends_with_1_where_training_would_be_wrong(
     (tmp_path / "other.jinja").write_text(embedded.template.replace("message.tool_calls", "message.nothing"))
     done = verify("--model", "embedded", "--chat-template", "other.jinja", "--json")
     assert done.code == 1
-    shown = json.loads(done.out.splitlines()[-1])["properties"]["shown"]
+    shown = json.loads(done.out)["properties"]["shown"]
     assert shown["verdict"] == "failed" and shown["first"]["where"] == "a call"
-    assert "not sound: shown" in done.out
+    assert "not sound: shown" in done.err
 
 
 def test_a_tokenizer_that_transformers_cannot_encode_with_is_a_finding(verify: Command, tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_a_tokenizer_that_transformers_cannot_encode_with_is_a_finding(verify: C
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "tokenizer_class": "BertTokenizer"}))
     done = verify("--model", "model", "--json")
     assert done.code == 1, done.err
-    ids = json.loads(done.out.splitlines()[-1])["properties"]["ids"]
+    ids = json.loads(done.out)["properties"]["ids"]
     assert (ids["verdict"], ids["num_failed"]) == ("failed", ids["num_checked"])
     assert "transformers cannot encode it: Exception: WordPiece error" in ids["first"]["problem"]
 
