@@ -30,7 +30,7 @@ class IndexOptions:
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
     """The index file to write; an existing one is replaced."""
     json: bool = False
-    """End with one line of JSON."""
+    """Print one line of JSON, and all else on standard error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class SearchOptions:
     num_results: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 5
     """The most documents to show."""
     json: bool = False
-    """End with one line of JSON."""
+    """Print one line of JSON, and all else on standard error."""
 
 
 @dataclass(frozen=True, kw_only=True)

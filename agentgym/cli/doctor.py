@@ -49,7 +49,7 @@ class DoctorOptions:
     """
 
     json: bool = False
-    """End with one line of JSON."""
+    """Print one line of JSON, and all else on standard error."""
 
 
 def main(args: Sequence[str]) -> int:

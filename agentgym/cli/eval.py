@@ -39,7 +39,7 @@ class EvalOptions(EvalConfig):
     resume: bool = False
     """Resume the run in --output: play only what is missing or failed."""
     json: bool = False
-    """End with one line of JSON."""
+    """Print one line of JSON, and all else on standard error."""
 
 
 def main(args: Sequence[str]) -> int:

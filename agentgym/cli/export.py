@@ -34,7 +34,7 @@ class ExportOptions:
     dtype: DType = "float32"
     """The type of the weights in the files; training keeps them in float32."""
     json: bool = False
-    """End with one line of JSON."""
+    """Print one line of JSON, and all else on standard error."""
 
 
 def main(args: Sequence[str]) -> int:

@@ -27,7 +27,7 @@ class NewOptions:
     output: Path = Path(".")
     """The folder to write into; nothing in it is overwritten."""
     json: bool = False
-    """End with one line of JSON."""
+    """Print one line of JSON, and all else on standard error."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,9 @@ from functools import cache, partial
 from types import NoneType, UnionType
 from typing import TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-import docstring_parser
 import tyro
 
+from agentgym.cli.short_help import option_docs, short_help
 from agentgym.errors import ConfigError, UnknownName, nearest
 from agentgym.settings import replaced_by
 from agentgym.types import JSON
@@ -38,15 +38,23 @@ INNER = re.compile(r"^(?:run\b\.?|\w+Options\b)(?:: )?")
 FURTHER_HELP = re.compile(r"Argument helptext:|For full helptext|Unrecognized|Perhaps you meant|Similar")
 
 
-def parse_options(options: type[T], args: Sequence[str], *, prog: str, default: T | None = None) -> T:
+def parse_options(
+    options: type[T], args: Sequence[str], *, prog: str, default: T | None = None, shown: Sequence[str] = ()
+) -> T:
     """Reads the options of the command `prog` (`agentgym eval`) into the dataclass `options`.
 
-    The docstrings of `options` are the help. `default` gives the values of options that are not named.
+    The docstrings of `options` are the help. `default` gives the values of options that are not named. With `shown`,
+    `--help` shows these settings, and `--help-all` all of them.
 
     Raises ConfigError or UnknownName, in one line, for what cannot be read; `--help` prints and raises SystemExit(0).
     """
     if sum(arg.partition("=")[0] in ("--env-kwargs", "--env_kwargs") for arg in args) > 1:
         raise ConfigError("--env-kwargs is given twice: write all keywords after one, --env-kwargs level=2 shaped=true")
+    if shown and {"-h", "--help"} & {*args}:
+        print(short_help(options, shown, prog))
+        raise SystemExit(0)
+    full_help = "--help-all" if shown else "--help"
+    args = ["--help" if arg == full_help else arg for arg in args]
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed):
@@ -61,13 +69,13 @@ def parse_options(options: type[T], args: Sequence[str], *, prog: str, default: 
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        _refuse_unknown(options, args, prog)
-        raise ConfigError(f"{_one_line(printed.getvalue())}; `{prog} --help` shows all options") from None
+        _refuse_unknown(options, args, prog, full_help)
+        raise ConfigError(f"{_one_line(printed.getvalue())}; `{prog} {full_help}` shows all options") from None
     except ConfigError:
-        _refuse_unknown(options, args, prog)  # an unknown option may be why a setting is invalid
+        _refuse_unknown(options, args, prog, full_help)  # an unknown option may be why a setting is invalid
         raise
     if unknown:
-        _refuse_unknown(options, args, prog)
+        _refuse_unknown(options, args, prog, full_help)
         raise ConfigError(f"unexpected argument {unknown[0]!r}; `{prog} --help` shows what it takes")
     return cast(T, values)
 
@@ -83,7 +91,7 @@ def _settings(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.Struc
     """
     if not is_dataclass(info.type):
         return None
-    docs = cache(partial(_docs, info.type))  # read where help is shown, and nowhere else
+    docs = cache(partial(option_docs, info.type))  # read where help is shown, and nowhere else
     hints = get_type_hints(info.type, include_extras=True)
     specs = [
         tyro.constructors.StructFieldSpec(
@@ -100,12 +108,6 @@ def _settings(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.Struc
 def _help_text(docs: Callable[[], dict[str, str]], name: str) -> str | None:
     """Returns the docstring of the field `name` in one line, or None."""
     return docs().get(name)
-
-
-def _docs(settings: type[object]) -> dict[str, str]:
-    bases = [base for base in reversed(settings.__mro__) if is_dataclass(base)]
-    params = [param for base in bases for param in docstring_parser.parse_from_object(base).params]
-    return {param.arg_name: " ".join(param.description.split()) for param in params if param.description}
 
 
 def _default(setting: Field[object], given: object) -> object:
@@ -217,14 +219,14 @@ def _value(text: str) -> JSON:
     return value
 
 
-def _refuse_unknown(options: type[object], args: Sequence[str], prog: str) -> None:
+def _refuse_unknown(options: type[object], args: Sequence[str], prog: str, full_help: str) -> None:
     """Raises UnknownName for the first option that `prog` does not have."""
-    known = _known_options(options, prog)
+    known = [*_known_options(options, prog), full_help]
     for arg in args:
         name = arg.partition("=")[0]
         if OPTION.fullmatch(name) and name.replace("_", "-") not in known:
             near = _near_option(_current_name(options, name), [option for option in known if option.startswith("--")])
-            raise UnknownName(f"unknown option {name!r}{near or '.'} `{prog} --help` shows all options")
+            raise UnknownName(f"unknown option {name!r}{near or '.'} `{prog} {full_help}` shows all options")
 
 
 def _current_name(options: type[object], name: str) -> str:

@@ -42,7 +42,7 @@ class PlanOptions:
     """Measure --model on this machine, write the figures to this file, and stop."""
     measuring: MeasureSpec = field(default_factory=MeasureSpec)
     json: bool = False
-    """End with one line of JSON."""
+    """Print one line of JSON, and all else on standard error."""
 
 
 def main(args: Sequence[str]) -> int:

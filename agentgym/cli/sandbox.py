@@ -46,7 +46,7 @@ class RunOptions:
     image: str | None = None
     """The image for `--backend docker`: one of the daemon, with Python 3.11 or newer; by default this Python's."""
     json: bool = False
-    """End with one line of JSON."""
+    """Print one line of JSON, and all else on standard error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class ReapOptions:
     """
 
     json: bool = False
-    """End with one line of JSON."""
+    """Print one line of JSON, and all else on standard error."""
 
 
 def main(args: Sequence[str]) -> int:

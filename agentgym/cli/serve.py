@@ -69,7 +69,7 @@ class ServeOptions(EvalConfig):
     resume: bool = False
     """Resume the run in --output: serve only what is missing or failed."""
     json: bool = False
-    """End with one line of JSON."""
+    """Print one line of JSON, and all else on standard error."""
 
     def to_json(self) -> dict[str, JSON]:
         """Returns the settings of the evaluation, with the mark that it was played from outside."""

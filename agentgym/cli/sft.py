@@ -87,7 +87,7 @@ class SftOptions:
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """The folder for the model; by default a new one under runs/."""
     json: bool = False
-    """End with one line of JSON."""
+    """Print one line of JSON, and all else on standard error."""
 
     def __post_init__(self) -> None:
         given = [name for name in SOURCES if getattr(self, name)]

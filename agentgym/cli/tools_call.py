@@ -34,7 +34,7 @@ class CallOptions:
     mcp: Annotated[str | None, tyro.conf.arg(metavar="SERVER")] = None
     """The MCP server that has the tool: its command line, such as "python server.py", or its URL."""
     json: bool = False
-    """End with one line of JSON."""
+    """Print one line of JSON, and all else on standard error."""
 
 
 def main(args: Sequence[str]) -> int:

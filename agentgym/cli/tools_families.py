@@ -26,7 +26,7 @@ class FamiliesOptions:
     matrix: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """Write the page `docs/families.md` instead: what holds for each *.jinja of a folder of chat templates."""
     json: bool = False
-    """End with one line of JSON."""
+    """Print one line of JSON, and all else on standard error."""
 
 
 def main(args: Sequence[str]) -> int:

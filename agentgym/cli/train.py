@@ -42,6 +42,13 @@ __all__ = ["main"]
 
 logger = logging.getLogger(__name__)
 
+MAIN_SETTINGS = (
+    *("env", "env_kwargs", "model", "algo", "steps", "tasks", "group_size", "optimizer.learning_rate"),
+    *("limits.turn_tokens", "seed", "eval_episodes", "engine", "executor", "learner.device", "learner.lora.rank"),
+    *("output", "resume", "config", "print_config", "dry_run", "json"),
+)
+"""The settings that `--help` shows, and the options of the command itself."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
@@ -59,13 +66,13 @@ class TrainOptions:
     dry_run: bool = False
     """Show what the run would do and need, and stop."""
     json: bool = False
-    """End with one line of JSON."""
+    """Print one line of JSON, and all else on standard error."""
 
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym train ...`."""
     args = env_processes_as_option(profile_as_options(mix_as_options(env_as_option(args))))
-    options = parse_options(TrainOptions, args, prog="agentgym train", default=_defaults(args))
+    options = parse_options(TrainOptions, args, prog="agentgym train", default=_defaults(args), shown=MAIN_SETTINGS)
     config = options.run
     for choice in _environments(config):
         for kwargs in choice.variants:

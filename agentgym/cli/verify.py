@@ -46,7 +46,7 @@ class VerifyOptions:
     share: float = 1.0
     """The share of the episodes that --deep plays again, in (0, 1], drawn at random: for large runs."""
     json: bool = False
-    """End with one line of JSON."""
+    """Print one line of JSON, and all else on standard error."""
 
 
 def main(args: Sequence[str]) -> int:

@@ -41,7 +41,7 @@ class VerifyModelOptions:
     family: Annotated[str | None, tyro.conf.arg(metavar="F")] = None
     """The format of the replies, of those that `agentgym tools families` shows; by default the template's own."""
     json: bool = False
-    """End with one line of JSON."""
+    """Print one line of JSON, and all else on standard error."""
 
 
 def main(args: Sequence[str]) -> int:

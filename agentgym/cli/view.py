@@ -33,7 +33,7 @@ class ViewOptions:
     open: bool = False
     """Show the page in the browser."""
     json: bool = False
-    """End with one line of JSON."""
+    """Print one line of JSON, and all else on standard error."""
 
 
 def main(args: Sequence[str]) -> int:

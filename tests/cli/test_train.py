@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from agentgym.cli.main import main
+from agentgym.cli.train import MAIN_SETTINGS
 from agentgym.testing.fake_server.faults import Faults
 from agentgym.testing.fake_server.server import FakeSglang
 
@@ -144,9 +145,23 @@ def test_the_environment_may_be_named_beside_a_configuration_without_one(
     assert "missing --env" in capsys.readouterr().err
 
 
+def test_help_shows_the_settings_that_matter_in_the_width_of_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert stop.value.code == 0 and max(map(len, lines[:-1])) <= 80
+    shown = [line.split()[0] for line in lines if line.startswith("  --")]
+    assert shown == [f"--{name.replace('_', '-')}" for name in MAIN_SETTINGS] and len(shown) == 21
+    assert "      Tasks per step; each is played by one group. (default: 16)" in lines
+    assert "--help-all" in lines[-1]
+
+
 def test_every_setting_of_training_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["train", "--help"])
+        main(["train", "--help-all"])
     words = " ".join(line.strip("│ ") for line in capsys.readouterr().out.splitlines())
     bare = re.findall(r"(--[\w.-]+ (?:\S+ )?)\(default", words)
     assert not bare

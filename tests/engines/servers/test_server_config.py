@@ -32,7 +32,7 @@ def test_the_command_line_says_what_a_setting_is_to_its_kind(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")  # one column of panels
     with pytest.raises(SystemExit):
-        main(["train", "--help"])
+        main(["train", "--help-all"])
     shown = " ".join(line.strip("│ \n") for line in capsys.readouterr().out.splitlines())
     for help_text in (
         "Running servers, such as http://127.0.0.1:30000; none launches new ones. Each request sends the variable",
