@@ -117,13 +117,13 @@ def _dispatch(args: Sequence[str]) -> int:
         raise UnknownName(f"unknown {what} {name!r}{nearest(name, known) or '.'} `agentgym --help` shows all commands")
     try:
         command = import_module(_module(name))
+        with json_alone() if "--json" in args else contextlib.nullcontext():
+            code: int = command.main(args[1:])
+        return code
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise ConfigError(f"{name} needs torch, which is not installed: `agentgym doctor` shows the command") from error
-    with json_alone() if "--json" in args else contextlib.nullcontext():
-        code: int = command.main(args[1:])
-    return code
 
 
 def _available() -> dict[str, str]:

@@ -15,14 +15,9 @@ from torch import Tensor, nn
 
 from agentgym.model.linear import linear
 
-__all__ = ["GATE_UP", "QKV", "Adapter", "LayerAdapters", "adapters_off"]
+__all__ = ["Adapter", "LayerAdapters", "adapters_off"]
 
 # Shape suffixes: N packed tokens, I inputs, O outputs, R rank.
-
-QKV = ("q_proj", "k_proj", "v_proj")
-"""The published projections that share one matrix of the decoder, in this order along its outputs."""
-GATE_UP = ("gate_proj", "up_proj")
-"""The published projections of the feed-forward that share one matrix, in this order along its outputs."""
 
 _are_on: ContextVar[bool] = ContextVar("adapters_are_on", default=True)
 

@@ -19,10 +19,7 @@ from agentgym.rollout.episode.history import CompactionConfig, History
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.rollout.sampling.sampler import SamplerConfig
 from agentgym.rollout.serving.http_server import ServeConfig
-from agentgym.settings import is_bundled, replaced_by
-from agentgym.trainers.algorithms.aggregation import AGGREGATIONS, check_aggregation
-from agentgym.trainers.algorithms.estimators import check_estimator, check_penalized, needs_groups, needs_input
-from agentgym.trainers.algorithms.presets import preset_of
+from agentgym.settings import replaced_by
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.trainers.settings.cluster import ClusterConfig
 from agentgym.trainers.settings.collapse import CollapseConfig
@@ -146,13 +143,11 @@ class TrainConfig:
         refuse_credentials(self)
         if not self.env:
             object.__setattr__(self, "env", env_of_data(self.data))
-        if not self.is_resolved:
-            _ = self.resolved_config  # is checked
-            return
-        self._check_algorithm()
         for name in ("steps", "tasks", "group_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.norm_tokens is not None and self.norm_tokens < 1:
+            raise ConfigError(f"norm_tokens must be at least 1, got {self.norm_tokens}")
         check_date(self.date)
         for name in ("eval_episodes", "max_staleness"):
             if getattr(self, name) < 0:
@@ -164,46 +159,17 @@ class TrainConfig:
             if self.compaction.at is not None:
                 raise ConfigError("an agent outside (serve) shortens its conversation itself: leave compaction.at out")
         self._check_sampling()
+        self._check_practice()
         if self.executor == "ray":
             self._check_cluster()
         else:
             self.learner.mesh.check_alone()
 
     @property
-    def is_resolved(self) -> bool:
-        """True if no setting is left to the algo."""
-        learner = self.learner
-        left = (self.aggregation, self.advantage.name, self.advantage.settings, learner.loss, learner.loss_settings)
-        seed = learner.lora.seed if learner.lora.rank else 0
-        return None not in (*left, learner.critic.trunk, self.practice.filter, seed)
-
-    @property
-    def resolved_config(self) -> TrainConfig:
-        """The same run with explicit values for all settings that the algo sets."""
-        preset, advantage, learner = preset_of(self.algo), self.advantage, self.learner
-        if advantage.name is None:
-            settings = preset.advantage_settings if advantage.settings is None else advantage.settings
-            advantage = AdvantageConfig(name=preset.advantage, settings=settings)
-        elif advantage.settings is None:
-            advantage = replace(advantage, settings={})
-        if learner.loss is None:
-            settings = preset.loss_settings if learner.loss_settings is None else learner.loss_settings
-            learner = replace(learner, loss=preset.loss, loss_settings=settings)
-        elif learner.loss_settings is None:
-            learner = replace(learner, loss_settings={})
-        if learner.critic.trunk is None:
-            takes_values = needs_input(advantage.name or "", "values_BT")
-            learner = replace(learner, critic=replace(learner.critic, trunk="own" if takes_values else "none"))
-        if learner.lora.rank and learner.lora.seed is None:
-            learner = replace(learner, lora=replace(learner.lora, seed=self.seed))
-        aggregation = self.aggregation or preset.aggregation
-        practice = replace(self.practice, filter=self.practice.filter or preset.filter)
-        return replace(self, advantage=advantage, learner=learner, aggregation=aggregation, practice=practice)
-
-    @property
     def estimator(self) -> str:
-        """The name of the estimator that credits the sampled tokens."""
-        return self.advantage.name or preset_of(self.algo).advantage
+        """The name of the estimator that credits the sampled tokens, in a resolved configuration."""
+        assert self.advantage.name is not None, "resolve_config names the estimator"
+        return self.advantage.name
 
     @property
     def cluster(self) -> ClusterConfig:
@@ -240,51 +206,6 @@ class TrainConfig:
                     f" leave {name}.replicas out"
                 )
 
-    def _check_algorithm(self) -> None:
-        name, critic = self.estimator, self.learner.critic
-        check_estimator(name, self.advantage.settings or {})
-        self._check_kl(name)
-        if needs_input(name, "values_BT") is not critic.exists:
-            raise ConfigError(
-                f"the advantage {name} takes the values of a critic: learner.critic.trunk is own or shared"
-                if not critic.exists
-                else f"the advantage {name} takes no values, so a critic would learn for nothing: leave"
-                " learner.critic.trunk out, or take --algo ppo"
-            )
-        if needs_input(name, "greedy_B") and (self.serve is not None or self.max_staleness):
-            raise ConfigError(
-                f"{name} plays a greedy episode of each task with the weights of the step: leave serve and"
-                " max_staleness out"
-            )
-        if self.group_size == 1 and not self.allow_single and needs_groups(name):
-            raise ConfigError(
-                f"group_size 1 has no baseline: {name} would give every episode an advantage of 0."
-                " Use 2 or more (8 is usual), or allow_single to accept it"
-            )
-        self._check_aggregation(self.aggregation or "")
-        self._check_practice()
-
-    def _check_kl(self, name: str) -> None:
-        kl = self.learner.kl
-        if kl.coefficient and kl.place == "reward":
-            check_penalized(name, self.advantage.settings or {})
-        if kl.target is not None and kl.horizon * 5 <= self.episodes_per_step:
-            raise ConfigError(
-                f"kl.horizon is {kl.horizon} episodes, and a step of {self.episodes_per_step} would take the KL"
-                f" coefficient to 0 or below: use more than {self.episodes_per_step // 5} (10000 is usual)"
-            )
-
-    def _check_aggregation(self, name: str) -> None:
-        takes_constant = name == "seq-mean-token-sum-norm" or not is_bundled(AGGREGATIONS[name])
-        if self.norm_tokens is not None and not takes_constant:
-            raise ConfigError(
-                f"norm_tokens is the constant of the aggregation seq-mean-token-sum-norm, and this one is {name}: leave"
-                " norm_tokens out, or add --aggregation seq-mean-token-sum-norm"
-            )
-        if self.norm_tokens is not None and self.norm_tokens < 1:
-            raise ConfigError(f"norm_tokens must be at least 1, got {self.norm_tokens}")
-        check_aggregation(name, self.norm_tokens or (1 if name == "seq-mean-token-sum-norm" else None))
-
     def _check_sampling(self) -> None:
         if self.sampling.temperature == 0:
             raise ConfigError("temperature 0 samples the same reply for the whole group; train at 1.0")
@@ -306,7 +227,7 @@ class TrainConfig:
                     "env_kwargs are those of one environment: in a mix each has its own, "
                     f'such as {self.env}=\'{{"weight": 2, "kwargs": {{"level": 1}}}}\''
                 )
-        if self.practice.filter != "off" and self.group_size == 1:
+        if self.practice.filter not in (None, "off") and self.group_size == 1:
             raise ConfigError(
                 "practice.filter leaves out groups whose episodes are all alike, and a group of one always is: use a"
                 " group_size of 2 or more, or filter off"

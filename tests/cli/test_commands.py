@@ -287,6 +287,18 @@ class Loud(TextEnv):
 """
 
 
+@pytest.mark.parametrize("args", [["--help"], ["--stesp", "3"], ["--steps", "three"], ["--steps", "0"]])
+def test_help_and_mistakes_of_train_need_no_torch(args: list[str], tmp_path: Path) -> None:
+    words = ["train", "--env", "TextGame-v0", *args]
+    code = (
+        "import contextlib, sys\nfrom agentgym.cli.main import main\n"
+        f"with contextlib.suppress(SystemExit): assert main({words!r}) == 2\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("option", ["", "--json"])
 def test_a_closed_pipe_is_no_error(option: str, tmp_path: Path) -> None:
     command = f"{sys.executable} -m agentgym tools list {option} | true; exit ${{PIPESTATUS[0]}}"

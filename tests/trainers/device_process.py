@@ -14,9 +14,9 @@ import pretend_device
 
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.rollout.limits import Limits
-from agentgym.trainers.algorithms.kl import KLConfig
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.trainer import Trainer
+from agentgym.trainers.settings.kl import KLConfig
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.parity import ParityConfig
 

@@ -27,6 +27,7 @@ from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.learner.learner import Learner, StepStats
 from agentgym.trainers.loop.step_credit import credit_step
 from agentgym.trainers.parts.engine import open_engine, weights_for
+from agentgym.trainers.resolve import resolve_config
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.tasks import AheadTasks, EnvTasks
@@ -83,7 +84,7 @@ def learned(learner: Learner, groups: Sequence[Group], config: TrainConfig, vers
 
 async def by_hand(config: TrainConfig) -> list[StepStats | None]:
     """Play, credit, learn, publish, one after the other, and nothing else."""
-    config = config.resolved_config
+    config = resolve_config(config)
     model, renderer = load_decoder(embedded_folder()), renderer_for(embedded_folder())
     engine = LocalEngine(model, config.local)
     sampler = Sampler(RolloutLoop(engine, renderer, config.limits, config.sampling), config=config.sampler)
@@ -134,7 +135,7 @@ def test_what_is_learned_beside_sampling_is_what_is_learned_of_the_recorded_grou
 ) -> None:
     """Loss by loss and weight by weight: neither the thread nor the episodes that go on meanwhile change a bit."""
     result, _ = train(ahead, tmp_path / "run")
-    ahead = ahead.resolved_config
+    ahead = resolve_config(ahead)
     model = load_decoder(embedded_folder())
     learner = Learner(model, ahead.learner, ahead.optimizer, total_steps=ahead.steps)
     losses = []
@@ -216,7 +217,7 @@ def test_the_engine_has_a_copy_of_the_weights_only_where_it_samples_while_they_a
 
 def test_a_baseline_that_is_played_with_the_weights_of_the_step_is_refused() -> None:
     with pytest.raises(ConfigError, match="leave serve and max_staleness out"):
-        TrainConfig(env="X", algo="remax", max_staleness=1)
+        resolve_config(TrainConfig(env="X", algo="remax", max_staleness=1))
     with pytest.raises(ConfigError, match="max_staleness must be at least 0, got -1"):
         TrainConfig(env="X", max_staleness=-1)
 

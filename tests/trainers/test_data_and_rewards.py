@@ -21,6 +21,7 @@ from agentgym.rollout.limits import Limits
 from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.trainers.config import AdvantageConfig, TrainConfig
 from agentgym.trainers.loop.trainer import Trainer
+from agentgym.trainers.resolve import resolve_config
 from agentgym.trajectory import Trajectory
 from agentgym.types import Task
 
@@ -231,4 +232,4 @@ def test_the_command_line_names_the_evaluation_of_what_it_trained(
 
 def test_the_advantage_may_be_named_apart_from_the_algo() -> None:
     config = TrainConfig(env="X", algo="ppo", advantage=AdvantageConfig(name="turn_gae", settings={"lam": 0.5}))
-    assert config.resolved_config.advantage == AdvantageConfig(name="turn_gae", settings={"lam": 0.5})
+    assert resolve_config(config).advantage == AdvantageConfig(name="turn_gae", settings={"lam": 0.5})

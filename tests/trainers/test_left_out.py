@@ -16,6 +16,7 @@ from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.loop.step_credit import credit_step
 from agentgym.trainers.monitoring.metrics import RolloutSummary
+from agentgym.trainers.resolve import resolve_config
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.tasks.filtering import is_live
@@ -98,7 +99,7 @@ def learned(group: Group, model: Decoder, config: TrainConfig) -> tuple[Training
 
 def config_of(aggregation: str, **settings: Any) -> TrainConfig:
     norm = NORM if aggregation.endswith("norm") else None
-    return TrainConfig(env="X", algo="dr_grpo", aggregation=aggregation, norm_tokens=norm, **settings).resolved_config
+    return resolve_config(TrainConfig(env="X", algo="dr_grpo", aggregation=aggregation, norm_tokens=norm, **settings))
 
 
 def weights_of(batch: TrainingBatch) -> list[float]:
@@ -136,7 +137,7 @@ def test_rejected_episodes_are_in_no_loss_baseline_or_denominator(aggregation: s
 @pytest.mark.parametrize("algo", ["grpo", "rloo", "gpg", "opo", "reinforce++"])
 def test_what_is_left_out_changes_no_credit_of_the_others(algo: str, tiny_model: Decoder) -> None:
     group = group_of(tiny_model, truncated=True)
-    config = TrainConfig(env="X", algo=algo, truncated_episodes="leave_out").resolved_config
+    config = resolve_config(TrainConfig(env="X", algo=algo, truncated_episodes="leave_out"))
     _, means = learned(group, tiny_model, config)
     alone = Group("g", TASK, (group.trajectories[0], group.trajectories[2]))
     _, wanted = learned(alone, tiny_model, config)

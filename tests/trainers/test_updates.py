@@ -12,9 +12,10 @@ from agentgym.errors import ConfigError, UnknownName
 from agentgym.model.decoder import Decoder
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers import CORRECTIONS
-from agentgym.trainers.algorithms.kl import KLConfig
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.learner.learner import Learner, LearnerConfig
+from agentgym.trainers.learner.objective import needs_all_rows, policy_loss
+from agentgym.trainers.settings.kl import KLConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
 Tiny = Callable[..., Decoder]
@@ -147,20 +148,20 @@ def test_leaving_out_rows_without_a_gradient_changes_no_weight(
         nats_N = ((batch.target_N * 31 + batch.position_N * 7) % 17).float() / 17 - 0.5
         sampled_N = torch.where(batch.mask_N, (batch.sampled_logp_N - nats_N).clamp(max=0), 0.0)
         elsewhere = replace(batch, sampled_logp_N=sampled_N, old_logp_N=sampled_N)
-        drops = may_drop and not learner.config.needs_all_rows
+        drops = may_drop and not needs_all_rows(learner.config)
         norms.append(learner.update(elsewhere.select(range(4, 12)) if drops else elsewhere).grad_norm)
         learner.close()
-        assert learner.config.needs_all_rows is normalize
+        assert needs_all_rows(learner.config) is normalize
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
 
 
 def test_corrections_that_cannot_work_are_refused() -> None:
     with pytest.raises(UnknownName, match="did you mean 'icepop'"):
-        LearnerConfig(correction="icepob")
+        policy_loss(LearnerConfig(correction="icepob"))
     with pytest.raises(ConfigError, match="cap is -1"):
-        LearnerConfig(correction="tis_token", correction_settings={"cap": -1.0})
+        policy_loss(LearnerConfig(correction="tis_token", correction_settings={"cap": -1.0}))
     with pytest.raises(ConfigError, match="has no setting 'versions'"):
-        LearnerConfig(correction="proximal_by_version", correction_settings={"versions": None})
+        policy_loss(LearnerConfig(correction="proximal_by_version", correction_settings={"versions": None}))
     with pytest.raises(ConfigError, match="name it with correction"):
         LearnerConfig(correction_settings={"cap": 2.0})
 

@@ -1,4 +1,4 @@
-"""Penalties for moving away from a reference policy, per sampled token, and the controllers of their coefficient.
+"""Penalties for moving away from a reference policy, per sampled token.
 
 The contract of an entry of `KL_PENALTIES`: `name(logp, ref_logp)`, natural logarithms of any one shape, to a penalty
 per token; `logp` alone carries gradient. With `log r = ref_logp - logp`, k1, k2 and k3 (Schulman 2020, "Approximating
@@ -11,8 +11,7 @@ tokens and approximate on later minibatches.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,10 +23,6 @@ from agentgym.settings import Contract, calling
 __all__ = [
     "KL_PENALTIES",
     "MAX_LOG_RATIO",
-    "AdaptiveKL",
-    "FixedKL",
-    "KLConfig",
-    "KLController",
     "KLPenalty",
     "abs_kl",
     "k1",
@@ -157,99 +152,3 @@ def penalty_of(name: str) -> KLPenalty:
 
     call_penalty(torch.full((2,), -1.0), torch.full((2,), -2.0))
     return call_penalty
-
-
-class KLController(Protocol):
-    """Sets the coefficient of a penalty from the measured divergence; immutable, `update` returns the next one."""
-
-    @property
-    def coefficient(self) -> float:
-        """The weight of the penalty now."""
-        ...
-
-    def update(self, kl: float, num_episodes: int) -> KLController:
-        """The controller after a step of `num_episodes` whose mean divergence was `kl`, in nats."""
-        ...
-
-
-@dataclass(frozen=True)
-class FixedKL:
-    """A constant coefficient, at least 0."""
-
-    coefficient: float
-
-    def __post_init__(self) -> None:
-        if not self.coefficient >= 0:
-            raise ConfigError(f"coefficient is {self.coefficient}; it must be at least 0")
-
-    def update(self, kl: float, num_episodes: int) -> FixedKL:
-        """Returns itself."""
-        return self
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdaptiveKL:
-    """A coefficient that moves until the divergence is the target: a proportional controller in log space.
-
-    Ziegler et al. 2019 (Fine-Tuning Language Models from Human Preferences), section 2.2:
-    `beta <- beta * (1 + error * n / horizon)` with `error = clip(kl / target - 1, -0.2, 0.2)`. The paper's constant 0.1
-    is n / horizon, a step's episodes over the horizon, as in its code and in verl.
-
-    Example: coefficient 0.1, target 6, horizon 10000: a step of 1000 episodes with a divergence of 12 gives 0.102.
-    """
-
-    coefficient: float
-    """The weight of the penalty, above 0."""
-    target: float
-    """The target in nats, in the same unit (per token or per episode) as the `kl` of `update`; above 0."""
-    horizon: int
-    """Episodes over which an error at its bound moves the coefficient by about a fifth; at least 1."""
-
-    def __post_init__(self) -> None:
-        for name in ("coefficient", "target"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0")
-        if self.horizon < 1:
-            raise ConfigError(f"horizon is {self.horizon}; it must be at least 1 episode")
-
-    def update(self, kl: float, num_episodes: int) -> AdaptiveKL:
-        """The controller after a step of `num_episodes`; raises ConfigError for a step that is five horizons long."""
-        error = min(max(kl / self.target - 1, -MAX_ERROR), MAX_ERROR)
-        factor = 1 + error * num_episodes / self.horizon
-        if not factor > 0:
-            raise ConfigError(f"a step of {num_episodes} episodes needs a horizon above {num_episodes // 5} episodes")
-        return replace(self, coefficient=self.coefficient * factor)
-
-
-MAX_ERROR = 0.2
-
-
-@dataclass(frozen=True, kw_only=True)
-class KLConfig:
-    """The KL penalty that keeps the policy near the model that training began with."""
-
-    coefficient: float = 0.0
-    """The weight of the penalty; 0 keeps no reference model."""
-    penalty: str = "k3"
-    """The penalty's name in `KL_PENALTIES`, or your own as `path/to/file.py:name` or `package.module:name`. In the
-    loss: k2, k3 or k3_st (k1 has no gradient in expectation, so it regularizes nothing there); in the reward: k1."""
-    place: Literal["loss", "reward"] = "loss"
-    """`loss` adds the penalty to each token's loss; `reward` takes it off each token's reward before advantages are
-    computed, as PPO for language models began (Ziegler et al. 2019)."""
-    target: float | None = None
-    """The divergence, in nats a token, that the coefficient is adapted to reach (`AdaptiveKL`); None keeps the
-    coefficient as it is."""
-    horizon: int = 10_000
-    """Episodes over which a divergence far from the target moves the coefficient by a fifth."""
-
-    def __post_init__(self) -> None:
-        penalty_of(self.penalty)
-        if self.target is not None and not self.coefficient > 0:
-            raise ConfigError(f"kl.target moves a coefficient above 0, got kl.coefficient={self.coefficient}")
-        self.controller()
-
-    def controller(self) -> KLController:
-        """The controller of the coefficient at the start of the run."""
-        if self.target is None:
-            return FixedKL(coefficient=self.coefficient)
-        return AdaptiveKL(coefficient=self.coefficient, target=self.target, horizon=self.horizon)

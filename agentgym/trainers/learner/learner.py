@@ -25,6 +25,7 @@ from agentgym.trainers.learner.critic import Critic, CriticStats
 from agentgym.trainers.learner.finite import NotFinite
 from agentgym.trainers.learner.lora import Adapters, Unadapted
 from agentgym.trainers.learner.mismatch import MismatchFound, MismatchSums
+from agentgym.trainers.learner.objective import policy_loss
 from agentgym.trainers.learner.optimizer import PolicyOptimizer
 from agentgym.trainers.learner.step_stats import Report, StepStats
 from agentgym.trainers.learner.target_scores import TargetScores
@@ -117,7 +118,7 @@ class Learner:
         self.optimizer = PolicyOptimizer(self.model, config.lora.optimizer_settings(optimizer), num_steps, further)
         self._fresh_from = 0
         self._kl_of_rewards = 0.0
-        self._loss = config.policy_loss
+        self._loss = policy_loss(config)
         self._score = scorer(config.head_kernel)
         self._kl_penalty = penalty_of(config.kl.penalty)
         self._elementwise = is_elementwise(LOSSES[config.loss_name])

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder, DecoderLayer
-from agentgym.model.lora_layer import QKV, Adapter, LayerAdapters, adapters_off
+from agentgym.model.lora_layer import Adapter, LayerAdapters, adapters_off
 from agentgym.model.model_folder import published_views
 from agentgym.model.packed_layout import PackedLayout
+from agentgym.model.projections import QKV
 from agentgym.rollout.seeds import derive
 from agentgym.trainers.parallel.sharded_tensor import is_sharded, like, whole
 from agentgym.trainers.settings.lora import LoraConfig

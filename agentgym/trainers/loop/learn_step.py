@@ -19,6 +19,7 @@ from agentgym.trainers.learner.critic import CriticStats
 from agentgym.trainers.learner.finite import NotFinite, check_finite
 from agentgym.trainers.learner.learner import StepStats
 from agentgym.trainers.learner.mismatch import MismatchFound
+from agentgym.trainers.learner.objective import needs_all_rows
 from agentgym.trainers.learner.policy_learner import PolicyLearner
 from agentgym.trainers.loop.step_credit import credit_step
 from agentgym.trainers.monitoring.halt import HaltedStep
@@ -75,7 +76,7 @@ class Learning:
             credits,
             aggregation=config.aggregation or "",
             norm_tokens=config.norm_tokens,
-            drop_zero=not config.learner.needs_all_rows,
+            drop_zero=not needs_all_rows(config.learner),
         )
         stats = critic = None
         if batch.num_rows:

@@ -10,6 +10,7 @@ from agentgym.embedded import embedded_folder
 from agentgym.envs.catalog.resolve import turn_limit
 from agentgym.model.context_window import folder_window
 from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.resolve import resolve_config
 from agentgym.trainers.tasks import env_choices
 from agentgym.types import JSON
 
@@ -22,7 +23,7 @@ def with_token_budget(config: TrainConfig) -> TrainConfig:
     In a mix, the environment that allows the longest replies decides. Raises RunFolderError for a folder without a
     model, and what `make_env` raises for an environment that does not exist.
     """
-    config = config.resolved_config
+    config = resolve_config(config)
     limits = config.limits
     needs_norm = config.aggregation == "seq-mean-token-sum-norm" and config.norm_tokens is None
     if limits.turn_tokens is not None and not needs_norm:

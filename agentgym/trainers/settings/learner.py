@@ -8,13 +8,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from agentgym.errors import ConfigError
-from agentgym.settings import is_bundled
-from agentgym.trainers.algorithms.corrections import CORRECTIONS
-from agentgym.trainers.algorithms.kl import KLConfig
-from agentgym.trainers.algorithms.losses import LOSSES, PolicyLossFn, is_silent_at_zero, loss_with
-from agentgym.trainers.batch.off_policy import check_correction
 from agentgym.trainers.settings.critic import CriticConfig
 from agentgym.trainers.settings.fsdp import FsdpConfig
+from agentgym.trainers.settings.kl import KLConfig
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.mesh import MeshConfig
 
@@ -82,17 +78,14 @@ class LearnerConfig:
             raise ConfigError(f"threads is at least 1, got {self.threads}")
         if self.shares is not None and self.shares < 1:
             raise ConfigError(f"shares is at least 1, got {self.shares}")
-        if self.correction is not None:
-            check_correction(self.correction, self.correction_settings)
-        elif self.rejected_episodes != "count":
+        if self.correction is None and self.rejected_episodes != "count":
             raise ConfigError("rejected_episodes are those of a correction that rejects: name it with correction")
-        elif self.correction_settings:
+        if self.correction is None and self.correction_settings:
             raise ConfigError("correction_settings are those of a correction: name it with correction")
         if self.lora.rank and self.mesh.tensor > 1:
             raise ConfigError(
                 "learner.lora is not split by learner.mesh.tensor: leave one out, or use learner.mesh.sequence"
             )
-        _ = self.policy_loss  # raises where the loss or a setting cannot work
 
     def check_shares(self, num_ranks: int) -> None:
         """Raises ConfigError if `shares` differs from the number of shares on `num_ranks`."""
@@ -112,28 +105,9 @@ class LearnerConfig:
         return self.loss or "ppo_clip"
 
     @property
-    def policy_loss(self) -> PolicyLossFn:
-        """The loss with its settings."""
-        return loss_with(self.loss_name, self.loss_settings or {})
-
-    @property
     def needs_first_weights(self) -> bool:
         """True if the weights that the run began with stay in memory: as the base of adapters, or for a KL term."""
         return bool(self.lora.rank or self.kl.coefficient)
-
-    @property
-    def needs_all_rows(self) -> bool:
-        """True if rows with an advantage of 0 are learned from too."""
-        regularized = self.kl.coefficient != 0 or self.entropy_coefficient != 0
-        silent = is_silent_at_zero(LOSSES[self.loss_name]) and not self._corrects_by_mean
-        return regularized or self.critic.exists or not silent
-
-    @property
-    def _corrects_by_mean(self) -> bool:
-        """True if the weights of rows may depend on each other: by their mean, or in a correction of the user's."""
-        if self.correction is None:
-            return False
-        return bool(self.correction_settings.get("normalize")) or not is_bundled(CORRECTIONS[self.correction])
 
     @property
     def steps_per_batch(self) -> int:

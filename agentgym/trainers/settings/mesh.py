@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentgym.errors import ConfigError
-from agentgym.model.decoder import DecoderConfig
+from agentgym.model.decoder_config import DecoderConfig
 
 __all__ = ["MeshConfig"]
 

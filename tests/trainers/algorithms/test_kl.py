@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from agentgym.errors import ConfigError
-from agentgym.trainers.algorithms.kl import KL_PENALTIES, AdaptiveKL, FixedKL, k1, k2, k3
+from agentgym.trainers.algorithms.kl import KL_PENALTIES, k1, k2, k3
+from agentgym.trainers.algorithms.kl_controllers import AdaptiveKL, FixedKL
 
 ALL = sorted(KL_PENALTIES)
 STRAIGHT_THROUGH = {"k1_st": "k1", "k3_st": "k3", "low_var_st": "low_var"}

@@ -15,10 +15,13 @@ import yaml
 from agentgym.errors import AgentGymError, ConfigError, TrainingHalted, UserCodeFault
 from agentgym.trainers import ADVANTAGES, AGGREGATIONS, CORRECTIONS, KL_PENALTIES, LOSSES
 from agentgym.trainers.algorithms.aggregation import RowCounts, turn_weights
-from agentgym.trainers.algorithms.kl import KLConfig, penalty_of
+from agentgym.trainers.algorithms.kl import penalty_of
 from agentgym.trainers.algorithms.losses import loss_with
 from agentgym.trainers.checkpoints.run_folder import RunFolder
 from agentgym.trainers.config import AdvantageConfig, TrainConfig, config_from_mapping
+from agentgym.trainers.learner.objective import policy_loss
+from agentgym.trainers.resolve import resolve_config
+from agentgym.trainers.settings.kl import KLConfig
 from agentgym.trainers.settings.learner import LearnerConfig
 
 OWN = """
@@ -29,6 +32,7 @@ from agentgym.trainers.algorithms.aggregation import AGGREGATIONS
 from agentgym.trainers.algorithms.corrections import Correction, tis_token
 from agentgym.trainers.algorithms.kl import k3
 from agentgym.trainers.losses import PolicyLoss, ppo_clip
+from agentgym.trainers.resolve import resolve_config
 
 
 def centred(rewards_BT, mask_BT, groups_B, *, scale: float = 1.0):
@@ -135,31 +139,31 @@ def test_an_estimator_of_a_users_that_takes_values_gets_a_critic(
     own: Path, small_run: TrainConfig, train: Callable[..., Any], tmp_path: Path
 ) -> None:
     config = replace(small_run, algo=f"{own}:valued")
-    assert config.resolved_config.learner.critic.trunk == "own"
+    assert resolve_config(config).learner.critic.trunk == "own"
     train(config, tmp_path / "own")
     train(replace(small_run, algo="gae"), tmp_path / "bundled")
     assert run_of(tmp_path / "own") == run_of(tmp_path / "bundled")
 
 
 def test_an_estimator_of_a_users_may_take_all_that_there_is_and_stand_in_a_preset(own: Path) -> None:
-    assert TrainConfig(env="X", algo=f"{own}:all_of").resolved_config.estimator == f"{own}:all_of"
-    in_preset = TrainConfig(env="X", algo="gspo", advantage=AdvantageConfig(name=f"{own}:centred")).resolved_config
+    assert resolve_config(TrainConfig(env="X", algo=f"{own}:all_of")).estimator == f"{own}:all_of"
+    in_preset = resolve_config(TrainConfig(env="X", algo="gspo", advantage=AdvantageConfig(name=f"{own}:centred")))
     assert (in_preset.estimator, in_preset.learner.loss) == (f"{own}:centred", "gspo")
-    assert TrainConfig(env="X", algo=f"{own}:parts").resolved_config.estimator.endswith("parts"), (
+    assert resolve_config(TrainConfig(env="X", algo=f"{own}:parts")).estimator.endswith("parts"), (
         "it takes three components"
     )
     assert TrainConfig(env="X", algo="gdpo", advantage=AdvantageConfig(settings={"weights": [1.0, 2.0, 0.5]}))
 
 
 def test_settings_of_a_users_function_are_given_and_checked_as_any(own: Path) -> None:
-    config = TrainConfig(
-        env="X", algo=f"{own}:centred", advantage=AdvantageConfig(settings={"scale": 2.0})
-    ).resolved_config
+    config = resolve_config(
+        TrainConfig(env="X", algo=f"{own}:centred", advantage=AdvantageConfig(settings={"scale": 2.0}))
+    )
     assert config_from_mapping(TrainConfig, yaml.safe_load(yaml.safe_dump(asdict(config)))) == config
     with pytest.raises(ConfigError, match="no setting 'scael': did you mean 'scale'"):
-        replace(config, advantage=AdvantageConfig(name=f"{own}:centred", settings={"scael": 2.0}))
+        resolve_config(replace(config, advantage=AdvantageConfig(name=f"{own}:centred", settings={"scael": 2.0})))
     with pytest.raises(ConfigError, match=r"setting 'scale' of .* is float, got 'much'"):
-        LearnerConfig(loss=f"{own}:clipped", loss_settings={"scale": "much"})
+        policy_loss(LearnerConfig(loss=f"{own}:clipped", loss_settings={"scale": "much"}))
     given = (torch.tensor([-1.0, -2.0]), torch.tensor([-1.0, -2.0]), torch.tensor([1.0, 0.5]), torch.ones(2) > 0)
     assert loss_with(f"{own}:clipped", {"scale": 3.0})(*given).loss.tolist() == [-3.0, -1.5]
 
@@ -180,7 +184,7 @@ def test_an_estimator_that_cannot_work_is_refused_before_anything_is_played(
     own: Path, name: str, error: type[AgentGymError], told: str
 ) -> None:
     with pytest.raises(error, match=told):
-        TrainConfig(env="X", algo=f"{own}:{name}")
+        resolve_config(TrainConfig(env="X", algo=f"{own}:{name}"))
 
 
 @pytest.mark.parametrize(
@@ -197,7 +201,7 @@ def test_an_estimator_that_cannot_work_is_refused_before_anything_is_played(
 )
 def test_a_loss_or_correction_that_cannot_work_is_refused(own: Path, settings: dict[str, str], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        LearnerConfig(**{key: f"{own}:{name}" for key, name in settings.items()})  # type: ignore[arg-type]
+        policy_loss(LearnerConfig(**{key: f"{own}:{name}" for key, name in settings.items()}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -205,19 +209,19 @@ def test_a_loss_or_correction_that_cannot_work_is_refused(own: Path, settings: d
 )
 def test_a_penalty_that_cannot_work_is_refused(own: Path, name: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        KLConfig(penalty=f"{own}:{name}")
+        policy_loss(LearnerConfig(kl=KLConfig(penalty=f"{own}:{name}")))
 
 
 @pytest.mark.parametrize("name", ["flat", "endless"])
 def test_an_aggregation_that_cannot_work_is_refused(own: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="a finite weight for each turn of each row was wanted"):
-        TrainConfig(env="X", aggregation=f"{own}:{name}")
+        resolve_config(TrainConfig(env="X", aggregation=f"{own}:{name}"))
 
 
 def test_an_aggregation_of_a_users_may_take_the_constant_that_is_refused_for_ours(own: Path) -> None:
     assert TrainConfig(env="X", aggregation=f"{own}:by_token", norm_tokens=64).norm_tokens == 64
     with pytest.raises(ConfigError, match="leave norm_tokens out"):
-        TrainConfig(env="X", aggregation="token-mean", norm_tokens=64)
+        resolve_config(TrainConfig(env="X", aggregation="token-mean", norm_tokens=64))
 
 
 def test_inputs_that_do_not_fit_are_refused_for_a_users_function_too(own: Path) -> None:

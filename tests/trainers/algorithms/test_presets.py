@@ -10,19 +10,20 @@ import yaml
 from agentgym.errors import ConfigError, UnknownName
 from agentgym.settings import with_settings
 from agentgym.trainers import ADVANTAGES, AGGREGATIONS, LOSSES
-from agentgym.trainers.algorithms.kl import KLConfig
 from agentgym.trainers.algorithms.losses import loss_with
 from agentgym.trainers.algorithms.presets import PRESETS
 from agentgym.trainers.config import AdvantageConfig, TrainConfig, config_from_mapping
+from agentgym.trainers.resolve import resolve_config
 from agentgym.trainers.settings.critic import CriticConfig
+from agentgym.trainers.settings.kl import KLConfig
 from agentgym.trainers.settings.learner import LearnerConfig
 
 
 @pytest.mark.parametrize("algo", [*PRESETS, *ADVANTAGES])
 def test_every_algo_is_a_whole_configuration_that_survives_its_file(algo: str) -> None:
-    config = TrainConfig(env="X", algo=algo).resolved_config
+    config = resolve_config(TrainConfig(env="X", algo=algo))
     assert config.estimator in ADVANTAGES and config.learner.loss in LOSSES and config.aggregation in AGGREGATIONS
-    assert config.is_resolved and config.resolved_config == config
+    assert resolve_config(config) == config
     kept = yaml.safe_load(yaml.safe_dump(asdict(config)))
     assert config_from_mapping(TrainConfig, kept) == config
 
@@ -36,34 +37,34 @@ def test_the_settings_of_a_preset_exist(name: str) -> None:
 
 
 def test_what_is_set_beside_an_algo_wins_and_the_rest_is_the_algos() -> None:
-    config = TrainConfig(env="X", algo="gspo", aggregation="token-sum").resolved_config
+    config = resolve_config(TrainConfig(env="X", algo="gspo", aggregation="token-sum"))
     assert (config.aggregation, config.learner.loss, config.estimator) == ("token-sum", "gspo", "grpo")
-    config = TrainConfig(env="X", algo="dapo", advantage=AdvantageConfig(name="rloo")).resolved_config
+    config = resolve_config(TrainConfig(env="X", algo="dapo", advantage=AdvantageConfig(name="rloo")))
     assert (config.estimator, config.learner.loss_settings) == ("rloo", {"clip_high": 0.28})
     given = LearnerConfig(loss_settings={"clip_high": 0.2})
-    assert TrainConfig(env="X", algo="dapo", learner=given).resolved_config.learner.loss_settings == {"clip_high": 0.2}
+    assert resolve_config(TrainConfig(env="X", algo="dapo", learner=given)).learner.loss_settings == {"clip_high": 0.2}
     other = LearnerConfig(loss="cispo")
-    assert TrainConfig(env="X", algo="dapo", learner=other).resolved_config.learner.loss_settings == {}
+    assert resolve_config(TrainConfig(env="X", algo="dapo", learner=other)).learner.loss_settings == {}
 
 
 def test_another_algo_of_the_same_run_is_another_configuration() -> None:
     config = TrainConfig(env="X")
-    assert replace(config, algo="ppo").resolved_config.estimator == "gae"
-    assert replace(config, algo="ppo").resolved_config.learner.critic.trunk == "own"
+    assert resolve_config(replace(config, algo="ppo")).estimator == "gae"
+    assert resolve_config(replace(config, algo="ppo")).learner.critic.trunk == "own"
 
 
 def test_a_critic_stands_beside_an_advantage_that_takes_values_and_no_other() -> None:
     shared = LearnerConfig(critic=CriticConfig(trunk="shared"))
-    assert TrainConfig(env="X", algo="turn_gae", learner=shared).resolved_config.learner.critic.trunk == "shared"
+    assert resolve_config(TrainConfig(env="X", algo="turn_gae", learner=shared)).learner.critic.trunk == "shared"
     with pytest.raises(ConfigError, match="grpo takes no values, so a critic would learn for nothing"):
-        TrainConfig(env="X", learner=shared)
+        resolve_config(TrainConfig(env="X", learner=shared))
     with pytest.raises(ConfigError, match="gae takes the values of a critic"):
-        TrainConfig(env="X", algo="ppo", learner=LearnerConfig(critic=CriticConfig(trunk="none")))
+        resolve_config(TrainConfig(env="X", algo="ppo", learner=LearnerConfig(critic=CriticConfig(trunk="none"))))
 
 
 def test_a_greedy_baseline_needs_episodes_that_the_weights_of_the_step_play() -> None:
     with pytest.raises(ConfigError, match="remax plays a greedy episode of each task"):
-        TrainConfig(env="X", algo="remax", max_staleness=2)
+        resolve_config(TrainConfig(env="X", algo="remax", max_staleness=2))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_critics_that_cannot_work_are_refused(settings: dict[str, object], told:
 
 def test_an_unknown_algo_names_the_nearest() -> None:
     with pytest.raises(UnknownName, match="did you mean 'ppo'"):
-        TrainConfig(env="X", algo="ppoo")
+        resolve_config(TrainConfig(env="X", algo="ppoo"))
 
 
 @pytest.mark.parametrize(
@@ -98,14 +99,17 @@ def test_a_penalty_in_the_reward_is_refused_where_it_would_be_lost_or_could_not_
 ) -> None:
     kl = KLConfig(coefficient=0.1, penalty="k1", place="reward")
     with pytest.raises(ConfigError, match=told):
-        TrainConfig(env="X", algo=name, learner=LearnerConfig(kl=kl))
-    assert TrainConfig(env="X", algo=name, learner=LearnerConfig(kl=replace(kl, place="loss"))).estimator == name
+        resolve_config(TrainConfig(env="X", algo=name, learner=LearnerConfig(kl=kl)))
+    assert (
+        resolve_config(TrainConfig(env="X", algo=name, learner=LearnerConfig(kl=replace(kl, place="loss")))).estimator
+        == name
+    )
 
 
 def test_a_horizon_shorter_than_a_step_can_bear_is_refused_before_anything_is_played() -> None:
     kl = KLConfig(coefficient=0.1, target=0.1, horizon=2)
     with pytest.raises(ConfigError, match=r"kl\.horizon is 2 episodes, and a step of 10 would take the KL coefficient"):
-        TrainConfig(env="X", tasks=5, group_size=2, learner=LearnerConfig(kl=kl))
+        resolve_config(TrainConfig(env="X", tasks=5, group_size=2, learner=LearnerConfig(kl=kl)))
     assert TrainConfig(env="X", tasks=4, group_size=2, learner=LearnerConfig(kl=kl)).learner.kl is kl
     assert kl.controller().update(0.0, 8).coefficient > 0
     with pytest.raises(ConfigError, match="needs a horizon above 2"):

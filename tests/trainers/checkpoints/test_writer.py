@@ -24,7 +24,6 @@ from agentgym.errors import ConfigError, RunFolderError
 from agentgym.model.decoder import Decoder
 from agentgym.model.model_folder import load_decoder, reading
 from agentgym.rollout.record.manifest import write_manifest
-from agentgym.trainers.algorithms.kl import KLConfig
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.checkpoints.checkpoint import Checkpoint, Snapshot, checkpoint_folders, newest_whole
 from agentgym.trainers.checkpoints.random_states import random_states, seed_random, set_random_states
@@ -33,6 +32,7 @@ from agentgym.trainers.checkpoints.writer import Checkpoints, best_step
 from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.trainers.settings.critic import CriticConfig
+from agentgym.trainers.settings.kl import KLConfig
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 

@@ -28,12 +28,12 @@ from ray.cluster_utils import Cluster
 from agentgym.errors import AgentGymError
 from agentgym.evaluation.run_check.verify import verify_run
 from agentgym.rollout.record.episodes_file import read_episodes
-from agentgym.trainers.algorithms.kl import KLConfig
 from agentgym.trainers.checkpoints.export import export_adapter, find_checkpoint
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.trainer import Trainer
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.trainers.settings.cluster import ClusterConfig
+from agentgym.trainers.settings.kl import KLConfig
 from agentgym.trainers.settings.lora import LoraConfig
 
 pytestmark = pytest.mark.slow

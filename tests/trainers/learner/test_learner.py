@@ -12,11 +12,12 @@ from torch import Tensor
 from agentgym.errors import ConfigError, TrainingHalted, UnknownName
 from agentgym.model.decoder import Decoder
 from agentgym.model.packed_layout import PackedLayout
-from agentgym.trainers.algorithms.kl import KLConfig
 from agentgym.trainers.algorithms.losses import LOSSES
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.learner.learner import Learner, LearnerConfig, StepStats
+from agentgym.trainers.learner.objective import needs_all_rows, policy_loss
 from agentgym.trainers.settings.critic import CriticConfig
+from agentgym.trainers.settings.kl import KLConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
 Tiny = Callable[..., Decoder]
@@ -196,9 +197,9 @@ def test_any_loss_has_the_gradient_of_the_whole_step_however_the_step_is_cut(
 @pytest.mark.parametrize("loss", ["ppo_clip", "gspo"])
 def test_a_setting_that_cannot_work_or_does_not_exist_is_refused(loss: str) -> None:
     with pytest.raises(ConfigError, match="clip_high is -1"):
-        LearnerConfig(loss=loss, loss_settings={"clip_high": -1})
+        policy_loss(LearnerConfig(loss=loss, loss_settings={"clip_high": -1}))
     with pytest.raises(ConfigError, match="clip_high"):
-        LearnerConfig(loss=loss, loss_settings={"clip_hihg": 0.3})
+        policy_loss(LearnerConfig(loss=loss, loss_settings={"clip_hihg": 0.3}))
 
 
 def test_dropped_rows_of_no_advantage_change_nothing(tiny: Tiny, fresh_batch: Fresh) -> None:
@@ -284,18 +285,18 @@ def test_repeated_steps_make_good_replies_likelier_and_bad_ones_less(tiny: Tiny,
 @pytest.mark.parametrize("setting", [{"micro_batch_tokens": 0}, {"threads": 0}], ids=str)
 def test_sizes_that_cannot_work_are_refused(setting: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(setting))):
-        LearnerConfig(**setting)  # type: ignore[arg-type]
+        policy_loss(LearnerConfig(**setting))  # type: ignore[arg-type]
 
 
 def test_an_unknown_loss_is_named() -> None:
     with pytest.raises(UnknownName, match="ppo_clip"):
-        LearnerConfig(loss="ppo_clop")
+        policy_loss(LearnerConfig(loss="ppo_clop"))
 
 
 def test_rows_without_advantage_are_needed_where_they_have_a_gradient() -> None:
-    assert not LearnerConfig().needs_all_rows
-    assert LearnerConfig(kl=KLConfig(coefficient=0.1)).needs_all_rows
-    assert LearnerConfig(entropy_coefficient=0.1).needs_all_rows
-    assert not LearnerConfig(loss="gspo").needs_all_rows
-    assert LearnerConfig(loss="dro").needs_all_rows, "its spring pulls at every token"
-    assert LearnerConfig(loss="kl_cov").needs_all_rows, "every token enters the mean"
+    assert not needs_all_rows(LearnerConfig())
+    assert needs_all_rows(LearnerConfig(kl=KLConfig(coefficient=0.1)))
+    assert needs_all_rows(LearnerConfig(entropy_coefficient=0.1))
+    assert not needs_all_rows(LearnerConfig(loss="gspo"))
+    assert needs_all_rows(LearnerConfig(loss="dro")), "its spring pulls at every token"
+    assert needs_all_rows(LearnerConfig(loss="kl_cov")), "every token enters the mean"

@@ -18,7 +18,6 @@ from agentgym.errors import ConfigError, RunFolderError
 from agentgym.model.decoder import Decoder
 from agentgym.model.model_folder import load_decoder, published_views, save_decoder
 from agentgym.model.packed_layout import PackedLayout
-from agentgym.trainers.algorithms.kl import KLConfig
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.checkpoints.adapter_folder import write_adapter
 from agentgym.trainers.checkpoints.export import export_adapter, export_model, find_checkpoint
@@ -27,6 +26,7 @@ from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.learner.lora import adapt
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.trainers.settings.critic import CriticConfig
+from agentgym.trainers.settings.kl import KLConfig
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.lora import PROJECTIONS, LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig

@@ -14,13 +14,14 @@ from agentgym.model.decoder import Decoder
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers import ADVANTAGES
 from agentgym.trainers.algorithms.advantages import Credit
-from agentgym.trainers.algorithms.kl import KLConfig
 from agentgym.trainers.batch.batch import build_batch, plain_batch
 from agentgym.trainers.batch.credits import CreditInputs, credit_groups
 from agentgym.trainers.config import AdvantageConfig, TrainConfig
 from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.loop.step_credit import credit_step
+from agentgym.trainers.resolve import resolve_config
 from agentgym.trainers.settings.critic import CriticConfig
+from agentgym.trainers.settings.kl import KLConfig
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trajectory import Group, Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
@@ -61,7 +62,7 @@ def learner_of(model: Decoder, **settings: object) -> Learner:
 
 
 def config_of(advantage: str, **settings: object) -> TrainConfig:
-    return TrainConfig(env="X", algo=advantage, advantage=AdvantageConfig(settings=settings)).resolved_config
+    return resolve_config(TrainConfig(env="X", algo=advantage, advantage=AdvantageConfig(settings=settings)))
 
 
 def value_after(learner: Learner, ids: list[int]) -> float:

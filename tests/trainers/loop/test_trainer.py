@@ -23,14 +23,15 @@ from agentgym.model.model_folder import load_decoder
 from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.rollout.sampling.sampler import SamplerConfig
 from agentgym.trainers.algorithms.aggregation import AGGREGATIONS
-from agentgym.trainers.algorithms.kl import KLConfig
 from agentgym.trainers.algorithms.losses import ppo_clip
 from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.learner.learner import LearnerConfig
 from agentgym.trainers.loop.observer import Unobserved
 from agentgym.trainers.loop.trainer import Trainer
 from agentgym.trainers.monitoring.metrics import StepMetrics
+from agentgym.trainers.resolve import resolve_config
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
+from agentgym.trainers.settings.kl import KLConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trajectory import Status
 
@@ -189,7 +190,7 @@ def test_mistakes_end_before_anything_is_written(small_run: TrainConfig, train: 
     with pytest.raises(RunFolderError, match=r"config\.json|tokenizer"):
         train(replace(small_run, model=str(tmp_path / "absent")), tmp_path / "run")
     with pytest.raises(ConfigError, match="group_size 1"):
-        replace(small_run, group_size=1)
+        train(replace(small_run, group_size=1), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -263,7 +264,7 @@ def test_only_an_aggregation_with_a_constant_is_given_one() -> None:
     mode = "seq-mean-token-sum-norm"
     assert config_from_mapping(TrainConfig, {"env": "X", "aggregation": mode, "norm_tokens": 64}).norm_tokens == 64
     with pytest.raises(ConfigError, match="leave norm_tokens out, or add --aggregation seq-mean-token-sum-norm"):
-        config_from_mapping(TrainConfig, {"env": "X", "norm_tokens": 64})
+        resolve_config(config_from_mapping(TrainConfig, {"env": "X", "norm_tokens": 64}))
     with pytest.raises(ConfigError, match="norm_tokens must be at least 1"):
         config_from_mapping(TrainConfig, {"env": "X", "aggregation": mode, "norm_tokens": 0})
 

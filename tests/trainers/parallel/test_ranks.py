@@ -17,12 +17,12 @@ from torch import Tensor
 from agentgym.errors import AgentGymError, ConfigError
 from agentgym.model.decoder import Decoder
 from agentgym.model.model_folder import save_decoder
-from agentgym.trainers.algorithms.kl import KLConfig
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.learner.learner import LearnerConfig
 from agentgym.trainers.parallel.ranks import Ranks
 from agentgym.trainers.settings.critic import CriticConfig
 from agentgym.trainers.settings.fsdp import FsdpConfig
+from agentgym.trainers.settings.kl import KLConfig
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.mesh import MeshConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig

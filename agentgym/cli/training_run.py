@@ -1,0 +1,178 @@
+"""Runs what `agentgym train` was given, and reports the result."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import cast
+
+import yaml
+
+from agentgym.chat_templates.tokenizer import ChatTokenizer
+from agentgym.cli.environment import load_env
+from agentgym.cli.terminal import fail, say, show_json, show_table
+from agentgym.cli.train_options import TrainOptions
+from agentgym.cli.training_display import TrainingDisplay
+from agentgym.errors import AgentGymError, ConfigError
+from agentgym.evaluation.scores.intervals import success_interval
+from agentgym.trainers.checkpoints.run_folder import free_run_folder
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.loop.dry_run import describe_plan
+from agentgym.trainers.loop.self_play import alone
+from agentgym.trainers.loop.token_budget import with_token_budget
+from agentgym.trainers.loop.trainer import Trainer, TrainResult
+from agentgym.trainers.monitoring.metrics import EvalScore
+from agentgym.trainers.resolve import resolve_config
+from agentgym.trainers.tasks import EnvChoice, env_choices
+from agentgym.types import JSON
+from agentgym.viewer import TokenText, read_run, write_curve, write_report
+
+__all__ = ["run_training"]
+
+logger = logging.getLogger(__name__)
+
+
+def run_training(options: TrainOptions) -> int:
+    """Trains as the options say, or shows the run's settings or plan; returns the exit code."""
+    config = options.run
+    resolve_config(config)  # an algorithm that cannot work is refused before an environment is made
+    for choice in _environments(config):
+        for kwargs in choice.variants:
+            load_env(choice.env, kwargs).close()
+    for name, given in (("sglang", config.sglang), ("vllm", config.vllm)):
+        if given != type(given)() and config.engine != name:
+            logger.warning("settings of %s are given, and the engine is %s: add --engine %s", name, config.engine, name)
+    if options.print_config:
+        complete = with_token_budget(config)
+        say(yaml.safe_dump(json.loads(json.dumps(asdict(complete), default=dict)), sort_keys=False).rstrip())
+        return 0
+    if options.dry_run:
+        return _dry_run(config, as_json=options.json)
+    folder = _output(options, config)
+    with TrainingDisplay(config, folder) as display:
+        trainer = Trainer(config, folder, display, resume=options.resume)
+        try:
+            result = trainer.fit()
+        except AgentGymError as error:
+            _say_what_is_left(folder, str(error))
+            raise
+    return _finish(config, result, as_json=options.json)
+
+
+def _output(options: TrainOptions, config: TrainConfig) -> Path:
+    if options.output is not None:
+        return options.output
+    if options.resume:
+        raise ConfigError("--resume goes on in a run's folder: name it with --output")
+    return free_run_folder(config)
+
+
+def _dry_run(config: TrainConfig, *, as_json: bool) -> int:
+    plan = describe_plan(config)
+    show_table(["", "", ""], [[name, f"{value:,}", remark] for name, value, remark in plan])
+    if as_json:
+        show_json({name.replace(" ", "_"): value for name, value, _ in plan})
+    return 0
+
+
+def _finish(config: TrainConfig, result: TrainResult, *, as_json: bool) -> int:
+    folder = result.folder
+    files: dict[str, str] = {"metrics": str(folder / "metrics.jsonl"), "episodes": str(folder / "episodes.jsonl")}
+    if result.checkpoint:
+        files |= {"curve": str(folder / "curve.png"), "checkpoint": str(result.checkpoint)}
+        data = read_run(folder)
+        write_curve(data.metrics, folder / "curve.png", data.evaluations)
+        text = TokenText(ChatTokenizer.load(result.checkpoint).backend)
+        files["report"] = str(write_report(folder, decode_token=text, special_ids=text.special_ids))
+    if any((folder / "profile").glob("step-*")):
+        files["profile"] = str(folder / "profile")
+    scored = [("before", result.before), ("after", result.after)]
+    if rows := [row for name, score in scored for row in _score_rows(name, score)]:
+        show_table(["held-out", "success", "95% interval", "reward", "episodes"], rows)
+    peak = f"peak memory {result.peak_memory_mb:,.0f} MB"
+    say(f"{result.steps} steps in {result.train_s / 60:.1f} minutes of training, {peak}")
+    for name, path in files.items():
+        say(f"  {name:<11}{path}")
+    if result.interrupted:
+        fail(f"interrupted after step {result.steps}; the same command with --resume --output {folder} goes on")
+    else:
+        evals = _eval_commands(config, result.checkpoint)
+        say(f"try next: {'   '.join([f'agentgym view {folder}', f'agentgym verify {folder}', *evals])}")
+    if as_json:
+        show_json(_as_json(result, files))
+    return 130 if result.interrupted else 0
+
+
+def _say_what_is_left(folder: Path, error: str) -> None:
+    """Logs from where a failed run can be resumed, and the files in which its servers logged why."""
+    if logs := [path for path in sorted((folder / "servers").rglob("*.log")) if path.name not in error]:
+        logger.warning("what the servers said last is in %s", ", ".join(map(str, logs)))
+    if checkpoints := sorted((folder / "checkpoints").glob("step-*")):
+        logger.warning(
+            "the same command with --resume --output %s goes on from step %d", folder, int(checkpoints[-1].name[5:])
+        )
+
+
+def _environments(config: TrainConfig) -> list[EnvChoice]:
+    return env_choices(config.practice, config.env, cast(Mapping[str, JSON], config.env_kwargs))
+
+
+def _eval_commands(config: TrainConfig, checkpoint: Path | None) -> list[str]:
+    """Returns commands that evaluate the checkpoint as the run was evaluated, as far as options can express it."""
+    reward = f"--reward.function {shlex.quote(config.reward.function)} " if config.reward.function else ""
+    if config.data.has_files:
+        held_out, train = shlex.join(config.data.eval_files), shlex.join(config.data.train_files)
+        data = f"--data.eval {held_out}" if held_out else f"--data.train {train}"
+        data += f" --data.eval-fraction {config.data.eval_fraction:g}" if config.data.eval_fraction else ""
+        env = "" if config.env == "Prompt-v0" else f"--env {config.env} "
+        return (
+            [f"agentgym eval {env}{data} {reward}--policy {checkpoint}"]
+            if held_out or config.data.eval_fraction
+            else []
+        )
+    return [
+        f"agentgym eval --env {choice.env} {_keywords(alone(choice.kwargs))}{reward}--policy {checkpoint}"
+        for choice in _environments(config)
+    ]
+
+
+def _keywords(given: Mapping[str, JSON]) -> str:
+    """Formats an environment's keywords for the command line."""
+    pairs = [shlex.quote(f"{name}={json.dumps(value, default=dict)}") for name, value in given.items()]
+    return f"--env-kwargs {' '.join(pairs)} " if pairs else ""
+
+
+def _score_rows(name: str, score: EvalScore | None) -> list[list[str]]:
+    """Returns the score's row, and one for each environment of a mix."""
+    if score is None:
+        return []
+    parts = [_score_row(f"{name} {env}", part) for env, part in score.by_env.items()]
+    return [_score_row(name, score), *parts]
+
+
+def _score_row(name: str, score: EvalScore) -> list[str]:
+    interval, num_distinct = success_interval(score.won, score.tasks), len(set(score.tasks))
+    played = f"{score.episodes}" + (f" (+{score.failed} failed)" if score.failed else "")
+    played += f", {num_distinct} distinct tasks" if num_distinct < score.episodes else ""
+    return [name, f"{score.success:.3f}", str(interval), f"{score.reward_mean:.3f}", played]
+
+
+def _as_json(result: TrainResult, files: dict[str, str]) -> dict[str, JSON]:
+    return {
+        "steps": result.steps,
+        "success_before": result.before.success if result.before else None,
+        "success_after": result.after.success if result.after else None,
+        **{
+            f"success_{name}/{env}": part.success
+            for name, score in (("before", result.before), ("after", result.after))
+            for env, part in (score.by_env if score else {}).items()
+        },
+        "train_s": round(result.train_s, 1),
+        "peak_memory_mb": round(result.peak_memory_mb),
+        "interrupted": result.interrupted,
+        "files": dict(files),
+    }

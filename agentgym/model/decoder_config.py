@@ -1,0 +1,102 @@
+"""The shape of a decoder, as a model folder's `config.json` gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from agentgym.errors import ConfigError
+from agentgym.model.architectures import ARCHITECTURES, SUPPORTED, refusal, rope_of
+from agentgym.model.context_window import declared_window
+from agentgym.types import JSON
+
+__all__ = ["DecoderConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """The shape of a decoder, read from a model folder's `config.json`."""
+
+    family: str
+    vocab_size: int
+    width: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_width: int
+    ffn_width: int
+    context_window: int
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-6
+    tied: bool = True
+    qk_norm: bool = False
+    qkv_bias: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, JSON]) -> DecoderConfig:
+        """Reads Hugging Face's configuration keys; refuses what this decoder would compute differently."""
+        reason = refusal(config)
+        if reason is not None:
+            raise ConfigError(
+                f"this model cannot be trained or run in process: {reason}. Supported are {SUPPORTED}. Others can be"
+                " evaluated behind a server: `agentgym eval --policy http://HOST:PORT/v1`"
+            )
+        rope = rope_of(config)
+        family = str(config["model_type"])
+        return cls._from_known(family, config, rope)
+
+    @classmethod
+    def _from_known(cls, family: str, config: Mapping[str, JSON], rope: Mapping[str, JSON]) -> DecoderConfig:
+        def integer(key: str, default: int | None = None) -> int:
+            value = config.get(key)
+            value = default if value is None else value
+            if not isinstance(value, int):
+                raise ConfigError(f"config.json needs an integer {key!r}, got {value!r}")
+            return value
+
+        num_heads, width = integer("num_attention_heads"), integer("hidden_size")
+        theta = config.get("rope_theta") or rope.get("rope_theta") or 10_000.0
+        return cls(
+            family=family,
+            vocab_size=integer("vocab_size"),
+            width=width,
+            num_layers=integer("num_hidden_layers"),
+            num_heads=num_heads,
+            num_kv_heads=integer("num_key_value_heads", num_heads),
+            head_width=integer("head_dim", width // num_heads),
+            ffn_width=integer("intermediate_size"),
+            context_window=declared_window(config),
+            rope_theta=float(cast(float, theta)),
+            norm_eps=float(cast(float, config.get("rms_norm_eps", 1e-6))),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            qk_norm=family == "qwen3",
+            qkv_bias=family == "qwen2",
+        )
+
+    def to_hf(self) -> dict[str, JSON]:
+        """Returns the `config.json` that `transformers` reads."""
+        return {
+            "architectures": [ARCHITECTURES[self.family]],
+            "model_type": self.family,
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.width,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_width,
+            "intermediate_size": self.ffn_width,
+            "max_position_embeddings": self.context_window,
+            "rope_theta": self.rope_theta,
+            "rms_norm_eps": self.norm_eps,
+            "tie_word_embeddings": self.tied,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "use_sliding_window": False,
+            "torch_dtype": "float32",
+        }

@@ -1,0 +1,37 @@
+"""The loss that a learner minimizes, by its settings."""
+
+from __future__ import annotations
+
+from agentgym.settings import is_bundled
+from agentgym.trainers.algorithms.corrections import CORRECTIONS
+from agentgym.trainers.algorithms.kl import penalty_of
+from agentgym.trainers.algorithms.losses import LOSSES, PolicyLossFn, is_silent_at_zero, loss_with
+from agentgym.trainers.batch.off_policy import check_correction
+from agentgym.trainers.settings.learner import LearnerConfig
+
+__all__ = ["needs_all_rows", "policy_loss"]
+
+
+def policy_loss(config: LearnerConfig) -> PolicyLossFn:
+    """Returns the loss with its settings, after the correction and the KL penalty were tried too.
+
+    Raises UnknownName or ConfigError for one that does not exist or cannot work with its settings.
+    """
+    if config.correction is not None:
+        check_correction(config.correction, config.correction_settings)
+    penalty_of(config.kl.penalty)
+    return loss_with(config.loss_name, config.loss_settings or {})
+
+
+def needs_all_rows(config: LearnerConfig) -> bool:
+    """Returns True if rows with an advantage of 0 are learned from too."""
+    regularized = config.kl.coefficient != 0 or config.entropy_coefficient != 0
+    silent = is_silent_at_zero(LOSSES[config.loss_name]) and not _corrects_by_mean(config)
+    return regularized or config.critic.exists or not silent
+
+
+def _corrects_by_mean(config: LearnerConfig) -> bool:
+    """Returns True if the weights of rows may depend on each other: by their mean, or in a user's correction."""
+    if config.correction is None:
+        return False
+    return bool(config.correction_settings.get("normalize")) or not is_bundled(CORRECTIONS[config.correction])

@@ -1,0 +1,90 @@
+"""The settings of a run with those of its algorithm, checked by trying the algorithm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agentgym.errors import ConfigError
+from agentgym.settings import is_bundled
+from agentgym.trainers.algorithms.aggregation import AGGREGATIONS, check_aggregation
+from agentgym.trainers.algorithms.estimators import check_estimator, check_penalized, needs_groups, needs_input
+from agentgym.trainers.algorithms.presets import preset_of
+from agentgym.trainers.config import AdvantageConfig, TrainConfig
+from agentgym.trainers.learner.objective import policy_loss
+
+__all__ = ["resolve_config"]
+
+
+def resolve_config(config: TrainConfig) -> TrainConfig:
+    """Returns the same run with explicit values for all settings that the algo sets.
+
+    The estimator, loss, correction, KL penalty and aggregation are tried on a few tokens. Raises UnknownName for one
+    that does not exist, and ConfigError for settings that it does not have, or that do not go together.
+    """
+    preset, advantage, learner = preset_of(config.algo), config.advantage, config.learner
+    if advantage.name is None:
+        settings = preset.advantage_settings if advantage.settings is None else advantage.settings
+        advantage = AdvantageConfig(name=preset.advantage, settings=settings)
+    elif advantage.settings is None:
+        advantage = replace(advantage, settings={})
+    if learner.loss is None:
+        settings = preset.loss_settings if learner.loss_settings is None else learner.loss_settings
+        learner = replace(learner, loss=preset.loss, loss_settings=settings)
+    elif learner.loss_settings is None:
+        learner = replace(learner, loss_settings={})
+    if learner.critic.trunk is None:
+        takes_values = needs_input(advantage.name or "", "values_BT")
+        learner = replace(learner, critic=replace(learner.critic, trunk="own" if takes_values else "none"))
+    if learner.lora.rank and learner.lora.seed is None:
+        learner = replace(learner, lora=replace(learner.lora, seed=config.seed))
+    aggregation = config.aggregation or preset.aggregation
+    practice = replace(config.practice, filter=config.practice.filter or preset.filter)
+    config = replace(config, advantage=advantage, learner=learner, aggregation=aggregation, practice=practice)
+    policy_loss(config.learner)
+    _check_algorithm(config)
+    return config
+
+
+def _check_algorithm(config: TrainConfig) -> None:
+    name, critic = config.estimator, config.learner.critic
+    check_estimator(name, config.advantage.settings or {})
+    _check_kl(config, name)
+    if needs_input(name, "values_BT") is not critic.exists:
+        raise ConfigError(
+            f"the advantage {name} takes the values of a critic: learner.critic.trunk is own or shared"
+            if not critic.exists
+            else f"the advantage {name} takes no values, so a critic would learn for nothing: leave"
+            " learner.critic.trunk out, or take --algo ppo"
+        )
+    if needs_input(name, "greedy_B") and (config.serve is not None or config.max_staleness):
+        raise ConfigError(
+            f"{name} plays a greedy episode of each task with the weights of the step: leave serve and"
+            " max_staleness out"
+        )
+    if config.group_size == 1 and not config.allow_single and needs_groups(name):
+        raise ConfigError(
+            f"group_size 1 has no baseline: {name} would give every episode an advantage of 0."
+            " Use 2 or more (8 is usual), or allow_single to accept it"
+        )
+    _check_aggregation(config, config.aggregation or "")
+
+
+def _check_kl(config: TrainConfig, name: str) -> None:
+    kl = config.learner.kl
+    if kl.coefficient and kl.place == "reward":
+        check_penalized(name, config.advantage.settings or {})
+    if kl.target is not None and kl.horizon * 5 <= config.episodes_per_step:
+        raise ConfigError(
+            f"kl.horizon is {kl.horizon} episodes, and a step of {config.episodes_per_step} would take the KL"
+            f" coefficient to 0 or below: use more than {config.episodes_per_step // 5} (10000 is usual)"
+        )
+
+
+def _check_aggregation(config: TrainConfig, name: str) -> None:
+    takes_constant = name == "seq-mean-token-sum-norm" or not is_bundled(AGGREGATIONS[name])
+    if config.norm_tokens is not None and not takes_constant:
+        raise ConfigError(
+            f"norm_tokens is the constant of the aggregation seq-mean-token-sum-norm, and this one is {name}: leave"
+            " norm_tokens out, or add --aggregation seq-mean-token-sum-norm"
+        )
+    check_aggregation(name, config.norm_tokens or (1 if name == "seq-mean-token-sum-norm" else None))
