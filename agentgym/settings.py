@@ -13,7 +13,7 @@ from typing import Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get
 from agentgym.errors import ConfigError, nearest
 from agentgym.loading import convert_user_errors
 
-__all__ = ["Contract", "calling", "is_bundled", "replaced_by", "settings_of", "with_settings"]
+__all__ = ["Contract", "convert_function_errors", "is_bundled", "replaced_by", "settings_of", "with_settings"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -88,7 +88,7 @@ def is_bundled(function: Callable[..., object]) -> bool:
 
 
 @contextmanager
-def calling(name: str, function: Callable[..., object]) -> Iterator[None]:
+def convert_function_errors(name: str, function: Callable[..., object]) -> Iterator[None]:
     """Wraps a call of the function `name`: an error of a user's function becomes a UserCodeFault that names it."""
     if is_bundled(function):
         yield

@@ -31,7 +31,7 @@ from agentgym.chat_templates.families import renderer_for
 from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.embedded import embedded_folder
 from agentgym.envs import TextEnv, ToolEnv
-from agentgym.envs.base.cheater import calling
+from agentgym.envs.base.cheater import tool_call_reply
 from agentgym.envs.base.policies import game_of
 from agentgym.evaluation.play.policies import PlayedEnv, PolicyLoop
 from agentgym.rollout.limits import Limits
@@ -114,9 +114,9 @@ class Script:
     def act(self, observation: str) -> Message:
         """Returns the next call; at last hands in what the call before showed."""
         if not self._calls:
-            return calling("hand_in", product=observation)
+            return tool_call_reply("hand_in", product=observation)
         name, code = self._calls.pop(0)
-        return calling(name, **{"code" if name == "python" else "command": code})
+        return tool_call_reply(name, **{"code" if name == "python" else "command": code})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from agentgym.engines.protocol import Engine
 from agentgym.model.model_folder import load_decoder, published_views
 from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.limits import Limits
-from agentgym.rollout.sampling.group_stream import GroupStream, Order
+from agentgym.rollout.sampling.group_stream import GroupRequest, GroupStream
 from agentgym.rollout.sampling.sampler import Sampler, SamplerConfig
 from agentgym.tools.calling.definition import tool
 from agentgym.trajectory import Group
@@ -70,12 +70,12 @@ class Score:
         return self.episodes / self.seconds
 
 
-def orders() -> Iterator[Order]:
+def requests() -> Iterator[GroupRequest]:
     """Yields tasks, without end."""
     number = 0
     while True:
         task = Task("LongWalk-v0", number)
-        yield Order(task, f"{number // TASKS}/{number % TASKS}", number // TASKS)
+        yield GroupRequest(task, f"{number // TASKS}/{number % TASKS}", number // TASKS)
         number += 1
 
 
@@ -104,7 +104,7 @@ class Run:
 
     async def waiting(self, num_batches: int) -> Score:
         """Plays every batch to its end."""
-        source, started, episodes = orders(), time.perf_counter(), 0
+        source, started, episodes = requests(), time.perf_counter(), 0
         for batch in range(num_batches):
             tasks = [next(source).task for _ in range(TASKS)]
             groups = await self.sampler.sample(tasks, GROUP_SIZE, step=batch)
@@ -114,7 +114,7 @@ class Run:
 
     async def going_on(self, num_batches: int) -> Score:
         """Takes as a batch the groups that are complete first."""
-        stream = GroupStream(self.sampler, orders(), group_size=GROUP_SIZE, groups_per_step=TASKS, max_staleness=4)
+        stream = GroupStream(self.sampler, requests(), group_size=GROUP_SIZE, groups_per_step=TASKS, max_staleness=4)
         started, episodes = time.perf_counter(), 0
         for _ in range(num_batches):
             groups = await stream.take(TASKS)

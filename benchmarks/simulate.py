@@ -25,7 +25,7 @@ from itertools import count
 
 from agentgym.engines.protocol import Sampling
 from agentgym.rollout.hosting.gc_pause import young_garbage_only
-from agentgym.rollout.sampling.group_stream import GroupStream, Order
+from agentgym.rollout.sampling.group_stream import GroupRequest, GroupStream
 from agentgym.rollout.sampling.sampler import Sampler
 from agentgym.testing.simulation.simulated import (
     ENV_ID,
@@ -85,10 +85,10 @@ class Score:
         return self.episodes / self.simulated_s
 
 
-def orders(tasks: int) -> Iterator[Order]:
+def requests(tasks: int) -> Iterator[GroupRequest]:
     """Yields tasks, without end."""
     for number in count():
-        yield Order(Task(ENV_ID, number), f"{number // tasks}/{number % tasks}", number // tasks)
+        yield GroupRequest(Task(ENV_ID, number), f"{number // tasks}/{number % tasks}", number // tasks)
 
 
 class Simulation:
@@ -112,7 +112,7 @@ class Simulation:
 
     async def in_turn(self) -> None:
         """Plays a step, learns, updates."""
-        source = orders(self.scenario.tasks)
+        source = requests(self.scenario.tasks)
         for step in range(self.scenario.steps):
             tasks = [next(source).task for _ in range(self.scenario.tasks)]
             await self.learn(await self.sampler.sample(tasks, GROUP_SIZE, step=step))
@@ -121,7 +121,7 @@ class Simulation:
         """Learns while the groups of later steps are played."""
         stream = GroupStream(
             self.sampler,
-            orders(self.scenario.tasks),
+            requests(self.scenario.tasks),
             group_size=GROUP_SIZE,
             groups_per_step=self.scenario.tasks,
             max_staleness=self.scenario.max_staleness,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 from agentgym.errors import ConfigError, UserCodeFault, nearest
-from agentgym.settings import Contract, calling, settings_of, with_settings
+from agentgym.settings import Contract, convert_function_errors, settings_of, with_settings
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -97,7 +97,10 @@ def test_what_fits_is_taken() -> None:
 
 
 def test_only_what_a_users_function_raises_is_blamed_on_it() -> None:
-    with pytest.raises(UserCodeFault, match="the loss failed: ZeroDivisionError"), calling("the loss", swapped):
+    with (
+        pytest.raises(UserCodeFault, match="the loss failed: ZeroDivisionError"),
+        convert_function_errors("the loss", swapped),
+    ):
         1 / 0  # noqa: B018 - what the function would do
-    with pytest.raises(ZeroDivisionError), calling("the loss", nearest):
+    with pytest.raises(ZeroDivisionError), convert_function_errors("the loss", nearest):
         1 / 0  # noqa: B018 - what the function would do

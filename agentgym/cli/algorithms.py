@@ -15,7 +15,7 @@ __all__ = ["COMMANDS", "main"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListOptions:
+class AlgorithmsListOptions:
     """Shows every preset, advantage estimator, loss, KL penalty, aggregation and off-policy correction by name."""
 
     markdown: bool = False
@@ -30,7 +30,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def _list(args: Sequence[str]) -> int:
-    options = parse_options(ListOptions, args, prog="agentgym algorithms list")
+    options = parse_options(AlgorithmsListOptions, args, prog="agentgym algorithms list")
     if options.markdown:
         say(algorithms_markdown().rstrip())
         return 0

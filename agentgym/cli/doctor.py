@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from agentgym.cli.advice import Advice, Findings, advice
+from agentgym.cli.advice import Advice, DoctorFindings, advice
 from agentgym.cli.installation import (
     DISTRIBUTION,
     installed_version,
@@ -73,10 +73,10 @@ def main(args: Sequence[str]) -> int:
     return 0 if ok else 1
 
 
-def _examine() -> Findings:
+def _examine() -> DoctorFindings:
     missing = [name for name in requirements() if installed_version(name) is None]
     untrained = [name for name in requirements("train") if installed_version(name) is None or not is_importable(name)]
-    return Findings(
+    return DoctorFindings(
         missing=missing,
         missing_for_training=untrained,
         torch=None if "torch" in untrained else torch_build(),
@@ -99,7 +99,7 @@ def _model_error() -> str | None:
     return None if list(folder.glob("*.safetensors")) else f"the embedded model in {folder} holds no weights"
 
 
-def _engines(found: Findings) -> dict[str, tuple[bool, str]]:
+def _engines(found: DoctorFindings) -> dict[str, tuple[bool, str]]:
     """Returns for each engine whether it can be used now, and how."""
     trains = not found.missing_for_training and found.torch is not None and found.torch.error is None
     where = "on GPU" if found.torch is not None and found.torch.num_gpus else "on CPU"
@@ -117,7 +117,7 @@ def _engines(found: Findings) -> dict[str, tuple[bool, str]]:
     return engines
 
 
-def _library_rows(found: Findings) -> list[list[str]]:
+def _library_rows(found: DoctorFindings) -> list[list[str]]:
     torch = found.torch
     built = "" if torch is None else f", CUDA {torch.cuda or 'none'}, {torch.num_gpus} GPUs"
     purpose = "training, and models in evaluation"
@@ -143,7 +143,7 @@ def _version_or_missing(name: str) -> str:
     return installed_version(name) or "missing"
 
 
-def _machine_rows(found: Findings) -> list[list[str]]:
+def _machine_rows(found: DoctorFindings) -> list[list[str]]:
     size = found.machine
     rows = [["system", size.system], ["cores", str(size.num_cores)], ["memory", f"{size.memory_gib:.1f} GiB"]]
     if size.shared_memory_gib is not None:
@@ -158,7 +158,9 @@ def _sandbox_rows(boxes: Mapping[str, str | None]) -> list[list[str]]:
     return [[name, "yes" if fault is None else "no", fault or ""] for name, fault in boxes.items()]
 
 
-def _report(found: Findings, engines: dict[str, tuple[bool, str]], todo: Sequence[Advice], ok: bool) -> dict[str, JSON]:
+def _report(
+    found: DoctorFindings, engines: dict[str, tuple[bool, str]], todo: Sequence[Advice], ok: bool
+) -> dict[str, JSON]:
     absent = found.missing_for_training
     names = (DISTRIBUTION, *requirements(), *requirements("train"), *OTHERS)
     versions: dict[str, JSON] = {name: None if name in absent else installed_version(name) for name in names}

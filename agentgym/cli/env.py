@@ -12,7 +12,7 @@ import tyro
 
 from agentgym.cli.env_adapters import list_adapters
 from agentgym.cli.env_serve import run_serve
-from agentgym.cli.environment import unwrap_outcome
+from agentgym.cli.environment import unwrap_user_outcome
 from agentgym.cli.groups import Subcommand, run_group
 from agentgym.cli.new import run_new
 from agentgym.cli.options import env_as_argument, parse_options
@@ -30,7 +30,7 @@ __all__ = ["main"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListOptions:
+class EnvListOptions:
     """Lists the environments that Gymnasium knows and agentgym can play."""
 
     adapters: bool = False
@@ -71,7 +71,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def _list(args: Sequence[str]) -> int:
-    options = parse_options(ListOptions, args, prog="agentgym env list")
+    options = parse_options(EnvListOptions, args, prog="agentgym env list")
     if options.adapters or options.namespace:
         return list_adapters(options.namespace, as_json=options.json)
     if options.markdown:
@@ -115,7 +115,7 @@ def _check(args: Sequence[str]) -> int:
         raise ConfigError("agentgym env check takes one environment, or --all; `agentgym env list` shows them")
     if options.all:
         return _check_all(options)
-    unwrap_outcome(attempt(lambda: resolve_env(options.env)), f"{options.env} cannot be loaded")
+    unwrap_user_outcome(attempt(lambda: resolve_env(options.env)), f"{options.env} cannot be loaded")
     verdicts = examine_env(options.env, options.env_kwargs)
     show_table(["check", "verdict", "what was seen"], [_verdict_row(verdict) for verdict in verdicts])
     printed = next((verdict for verdict in verdicts if verdict.printed), None)

@@ -9,21 +9,21 @@ from typing import TypeVar
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.catalog.resolve import make_env
 from agentgym.errors import AgentGymError, EnvironmentFault
-from agentgym.rollout.hosting.env_threads import Outcome, attempt
+from agentgym.rollout.hosting.env_threads import CallOutcome, attempt
 from agentgym.rollout.hosting.tracebacks import user_traceback
 from agentgym.types import JSON
 
-__all__ = ["load_env", "show_traceback", "unwrap_outcome"]
+__all__ = ["load_env", "show_traceback", "unwrap_user_outcome"]
 
 T = TypeVar("T")
 
 
 def load_env(name: str, kwargs: Mapping[str, JSON]) -> TextEnv:
     """Makes an environment; raises EnvironmentFault when its module or its constructor raises."""
-    return unwrap_outcome(attempt(lambda: make_env(name, kwargs)), f"{name} cannot be made")
+    return unwrap_user_outcome(attempt(lambda: make_env(name, kwargs)), f"{name} cannot be made")
 
 
-def unwrap_outcome(outcome: Outcome[T], what: str) -> T:
+def unwrap_user_outcome(outcome: CallOutcome[T], what: str) -> T:
     """Returns the value of an outcome, or raises its error: ours as is, a user's as an EnvironmentFault on `what`."""
     error, value = outcome
     if isinstance(error, AgentGymError):

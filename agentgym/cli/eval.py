@@ -20,7 +20,7 @@ from agentgym.evaluation.scores.pass_at_k import AtK, RepeatScores
 from agentgym.evaluation.scores.statistics import FAILED_CALLS, EvalSummary
 from agentgym.trajectory import Trajectory
 
-__all__ = ["finish", "main", "play", "repeat_rows", "summary_rows"]
+__all__ = ["finish", "main", "repeat_rows", "run_plan", "summary_rows"]
 
 REPEAT_COLUMNS = ("tasks", "k", "pass@k", "pass^k", "best@k", "")
 NO_PRICE = "no price is set (--endpoint.price-prompt, --endpoint.price-completion, per million tokens)"
@@ -47,10 +47,10 @@ def main(args: Sequence[str]) -> int:
     options = parse_options(EvalOptions, env_as_option(args), prog="agentgym eval")
     load_env(options.env, options.env_kwargs).close()
     plan = open_evaluation(options, options.output, resume=options.resume)
-    return finish(play(plan), as_json=options.json)
+    return finish(run_plan(plan), as_json=options.json)
 
 
-def play(plan: EvalPlan, driver: Driver | None = None) -> EvalResult | None:
+def run_plan(plan: EvalPlan, driver: Driver | None = None) -> EvalResult | None:
     """Runs the plan with a progress bar; returns None if it was interrupted, after printing how to resume."""
     num_kept = len(plan.episodes) - len(plan.to_play)
     if num_kept:

@@ -14,11 +14,11 @@ import tyro
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import fail, say, show_json, show_table
 from agentgym.trainers.planning.config import MeasureSpec, PlanConfig
-from agentgym.trainers.planning.layout import GIB, Layout, best_layout, layouts, what_would_fit
+from agentgym.trainers.planning.layout import GIB, GpuLayout, best_layout, layouts, what_would_fit
 from agentgym.trainers.planning.measured import Measured, fitted_rates, read_measured, write_measured
 from agentgym.trainers.planning.rates import ASSUMED, Rates, RatesSpec, device_of
 from agentgym.trainers.planning.shapes import shape_of
-from agentgym.trainers.planning.timing import Machine
+from agentgym.trainers.planning.timing import PlannedMachine
 from agentgym.types import JSON
 
 __all__ = ["main"]
@@ -54,7 +54,7 @@ def main(args: Sequence[str]) -> int:
     measured = read_measured(options.measured) if options.measured else None
     rates = (fitted_rates(measured) if measured else ASSUMED).with_overrides(options.rates)
     device = device_of(config.gpu, config.learner, measured.gpu if measured else None)
-    machine = Machine(shape=shape_of(config.model), device=device, rates=rates)
+    machine = PlannedMachine(shape=shape_of(config.model), device=device, rates=rates)
     best = best_layout(machine, config)
     advice = what_would_fit(machine, config) if best.problems else []
     _show(machine, config, best)
@@ -101,7 +101,7 @@ def _measure(options: PlanOptions, path: Path) -> int:
     return 0
 
 
-def _show(machine: Machine, config: PlanConfig, best: Layout) -> None:
+def _show(machine: PlannedMachine, config: PlanConfig, best: GpuLayout) -> None:
     shape, device = machine.shape, machine.device
     if shape.refusal:
         say(f"note: agentgym does not train this model yet: {shape.refusal}")
@@ -130,9 +130,9 @@ def _gib(size: float) -> str:
     return f"{size / GIB:,.2f}" if size < 10 * GIB else f"{size / GIB:,.1f}"
 
 
-def _splits(machine: Machine, config: PlanConfig, best: Layout) -> list[list[str]]:
+def _splits(machine: PlannedMachine, config: PlanConfig, best: GpuLayout) -> list[list[str]]:
     """Returns rows of the best split, and of those next to it in time: the best of each number of learners."""
-    found: dict[tuple[str, int], Layout] = {}
+    found: dict[tuple[str, int], GpuLayout] = {}
     for layout in layouts(machine, config):
         key = (layout.kind, layout.learners)
         if not layout.problems and (key not in found or layout.step_s < found[key].step_s):
@@ -141,7 +141,7 @@ def _splits(machine: Machine, config: PlanConfig, best: Layout) -> list[list[str
     return [_split(layout) for layout in ranked or [best]]
 
 
-def _split(layout: Layout) -> list[str]:
+def _split(layout: GpuLayout) -> list[str]:
     play = f"{layout.generation.seconds:,.2f}" if layout.generation else "-"
     if not layout.overlaps:
         waits = "each for the other"
@@ -162,7 +162,7 @@ def _split(layout: Layout) -> list[str]:
     ]
 
 
-def _step_rows(config: PlanConfig, best: Layout) -> list[list[str]]:
+def _step_rows(config: PlanConfig, best: GpuLayout) -> list[list[str]]:
     play, learn = best.generation, best.learning
     assert play is not None
     bound = "computing" if learn.compute_s >= learn.exchange_s else "exchanging weights and gradients"
@@ -204,7 +204,7 @@ def _rates_json(rates: Rates) -> dict[str, float]:
     return {name: round(float(value), 6) for name, value in asdict(rates).items() if name != "assumed"}
 
 
-def _as_json(machine: Machine, best: Layout, advice: Sequence[str]) -> dict[str, JSON]:
+def _as_json(machine: PlannedMachine, best: GpuLayout, advice: Sequence[str]) -> dict[str, JSON]:
     learn, play = best.learning, best.generation
     return {
         "model": machine.shape.name,

@@ -12,7 +12,7 @@ from typing import Annotated, TypeVar
 
 import tyro
 
-from agentgym.cli.environment import load_env, unwrap_outcome
+from agentgym.cli.environment import load_env, unwrap_user_outcome
 from agentgym.cli.options import env_as_argument, parse_options
 from agentgym.cli.terminal import say, show_table
 from agentgym.cli.tools_list import tool_rows
@@ -104,7 +104,7 @@ class Game:
     def _of_env(self, call: Callable[[], T]) -> T:
         """Returns the environment's answer; raises EnvironmentFault, with the command that replays it."""
         replay = f"agentgym play {self.name} --seed {self.seed}"
-        return unwrap_outcome(attempt(call), f"{self.name} failed with seed {self.seed} (replay: {replay})")
+        return unwrap_user_outcome(attempt(call), f"{self.name} failed with seed {self.seed} (replay: {replay})")
 
     def hint(self) -> str:
         """Returns the oracle's next move after the observations so far."""

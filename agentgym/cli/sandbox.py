@@ -16,7 +16,7 @@ from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json
 from agentgym.errors import ConfigError
 from agentgym.tools.containers.daemon import Daemon
-from agentgym.tools.containers.reaper import reap
+from agentgym.tools.containers.reaper import reap_resources
 from agentgym.tools.sandbox import Ended, Language, Outcome, SandboxLimits, open_sandbox
 
 __all__ = ["main"]
@@ -119,7 +119,7 @@ def _exit_code(outcome: Outcome) -> int:
 def _reap(args: Sequence[str]) -> int:
     options = parse_options(ReapOptions, args, prog="agentgym sandbox reap")
     with contextlib.closing(Daemon()) as daemon:
-        done = asdict(reap(daemon))
+        done = asdict(reap_resources(daemon))
     for kind in ("containers", "images", "networks"):
         for name in done[kind]:
             say(f"removed: {kind.removesuffix('s')} {name}")

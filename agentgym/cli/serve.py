@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import tyro
 
 from agentgym.cli.environment import load_env
-from agentgym.cli.eval import finish, play
+from agentgym.cli.eval import finish, run_plan
 from agentgym.cli.options import env_as_option, parse_options
 from agentgym.engines.openai.config import ChatEndpointConfig, is_url
 from agentgym.envs.base.policies import POLICIES
@@ -108,4 +108,4 @@ def main(args: Sequence[str]) -> int:
             print(CLIENT.format(url=server.url, key=config.token or "none"), file=sys.stderr, flush=True)
             yield served
 
-    return finish(play(plan, driver), as_json=options.json)
+    return finish(run_plan(plan, driver), as_json=options.json)

@@ -23,7 +23,7 @@ __all__ = ["main", "tool_rows"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListOptions:
+class ToolsListOptions:
     """Lists an environment's tools as a model sees them; without one, those of all bundled environments."""
 
     env: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[ENV]")] = None
@@ -38,7 +38,7 @@ class ListOptions:
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym tools list ...`."""
-    options = parse_options(ListOptions, env_as_argument(args), prog="agentgym tools list")
+    options = parse_options(ToolsListOptions, env_as_argument(args), prog="agentgym tools list")
     specs = _list_specs(options)
     if specs:
         owned = options.mcp is None
@@ -52,7 +52,7 @@ def main(args: Sequence[str]) -> int:
     return 0
 
 
-def _list_specs(options: ListOptions) -> list[tuple[str, ToolSpec]]:
+def _list_specs(options: ToolsListOptions) -> list[tuple[str, ToolSpec]]:
     """Returns each tool, after the name of its owner."""
     if options.mcp is not None:
         if options.env is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
-from agentgym.data.table import Cells, Table, kind_of
+from agentgym.data.table import Cells, Table, describe_value
 from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault
 from agentgym.loading import Wanted, load_named
 from agentgym.types import Task
@@ -30,7 +30,7 @@ def open_generator(name: str, limit: int | None = None) -> Table:
     try:
         for number, row in enumerate(islice(_rows(name), limit)):
             if not isinstance(row, Mapping | Task):
-                raise ConfigError(f"{name}, row {number} is a dict or a Task, got {kind_of(row)}")
+                raise ConfigError(f"{name}, row {number} is a dict or a Task, got {describe_value(row)}")
             rows.append((number, row))
     except AgentGymError:
         raise
@@ -47,5 +47,5 @@ def _rows(name: str) -> Iterator[object]:
     found = load_named(name, GENERATOR)
     made = found() if callable(found) else found
     if not isinstance(made, Iterable) or isinstance(made, str | Mapping):
-        raise ConfigError(f"{name} gives rows, dicts or Tasks, one after the other; got {kind_of(made)}")
+        raise ConfigError(f"{name} gives rows, dicts or Tasks, one after the other; got {describe_value(made)}")
     return iter(made)

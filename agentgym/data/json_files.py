@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TextIO
 
-from agentgym.data.table import Table, kind_of
+from agentgym.data.table import Table, describe_value
 from agentgym.errors import ConfigError
 
 __all__ = ["JSON_SUFFIXES", "open_json"]
@@ -71,5 +71,5 @@ def _items(file: TextIO, path: Path) -> Iterator[tuple[int, Mapping[str, object]
 
 def _check_row(row: object, where: str) -> Mapping[str, object]:
     if not isinstance(row, dict):
-        raise ConfigError(f"{where} is a JSON object with columns, got {kind_of(row)}")
+        raise ConfigError(f"{where} is a JSON object with columns, got {describe_value(row)}")
     return row

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 from agentgym.data.config import COLUMNS, DataConfig
 from agentgym.data.digest import prompt_digest, row_seed
-from agentgym.data.table import Cells, Table, kind_of, plain
+from agentgym.data.table import Cells, Table, describe_value, to_json_value
 from agentgym.errors import AgentGymError, ConfigError, nearest
 from agentgym.openai_wire import message_from_openai
 from agentgym.types import JSON, MalformedCall, Message, Task
 
-__all__ = ["PROMPT_ENV", "Layout", "Placed", "messages_of", "read_tasks"]
+__all__ = ["PROMPT_ENV", "ColumnLayout", "Placed", "messages_of", "read_tasks"]
 
 PROMPT_ENV = "Prompt-v0"
 """The environment that plays a row unless something names another: one prompt, one reply."""
@@ -34,7 +34,7 @@ class Placed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class ColumnLayout:
     """The columns of a table for the parts of a row: `{"prompt": ("question",), ...}`, each a path of keys."""
 
     paths: Mapping[str, tuple[str, ...]]
@@ -53,7 +53,7 @@ class Layout:
         return "; ".join([*parts, *([f"not read: {', '.join(unread)}"] if unread else [])])
 
 
-def layout_of(table: Table, config: DataConfig) -> Layout:
+def layout_of(table: Table, config: DataConfig) -> ColumnLayout:
     """Finds the columns; raises ConfigError, with the nearest valid name, if a required one is missing."""
     paths: dict[str, tuple[str, ...]] = {}
     for part, candidates in COLUMNS.items():
@@ -74,7 +74,7 @@ def layout_of(table: Table, config: DataConfig) -> Layout:
         if name not in table.columns:
             raise ConfigError(f"{table.name} has no column {name!r} to keep{_list_columns(name, table.columns)}")
     media = tuple(name for name in MEDIA if name in table.columns)
-    return Layout(paths=paths, kept=tuple(config.keep), media=media)
+    return ColumnLayout(paths=paths, kept=tuple(config.keep), media=media)
 
 
 def _path(name: str, columns: Sequence[str]) -> tuple[str, ...] | None:
@@ -93,7 +93,7 @@ def read_tasks(table: Table, config: DataConfig, env_id: str | None) -> Iterator
     reader = _Reader(layout_of(table, config), config, env_id) if table.columns else None
     for where, cells in table.rows(reader.layout.columns if reader else ()):
         if isinstance(cells, Task):
-            options = plain(cells.options, f"{where}, its options")
+            options = to_json_value(cells.options, f"{where}, its options")
             assert isinstance(options, dict)
             task = replace(cells, options=options)
         elif reader is None:
@@ -106,7 +106,7 @@ def read_tasks(table: Table, config: DataConfig, env_id: str | None) -> Iterator
 class _Reader:
     """Reads the rows of one table, which all have the same layout."""
 
-    def __init__(self, layout: Layout, config: DataConfig, env_id: str | None) -> None:
+    def __init__(self, layout: ColumnLayout, config: DataConfig, env_id: str | None) -> None:
         self.layout = layout
         self.config = config
         self.env_id = env_id
@@ -120,7 +120,7 @@ class _Reader:
                 raise ConfigError(f"{where}: column {name!r} holds media; only text is supported")
         options: dict[str, JSON] = {"messages": self._messages(where, cells)}
         source = self._text("data_source", where, cells)
-        truth = plain(self._cell("ground_truth", where, cells), self._column_label("ground_truth", where))
+        truth = to_json_value(self._cell("ground_truth", where, cells), self._column_label("ground_truth", where))
         self._check_truth(truth is not None, source, where)
         extra = self._extra(where, cells)
         parts: dict[str, JSON] = {"ground_truth": truth, "data_source": source, "extra_info": extra}
@@ -142,7 +142,7 @@ class _Reader:
                 return None
             column = ".".join(path[:depth])
             if not isinstance(value, Mapping):
-                raise ConfigError(f"{where}: column {column!r} is a mapping with {key!r}, got {kind_of(value)}")
+                raise ConfigError(f"{where}: column {column!r} is a mapping with {key!r}, got {describe_value(value)}")
             if key not in value:
                 raise ConfigError(f"{where}: column {column!r} has no {key!r}{_list_columns(key, [*map(str, value)])}")
             value = value[key]
@@ -151,29 +151,29 @@ class _Reader:
     def _text(self, part: str, where: str, cells: Mapping[str, object]) -> str | None:
         value = self._cell(part, where, cells)
         if value is not None and not isinstance(value, str):
-            raise ConfigError(f"{self._column_label(part, where)} is a text, got {kind_of(value)}")
+            raise ConfigError(f"{self._column_label(part, where)} is a text, got {describe_value(value)}")
         return value
 
     def _extra(self, where: str, cells: Mapping[str, object]) -> JSON:
-        value = plain(self._cell("extra_info", where, cells), self._column_label("extra_info", where))
+        value = to_json_value(self._cell("extra_info", where, cells), self._column_label("extra_info", where))
         if value is not None and not isinstance(value, Mapping):
-            raise ConfigError(f"{self._column_label('extra_info', where)} is a mapping, got {kind_of(value)}")
+            raise ConfigError(f"{self._column_label('extra_info', where)} is a mapping, got {describe_value(value)}")
         extra = dict(value or {})
         for name in self.layout.kept:
             if name in extra:
                 raise ConfigError(f"{where}: the column {name!r} is to be kept, and extra_info has one of that name")
-            extra[name] = plain(cells.get(name), f"{where}: column {name!r}")
+            extra[name] = to_json_value(cells.get(name), f"{where}: column {name!r}")
         return extra if extra or value is not None else None
 
     def _messages(self, where: str, cells: Mapping[str, object]) -> JSON:
         told, path = self._column_label("prompt", where), self.layout.paths["prompt"]
         if path[0] not in cells:
             raise ConfigError(f"{where} has no {path[0]!r}, as other rows do{_list_columns(path[0], [*cells])}")
-        value = plain(self._cell("prompt", where, cells), told)
+        value = to_json_value(self._cell("prompt", where, cells), told)
         if isinstance(value, str) and value.strip():
             return [{"role": "user", "content": value}]
         if not isinstance(value, list) or not value:
-            raise ConfigError(f"{told} is a list of messages or a text that is not empty, got {kind_of(value)}")
+            raise ConfigError(f"{told} is a list of messages or a text that is not empty, got {describe_value(value)}")
         messages = [_without_nulls(message) for message in value]
         _check_messages(messages, told)
         return messages

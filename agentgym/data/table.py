@@ -14,7 +14,7 @@ import numpy as np
 from agentgym.errors import ConfigError
 from agentgym.types import JSON, Task
 
-__all__ = ["Cells", "Table", "kind_of", "plain"]
+__all__ = ["Cells", "Table", "describe_value", "to_json_value"]
 
 Cells: TypeAlias = "Mapping[str, object] | Task"
 """A row: the values of its columns, or the task itself if a generator made one."""
@@ -38,15 +38,15 @@ class Table:
             yield f"{self.name}, {self.unit} {number}", cells
 
 
-def plain(value: object, where: str) -> JSON:
+def to_json_value(value: object, where: str) -> JSON:
     """Converts `value` to JSON: numpy's types become Python's, dates ISO text, and NaN (a missing number) null.
 
     Raises ConfigError, naming `where`, for a value that JSON cannot represent.
     """
     if isinstance(value, np.longdouble):  # its tolist() returns itself
-        return plain(float(value), where)
+        return to_json_value(float(value), where)
     if isinstance(value, np.generic | np.ndarray):
-        return plain(value.tolist(), where)
+        return to_json_value(value.tolist(), where)
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -54,18 +54,20 @@ def plain(value: object, where: str) -> JSON:
             raise ConfigError(f"{where} holds an infinite number, which JSON cannot hold")
         return None if math.isnan(value) else value
     if isinstance(value, Mapping):
-        return {_key(key, where): plain(item, where) for key, item in value.items()}
+        return {_key(key, where): to_json_value(item, where) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item, where) for item in value]
+        return [to_json_value(item, where) for item in value]
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, Decimal):
         is_whole = value.is_finite() and value == value.to_integral_value()
-        return plain(int(value) if is_whole else float(value), where)
-    raise ConfigError(f"{where} holds {kind_of(value)}, which JSON cannot hold: only text, numbers, lists and mappings")
+        return to_json_value(int(value) if is_whole else float(value), where)
+    raise ConfigError(
+        f"{where} holds {describe_value(value)}, which JSON cannot hold: only text, numbers, lists and mappings"
+    )
 
 
-def kind_of(value: object) -> str:
+def describe_value(value: object) -> str:
     """Returns the type and the beginning of a value: `int 5`."""
     if value is None:
         return "null"
@@ -75,5 +77,5 @@ def kind_of(value: object) -> str:
 
 def _key(key: object, where: str) -> str:
     if not isinstance(key, str):
-        raise ConfigError(f"{where} holds a mapping with the key {kind_of(key)}; keys are text")
+        raise ConfigError(f"{where} holds a mapping with the key {describe_value(key)}; keys are text")
     return key

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentgym.tools.calling.definition import tool
-from agentgym.tools.expression import evaluate, format_value
+from agentgym.tools.expression import evaluate_expression, format_value
 
 __all__ = ["calculator"]
 
@@ -15,4 +15,4 @@ def calculator(expression: str) -> str:
     Args:
         expression: Numbers with + - * / // % ^ ( ), and sqrt, abs, round, floor, ceil; such as (80000 + 50000) * 1.5
     """
-    return format_value(evaluate(expression))
+    return format_value(evaluate_expression(expression))

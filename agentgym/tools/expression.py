@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from agentgym.errors import AgentGymError
 
-__all__ = ["Evaluated", "ExpressionError", "evaluate", "format_value"]
+__all__ = ["Evaluated", "ExpressionError", "evaluate_expression", "format_value"]
 
 MAX_CHARS = 1000
 MAX_DEPTH = 128
@@ -39,7 +39,7 @@ class ExpressionError(AgentGymError, ValueError):
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The result of an expression: `evaluate("(1 + 2) * 4")` is `Evaluated(Fraction(12), (1, 2, 4), True)`."""
+    """The result of an expression: that of "(1 + 2) * 4" is `Evaluated(Fraction(12), (1, 2, 4), True)`."""
 
     value: Fraction
     numbers: tuple[Fraction, ...]
@@ -48,7 +48,7 @@ class Evaluated:
     """False if a root without an exact fraction was taken; `value` is then accurate to 50 digits."""
 
 
-def evaluate(text: str, *, plain: bool = False, max_chars: int = MAX_CHARS) -> Evaluated:
+def evaluate_expression(text: str, *, plain: bool = False, max_chars: int = MAX_CHARS) -> Evaluated:
     """Evaluates an expression, without anything after a "=". Raises ExpressionError.
 
     + - * / // % ^ (also **) and parentheses bind as in Python. Numbers are decimal, with optional commas between
@@ -67,7 +67,7 @@ def evaluate(text: str, *, plain: bool = False, max_chars: int = MAX_CHARS) -> E
 def format_value(result: Evaluated) -> str:
     """Returns the value as text: all digits if they end soon, otherwise rounded and marked with "about".
 
-    >>> format_value(evaluate("1 / 8")), format_value(evaluate("2 / 3"))
+    >>> format_value(evaluate_expression("1 / 8")), format_value(evaluate_expression("2 / 3"))
     ('0.125', 'about 0.666666666667 (exactly 2/3)')
     """
     value, places = result.value, _decimal_places(result.value)

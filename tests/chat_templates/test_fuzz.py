@@ -23,11 +23,11 @@ from agentgym.chat_templates import ChatTokenizer, renderer_for
 from agentgym.chat_templates.formats.registry import FORMATS
 from agentgym.errors import RenderError
 from agentgym.evaluation.model_check.cases import cases_of, marks_of, with_own_ids
-from agentgym.evaluation.model_check.checks import Subject, check_extend, check_parse, check_render
+from agentgym.evaluation.model_check.checks import ModelUnderTest, check_extend, check_parse, check_render
 from agentgym.evaluation.model_check.family_matrix import stand_in
-from agentgym.evaluation.model_check.findings import Findings
+from agentgym.evaluation.model_check.findings import ModelFindings
 from agentgym.evaluation.model_check.reference import TransformersReference
-from agentgym.testing.contracts.conversations import PIECES, TOOLS, Conversation
+from agentgym.testing.contracts.conversations import PIECES, TOOLS, SampleConversation
 from agentgym.testing.contracts.stand_ins import STAND_INS, stand_in_tokenizer, with_marks
 from agentgym.types import JSON, MalformedCall, Message, ToolCall
 
@@ -79,17 +79,19 @@ class Model:
         ordered = sorted(self.marks, key=len, reverse=True)
         self.spelled = re.compile("|".join(map(re.escape, ordered)))
 
-    def hold(self, conversation: Conversation) -> None:
+    def hold(self, conversation: SampleConversation) -> None:
         """Asserts that render, extend and parse are exact on a conversation that spells no mark."""
         conversations = with_own_ids(self.renderer, [conversation])
-        findings = Findings()
-        subject = Subject(self.renderer, conversations, tuple(cases_of(self.renderer, conversations)), self.reference)
+        findings = ModelFindings()
+        subject = ModelUnderTest(
+            self.renderer, conversations, tuple(cases_of(self.renderer, conversations)), self.reference
+        )
         for check in CHECKS:
             check(findings, subject)
         failed = [finding for tally in findings.tallies.values() for finding in tally.failed]
         assert [str(one) for one in failed if one.where == conversation.name] == []
 
-    def withstand(self, conversation: Conversation) -> None:
+    def withstand(self, conversation: SampleConversation) -> None:
         """Asserts that what messages spell is text: a mark's id comes as often as where no message spells one."""
         (hostile,) = with_own_ids(self.renderer, [conversation])
         plain = replace(hostile, messages=tuple(replace(one, content=self.plain(one)) for one in hostile.messages))
@@ -169,7 +171,7 @@ def replies(draw: st.DrawFn, first_call: int, has_tools: bool) -> Message:
 
 
 @st.composite
-def talks(draw: st.DrawFn, outside: st.SearchStrategy[str]) -> Conversation:
+def talks(draw: st.DrawFn, outside: st.SearchStrategy[str]) -> SampleConversation:
     """A conversation as an agent meets it; `outside` are the texts of everybody but the model."""
     has_tools = draw(st.booleans())
     messages = [Message("system", draw(outside))] if draw(st.booleans()) else []
@@ -183,13 +185,13 @@ def talks(draw: st.DrawFn, outside: st.SearchStrategy[str]) -> Conversation:
         messages += [Message("tool", draw(outside), tool_call_id=call.id, name=call.name) for call in calls]
         if not calls or draw(st.booleans()):
             messages.append(Message("user", draw(outside)))
-    return Conversation("any", tuple(messages), TOOLS if has_tools else ())
+    return SampleConversation("any", tuple(messages), TOOLS if has_tools else ())
 
 
-def ordinary(model: Model) -> st.SearchStrategy[Conversation]:
+def ordinary(model: Model) -> st.SearchStrategy[SampleConversation]:
     """Conversations that spell no mark, and begin none that another text could end."""
 
-    def is_ordinary(conversation: Conversation) -> bool:
+    def is_ordinary(conversation: SampleConversation) -> bool:
         texts: list[str] = []
         for message in conversation.messages:
             arguments = [call.arguments for call in message.tool_calls if isinstance(call, ToolCall)]
@@ -199,7 +201,7 @@ def ordinary(model: Model) -> st.SearchStrategy[Conversation]:
     return talks(st.integers(0, 3999).flatmap(lambda place: HUGE_AT.get(place, CONTENTS))).filter(is_ordinary)
 
 
-def hostile(model: Model) -> st.SearchStrategy[Conversation]:
+def hostile(model: Model) -> st.SearchStrategy[SampleConversation]:
     """Conversations whose users and tools spell marks, whole and in parts."""
     marks = sorted(model.marks)
     parts = [mark[:length] for mark in marks for length in (1, len(mark) // 2, len(mark) - 1)]

@@ -17,7 +17,7 @@ from agentgym.chat_templates.formats.registry import FORMATS
 from agentgym.chat_templates.jinja_template import ChatTemplate, message_dict, tool_dict
 from agentgym.chat_templates.renderers.command_r import CommandRenderer
 from agentgym.errors import RenderError
-from agentgym.testing.contracts.conversations import CONVERSATIONS, Conversation, Exchange, exchanges
+from agentgym.testing.contracts.conversations import CONVERSATIONS, ChatExchange, SampleConversation, exchanges
 from agentgym.testing.contracts.stand_ins import STAND_INS, stand_in_tokenizer, with_marks
 from agentgym.types import Message, ToolCall, ToolSpec
 
@@ -50,29 +50,29 @@ REFUSED_ROLES = {
 }
 
 
-def moves_tools_and_system(exchange: Exchange) -> bool:
+def moves_tools_and_system(exchange: ChatExchange) -> bool:
     has_more = exchange.tools or exchange.history[0].role == "system"
     return bool(has_more) and (exchange.new[-1].role == "user" or exchange.history[0].role == "system")
 
 
-def has_played(exchange: Exchange) -> bool:
+def has_played(exchange: ChatExchange) -> bool:
     return exchange.new[0].role == "tool" and any(message.role == "tool" for message in exchange.history)
 
 
-def is_half_answered(exchange: Exchange) -> bool:
+def is_half_answered(exchange: ChatExchange) -> bool:
     return sum(message.role == "tool" for message in exchange.new) != len(exchange.reply.tool_calls)
 
 
-def talks_and_calls(exchange: Exchange) -> bool:
+def talks_and_calls(exchange: ChatExchange) -> bool:
     has_calls, has_results = bool(exchange.reply.tool_calls), exchange.new[0].role == "tool"
     return has_calls is not has_results or (has_calls and bool(exchange.reply.content))
 
 
-def calls_twice(exchange: Exchange) -> bool:
+def calls_twice(exchange: ChatExchange) -> bool:
     return len(exchange.reply.tool_calls) > 1
 
 
-OWN_TEXT: dict[str, Callable[[Exchange], bool]] = {
+OWN_TEXT: dict[str, Callable[[ChatExchange], bool]] = {
     "Mistral-Small-3.2-24B-Instruct-2506": moves_tools_and_system,
     "mistralai-Mistral-Nemo-Instruct-2407": moves_tools_and_system,
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": has_played,
@@ -110,13 +110,13 @@ class Model:
         end = self.tokenizer.backend.token_to_id("<|end|>")
         return (*self.renderer.stop_ids, end) if end is not None else self.renderer.stop_ids
 
-    def conversations(self) -> list[Conversation]:
+    def conversations(self) -> list[SampleConversation]:
         if isinstance(self.renderer, CommandRenderer):
             return [numbered(conversation) for conversation in CONVERSATIONS]
         return list(CONVERSATIONS)
 
 
-def numbered(conversation: Conversation) -> Conversation:
+def numbered(conversation: SampleConversation) -> SampleConversation:
     """With the ids that Command R7B gives its calls."""
     ids: dict[str, str] = {}
     for call in (call for message in conversation.messages for call in message.tool_calls):
@@ -205,7 +205,7 @@ def test_extend_is_what_the_template_has_behind_the_reply(model: Model, every: i
     assert (own > 0) is (model.name in OWN_TEXT) or every > 1
 
 
-def compare(model: Model, exchange: Exchange, name: str) -> str:
+def compare(model: Model, exchange: ChatExchange, name: str) -> str:
     """`exact`, or `own` where the renderer's own text is due, or `refused` by the template."""
     try:
         prompt = model.their_text(exchange.history, exchange.tools)

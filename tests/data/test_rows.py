@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.data import DataConfig, open_data
-from agentgym.data.table import plain
+from agentgym.data.table import to_json_value
 from agentgym.errors import ConfigError, UnknownName
 from agentgym.types import Task
 
@@ -136,7 +136,7 @@ def test_rows_without_a_ground_truth_are_those_of_another_source(jsonl: Write) -
     ids=repr,
 )
 def test_values_become_json(value: object, expected: object) -> None:
-    found = plain({"a": value}, "here")
+    found = to_json_value({"a": value}, "here")
     assert found == {"a": expected}
     assert type(found["a"]) is type(expected)  # type: ignore[index, call-overload]
 
@@ -146,7 +146,7 @@ def test_values_become_json(value: object, expected: object) -> None:
 )
 def test_a_value_that_json_cannot_hold_is_refused(value: object) -> None:
     with pytest.raises(ConfigError, match=r"^here holds "):
-        plain(value, "here")
+        to_json_value(value, "here")
 
 
 json_values = st.recursive(
@@ -157,7 +157,7 @@ json_values = st.recursive(
 
 @given(json_values)
 def test_json_stays_as_it_is(value: Any) -> None:
-    assert plain(value, "here") == value
+    assert to_json_value(value, "here") == value
 
 
 def test_settings_that_cannot_work_are_refused() -> None:

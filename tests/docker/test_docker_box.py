@@ -20,7 +20,7 @@ import agentgym
 from agentgym.errors import ConfigError, SandboxError
 from agentgym.tools.containers.daemon import Daemon
 from agentgym.tools.containers.python_image import host_image_name
-from agentgym.tools.containers.reaper import reap
+from agentgym.tools.containers.reaper import reap_resources
 from agentgym.tools.sandbox import Ended, SandboxLimits, open_sandbox
 
 pytestmark = pytest.mark.docker
@@ -158,16 +158,16 @@ def test_containers_end_with_the_process_that_opened_them_and_the_reaper_takes_w
     assert owner.stdout and owner.stdout.readline() == "up\n"
     wait_for(lambda: len(client.api.containers()) == 2)
     with contextlib.closing(Daemon()) as daemon:
-        assert reap(daemon).containers == () and len(client.containers.list()) == 2
+        assert reap_resources(daemon).containers == () and len(client.containers.list()) == 2
         left = client.containers.list()[0]
         left.pause()  # it cannot notice that its input ended
         owner.send_signal(signal.SIGKILL)
         owner.wait()
         owner.stdout.close()
         wait_for(lambda: len(client.api.containers(all=True)) == 1)
-        assert reap(daemon).containers == (left.name,)
+        assert reap_resources(daemon).containers == (left.name,)
         assert client.containers.list(all=True) == []
-        assert reap(daemon).containers == () and client.images.get(host_image_name())
+        assert reap_resources(daemon).containers == () and client.images.get(host_image_name())
 
 
 def test_an_image_of_ones_own_is_used_and_a_wrong_one_refused(client: docker.DockerClient, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault
 from agentgym.tools.containers.daemon import Daemon
 from agentgym.tools.containers.pool import ContainerPool, Kind, _pools
 from agentgym.tools.containers.python_image import IMAGE, host_image
-from agentgym.tools.containers.reaper import reap
+from agentgym.tools.containers.reaper import reap_resources
 from agentgym.tools.containers.workspace import ContainerLimits, Workspace
 from agentgym.types import Message, ToolCall
 
@@ -175,7 +175,7 @@ def test_the_reaper_leaves_snapshots_of_the_living_and_images_that_were_built_fr
         env.close()
         while any(pool._starting for pool in _pools.values()):
             time.sleep(0.05)
-        assert reap(daemon).images == ()
+        assert reap_resources(daemon).images == ()
     env.reset(seed=0, options=options)
     assert shell(env, "cat f") == "1"
     env.close()
@@ -237,8 +237,8 @@ def test_a_process_killed_at_any_moment_leaves_nothing_behind_the_reaper(
         owner.stdout.close()
         with contextlib.closing(Daemon()) as daemon:
             wait_for(lambda: not any(one["State"] == "running" for one in client.api.containers(all=True)))
-            reap(daemon)
+            reap_resources(daemon)
             wait_for(lambda: not client.api.containers(all=True))
-            reap(daemon)
+            reap_resources(daemon)
         assert_nothing_left(docker_address)
         assert not any(one.is_running() for one in started) and not list((tmp_path / "tmp").iterdir())

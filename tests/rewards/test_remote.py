@@ -13,12 +13,12 @@ from agentgym.errors import ConfigError
 from agentgym.rewards import RewardConfig, RewardFailure, open_rewards
 from agentgym.rewards.remote import RemoteConfig, RemoteReward
 from agentgym.rollout.record.episodes_file import trajectory_from_json
-from agentgym.testing.fake_server.http import Answer, Call, FakeHost
+from agentgym.testing.fake_server.http import FakeHost, HttpAnswer, HttpCall
 from agentgym.trajectory import Status, Trajectory
 
 Make = Callable[..., Trajectory]
 HANG = object()
-OK = Answer(1.0)
+OK = HttpAnswer(1.0)
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Server:
         self.now += seconds
         await asyncio.sleep(0)
 
-    async def _answer(self, call: Call) -> Answer:
+    async def _answer(self, call: HttpCall) -> HttpAnswer:
         said = self.script[min(len(self.calls), len(self.script) - 1)]
         self.calls.append(call.body)
         self.sent_at.append(self.now)
@@ -70,7 +70,7 @@ class Server:
 
 
 def test_the_server_gets_the_episode_as_it_is_recorded_and_the_settings(episode: Make) -> None:
-    server = Server([Answer({"value": 0.5, "components": {"a": 1}, "success": True})])
+    server = Server([HttpAnswer({"value": 0.5, "components": {"a": 1}, "success": True})])
     played = episode("b", replies=["a"], truth="42")
 
     async def talk(url: str) -> list[Trajectory]:
@@ -86,10 +86,10 @@ def test_the_server_gets_the_episode_as_it_is_recorded_and_the_settings(episode:
 
 @pytest.mark.parametrize(
     "failure",
-    [Answer("slow down", 429), Answer("broken", 500), Answer("busy", 503), Answer(1.0, dropped=True)],
+    [HttpAnswer("slow down", 429), HttpAnswer("broken", 500), HttpAnswer("busy", 503), HttpAnswer(1.0, dropped=True)],
     ids=["429", "500", "503", "hangs up"],
 )
-def test_what_passes_is_waited_for(episode: Make, failure: Answer) -> None:
+def test_what_passes_is_waited_for(episode: Make, failure: HttpAnswer) -> None:
     server = Server([failure, failure, failure, OK])
     assert server.ask([episode("a")]) == [[1.0]]
     assert len(server.calls) == 4
@@ -102,7 +102,7 @@ def test_a_hang_is_given_up_and_asked_again(episode: Make) -> None:
 
 
 def test_retry_after_is_kept_by_all(episode: Make) -> None:
-    server = Server([Answer("later", 429, {"Retry-After": "40"}), OK])
+    server = Server([HttpAnswer("later", 429, {"Retry-After": "40"}), OK])
     played = [episode("a", member=0), episode("b", member=1)]
     assert server.ask(played, requests_per_minute=60.0) == [[1.0]] * 2
     assert all(at >= 40 for at in server.sent_at[2:]) or server.sent_at[1] >= 40
@@ -123,10 +123,10 @@ def test_requests_keep_to_the_minutes_budget(episode: Make) -> None:
 @pytest.mark.parametrize(
     ("failure", "words", "num_requests"),
     [
-        (Answer("broken", 500), r"answered 500: broken \(after 3 requests\)", 3),
+        (HttpAnswer("broken", 500), r"answered 500: broken \(after 3 requests\)", 3),
         (HANG, r"no answer within 0\.2 s \(after 3 requests\)", 3),
-        (Answer("too long", 422), "answered 422: too long", 1),
-        (Answer("tomorrow", 429, {"Retry-After": "86400"}), "asks to wait for 86400 s", 1),
+        (HttpAnswer("too long", 422), "answered 422: too long", 1),
+        (HttpAnswer("tomorrow", 429, {"Retry-After": "86400"}), "asks to wait for 86400 s", 1),
     ],
 )
 def test_what_does_not_pass_fails_the_episode(episode: Make, failure: Any, words: str, num_requests: int) -> None:
@@ -140,7 +140,7 @@ def test_what_does_not_pass_fails_the_episode(episode: Make, failure: Any, words
 
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_a_server_that_refuses_everything_ends_the_run(episode: Make, status: int) -> None:
-    (error,) = Server([Answer("no", status)]).ask([episode("a")])
+    (error,) = Server([HttpAnswer("no", status)]).ask([episode("a")])
     assert isinstance(error, ConfigError)
     assert f"answered {status}" in str(error) and "reward.remote" in str(error)
 
@@ -151,14 +151,14 @@ def test_an_answer_that_is_no_reward_fails_the_episode(episode: Make, answer: ob
         async with open_rewards(RewardConfig(remote=RemoteConfig(url=url))) as rewards:
             return await rewards.score([episode("a")])
 
-    (scored,) = Server([Answer(answer)]).serve(talk)
+    (scored,) = Server([HttpAnswer(answer)]).serve(talk)
     assert (scored.status, scored.reward) == (Status.ENV_ERROR, None)
     assert scored.error is not None and "InvalidReward" in scored.error
 
 
 def test_a_token_is_sent_and_never_told(episode: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REWARD_TOKEN", "s3cret")
-    (error,) = Server([Answer("you sent s3cret", 422)]).ask([episode("a")], api_key_env="REWARD_TOKEN")
+    (error,) = Server([HttpAnswer("you sent s3cret", 422)]).ask([episode("a")], api_key_env="REWARD_TOKEN")
     assert "s3cret" not in str(error) and "***" in str(error)
     with pytest.raises(ConfigError, match="NO_SUCH_TOKEN is not set"):
         RemoteReward(RemoteConfig(url="http://127.0.0.1:1", api_key_env="NO_SUCH_TOKEN"), {}, 1)

@@ -178,14 +178,14 @@ def test_a_resumed_run_loses_no_task_and_learns_from_none_twice(
 
 def test_what_was_ordered_and_not_learned_from_is_ordered_again_under_the_same_name() -> None:
     tasks = AheadTasks(EnvTasks("TextGame-v0", 0), 2)
-    orders = tasks.orders()
-    first = [next(orders) for _ in range(5)]
+    requests = tasks.requests()
+    first = [next(requests) for _ in range(5)]
     assert [one.key for one in first] == ["1/0", "1/1", "2/0", "2/1", "3/0"]
     tasks.finish(1, [Group("1/1", first[1].task, ()), Group("2/0", first[2].task, ())])
     again = AheadTasks(EnvTasks("TextGame-v0", 0), 2)
     again.load(json.loads(json.dumps(tasks.state(), default=dict)))
-    orders = again.orders()
-    resumed = [next(orders) for _ in range(4)]
+    requests = again.requests()
+    resumed = [next(requests) for _ in range(4)]
     assert [one.key for one in resumed] == ["1/0", "2/1", "3/0", "3/1"]
     assert resumed[:3] == [first[0], first[3], first[4]]
     again.finish(2, [Group("2/1", first[3].task, ()), Group("3/1", resumed[3].task, ())])

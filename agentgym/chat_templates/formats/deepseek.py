@@ -31,7 +31,7 @@ def read_v3(text: str, context: ReplyContext) -> Message:
 
 def read_v31(text: str, context: ReplyContext) -> Message:
     """Returns the message of a reply of V3.1."""
-    return read_tagged(text, context, TAGS, read_body)
+    return read_tagged(text, context, TAGS, read_v31_body)
 
 
 def read_fenced_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
@@ -46,7 +46,7 @@ def read_fenced_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
     return [_call(name, inside.removesuffix("```"), HOW_TO_WRITE_V3)]
 
 
-def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
+def read_v31_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
     """Returns the call of a body that is a name and JSON; raises ValueError with the reason."""
     name, separator, arguments = body.partition(SEPARATOR)
     if not separator:

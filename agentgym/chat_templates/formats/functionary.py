@@ -22,7 +22,7 @@ HEAD = re.compile(r"(?P<name>[^\s<>{}\[\]\"=]++)(?:>|\n)\s*+(?=\{|\Z)")
 ADDRESSED = re.compile(r"[^\s<>{}\[\]\"=]++\n\s*+\{")
 
 
-def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall | UnreadCall]:
+def read_functionary_body(body: str, context: ReplyContext) -> Sequence[FoundCall | UnreadCall]:
     """Returns the call of a name with arguments; raises ValueError with the reason."""
     try:
         head = HEAD.match(body)
@@ -36,12 +36,12 @@ def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall | UnreadCa
     return [FoundCall(head["name"], arguments)]
 
 
-def read(text: str, context: ReplyContext) -> Message:
+def read_functionary(text: str, context: ReplyContext) -> Message:
     """Returns the message of a reply; a prompt of v3.2 ends with the `>>>` after which a reply begins."""
     start = text.lstrip()
     if start.startswith(ALL) or ADDRESSED.match(start):
         text = ADDRESS + start
-    calls = OpenJson(text, context, TAGS, read_body, HEAD)
+    calls = OpenJson(text, context, TAGS, read_functionary_body, HEAD)
 
     def take(reply: ReplyBuilder, start: int) -> int:
         after = start + len(ADDRESS)
@@ -56,7 +56,7 @@ def read(text: str, context: ReplyContext) -> Message:
 FUNCTIONARY = ReplyFormat(
     "functionary",
     "Functionary v3.1 and v3.2",
-    read,
+    read_functionary,
     (*TAGS.thinking, FUNCTION, "</function>", ADDRESS),
     TAGS.thinking,
     ends=("<|eot_id|>", "<|eom_id|>"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from agentgym.chat_templates.formats.gemma_value import ValueReader
+from agentgym.chat_templates.formats.gemma_value import GemmaValueReader
 from agentgym.chat_templates.formats.protocol import ReadReply, ReplyContext, ReplyFormat
 from agentgym.chat_templates.formats.quoted_values import without_quotes
 from agentgym.chat_templates.formats.schema_types import tool_named
@@ -29,7 +29,7 @@ def _reader(tags: Tags, quote: str) -> ReadReply:
         name = "" if (head := HEAD.match(body)) is None else head[1].strip()
         if head is None or not name or quote in name:
             raise ValueError(f"a call begins with call: and the tool's name, got {body[:40]!r}. {how_to_write}")
-        values = ValueReader(body, quote, head.end())
+        values = GemmaValueReader(body, quote, head.end())
         try:
             arguments = values.object() if head.end() < len(body) else {}
             values.end()

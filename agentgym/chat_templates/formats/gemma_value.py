@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from agentgym.chat_templates.formats.json_text import read_json
 from agentgym.types import JSON
 
-__all__ = ["ValueReader"]
+__all__ = ["GemmaValueReader"]
 
 
-class ValueReader:
+class GemmaValueReader:
     """Reads values of a text from `position` on; raises ValueError that names what is wrong, and where.
 
-    >>> ValueReader('{name:<|"|>text<|"|>,steps:[1,true]}', '<|"|>').object()
+    >>> GemmaValueReader('{name:<|"|>text<|"|>,steps:[1,true]}', '<|"|>').object()
     {'name': 'text', 'steps': [1, True]}
     """
 

@@ -31,7 +31,7 @@ PEOPLE = ("user", "all", "assistant")
 """Recipients that are no tools."""
 
 
-def read(text: str, context: ReplyContext) -> Message:
+def read_gpt_oss(text: str, context: ReplyContext) -> Message:
     """Returns the message of a reply."""
     reply = ReplyBuilder()
     for message in addressed_messages(text, MARKS):
@@ -64,7 +64,7 @@ def _call(reply: ReplyBuilder, name: str, message: Addressed) -> None:
 GPT_OSS = ReplyFormat(
     "gpt_oss",
     "gpt-oss",
-    read,
+    read_gpt_oss,
     ("<|start|>", CHANNEL, CONSTRAIN, "<|message|>", "<|end|>", "<|call|>"),
     (f"{CHANNEL}analysis<|message|>", "<|end|>"),
     ends=("<|return|>",),

@@ -15,7 +15,7 @@ __all__ = ["HERMES"]
 TAGS = Tags("<tool_call>", "</tool_call>", json_body=True)
 
 
-def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
+def read_hermes_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
     """Returns the one call of a body that is a JSON object; raises ValueError with the reason."""
     try:
         return [FoundCall(*as_call(read_json(body)))]
@@ -23,15 +23,15 @@ def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
         raise ValueError(f'{error}. Write {{"name": "tool", "arguments": {{...}}}}') from None
 
 
-def read(text: str, context: ReplyContext) -> Message:
+def read_hermes(text: str, context: ReplyContext) -> Message:
     """Returns the message of a reply."""
-    return read_tagged(text, context, TAGS, read_body)
+    return read_tagged(text, context, TAGS, read_hermes_body)
 
 
 HERMES = ReplyFormat(
     "hermes",
     "Hermes 2 and 3, Qwen2.5, Qwen3, QwQ, the embedded model",
-    read,
+    read_hermes,
     ("<think>", "</think>", "<tool_call>", "</tool_call>"),
     ends=("<|im_end|>",),
     aliases=("hermes_qwen25", "qwen3", "qwq", "chatml"),

@@ -39,7 +39,7 @@ NAME = re.compile(r'\s*+([^<>\s{}"]++)\s*+')
 THINKING_MARK = re.compile("|".join(re.escape(mark) for pair in THINKING for mark in pair))
 
 
-def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
+def read_k2_horizon_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
     """Returns the call of a body; raises ValueError with the reason."""
     try:
         if body.lstrip().startswith("{"):
@@ -61,11 +61,11 @@ def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
     return [FoundCall(name[1], arguments)]
 
 
-def read(text: str, context: ReplyContext) -> Message:
+def read_k2_horizon(text: str, context: ReplyContext) -> Message:
     """Returns the message of a reply; the first mark of reasoning decides which pair is in use."""
     mark = THINKING_MARK.search(text)
     pair = THINKING[0] if mark is None else next(pair for pair in THINKING if mark[0] in pair)
-    return read_tagged(text, context, replace(TAGS, thinking=pair), read_body)
+    return read_tagged(text, context, replace(TAGS, thinking=pair), read_k2_horizon_body)
 
 
 MARKS = tuple(
@@ -74,7 +74,7 @@ MARKS = tuple(
 K2_HORIZON = ReplyFormat(
     "k2_horizon",
     "K2 Horizon",
-    read,
+    read_k2_horizon,
     (*(mark for pair in THINKING for mark in pair), *MARKS),
     THINKING[0],
     ends=("<|ifm|im_end|>",),

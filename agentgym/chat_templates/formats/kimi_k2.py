@@ -22,7 +22,7 @@ HOW_TO_WRITE = f"Write functions.tool:0{SEPARATOR}{{...}}, and count the calls o
 CALL_ID = re.compile(r"(?:functions\.)?+(?P<name>[^\s:]++):[0-9]++")
 
 
-def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
+def read_kimi_k2_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
     """Returns the call of a body; raises ValueError with the reason."""
     call_id, separator, arguments = body.partition(SEPARATOR)
     match = CALL_ID.fullmatch(call_id.strip())
@@ -35,15 +35,15 @@ def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
     return [FoundCall(name, values, match[0])]
 
 
-def read(text: str, context: ReplyContext) -> Message:
+def read_kimi_k2(text: str, context: ReplyContext) -> Message:
     """Returns the message of a reply."""
-    return read_tagged(text, context, TAGS, read_body)
+    return read_tagged(text, context, TAGS, read_kimi_k2_body)
 
 
 KIMI_K2 = ReplyFormat(
     "kimi_k2",
     "Kimi K2",
-    read,
+    read_kimi_k2,
     ("<think>", "</think>", TAGS.opening, TAGS.closing, SEPARATOR, *SECTION),
     ends=("<|im_end|>",),
 )

@@ -42,7 +42,7 @@ PART = re.compile(
 )
 
 
-def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
+def read_kimi_k3_body(body: str, context: ReplyContext) -> Sequence[FoundCall]:
     """Returns the call of a body, which begins with the attributes; raises ValueError with the reason."""
     attributes, separator, parts = body.partition(SEPARATOR)
     try:
@@ -79,11 +79,16 @@ def _attributes(text: str) -> Mapping[str, str]:
     return {name: value.replace("&quot;", '"').replace("&amp;", "&") for name, value in found}
 
 
-def read(text: str, context: ReplyContext) -> Message:
+def read_kimi_k3(text: str, context: ReplyContext) -> Message:
     """Returns the message of a reply."""
-    return read_tagged(text, context, TAGS, read_body)
+    return read_tagged(text, context, TAGS, read_kimi_k3_body)
 
 
 KIMI_K3 = ReplyFormat(
-    "kimi_k3", "Kimi K3", read, (OPEN, CLOSE, SEPARATOR, "<|end_of_msg|>"), TAGS.thinking, ends=("<|end_of_msg|>",)
+    "kimi_k3",
+    "Kimi K3",
+    read_kimi_k3,
+    (OPEN, CLOSE, SEPARATOR, "<|end_of_msg|>"),
+    TAGS.thinking,
+    ends=("<|end_of_msg|>",),
 )

@@ -28,7 +28,7 @@ BEFORE_LIST = r"[^\[{]*+(?=\[\s*+[\]{]|\{)"
 HEAD = re.compile(rf"{NAMED.pattern}|{BEFORE_LIST}")
 
 
-def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall | UnreadCall]:
+def read_mistral_body(body: str, context: ReplyContext) -> Sequence[FoundCall | UnreadCall]:
     """Returns the calls after one mark: several of a list, or the one that a name begins."""
     named = NAMED.match(body)
     if named is None:
@@ -45,15 +45,15 @@ def read_body(body: str, context: ReplyContext) -> Sequence[FoundCall | UnreadCa
     return [FoundCall(named["name"], arguments, named["id"] or None)]
 
 
-def read(text: str, context: ReplyContext) -> Message:
+def read_mistral(text: str, context: ReplyContext) -> Message:
     """Returns the message of a reply."""
-    return read_open_json(text, context, TAGS, read_body, HEAD)
+    return read_open_json(text, context, TAGS, read_mistral_body, HEAD)
 
 
 MISTRAL = ReplyFormat(
     "mistral",
     "Mistral and Mixtral with tools (v3 to v13, Tekken), Ministral, Magistral, Devstral",
-    read,
+    read_mistral,
     (*THINKING, CALLS, CALL_ID, ARGS),
     THINKING,
     ends=("</s>",),

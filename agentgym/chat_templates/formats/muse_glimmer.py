@@ -27,7 +27,7 @@ HOW_TO_WRITE = f"Write to=TOOL{MARKS.message}{CALLS.example}<|eom|>"
 RECIPIENT = re.compile(r"\s*+(?:assistant\s++)?+to=(\S*+)\s*+")
 
 
-def read(text: str, context: ReplyContext) -> Message:
+def read_muse_glimmer(text: str, context: ReplyContext) -> Message:
     """Returns the message of a reply."""
     reply = ReplyBuilder()
     for message in addressed_messages(text, MARKS):
@@ -67,7 +67,7 @@ def _tool_name(name: str, tools: Sequence[ToolSpec]) -> str:
 MUSE_GLIMMER = ReplyFormat(
     "muse_glimmer",
     "Muse Glimmer",
-    read,
+    read_muse_glimmer,
     (MARKS.start, MARKS.message, *MARKS.ends, *filter(None, CALLS.marks)),
     (" to=self<|message|>", "<|eom|>"),
     ends=("<|eot|>",),

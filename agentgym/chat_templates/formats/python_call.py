@@ -10,14 +10,14 @@ from agentgym.chat_templates.formats.python_literal import LiteralReader, resolv
 from agentgym.chat_templates.formats.tagged import FoundCall, UnreadCall
 from agentgym.types import JSON
 
-__all__ = ["HOW_TO_WRITE", "NAME", "read_calls", "read_python_call"]
+__all__ = ["HOW_TO_WRITE", "NAME", "read_python_call", "read_python_calls"]
 
 HOW_TO_WRITE = 'Write [tool(name="text", number=1)]'
 NAME = r"[^\W\d][\w-]*+(?:\.[\w-]++)*+"
 """A tool's name: a Python name, dots and dashes allowed."""
 
 
-def read_calls(body: str, context: ReplyContext) -> Sequence[FoundCall | UnreadCall]:
+def read_python_calls(body: str, context: ReplyContext) -> Sequence[FoundCall | UnreadCall]:
     """Returns the calls of a list, or of a sequence without brackets; an unreadable call does not affect the others.
 
     The result is empty for an empty list. Raises ValueError for a body that ends before a call.

@@ -22,7 +22,7 @@ SILENT = re.compile(r"<\|python_(?:start|end)\|>")
 LIST = re.compile(rf"\[\s*+(?={NAME}\s*+\()")
 
 
-def read(text: str, context: ReplyContext) -> Message:
+def read_pythonic(text: str, context: ReplyContext) -> Message:
     """Returns the message of a reply; raises nothing, takes time linear in the text.
 
     A list of calls counts wherever it is. One that cannot be read is a malformed call if it begins a line, and
@@ -115,7 +115,7 @@ def _reasoning(text: str, context: ReplyContext, reply: ReplyBuilder) -> int:
 PYTHONIC = ReplyFormat(
     "pythonic",
     "Llama 4, Llama 3.2 asked for Python calls, ToolACE",
-    read,
+    read_pythonic,
     (*THINKING, "<|python_start|>", "<|python_end|>"),
     ends=("<|eot|>", "<|eom|>", "<|eot_id|>", "<|eom_id|>"),
     aliases=("llama4_pythonic",),

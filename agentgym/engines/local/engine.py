@@ -25,7 +25,7 @@ from agentgym.engines.local.cpp_compiler import cpp_compiler
 from agentgym.engines.local.kv_cache import SlotCache, fitting_slots
 from agentgym.engines.local.offload import regain_memory, release_memory
 from agentgym.engines.local.sampling import draw
-from agentgym.engines.local.scheduler import Request, Scheduler
+from agentgym.engines.local.scheduler import SamplingRequest, Scheduler
 from agentgym.engines.local.step import StepRunner
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.errors import ConfigError, EngineError
@@ -42,7 +42,7 @@ _SMALL_MODEL = (
 _CLOSING_S = 0.005  # between two checks that the worker has ended
 _CLOSED = "the local engine is closed; make a new one"
 _RELEASED = -1  # replaces the weights' mark: a step before new weights fails, and reads nothing
-_Delivery = tuple[Request, "Completion | EngineError"]
+_Delivery = tuple[SamplingRequest, "Completion | EngineError"]
 
 
 class LocalEngine:
@@ -69,7 +69,7 @@ class LocalEngine:
         self._scheduler = Scheduler(self._cache, self.config.max_step_tokens, self.config.keep_idle_s)
         self._parameters = tuple(model.parameters())
         self._weights_mark = self._mark_weights()
-        self._in_flight: dict[str, Request] = {}
+        self._in_flight: dict[str, SamplingRequest] = {}
         self._inbox: deque[Callable[[], object]] = deque()
         self._wake = threading.Condition()
         self._paused = self._closed = self._stopped = self._preparing = False
@@ -110,7 +110,7 @@ class LocalEngine:
         if session in self._in_flight:
             raise EngineError(f"session {session!r} has a request in flight; one at a time, or name another session")
         loop = asyncio.get_running_loop()
-        request = Request(prompt_T, sampling, session, loop.create_future(), loop)
+        request = SamplingRequest(prompt_T, sampling, session, loop.create_future(), loop)
         self._in_flight[session] = request
         try:
             if not self._submit(lambda: self._scheduler.waiting.append(request)):
@@ -344,11 +344,11 @@ class LocalEngine:
             self._deliver([(request, completion)])
         self._cache.release(session)
 
-    def _cancel(self, request: Request) -> None:
+    def _cancel(self, request: SamplingRequest) -> None:
         if not self._is_over(request):
             self._scheduler.end(request)
 
-    def _is_over(self, request: Request) -> bool:
+    def _is_over(self, request: SamplingRequest) -> bool:
         if request.slot < 0:
             return request not in self._scheduler.waiting
         return self._scheduler.active.get(request.slot) is not request

@@ -15,7 +15,7 @@ from agentgym.engines.local.sampling import uniforms
 from agentgym.engines.local.step import Rows
 from agentgym.engines.protocol import Completion, FinishReason, Sampling
 
-__all__ = ["Request", "Scheduler"]
+__all__ = ["SamplingRequest", "Scheduler"]
 
 # Shape suffixes: S slots, W window, R sampled rows, J stop ids.
 
@@ -23,7 +23,7 @@ _MIN_SHARED = 16  # waiting a step for a prefix that another request is computin
 
 
 @dataclass(eq=False, slots=True)
-class Request:
+class SamplingRequest:
     """A reply that is being sampled."""
 
     prompt_T: NDArray[np.int64]
@@ -43,8 +43,8 @@ class Scheduler:
     def __init__(self, cache: SlotCache, max_step_tokens: int, keep_idle_s: float) -> None:
         self.cache, self.max_step_tokens, self.keep_idle_s = cache, max_step_tokens, keep_idle_s
         num_slots, window = cache.num_slots, cache.window
-        self.waiting: deque[Request] = deque()
-        self.active: dict[int, Request] = {}
+        self.waiting: deque[SamplingRequest] = deque()
+        self.active: dict[int, SamplingRequest] = {}
         self.temperature_S = np.ones(num_slots, np.float32)
         self.top_p_S = np.ones(num_slots, np.float32)
         self.top_k_S = np.zeros(num_slots, np.int64)
@@ -72,7 +72,7 @@ class Scheduler:
         since = self.cache.idle_since
         return None if not self.waiting or since is None else max(0.0, since + self.keep_idle_s - time.monotonic())
 
-    def _join(self, request: Request, now: float) -> None:
+    def _join(self, request: SamplingRequest, now: float) -> None:
         slot = self.cache.acquire(request.session, now - self.keep_idle_s)
         sampling, num_prompt = request.sampling, len(request.prompt_T)
         self.cache.load(slot, request.prompt_T)
@@ -147,7 +147,7 @@ class Scheduler:
 
     def commit(
         self, rows: Rows, id_R: NDArray[np.int64], logprob_R: NDArray[np.float32], version: int
-    ) -> list[Request]:
+    ) -> list[SamplingRequest]:
         """Stores the sampled tokens; returns the requests that they end, which are no longer active."""
         cache = self.cache
         cache.num_valid_S[rows.slot_N[: rows.num_decode]] += 1
@@ -166,7 +166,7 @@ class Scheduler:
         """Returns the random number of each slot's next token."""
         return self._uniform_SW[slot_R, self.cache.num_known_S[slot_R]]
 
-    def completion(self, request: Request, reason: FinishReason | None = None) -> Completion:
+    def completion(self, request: SamplingRequest, reason: FinishReason | None = None) -> Completion:
         """Returns what the request has sampled so far; without a reason, it ended by itself: `stop` or `length`."""
         if request.slot < 0:
             return Completion((), (), (), reason or "abort")
@@ -179,7 +179,7 @@ class Scheduler:
             reason or ("stop" if ids[-1] in request.sampling.stop_ids else "length"),
         )
 
-    def end(self, request: Request) -> None:
+    def end(self, request: SamplingRequest) -> None:
         """Removes a request before it ended by itself."""
         if request.slot < 0:
             self.waiting.remove(request)
@@ -193,7 +193,7 @@ class Scheduler:
             request.fresh = True
         self._num_fresh = len(self.active)
 
-    def _leave(self, slot: int) -> Request:
+    def _leave(self, slot: int) -> SamplingRequest:
         request = self.active.pop(slot)
         self._num_fresh -= request.fresh
         self._slots = None

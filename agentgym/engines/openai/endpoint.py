@@ -39,7 +39,7 @@ from agentgym.engines.openai.errors import (
     unknown_model,
 )
 from agentgym.engines.openai.rate_limit import RateLimit
-from agentgym.engines.openai.reply import ChatReply, ReplyReader, Usage
+from agentgym.engines.openai.reply import ChatCompletionReader, ChatReply, Usage
 from agentgym.engines.protocol import Sampling
 from agentgym.engines.servers.http import HttpClient, HttpRefusal, HttpUnreachable
 from agentgym.errors import AgentGymError, ConfigError
@@ -204,7 +204,7 @@ class ChatEndpoint:
         assert self.model is not None
         body = self._dialect.body(self.model, question.messages, question.tools, question.sampling, max_tokens)
         used = 0
-        reader = ReplyReader()
+        reader = ChatCompletionReader()
         try:
             if self._dialect.stream:
                 async with aclosing(self._http.stream(CHAT, body)) as events:

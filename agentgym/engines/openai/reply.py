@@ -15,7 +15,7 @@ from agentgym.errors import EngineError
 from agentgym.openai_wire import MALFORMED, WireError, message_from_openai
 from agentgym.types import JSON, MalformedCall, Message
 
-__all__ = ["ChatReply", "ReplyReader", "Usage"]
+__all__ = ["ChatCompletionReader", "ChatReply", "Usage"]
 
 CUT = ("length", "max_tokens")
 """The finish reasons of endpoints for a reply that was cut; every other finish is a `stop`."""
@@ -68,7 +68,7 @@ class _Call:
     arguments: list[str] = field(default_factory=list)
 
 
-class ReplyReader:
+class ChatCompletionReader:
     """Takes a completion whole, or its chunks one after the other."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from agentgym.engines.protocol import Completion, FinishReason, Sampling
 from agentgym.errors import EngineError
 
-__all__ = ["SglangTransport", "generate_payload", "read_completion", "read_spans"]
+__all__ = ["SglangTransport", "generate_payload", "read_sglang_completion", "read_spans"]
 
 
 class SglangTransport(Protocol):
@@ -71,7 +71,7 @@ def generate_payload(
     return payload
 
 
-def read_completion(
+def read_sglang_completion(
     answer: Any, *, name: str, num_prompt_ids: int, version: int, one_version: bool = False
 ) -> Completion:
     """Returns the reply in an answer of `/generate`; raises EngineError for one that cannot be trusted.

@@ -184,7 +184,7 @@ def _shape(folder: Path) -> dict[str, int]:
     return {name: config[name] for name in SHAPE if isinstance(config.get(name), int)}
 
 
-def launch_words(config: SglangConfig, model_folder: Path, port: int) -> list[str]:
+def sglang_command(config: SglangConfig, model_folder: Path, port: int) -> list[str]:
     """Returns the command of one server."""
     words = [config.python or sys.executable, "-m", _LAUNCHER]
     words += ["--model-path", str(model_folder), "--port", str(port), "--host", "127.0.0.1", "--dtype", config.dtype]
@@ -211,7 +211,7 @@ async def launch_sglang(config: SglangConfig, model_folder: Path) -> list[Server
         port = free_port()
         command = ServerCommand(
             name="sglang",
-            words=launch_words(config, model_folder, port),
+            words=sglang_command(config, model_folder, port),
             port=port,
             log=folder / f"sglang-{number}.log",
             env={

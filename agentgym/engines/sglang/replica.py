@@ -10,7 +10,7 @@ from typing import Any, Literal
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.engines.servers.http import HttpRefusal, HttpUnreachable, check_token
 from agentgym.engines.servers.replicated import ServingSettings
-from agentgym.engines.sglang.api import SglangTransport, generate_payload, read_completion
+from agentgym.engines.sglang.api import SglangTransport, generate_payload, read_sglang_completion
 from agentgym.engines.sglang.weight_sync import SglangSync
 from agentgym.errors import EngineError
 from agentgym.model.published_weights import LoraWeights, Weights
@@ -75,7 +75,7 @@ class SglangReplica:
             answer = await self._read_stream(payload)
         else:
             answer = await self.transport.post("/generate", payload, timeout_s=self.settings.request_s)
-        completion = read_completion(
+        completion = read_sglang_completion(
             answer,
             name=self.name,
             num_prompt_ids=len(prompt_ids),

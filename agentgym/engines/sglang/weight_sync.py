@@ -41,7 +41,7 @@ class SglangSync:
         self.server = server
         self.settings = settings
         self.release = str(info["version"])
-        self.is_modern = numbers(self.release) >= _MODERN
+        self.is_modern = version_numbers(self.release) >= _MODERN
         self.dtype = str(info.get("dtype", "auto"))
         self.adapter: str | None = None
         """The name of the LoRA adapter that requests use."""
@@ -188,6 +188,6 @@ class SglangSync:
         return checksums
 
 
-def numbers(text: str) -> tuple[int, ...]:
+def version_numbers(text: str) -> tuple[int, ...]:
     """Returns a version as numbers that compare: `0.5.23rc1` is (0, 5, 23)."""
     return tuple(int(number) for number in re.findall(r"\d+", text)[:3])

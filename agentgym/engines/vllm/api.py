@@ -10,7 +10,15 @@ from typing import Any, Literal, Protocol
 from agentgym.engines.protocol import Completion, FinishReason, Sampling
 from agentgym.errors import EngineError
 
-__all__ = ["Holding", "VllmReply", "VllmTransport", "join_pieces", "read_completion", "read_reply", "sampling_params"]
+__all__ = [
+    "Holding",
+    "VllmReply",
+    "VllmTransport",
+    "join_pieces",
+    "read_reply",
+    "read_vllm_completion",
+    "sampling_params",
+]
 
 Holding = Literal["abort", "keep", "preempt"]
 """The effect of a pause on requests in flight: ends them, keeps them as they are, or keeps them and drops their
@@ -141,7 +149,7 @@ def join_pieces(pieces: Sequence[VllmReply]) -> VllmReply:
     )
 
 
-def read_completion(reply: VllmReply, *, name: str, num_prompt_ids: int, version: int) -> Completion:
+def read_vllm_completion(reply: VllmReply, *, name: str, num_prompt_ids: int, version: int) -> Completion:
     """Returns the reply with one version per id; raises EngineError for one that cannot be trusted.
 
     `version` is the policy version of a reply that reports none.

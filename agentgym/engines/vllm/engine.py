@@ -111,7 +111,7 @@ async def launch_vllm(config: VllmConfig, model_folder: Path | None) -> list[Ser
     return processes
 
 
-def launch_words(config: VllmConfig, model_folder: Path, port: int) -> list[str]:
+def vllm_command(config: VllmConfig, model_folder: Path, port: int) -> list[str]:
     """Returns the command of one server."""
     words = [config.python or sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     words += ["--model", str(model_folder), "--port", str(port), "--host", "127.0.0.1", "--dtype", config.dtype]
@@ -141,7 +141,7 @@ def _command(config: VllmConfig, model_folder: Path, folder: Path, number: int) 
     env["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     return ServerCommand(
         name="vllm",
-        words=launch_words(config, model_folder, port),
+        words=vllm_command(config, model_folder, port),
         port=port,
         log=folder / f"vllm-{number}.log",
         env=env,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.engines.servers.http import HttpUnreachable
 from agentgym.engines.servers.replicated import PauseMode, ServingSettings
-from agentgym.engines.vllm.api import Holding, VllmTransport, read_completion, sampling_params
+from agentgym.engines.vllm.api import Holding, VllmTransport, read_vllm_completion, sampling_params
 from agentgym.engines.vllm.weight_sync import VllmSync, read_layout
 from agentgym.errors import EngineError
 from agentgym.model.published_weights import LoraWeights, Weights
@@ -77,7 +77,7 @@ class VllmReplica:
             raise HttpUnreachable(
                 f"{self.name} died over a weight update: nobody knows the versions of what it sampled"
             )
-        return read_completion(reply, name=self.name, num_prompt_ids=len(prompt_ids), version=version)
+        return read_vllm_completion(reply, name=self.name, num_prompt_ids=len(prompt_ids), version=version)
 
     async def abort(self, rid: str | None) -> None:
         """Ends the request `rid`, or all of them."""

@@ -59,7 +59,7 @@ STATE: dict[str, JSON] = {
 }
 
 
-class Refused(AgentGymError, ValueError):
+class OpenEnvProtocolError(AgentGymError, ValueError):
     """Raised for a message that the protocol does not allow; `code` is OpenEnv's name for the error."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -67,7 +67,7 @@ class Refused(AgentGymError, ValueError):
         self.code = code
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (Refused, (self.code, str(self)))
+        return (OpenEnvProtocolError, (self.code, str(self)))
 
 
 class Session:
@@ -81,19 +81,19 @@ class Session:
     async def answer(self, kind: str, data: object) -> dict[str, Any]:
         """The message that answers one of type `reset`, `step` or `state`."""
         if not isinstance(data, Mapping):
-            raise Refused("VALIDATION_ERROR", f"data is an object, got {type(data).__name__}")
+            raise OpenEnvProtocolError("VALIDATION_ERROR", f"data is an object, got {type(data).__name__}")
         if kind in ("reset", "step"):
             async with self._one_at_a_time:
                 return {"type": "observation", "data": await (self.reset if kind == "reset" else self.step)(data)}
         if kind == "state":
             return {"type": "state", "data": self.state()}
-        raise Refused("UNKNOWN_TYPE", f"a message is of type reset, step, state or close, got {kind!r}")
+        raise OpenEnvProtocolError("UNKNOWN_TYPE", f"a message is of type reset, step, state or close, got {kind!r}")
 
     async def reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Begins an episode."""
         seed, episode_id = data.get("seed"), data.get("episode_id")
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
-            raise Refused("VALIDATION_ERROR", f"a seed is a whole number from 0 on, got {seed!r}")
+            raise OpenEnvProtocolError("VALIDATION_ERROR", f"a seed is a whole number from 0 on, got {seed!r}")
         options = {name: value for name, value in data.items() if name not in ("seed", "episode_id")}
         text, info = await self._env.areset(seed=seed, options=options or None)
         self._episode_id = None if episode_id is None else str(episode_id)
@@ -149,7 +149,7 @@ class _Doors:
         asked = data.get("action", {}) if kind == "step" else data
         try:
             return web.json_response((await self._of_all().answer(kind, asked))["data"], dumps=_dumps)
-        except Refused as refusal:
+        except OpenEnvProtocolError as refusal:
             return web.json_response({"detail": str(refusal)}, status=422)
         except Exception as error:  # noqa: BLE001  # the boundary: an environment is user code
             return web.json_response({"detail": _fault(error)}, status=500)
@@ -238,7 +238,7 @@ async def _answer_text(session: Session, text: str) -> str | None:
         return _dumps(await session.answer(str(said.get("type")), said.get("data") or {}))
     except RequestRejected as refusal:
         return _dumps(_error("INVALID_JSON", str(refusal)))
-    except Refused as refusal:
+    except OpenEnvProtocolError as refusal:
         return _dumps(_error(refusal.code, str(refusal)))
     except Exception as error:  # noqa: BLE001  # the boundary: an environment is user code
         return _failure_message("EXECUTION_ERROR", error)
@@ -256,12 +256,14 @@ async def _send(answers: web.WebSocketResponse, text: str) -> bool:
 def _action(data: Mapping[str, Any]) -> Action:
     text, calls = data.get("message", ""), data.get("tool_calls") or []
     if not isinstance(text, str) or not isinstance(calls, list):
-        raise Refused("VALIDATION_ERROR", "an action has a text `message`, a list `tool_calls`, or both")
+        raise OpenEnvProtocolError("VALIDATION_ERROR", "an action has a text `message`, a list `tool_calls`, or both")
     made = []
     for number, call in enumerate(calls):
         arguments = call.get("arguments", {}) if isinstance(call, Mapping) else None
         if not isinstance(arguments, Mapping) or not isinstance(call.get("name"), str):
-            raise Refused("VALIDATION_ERROR", f"a call has a name and an object of arguments, got {call!r:.200}")
+            raise OpenEnvProtocolError(
+                "VALIDATION_ERROR", f"a call has a name and an object of arguments, got {call!r:.200}"
+            )
         made.append(ToolCall(f"call_{number}", call["name"], dict(arguments)))
     metadata = data.get("metadata")
     is_reply = bool(made) or (isinstance(metadata, Mapping) and metadata.get("reply") is True)

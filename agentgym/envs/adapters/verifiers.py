@@ -12,7 +12,7 @@ from typing import Any
 
 from agentgym.envs.adapters.namespaces import needs, unknown
 from agentgym.envs.adapters.own_randomness import OwnRandomness
-from agentgym.envs.adapters.verifiers_rollout import Asked, Ended, Rollout, library, watch
+from agentgym.envs.adapters.verifiers_rollout import Asked, Rollout, RolloutEnded, library, watch
 from agentgym.envs.base.action import Action
 from agentgym.envs.base.card import EnvCard
 from agentgym.envs.base.text_env import Info, StepResult, TextEnv
@@ -85,7 +85,7 @@ class Verifiers(TextEnv):
         with contextlib.nullcontext() if self._randomness is None else self._randomness.start_stream(drawn):
             self._rollout = Rollout(self._environment, row, self._timeout_s)
             event = self._rollout.next_event()
-        if isinstance(event, Ended):
+        if isinstance(event, RolloutEnded):
             raise EnvironmentFault(f"{self.name} was over before the model was asked")
         self._specs = _specs(event.tools)
         self._told = event.messages
@@ -114,7 +114,7 @@ class Verifiers(TextEnv):
         if rollout is not None:
             rollout.cancel()
 
-    def _step_result(self, calls: Sequence[AnyCall], event: Asked | Ended) -> StepResult:
+    def _step_result(self, calls: Sequence[AnyCall], event: Asked | RolloutEnded) -> StepResult:
         known = len(self._told)
         goes_on = event.messages[:known] == self._told
         new = event.messages[known + 1 :] if goes_on else event.messages

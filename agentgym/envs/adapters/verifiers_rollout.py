@@ -17,7 +17,7 @@ from agentgym.errors import EnvironmentFault
 from agentgym.tools.calling.background_loop import BackgroundLoop
 from agentgym.tools.calling.blame import is_models_mistake
 
-__all__ = ["Asked", "Ended", "Rollout", "library", "watch"]
+__all__ = ["Asked", "Rollout", "RolloutEnded", "library", "watch"]
 
 MODEL = "agentgym"
 
@@ -50,7 +50,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class RolloutEnded:
     """The rollout is over: all of its messages, and the result of its rubric."""
 
     messages: list[Any]
@@ -65,12 +65,12 @@ class Rollout:
 
     def __init__(self, environment: Any, row: dict[str, Any], timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._events: queue.SimpleQueue[Asked | Ended | BaseException] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Asked | RolloutEnded | BaseException] = queue.SimpleQueue()
         self._waiting: queue.SimpleQueue[asyncio.Future[Any]] = queue.SimpleQueue()
         player = _player_class()(self._events, self._waiting)
         self._ended = _loop.submit(_play_row(environment, row, player, self._events))
 
-    def next_event(self) -> Asked | Ended:
+    def next_event(self) -> Asked | RolloutEnded:
         """The next event; raises EnvironmentFault if the environment or its rubric failed, or did nothing in time."""
         try:
             event = self._events.get(timeout=self._timeout_s)
@@ -196,7 +196,7 @@ async def _play_row(environment: Any, row: dict[str, Any], player: Any, events: 
         events.put(error)
         return
     events.put(
-        Ended(messages=said, tool_errors=tuple(tool_errors), reward=reward, metrics=numbers, timed_out=timed_out)
+        RolloutEnded(messages=said, tool_errors=tuple(tool_errors), reward=reward, metrics=numbers, timed_out=timed_out)
     )
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from agentgym.envs.base.card import Difficulty, EnvCard
-from agentgym.envs.base.cheater import Trickster, calling
+from agentgym.envs.base.cheater import Trickster, tool_call_reply
 from agentgym.envs.base.policies import Policy, game_of
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.base.tool_env import ToolEnv
 from agentgym.errors import ConfigError
 from agentgym.tools import tool
-from agentgym.tools.expression import ExpressionError, evaluate
+from agentgym.tools.expression import ExpressionError, evaluate_expression
 from agentgym.types import JSON, Message
 
 __all__ = ["Countdown"]
@@ -70,7 +70,7 @@ class Countdown(ToolEnv):
             large = [int(number) for number in self.np_random.choice(LARGE, num_large, replace=False)]
             self.numbers = small + large
             self.solution = random_expression(self.numbers, self.np_random)
-            value = evaluate(self.solution, plain=True).value
+            value = evaluate_expression(self.solution, plain=True).value
             self.target = int(value) if value.denominator == 1 else 0
         self._left = NUM_ANSWERS
         return f"Numbers: {', '.join(map(str, self.numbers))}. Target: {self.target}. Answers left: {self._left}."
@@ -114,7 +114,7 @@ class Countdown(ToolEnv):
 
     def _judge_expression(self, expression: str) -> str:
         try:
-            answered = evaluate(expression, plain=True, max_chars=MAX_CHARS)
+            answered = evaluate_expression(expression, plain=True, max_chars=MAX_CHARS)
         except ExpressionError as error:
             return f"{error}."
         left = list(self.numbers)
@@ -146,7 +146,7 @@ class _Oracle:
         self._game = game_of(env, Countdown)
 
     def act(self, observation: str) -> Message:
-        return calling("answer", expression=self._game.solution)
+        return tool_call_reply("answer", expression=self._game.solution)
 
 
 class _Random(_Oracle):
@@ -155,7 +155,7 @@ class _Random(_Oracle):
         self._draw = np.random.default_rng(seed)
 
     def act(self, observation: str) -> Message:
-        return calling("answer", expression=random_expression(self._game.numbers, self._draw))
+        return tool_call_reply("answer", expression=random_expression(self._game.numbers, self._draw))
 
 
 def _tricks(env: TextEnv) -> list[Message]:
@@ -174,4 +174,4 @@ def _tricks(env: TextEnv) -> list[Message]:
         f"{numbers[0]} / 0",
         "",
     )
-    return [calling("answer", expression=text) for text in expressions]
+    return [tool_call_reply("answer", expression=text) for text in expressions]

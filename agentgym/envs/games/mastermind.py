@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from agentgym.envs.base.card import Difficulty, EnvCard
-from agentgym.envs.base.cheater import Trickster, calling
+from agentgym.envs.base.cheater import Trickster, tool_call_reply
 from agentgym.envs.base.policies import Policy, game_of
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.base.tool_env import ToolEnv
@@ -132,7 +132,7 @@ class _Random:
 
     def act(self, observation: str) -> Message:
         drawn = self._draw.integers(self._game.num_digits, size=self._game.length)
-        return calling("guess", code="".join(self._game.digits[int(index)] for index in drawn))
+        return tool_call_reply("guess", code="".join(self._game.digits[int(index)] for index in drawn))
 
 
 class _Oracle(_Random):
@@ -145,7 +145,7 @@ class _Oracle(_Random):
             guess, marked = told.group(1), (int(told.group(2)), int(told.group(3)))
             self._codes = [code for code in self._codes if code != guess and marks(guess, code) == marked]
         code = self._game.code if self._game.left == 1 else self._codes[int(self._draw.integers(len(self._codes)))]
-        return calling("guess", code=code)
+        return tool_call_reply("guess", code=code)
 
 
 def _tricks(env: TextEnv) -> list[Message]:
@@ -164,4 +164,4 @@ def _tricks(env: TextEnv) -> list[Message]:
         code[::-1] + code[0],
     )
     wide = code.translate({ord("0") + number: ord("０") + number for number in range(10)})
-    return [calling("guess", code=text) for text in (*tries, wide)]
+    return [tool_call_reply("guess", code=text) for text in (*tries, wide)]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from agentgym.envs.base.card import Difficulty, EnvCard
-from agentgym.envs.base.cheater import Trickster, calling
+from agentgym.envs.base.cheater import Trickster, tool_call_reply
 from agentgym.envs.base.multi_agent import MultiAgentEnv
 from agentgym.envs.base.policies import Policy, game_of
 from agentgym.envs.base.text_env import TextEnv
@@ -215,7 +215,7 @@ class _Haggler:
         agent = game.agent_selection
         may_accept = game.offered is not None and game.spoken != agent
         if may_accept and game.worth(agent, game.rest(game.offered or ())) >= game.least[agent]:
-            return calling("accept")
+            return tool_call_reply("accept")
         every = [*itertools.product(*(range(number + 1) for number in game.items))]
         return _offering([share for share in every if game.worth(agent, share) >= game.least[agent]], self._draw)
 
@@ -230,7 +230,7 @@ class _Oracle(_Haggler):
 
 def _offering(shares: Sequence[Sequence[int]], draw: np.random.Generator) -> Message:
     share = shares[int(draw.integers(len(shares)))]
-    return calling("offer", **dict(zip(("books", "hats", "balls"), share, strict=False)))
+    return tool_call_reply("offer", **dict(zip(("books", "hats", "balls"), share, strict=False)))
 
 
 def _tricks(env: TextEnv) -> list[Message]:
@@ -244,4 +244,7 @@ def _tricks(env: TextEnv) -> list[Message]:
         {"books": float(books), "hats": 0.5},
         {"books": books},
     )
-    return [*(calling("offer", **arguments) for arguments in odd), calling("accept", offer=game.items[0])]
+    return [
+        *(tool_call_reply("offer", **arguments) for arguments in odd),
+        tool_call_reply("accept", offer=game.items[0]),
+    ]

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from agentgym.envs.base.card import Difficulty, EnvCard
-from agentgym.envs.base.cheater import Trickster, calling
+from agentgym.envs.base.cheater import Trickster, tool_call_reply
 from agentgym.envs.base.policies import Policy, game_of
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.base.tool_env import ToolEnv
@@ -17,7 +17,7 @@ from agentgym.errors import ConfigError
 from agentgym.tools import tool
 from agentgym.types import Message
 
-__all__ = ["Level", "Sokoban", "State", "shortest_way"]
+__all__ = ["Sokoban", "SokobanRoom", "State", "shortest_way"]
 
 Direction = Literal["up", "down", "left", "right"]
 Cell: TypeAlias = tuple[int, int]
@@ -31,7 +31,7 @@ SPARE = 4
 
 
 @dataclass(frozen=True)
-class Level:
+class SokobanRoom:
     """The parts that do not move: the floor and the goals."""
 
     size: int
@@ -162,7 +162,7 @@ class Sokoban(ToolEnv):
         return Trickster("move", _tricks)
 
 
-def shortest_way(room: Level, state: State) -> list[str] | None:
+def shortest_way(room: SokobanRoom, state: State) -> list[str] | None:
     """The directions of a shortest solution; None if there is none."""
     ways: dict[State, tuple[State, str] | None] = {state: None}
     queue = [state]
@@ -186,7 +186,7 @@ def _directions_to(ways: dict[State, tuple[State, str] | None], end: State) -> l
     return directions[::-1]
 
 
-def _distances(room: Level, most: int) -> list[tuple[State, int]]:
+def _distances(room: SokobanRoom, most: int) -> list[tuple[State, int]]:
     """Every state that can be solved in at most `most` moves, with the number of moves."""
     solved = [(player, room.goals) for player in sorted(room.floor - room.goals)]
     distances: dict[State, int] = dict.fromkeys(solved, 0)
@@ -201,11 +201,11 @@ def _distances(room: Level, most: int) -> list[tuple[State, int]]:
     return list(distances.items())
 
 
-def _room(size: int, num_walls: int, num_boxes: int, draw: np.random.Generator) -> Level:
+def _room(size: int, num_walls: int, num_boxes: int, draw: np.random.Generator) -> SokobanRoom:
     cells = [(row, column) for row in range(1, size + 1) for column in range(1, size + 1)]
     order = [cells[int(index)] for index in draw.permutation(len(cells))]
     floor = frozenset(order[num_walls:])
-    return Level(size, floor, frozenset(order[num_walls : num_walls + num_boxes]))
+    return SokobanRoom(size, floor, frozenset(order[num_walls : num_walls + num_boxes]))
 
 
 def _next(cell: Cell, direction: str, steps: int = 1) -> Cell:
@@ -219,11 +219,11 @@ class _Oracle:
         self._way = shortest_way(game.room, game.state) or []
 
     def act(self, observation: str) -> Message:
-        return calling("move", direction=self._way.pop(0))
+        return tool_call_reply("move", direction=self._way.pop(0))
 
 
 def _tricks(env: TextEnv) -> list[Message]:
     game = game_of(env, Sokoban)
     away = [way for way in STEPS if game.room.next_state(game.state, way) == game.state]
     tries = [*away, "Up", "north", "up up", "solve", "", 1, None, [*STEPS]]
-    return [calling("move", direction=way) for way in tries]
+    return [tool_call_reply("move", direction=way) for way in tries]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from agentgym.envs.base.card import Difficulty, EnvCard
-from agentgym.envs.base.cheater import Trickster, calling
+from agentgym.envs.base.cheater import Trickster, tool_call_reply
 from agentgym.envs.base.policies import Policy, game_of
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.base.tool_env import ToolEnv
@@ -228,7 +228,7 @@ class _Oracle:
 
     def act(self, observation: str) -> Message:
         row, column = _empty_cells(self._game.grid)[0]
-        return calling("place", row=row + 1, column=column + 1, digit=self._game.solution[row][column])
+        return tool_call_reply("place", row=row + 1, column=column + 1, digit=self._game.solution[row][column])
 
 
 class _Random(_Oracle):
@@ -240,7 +240,7 @@ class _Random(_Oracle):
         cells = _empty_cells(self._game.grid)
         row, column = cells[int(self._draw.integers(len(cells)))]
         digit = int(self._draw.integers(1, self._game.size + 1))
-        return calling("place", row=row + 1, column=column + 1, digit=digit)
+        return tool_call_reply("place", row=row + 1, column=column + 1, digit=digit)
 
 
 def _tricks(env: TextEnv) -> list[Message]:
@@ -250,11 +250,11 @@ def _tricks(env: TextEnv) -> list[Message]:
     wrong = right % game.size + 1
     given = next((r, c) for r in range(game.size) for c in range(game.size) if game.given[r][c])
     return [
-        calling("place", row=given[0] + 1, column=given[1] + 1, digit=game.given[given[0]][given[1]]),
-        calling("place", row=row + 1, column=column + 1, digit=wrong),
-        calling("place", row=row - game.size + 1, column=column + 1, digit=right),
-        calling("place", row=row + 1, column=column + 1, digit=0),
-        calling("place", row=row + 1, column=column + 1, digit=str(right)),
-        calling("place", row=0, column=0, digit=10**12),
-        calling("place", solution="".join(str(digit) for line in game.solution for digit in line)),
+        tool_call_reply("place", row=given[0] + 1, column=given[1] + 1, digit=game.given[given[0]][given[1]]),
+        tool_call_reply("place", row=row + 1, column=column + 1, digit=wrong),
+        tool_call_reply("place", row=row - game.size + 1, column=column + 1, digit=right),
+        tool_call_reply("place", row=row + 1, column=column + 1, digit=0),
+        tool_call_reply("place", row=row + 1, column=column + 1, digit=str(right)),
+        tool_call_reply("place", row=0, column=0, digit=10**12),
+        tool_call_reply("place", solution="".join(str(digit) for line in game.solution for digit in line)),
     ]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from agentgym.envs.base.card import Difficulty, EnvCard
-from agentgym.envs.base.cheater import Trickster, calling
+from agentgym.envs.base.cheater import Trickster, tool_call_reply
 from agentgym.envs.base.multi_agent import MultiAgentEnv
 from agentgym.envs.base.policies import Policy, game_of
 from agentgym.envs.base.text_env import TextEnv
@@ -273,4 +273,4 @@ def _tricks(env: TextEnv) -> list[Message]:
     board, names = game.board, game.names
     free, taken = [names[cell] for cell in free_cells(board)], [names[n] for n in range(9) if board[n] != "."]
     texts = ("0", "10", "", " ".join(free), f"{free[0]}{free[0]}", f"{free[0]}.5", "X", *taken)
-    return [Message("assistant", text) for text in texts] + [calling("place", cell=free[0])]
+    return [Message("assistant", text) for text in texts] + [tool_call_reply("place", cell=free[0])]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from agentgym.envs.base.card import Difficulty, EnvCard
-from agentgym.envs.base.cheater import Trickster, calling
+from agentgym.envs.base.cheater import Trickster, tool_call_reply
 from agentgym.envs.base.policies import Policy, game_of
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.base.tool_env import ToolEnv
@@ -64,7 +64,7 @@ class Wordle(ToolEnv):
 
     def start(self, options: dict[str, Any]) -> str:
         """Draws the word."""
-        words = words_of(self.length)
+        words = word_list(self.length)
         self.word = words[int(self.np_random.integers(len(words)))]
         self.left = self.num_guesses
         return f"The word has {self.length} letters. You have {self.left} guesses."
@@ -80,7 +80,7 @@ class Wordle(ToolEnv):
         if word == self.word:
             self.end(success=True, reward=1.0)
             return f"{word} is the word."
-        if word in words_of(self.length):
+        if word in word_list(self.length):
             said = f"{word}: {', '.join(map(' '.join, zip(word, letter_marks(word, self.word), strict=True)))}."
         elif len(word) != self.length:
             said = f"The word has {self.length} letters."
@@ -120,7 +120,7 @@ COMMON = frozenset(
 
 
 @functools.cache
-def words_of(length: int) -> tuple[str, ...]:
+def word_list(length: int) -> tuple[str, ...]:
     """The word list of a length, in alphabetical order."""
     folder = files("agentgym.envs").joinpath("data")
     texts = [folder.joinpath(name).read_bytes() for name in ("word_ladder.txt", "wordle.txt")]
@@ -151,11 +151,11 @@ def letter_marks(guess: str, word: str) -> list[str]:
 class _Random:
     def reset(self, env: TextEnv, observation: str, seed: int) -> None:
         self._game = game_of(env, Wordle)
-        self._words = list(words_of(self._game.length))
+        self._words = list(word_list(self._game.length))
         self._draw = np.random.default_rng(seed)
 
     def act(self, observation: str) -> Message:
-        return calling("guess", word=self._words[int(self._draw.integers(len(self._words)))])
+        return tool_call_reply("guess", word=self._words[int(self._draw.integers(len(self._words)))])
 
 
 class _Oracle(_Random):
@@ -163,11 +163,11 @@ class _Oracle(_Random):
         if told := re.match(r"([a-z]+): ([a-z ,]+)\.", observation):
             guess, marked = told.group(1), [mark.split()[1] for mark in told.group(2).split(", ")]
             self._words = [word for word in self._words if word != guess and letter_marks(guess, word) == marked]
-        return calling("guess", word=self._game.word) if self._game.left == 1 else super().act(observation)
+        return tool_call_reply("guess", word=self._game.word) if self._game.left == 1 else super().act(observation)
 
 
 def _tricks(env: TextEnv) -> list[Message]:
     word = game_of(env, Wordle).word
-    every = " ".join(words_of(len(word)))
+    every = " ".join(word_list(len(word)))
     tries = (word.upper(), f" {word}", f"{word}\n", word[:-1] + "?", "." * len(word), word * 2, every, "", word[:-1])
-    return [calling("guess", word=text) for text in tries]
+    return [tool_call_reply("guess", word=text) for text in tries]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from agentgym.chat_templates.jinja_template import message_dict, tool_dict
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.errors import RenderError
-from agentgym.testing.contracts.conversations import ASK, Conversation, Exchange, exchanges
+from agentgym.testing.contracts.conversations import ASK, ChatExchange, SampleConversation, exchanges
 from agentgym.types import Message
 
 __all__ = ["Case", "cases_of", "marks_of", "spells", "with_own_ids"]
@@ -23,7 +23,7 @@ class Case:
 
     name: str
     """The name of the conversation."""
-    exchange: Exchange
+    exchange: ChatExchange
     prompt: list[int]
     """The render of what precedes the reply."""
     whole: list[int] | None
@@ -43,7 +43,7 @@ class Case:
         return self.whole is not None and self.whole[: len(self.prompt)] == self.prompt
 
 
-def cases_of(renderer: TemplateRenderer, conversations: Iterable[Conversation]) -> Iterator[Case]:
+def cases_of(renderer: TemplateRenderer, conversations: Iterable[SampleConversation]) -> Iterator[Case]:
     """Yields the replies of those conversations that the renderer takes."""
     for conversation in conversations:
         for exchange in exchanges(conversation):
@@ -54,7 +54,7 @@ def cases_of(renderer: TemplateRenderer, conversations: Iterable[Conversation]) 
             yield _case(renderer, conversation.name, exchange, prompt)
 
 
-def _case(renderer: TemplateRenderer, name: str, exchange: Exchange, prompt: list[int]) -> Case:
+def _case(renderer: TemplateRenderer, name: str, exchange: ChatExchange, prompt: list[int]) -> Case:
     whole = appended = None
     refusal = ""
     try:
@@ -68,7 +68,7 @@ def _case(renderer: TemplateRenderer, name: str, exchange: Exchange, prompt: lis
 
 def _reply_ids(
     renderer: TemplateRenderer,
-    exchange: Exchange,
+    exchange: ChatExchange,
     prompt: Sequence[int],
     whole: Sequence[int] | None = None,
     appended: Sequence[int] | None = None,
@@ -102,7 +102,7 @@ def _reply_ids(
     return None
 
 
-def _is_prompted(renderer: TemplateRenderer, exchange: Exchange) -> bool:
+def _is_prompted(renderer: TemplateRenderer, exchange: ChatExchange) -> bool:
     """Returns True if the history's render ends with a generation prompt; after a reply, some templates write none."""
     if exchange.history[-1].role != "assistant":
         return True
@@ -134,7 +134,9 @@ def _num_shared(left: Sequence[int] | str, right: Sequence[int] | str) -> int:
     return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
 
 
-def with_own_ids(renderer: TemplateRenderer, conversations: Sequence[Conversation]) -> tuple[Conversation, ...]:
+def with_own_ids(
+    renderer: TemplateRenderer, conversations: Sequence[SampleConversation]
+) -> tuple[SampleConversation, ...]:
     """Returns the conversations with call ids that the renderer takes: numbers, if a family counts its calls."""
     try:
         renderer.extend((), [Message("tool", "x", tool_call_id="call00001", name="go")])
@@ -145,7 +147,7 @@ def with_own_ids(renderer: TemplateRenderer, conversations: Sequence[Conversatio
     return tuple(map(_number_calls, conversations))
 
 
-def _number_calls(conversation: Conversation) -> Conversation:
+def _number_calls(conversation: SampleConversation) -> SampleConversation:
     calls = [call for message in conversation.messages for call in message.tool_calls]
     ids = {call.id: str(number) for number, call in enumerate(calls)}
     messages = [
@@ -172,7 +174,7 @@ def marks_of(renderer: TemplateRenderer) -> dict[str, int]:
     return {text: used[text] for text in ordered[:MAX_MARKS] if len(text.strip()) > 1}
 
 
-def spells(conversation: Conversation, marks: Iterable[str]) -> bool:
+def spells(conversation: SampleConversation, marks: Iterable[str]) -> bool:
     """Returns True if a text of the conversation spells one of the marks."""
     texts: list[str] = []
 

@@ -18,7 +18,7 @@ from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.embedded import embedded_folder
 from agentgym.errors import RenderError, RunFolderError
-from agentgym.evaluation.model_check.findings import ModelReport, ModelVerdict, Outcome
+from agentgym.evaluation.model_check.findings import ModelCheckOutcome, ModelReport, ModelVerdict
 from agentgym.evaluation.model_check.reference import TransformersReference
 from agentgym.evaluation.model_check.verify import verify_model
 from agentgym.testing.contracts.stand_ins import STAND_INS, StandIn
@@ -37,7 +37,7 @@ COLUMNS = {
     "prefix": "prefix-preserving",
 }
 """The heading of each column, by the property of `verify_model`."""
-CELLS = {Outcome.OK: "yes", Outcome.FAILED: "**no**", Outcome.SKIPPED: "–"}
+CELLS = {ModelCheckOutcome.OK: "yes", ModelCheckOutcome.FAILED: "**no**", ModelCheckOutcome.SKIPPED: "–"}
 MARK = re.compile(
     r"<[|｜][^'\"{}\s<>]+?[|｜]>|<\|?[a-z_:]+\|?>|</[a-z_:]+>|<SPECIAL_\d+>|\[/?[A-Z_]{3,}\]|\[e~\[|\]~!?b[\[\]]|<\|\"\|>"
 )

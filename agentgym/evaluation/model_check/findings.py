@@ -10,12 +10,12 @@ from agentgym.types import JSON
 
 __all__ = [
     "PROPERTIES",
-    "Finding",
-    "Findings",
+    "ModelCheckOutcome",
+    "ModelFinding",
+    "ModelFindings",
     "ModelProperty",
     "ModelReport",
     "ModelVerdict",
-    "Outcome",
     "verdicts_of",
 ]
 
@@ -50,7 +50,7 @@ PROPERTIES = (
 )
 
 
-class Outcome(StrEnum):
+class ModelCheckOutcome(StrEnum):
     """The outcome of a property's check."""
 
     OK = "ok"
@@ -61,8 +61,8 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """A place where a property does not hold: `Finding("a talk", "extend gives ..., the template ...")`."""
+class ModelFinding:
+    """A place where a property does not hold: `ModelFinding("a talk", "extend gives ..., the template ...")`."""
 
     where: str
     """The conversation, or the text."""
@@ -73,20 +73,20 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Tally:
+class ModelCheckTally:
     """The counts of one property."""
 
     num_checked: int = 0
-    failed: list[Finding] = field(default_factory=list)
-    noted: list[Finding] = field(default_factory=list)
+    failed: list[ModelFinding] = field(default_factory=list)
+    noted: list[ModelFinding] = field(default_factory=list)
     skipped: str | None = None
 
 
-class Findings:
+class ModelFindings:
     """Tallies by property name; every name is one of `PROPERTIES`."""
 
     def __init__(self) -> None:
-        self.tallies: Mapping[str, Tally] = {entry.name: Tally() for entry in PROPERTIES}
+        self.tallies: Mapping[str, ModelCheckTally] = {entry.name: ModelCheckTally() for entry in PROPERTIES}
 
     def add_pass(self, name: str) -> None:
         """Counts a unit for which the property holds."""
@@ -95,12 +95,12 @@ class Findings:
     def add_failure(self, name: str, where: str, problem: str) -> None:
         """Counts a unit that training would get wrong."""
         self.tallies[name].num_checked += 1
-        self.tallies[name].failed.append(Finding(where, problem))
+        self.tallies[name].failed.append(ModelFinding(where, problem))
 
     def add_note(self, name: str, where: str, problem: str) -> None:
         """Counts a unit for which the property does not hold, with no error in training."""
         self.tallies[name].num_checked += 1
-        self.tallies[name].noted.append(Finding(where, problem))
+        self.tallies[name].noted.append(ModelFinding(where, problem))
 
     def skip(self, name: str, reason: str) -> None:
         """Records why nothing is checked."""
@@ -116,11 +116,11 @@ class ModelVerdict:
     """The result for one property; `first` is the first place that decided it."""
 
     about: ModelProperty
-    outcome: Outcome
+    outcome: ModelCheckOutcome
     num_checked: int
     num_failed: int
     num_noted: int
-    first: Finding | None
+    first: ModelFinding | None
     skipped: str | None
 
     def cell(self) -> str:
@@ -129,7 +129,7 @@ class ModelVerdict:
             return f"not checked: {self.skipped}"
         if self.first is None:
             return self.about.meaning
-        count = self.num_failed if self.outcome is Outcome.FAILED else self.num_noted
+        count = self.num_failed if self.outcome is ModelCheckOutcome.FAILED else self.num_noted
         return f"{count} of {self.num_checked} {self.about.unit}; first, {self.first}"
 
 
@@ -147,7 +147,7 @@ class ModelReport:
     @property
     def ok(self) -> bool:
         """True if no property failed."""
-        return all(verdict.outcome is not Outcome.FAILED for verdict in self.verdicts)
+        return all(verdict.outcome is not ModelCheckOutcome.FAILED for verdict in self.verdicts)
 
     def rows(self) -> list[list[str]]:
         """Returns the report as cells: property, outcome, number of checks, verdict in words."""
@@ -155,7 +155,7 @@ class ModelReport:
 
     def summary(self) -> str:
         """Returns the report in one line."""
-        failed = [verdict.about.name for verdict in self.verdicts if verdict.outcome is Outcome.FAILED]
+        failed = [verdict.about.name for verdict in self.verdicts if verdict.outcome is ModelCheckOutcome.FAILED]
         outcome = f"not sound: {', '.join(failed)}" if failed else "sound"
         return f"{self.name}: family {self.family}, {self.renderer}, {self.num_conversations} conversations: {outcome}"
 
@@ -181,20 +181,31 @@ class ModelReport:
         }
 
 
-SHOWN = {Outcome.OK: "ok", Outcome.NOTED: "noted", Outcome.FAILED: "FAILED", Outcome.SKIPPED: "-"}
+SHOWN = {
+    ModelCheckOutcome.OK: "ok",
+    ModelCheckOutcome.NOTED: "noted",
+    ModelCheckOutcome.FAILED: "FAILED",
+    ModelCheckOutcome.SKIPPED: "-",
+}
 
 
-def verdicts_of(findings: Findings) -> tuple[ModelVerdict, ...]:
+def verdicts_of(findings: ModelFindings) -> tuple[ModelVerdict, ...]:
     """Returns the verdict of each property."""
     return tuple(_verdict(entry, findings.tallies[entry.name]) for entry in PROPERTIES)
 
 
-def _verdict(about: ModelProperty, tally: Tally) -> ModelVerdict:
+def _verdict(about: ModelProperty, tally: ModelCheckTally) -> ModelVerdict:
     skipped = None if tally.num_checked else tally.skipped or f"there are no {about.unit} to check"
     decisive = tally.failed or tally.noted
     if skipped is not None:
-        outcome = Outcome.SKIPPED
+        outcome = ModelCheckOutcome.SKIPPED
     else:
-        outcome = Outcome.FAILED if tally.failed else Outcome.NOTED if tally.noted else Outcome.OK
+        outcome = (
+            ModelCheckOutcome.FAILED
+            if tally.failed
+            else ModelCheckOutcome.NOTED
+            if tally.noted
+            else ModelCheckOutcome.OK
+        )
     first = decisive[0] if decisive else None
     return ModelVerdict(about, outcome, tally.num_checked, len(tally.failed), len(tally.noted), first, skipped)

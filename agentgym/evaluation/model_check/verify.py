@@ -10,15 +10,15 @@ from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.errors import RenderError
 from agentgym.evaluation.model_check.cases import cases_of, with_own_ids
 from agentgym.evaluation.model_check.checks import (
+    ModelUnderTest,
     Reference,
-    Subject,
     check_cut,
     check_extend,
     check_parse,
     check_render,
     check_stop,
 )
-from agentgym.evaluation.model_check.findings import Findings, ModelReport, verdicts_of
+from agentgym.evaluation.model_check.findings import ModelFindings, ModelReport, verdicts_of
 from agentgym.evaluation.model_check.traps import (
     check_ids,
     check_malformed,
@@ -58,7 +58,7 @@ def verify_model(
     `family` is a name of `FORMATS`; without one the template decides. `reference` renders as transformers does, or is
     the reason why nothing does. Raises UnknownName for an unknown family; what is wrong with the model is reported.
     """
-    findings = Findings()
+    findings = ModelFindings()
     log = logging.getLogger("agentgym.chat_templates")
     level = log.level
     log.setLevel(logging.ERROR)  # the warnings of renderers, once per run, are in the report
@@ -69,7 +69,7 @@ def verify_model(
 
 
 def _verify(
-    findings: Findings, tokenizer: ChatTokenizer, family: str | None, reference: Reference | str
+    findings: ModelFindings, tokenizer: ChatTokenizer, family: str | None, reference: Reference | str
 ) -> ModelReport:
     try:
         renderer = renderer_for(tokenizer, family)
@@ -82,9 +82,9 @@ def _verify(
     return _report(findings, renderer, reference)
 
 
-def _report(findings: Findings, renderer: TemplateRenderer, reference: Reference | str) -> ModelReport:
+def _report(findings: ModelFindings, renderer: TemplateRenderer, reference: Reference | str) -> ModelReport:
     conversations = with_own_ids(renderer, CONVERSATIONS)
-    subject = Subject(renderer, conversations, tuple(cases_of(renderer, conversations)), reference)
+    subject = ModelUnderTest(renderer, conversations, tuple(cases_of(renderer, conversations)), reference)
     for check in CHECKS:
         check(findings, subject)
     kind = type(renderer).__name__

@@ -20,7 +20,7 @@ from agentgym.rollout.record.folder_lock import LOCK_NAME, FolderLock
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON
 
-__all__ = ["EvalFolder", "free_folder", "recorded_date"]
+__all__ = ["EvalFolder", "free_folder", "recorded_eval_date"]
 
 CONFIG = "config.yaml"
 RESULT = "result.json"
@@ -108,7 +108,7 @@ def missing(episodes: Sequence[Episode], kept: Mapping[Key, Trajectory]) -> list
     return [episode for episode in episodes if (episode.group, episode.member) not in kept]
 
 
-def recorded_date(path: Path) -> str | None:
+def recorded_eval_date(path: Path) -> str | None:
     """Returns the date that the chat template of a folder's evaluation writes.
 
     None if it writes none, or if the folder holds no evaluation.

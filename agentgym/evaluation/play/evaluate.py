@@ -25,7 +25,7 @@ from agentgym.envs.catalog.resolve import make_env, stem_of, turn_limit
 from agentgym.errors import ConfigError, RunFolderError, UnknownName, nearest
 from agentgym.evaluation.play.config import EvalConfig
 from agentgym.evaluation.play.endpoint import EndpointUse, endpoint_loop, endpoint_use, found_model
-from agentgym.evaluation.play.eval_folder import EvalFolder, free_folder, missing, recorded_date
+from agentgym.evaluation.play.eval_folder import EvalFolder, free_folder, missing, recorded_eval_date
 from agentgym.evaluation.play.model_folder import EMBEDDED, model_folder
 from agentgym.evaluation.play.policies import PolicyLoop, played_env
 from agentgym.evaluation.scores.statistics import EvalSummary, summarize
@@ -115,7 +115,7 @@ def open_evaluation(config: EvalConfig, output: Path | None = None, *, resume: b
     if resume and output is None:
         raise ConfigError("resume goes on in a folder that exists: name it with output (--output DIR)")
     if resume and output is not None and config.date is None:
-        config = replace(config, date=recorded_date(output))
+        config = replace(config, date=recorded_eval_date(output))
     config = _check_config(config)
     played_by = config.endpoint.model if is_url(config.policy) else config.policy
     name = f"eval-{stem_of(config.env)}-{Path(played_by or '').name}"

@@ -15,7 +15,7 @@ from agentgym.errors import InvalidTrajectory, RenderError
 from agentgym.rollout.hosting.answer import plain_answers
 from agentgym.rollout.record.episode_digests import credit_digest, mask_runs, row_digest
 from agentgym.rollout.record.episodes_file import EpisodeRecord, message_from_json, record_from_json
-from agentgym.rollout.record.ledger import Ledger, Place
+from agentgym.rollout.record.ledger import Ledger, Violation
 from agentgym.rollout.record.tools_file import Menus, menu_digest
 from agentgym.trajectory import Status
 from agentgym.types import Message, ToolResult, ToolSpec
@@ -106,22 +106,22 @@ def _check_spans(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
     turn = -1
     if record["turns"] and not record["rows"] and not by_endpoint(record):
         said = f"{len(record['turns'])} turns and no token; only a chat endpoint's episode may hold none"
-        ledger.check("spans", Place(line, problem=said))
+        ledger.check("spans", Violation(line, problem=said))
     for row, stored in enumerate(record["rows"]):
         problem = None
         sources = [span["source"] for span in stored["spans"]]
         replies_before = turn + 1
         turn += sources.count("policy")
         if not sources or sources[0] != "prompt" or not stored["spans"][0]["ids"]:
-            problem = Place(line, row, problem="the row does not begin with a prompt")
+            problem = Violation(line, row, problem="the row does not begin with a prompt")
         elif "prompt" in sources[1:]:
-            problem = Place(line, row, problem="a prompt stands inside the row")
+            problem = Violation(line, row, problem="a prompt stands inside the row")
         for index, (source, following) in enumerate(pairwise(sources)):
             if source == following == "policy" and problem is None:
                 reply = replies_before + sources[: index + 1].count("policy")
-                problem = Place(line, row, reply, problem="a reply follows a reply with no answer in between")
+                problem = Violation(line, row, reply, problem="a reply follows a reply with no answer in between")
         if problem is None and row == len(record["rows"]) - 1 and turn + 1 != len(record["turns"]):
-            problem = Place(line, row, problem=f"{turn + 1} replies, but {len(record['turns'])} turns")
+            problem = Violation(line, row, problem=f"{turn + 1} replies, but {len(record['turns'])} turns")
         ledger.check("spans", problem)
 
 
@@ -130,18 +130,18 @@ def _check_digests(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
         wanted, given = mask_runs(stored["spans"]), stored.get("mask")
         problem = None
         if given is None:
-            problem = Place(line, row, problem="the row stores no mask")
+            problem = Violation(line, row, problem="the row stores no mask")
         elif given != wanted:
             token = first_difference(_bits(given), _bits(wanted))
             said = "a bit differs from the token's provenance"
-            problem = Place(line, row, _turn_at(record, row, token), token, said)
+            problem = Violation(line, row, _turn_at(record, row, token), token, said)
         ledger.check("mask", problem)
         given = stored.get("digest")
         problem = None
         if given is None:
-            problem = Place(line, row, problem="the row stores no digest")
+            problem = Violation(line, row, problem="the row stores no digest")
         elif given != row_digest(stored["spans"]):
-            problem = Place(line, row, problem="an id, source, logprob or version is not the one that was written")
+            problem = Violation(line, row, problem="an id, source, logprob or version is not the one that was written")
         ledger.check("digest", problem)
 
 
@@ -159,7 +159,7 @@ def _check_samples(ledger: Ledger, line: int, record: Record, basis: Basis) -> N
     least, most = _version_bounds(record, basis.max_staleness)
     for span in _spans(record):
         logprobs, versions = span.raw.get("logprobs"), span.raw.get("policy_versions")
-        at = partial(Place, line, span.row, span.turn if span.turn >= 0 else None)
+        at = partial(Violation, line, span.row, span.turn if span.turn >= 0 else None)
         if span.source != "policy":
             stray = logprobs is not None or versions is not None
             problem = at(token=span.start, problem=f"a {span.source} span was not sampled") if stray else None
@@ -211,7 +211,7 @@ def _check_ids(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
     size, stops = renderer.vocab_size, set(renderer.stop_ids)
     rows = [list(chain.from_iterable(raw["ids"] for raw in row["spans"])) for row in record["rows"]]
     for span in _spans(record):
-        at = partial(Place, line, span.row, span.turn if span.turn >= 0 else None)
+        at = partial(Violation, line, span.row, span.turn if span.turn >= 0 else None)
         bad = next((i for i, token in enumerate(span.ids) if not 0 <= token < size), None)
         said = f"id {span.ids[bad]} is outside of the vocabulary of {size}" if bad is not None else ""
         ledger.check("vocabulary", None if bad is None else at(token=span.start + bad, problem=said))
@@ -248,7 +248,7 @@ def _check_tools(ledger: Ledger, line: int, record: Record, basis: Basis) -> Non
         said = "" if menu is not None else f"tools.jsonl has no tools {digest}"
         if menu is not None and menu_digest(menu) != digest:
             said = f"the tools under {digest} in tools.jsonl are not those that were shown"
-        ledger.check("tools", Place(line, row, problem=said) if said else None)
+        ledger.check("tools", Violation(line, row, problem=said) if said else None)
 
 
 def _check_prompts(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
@@ -260,11 +260,11 @@ def _check_prompts(ledger: Ledger, line: int, record: Record, basis: Basis) -> N
         try:
             wanted = basis.prompt(record, row)
         except RenderError as error:
-            ledger.check("prompt", Place(line, row, problem=f"the recorded messages cannot be rendered: {error}"))
+            ledger.check("prompt", Violation(line, row, problem=f"the recorded messages cannot be rendered: {error}"))
             continue
         token = first_difference(ids, wanted)
         said = "the prompt is not the render of the recorded messages and tools"
-        ledger.check("prompt", None if ids == wanted else Place(line, row, token=token, problem=said))
+        ledger.check("prompt", None if ids == wanted else Violation(line, row, token=token, problem=said))
 
 
 def _check_prefix(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
@@ -281,7 +281,7 @@ def _check_prefix(ledger: Ledger, line: int, record: Record, basis: Basis) -> No
             problem = _answer_problem(renderer, ids, span.ids, answers)
             token = None if problem is None else span.start + problem[0]
             said = "" if problem is None else problem[1]
-            ledger.check("prefix", None if problem is None else Place(line, span.row, span.turn, token, said))
+            ledger.check("prefix", None if problem is None else Violation(line, span.row, span.turn, token, said))
         ids.extend(span.ids)
 
 
@@ -320,13 +320,13 @@ def _check_turns(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
         answered = [result["call_id"] for result in stored["tool_results"]]
         said = f"calls {calls} were answered as {answered}"
         sound = not answered or calls == answered
-        ledger.check("tool_answers", None if sound else Place(line, turn=turn, problem=said))
+        ledger.check("tool_answers", None if sound else Violation(line, turn=turn, problem=said))
 
 
 def _check_outcome(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
     status, reward = Status(record["status"]), record["reward"]
     said = f"status {status} with the error {record['error']!r}"
-    ledger.check("status", None if (record["error"] is None) == status.trainable else Place(line, problem=said))
+    ledger.check("status", None if (record["error"] is None) == status.trainable else Violation(line, problem=said))
     said = ""
     try:
         success = basis.episode(record).trajectory.success
@@ -334,7 +334,7 @@ def _check_outcome(ledger: Ledger, line: int, record: Record, basis: Basis) -> N
             said = f"success is {record['success']}, and the episode's metrics and info say {success}"
     except InvalidTrajectory as error:
         said = str(error)
-    ledger.check("trajectory", Place(line, problem=said) if said else None)
+    ledger.check("trajectory", Violation(line, problem=said) if said else None)
     rewards = [turn["reward"] for turn in record["turns"]]
     said = ""
     if not status.trainable:
@@ -345,14 +345,14 @@ def _check_outcome(ledger: Ledger, line: int, record: Record, basis: Basis) -> N
         said = f"reward {reward} is not the sum of the turns' rewards, {math.fsum(rewards)}"
     elif record["success"] is None:
         said = f"success is null, though the episode is {status}"
-    ledger.check("reward", Place(line, problem=said) if said else None)
+    ledger.check("reward", Violation(line, problem=said) if said else None)
 
 
 def _check_advantages(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
     rows = record["advantages"]
     sealed = record.get("credit") == credit_digest([turn["reward"] for turn in record["turns"]], rows)
     said = "a turn's reward or an advantage is not the one that was written"
-    ledger.check("credit", None if sealed else Place(line, problem=said))
+    ledger.check("credit", None if sealed else Violation(line, problem=said))
     if rows is None:
         ledger.check("advantages", None)
         return
@@ -362,11 +362,11 @@ def _check_advantages(ledger: Ledger, line: int, record: Record, _: Basis) -> No
         lengths[span.row] += len(span.ids) if span.source == "policy" else 0
     if [len(row) for row in rows] != lengths:
         said = f"{[len(row) for row in rows]} advantages a row for {lengths} sampled ids"
-        problem = Place(line, first_difference([len(row) for row in rows], lengths), problem=said)
+        problem = Violation(line, first_difference([len(row) for row in rows], lengths), problem=said)
     elif not all(math.isfinite(value) for row in rows for value in row):
-        problem = Place(line, problem="an advantage is not finite")
+        problem = Violation(line, problem="an advantage is not finite")
     elif not Status(record["status"]).trainable and any(value for row in rows for value in row):
-        problem = Place(line, problem=f"an episode that failed ({record['status']}) has advantages")
+        problem = Violation(line, problem=f"an episode that failed ({record['status']}) has advantages")
     ledger.check("advantages", problem)
 
 

@@ -16,9 +16,9 @@ from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.catalog.resolve import resolve_env
 from agentgym.errors import AgentGymError
 from agentgym.rollout.episode.episode import call_counts
-from agentgym.rollout.hosting.answer import Answer, read_reset, read_step
+from agentgym.rollout.hosting.answer import EnvStep, read_reset, read_step
 from agentgym.rollout.record.episodes_file import EpisodeRecord
-from agentgym.rollout.record.ledger import Ledger, Place, Property
+from agentgym.rollout.record.ledger import Ledger, Property, Violation
 from agentgym.trajectory import Status, StopReason, Trajectory, Turn
 from agentgym.types import JSON, Task
 
@@ -75,7 +75,7 @@ class Replay:
             maker.reason = f"{trajectory.task.env_id} does not answer the same actions in the same way twice"
             ledger.skip(REPLAY.name, maker.reason)
             return
-        ledger.check(REPLAY.name, Place(line, turn=found.turn, problem=found.problem) if found.problem else None)
+        ledger.check(REPLAY.name, Violation(line, turn=found.turn, problem=found.problem) if found.problem else None)
 
     def close(self, ledger: Ledger) -> None:
         """Records what was left out of the comparison."""
@@ -116,7 +116,7 @@ class Replay:
         said = self._ending_problem(answer, trajectory) if turns else ""
         return _Found(None, said, answers=tuple(answers) if said else ())
 
-    def _problem(self, answer: Answer, turn: Turn) -> str:
+    def _problem(self, answer: EnvStep, turn: Turn) -> str:
         """Returns how an answer differs from the recorded one; "" if it does not."""
         if answer.observation != turn.observation:
             return f"the environment answers {_short(answer.observation)}, recorded is {_short(turn.observation)}"
@@ -127,7 +127,7 @@ class Replay:
             return f"the environment rewards it with {answer.reward}, recorded is {turn.reward}"
         return ""
 
-    def _ending_problem(self, answer: Answer, trajectory: Trajectory) -> str:
+    def _ending_problem(self, answer: EnvStep, trajectory: Trajectory) -> str:
         """Returns why the last answer is not the recorded end; "" if it is."""
         if answer.terminated != (trajectory.status is Status.COMPLETED):
             ends = "ends" if answer.terminated else "does not end"
@@ -176,7 +176,7 @@ class _Found:
     turn: int | None = None
     problem: str = ""
     failure: str = ""
-    answers: tuple[Answer, ...] = ()
+    answers: tuple[EnvStep, ...] = ()
     """The answers of the environment up to there, if something differs."""
 
 

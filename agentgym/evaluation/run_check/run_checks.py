@@ -11,7 +11,7 @@ import yaml
 from agentgym.errors import RunFolderError
 from agentgym.rollout.record.chain import GENESIS, line_digest, split_line
 from agentgym.rollout.record.folder_digests import DIGESTS, file_digest, page_problem, read_digests
-from agentgym.rollout.record.ledger import Ledger, Place
+from agentgym.rollout.record.ledger import Ledger, Violation
 from agentgym.rollout.record.manifest import MANIFEST, what_is_torn
 from agentgym.types import JSON
 
@@ -44,7 +44,7 @@ class ChainCheck:
 
     def _check(self, ledger: Ledger, line: int, said: str) -> None:
         where = "" if self.file == EPISODES else f"of {self.file}: "
-        ledger.check("chain", Place(line, problem=where + said) if said else None)
+        ledger.check("chain", Violation(line, problem=where + said) if said else None)
 
 
 class RunChecks:
@@ -86,7 +86,7 @@ class RunChecks:
         self.digest = digests.get("run") if sound else None
 
     def _check(self, name: str, said: str) -> None:
-        self._ledger.check(name, Place(None, problem=said) if said else None)
+        self._ledger.check(name, Violation(None, problem=said) if said else None)
 
     def _check_end(self, digests: Mapping[str, str]) -> None:
         for name, digest in digests.items():

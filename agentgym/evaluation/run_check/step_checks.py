@@ -12,7 +12,7 @@ from typing import Any
 from agentgym.evaluation.run_check.record_checks import Record
 from agentgym.evaluation.scores.statistics import FAILED_CALLS
 from agentgym.rollout.record.episode_digests import is_trained
-from agentgym.rollout.record.ledger import Ledger, Place
+from agentgym.rollout.record.ledger import Ledger, Violation
 from agentgym.trajectory import Status, StopReason
 
 __all__ = ["StepChecks"]
@@ -101,13 +101,13 @@ class StepChecks:
     def check(self, ledger: Ledger, line: int, raw: bytes) -> None:
         """Checks the property `metrics` on a line of `metrics.jsonl`."""
         said = self._problem(raw)
-        ledger.check("metrics", Place(line, problem=f"of metrics.jsonl: {said}") if said else None)
+        ledger.check("metrics", Violation(line, problem=f"of metrics.jsonl: {said}") if said else None)
 
     def close(self, ledger: Ledger) -> None:
         """Checks that each step with episodes had its line; the newest step may be unfinished."""
         for step in sorted(self._steps)[:-1]:
             if step not in self._seen:
-                ledger.check("metrics", Place(None, problem=f"metrics.jsonl has no line for step {step}"))
+                ledger.check("metrics", Violation(None, problem=f"metrics.jsonl has no line for step {step}"))
 
     def _problem(self, raw: bytes) -> str:
         try:

@@ -22,11 +22,11 @@ from agentgym.evaluation.run_check.run_checks import (
 )
 from agentgym.evaluation.run_check.step_checks import StepChecks
 from agentgym.rollout.record.episodes_file import EpisodeRecord
-from agentgym.rollout.record.ledger import Ledger, Place, Property
+from agentgym.rollout.record.ledger import Ledger, Property, Violation
 from agentgym.rollout.record.tools_file import read_menus
 from agentgym.types import JSON
 
-__all__ = ["PROPERTIES", "Place", "Property", "Recomputation", "Verdict", "VerifyReport", "verify_run"]
+__all__ = ["PROPERTIES", "Property", "PropertyVerdict", "Recomputation", "VerifyReport", "Violation", "verify_run"]
 
 
 PROPERTIES = (
@@ -76,13 +76,13 @@ BY_ENDPOINT = ("prompt", "prefix", "reply")
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PropertyVerdict:
     """The result for one property; `first` is the first place where it does not hold, None if it holds."""
 
     about: Property
     num_checked: int
     num_failed: int
-    first: Place | None
+    first: Violation | None
     skipped: str | None = None
     """The reason why nothing was checked, if so."""
     left_out: Mapping[str, int] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class VerifyReport:
     path: Path
     num_episodes: int
     num_tokens: int
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[PropertyVerdict, ...]
     num_without_ids: int = 0
     """The number of episodes without token ids, because a chat endpoint that returns none played them."""
     digest: str | None = None
@@ -203,7 +203,7 @@ def verify_run(
                 recomputation.add(ledger, line, basis.episode(record))
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             # The line is JSON and yet no episode: that is a finding, not a reason to crash.
-            ledger.fail("readable", Place(line, problem=f"this is no episode: {type(error).__name__}: {error}"))
+            ledger.fail("readable", Violation(line, problem=f"this is no episode: {type(error).__name__}: {error}"))
     across.close(ledger)
     for line, raw in _lines(run / METRICS):
         chains[METRICS].add(ledger, line, raw)
@@ -230,7 +230,7 @@ def _episodes_of(run: Path) -> Path:
     return path
 
 
-def _verdict(entry: Property, ledger: Ledger, without_renderer: bool, is_served: bool) -> Verdict:
+def _verdict(entry: Property, ledger: Ledger, without_renderer: bool, is_served: bool) -> PropertyVerdict:
     tally = ledger.tally(entry.name)
     skipped = None
     if entry.name in BY_ENDPOINT and is_served and tally.num_checked == 0:
@@ -239,7 +239,7 @@ def _verdict(entry: Property, ledger: Ledger, without_renderer: bool, is_served:
         skipped = "it needs the model's tokenizer (--tokenizer FOLDER)"
     elif tally.num_checked == 0:
         skipped = "; ".join(tally.skipped) or UNCHECKED.get(entry.name, f"there are no {entry.unit} to check")
-    return Verdict(entry, tally.num_checked, tally.num_failed, tally.first, skipped, tally.skipped)
+    return PropertyVerdict(entry, tally.num_checked, tally.num_failed, tally.first, skipped, tally.skipped)
 
 
 def _records(path: Path, ledger: Ledger, chain: ChainCheck) -> Iterator[tuple[int, Record]]:
@@ -250,10 +250,10 @@ def _records(path: Path, ledger: Ledger, chain: ChainCheck) -> Iterator[tuple[in
             record = json.loads(raw)
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             torn = "" if raw.endswith(b"\n") else " (the line is torn: the run was cut short, or still writes)"
-            ledger.check("readable", Place(line, problem=f"not JSON: {error}{torn}"))
+            ledger.check("readable", Violation(line, problem=f"not JSON: {error}{torn}"))
             continue
         is_object = isinstance(record, dict)
-        ledger.check("readable", None if is_object else Place(line, problem="a JSON object was wanted"))
+        ledger.check("readable", None if is_object else Violation(line, problem="a JSON object was wanted"))
         if is_object:
             yield line, record
 
@@ -270,7 +270,7 @@ class _Group:
     line: int
     task: str
     members: dict[int, int] = field(default_factory=dict)
-    problem: Place | None = None
+    problem: Violation | None = None
 
 
 class _Across:
@@ -288,10 +288,10 @@ class _Across:
         member = record["member"]
         if group.problem is None and task != group.task:
             problem = f"group {key[2]!r} of step {key[1]} has another task on line {group.line}"
-            group.problem = Place(line, problem=problem)
+            group.problem = Violation(line, problem=problem)
         if group.problem is None and member in group.members and group.members[member] not in self._failed:
             problem = f"member {member} of group {key[2]!r} is on line {group.members[member]} already"
-            group.problem = Place(line, problem=problem)
+            group.problem = Violation(line, problem=problem)
         group.members[member] = line
         if record["reward"] is None:
             self._failed.add(line)  # a resumed evaluation plays it again
@@ -305,13 +305,13 @@ class _Across:
         if other_line == line:
             return
         said = f"the prompt differs from that of line {other_line}, an episode of the same task"
-        place = None if ids == other else Place(line, row=0, token=first_difference(ids, other), problem=said)
-        ledger.check("first_prompt", place)
+        violation = None if ids == other else Violation(line, row=0, token=first_difference(ids, other), problem=said)
+        ledger.check("first_prompt", violation)
 
     def close(self, ledger: Ledger) -> None:
         for (_, _, name), group in self._groups.items():
             missing = sorted(set(range(len(group.members))) - set(group.members))
-            place = group.problem
-            if place is None and missing:
-                place = Place(group.line, problem=f"group {name!r} lacks member {missing[0]}")
-            ledger.check("groups", place)
+            violation = group.problem
+            if violation is None and missing:
+                violation = Violation(group.line, problem=f"group {name!r} lacks member {missing[0]}")
+            ledger.check("groups", violation)

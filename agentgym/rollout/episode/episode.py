@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from agentgym.engines.protocol import Completion
-from agentgym.rollout.hosting.answer import Answer, plain_answers
+from agentgym.rollout.hosting.answer import EnvStep, plain_answers
 from agentgym.rollout.seeds import derive
 from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import JSON, MalformedCall, Message, Task, ToolSpec
@@ -103,7 +103,7 @@ class Draft:
         self._messages: tuple[Message, ...] | None = None
         self._tools: tuple[ToolSpec, ...] | None = None
         self._reply: tuple[Message, str, float] | None = None
-        self._answer: Answer | None = None
+        self._answer: EnvStep | None = None
         self._metrics: Mapping[str, float] = NOTHING
         self._info: Mapping[str, JSON] = NOTHING
         self._noted_metrics: Mapping[str, float] = NOTHING
@@ -153,12 +153,12 @@ class Draft:
         self.turns.append(Turn(message, 0.0, finish_reason=completion.finish_reason, asked=asked))
         self.num_summaries += 1
 
-    def end_turn(self, answer: Answer | None, env_s: float = 0.0) -> None:
+    def end_turn(self, answer: EnvStep | None, env_s: float = 0.0) -> None:
         """Closes the turn with its answer, or with None (and reward 0) if the reply was never answered."""
         assert self._reply is not None
         self._answer = answer or self._answer
         (message, finish_reason, generate_s), self._reply = self._reply, None
-        answer = answer or Answer("", ())
+        answer = answer or EnvStep("", ())
         timings = {"generate_s": generate_s, "env_s": env_s}
         said = (answer.observation, answer.tool_results)
         told = None if answer.messages in ((), *plain_answers(*said)) else answer.messages

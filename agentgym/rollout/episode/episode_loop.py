@@ -11,7 +11,7 @@ from agentgym.chat_templates.formats.reply import reply_problem
 from agentgym.envs.base.action import Action
 from agentgym.errors import AgentGymError, EngineError, EnvironmentFault, RenderError
 from agentgym.rollout.episode.episode import Draft, Ending, Episode
-from agentgym.rollout.hosting.answer import Answer
+from agentgym.rollout.hosting.answer import EnvStep
 from agentgym.rollout.hosting.deadlines import Deadlines
 from agentgym.rollout.hosting.env_host import Home
 from agentgym.rollout.hosting.fair_gate import Turnstile
@@ -113,7 +113,7 @@ class EpisodeLoop(ABC):
     def _may_answer(self, cut: StopReason) -> bool:
         return cut is StopReason.TURN_TOKENS and self.limits.cut_reply == "answer"
 
-    async def _act(self, env: HostedEnv, draft: Draft, message: Message) -> Answer:
+    async def _act(self, env: HostedEnv, draft: Draft, message: Message) -> EnvStep:
         """Gives the reply to the environment and closes the turn with its answer."""
         started = time.perf_counter()
         answer = await env.step(Action.from_message(message))
@@ -123,7 +123,7 @@ class EpisodeLoop(ABC):
         draft.end_turn(answer, time.perf_counter() - started)
         return answer
 
-    def _ending(self, answer: Answer, draft: Draft) -> Ending | None:
+    def _ending(self, answer: EnvStep, draft: Draft) -> Ending | None:
         """Returns how the episode ends with this answer, or None if it continues."""
         at_limit = len(draft.turns) - draft.num_summaries >= self.limits.max_turns
         if not (answer.terminated or answer.truncated or at_limit):

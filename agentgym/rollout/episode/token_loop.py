@@ -14,7 +14,7 @@ from agentgym.errors import ConfigError, EngineError, EnvironmentFault, RenderEr
 from agentgym.rollout.episode.episode import Draft, Ending, Episode
 from agentgym.rollout.episode.episode_loop import EpisodeLoop, under_system_prompt
 from agentgym.rollout.episode.history import ASK, CompactionConfig, History, compact_messages
-from agentgym.rollout.hosting.answer import Answer
+from agentgym.rollout.hosting.answer import EnvStep
 from agentgym.rollout.hosting.hosted_env import HostedEnv
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.trajectory import Status, StopReason
@@ -176,14 +176,14 @@ class RolloutLoop(EpisodeLoop):
             grammar=grammar,
         )
 
-    def _conversation_after(self, env: HostedEnv, messages: Sequence[Message], answer: Answer) -> list[Message]:
+    def _conversation_after(self, env: HostedEnv, messages: Sequence[Message], answer: EnvStep) -> list[Message]:
         """Returns the conversation after an answer: all messages so far, or the environment's replacement."""
         if answer.history is not None:
             return under_system_prompt(env, answer.history)
         return [*messages, *answer.messages]
 
     def _extend(
-        self, draft: Draft, answer: Answer, messages: Sequence[Message], tools: tuple[ToolSpec, ...]
+        self, draft: Draft, answer: EnvStep, messages: Sequence[Message], tools: tuple[ToolSpec, ...]
     ) -> StopReason | None:
         """Appends the whole answer, or returns the budget that would leave no room for a reply after it."""
         coming = self._next(draft, answer, messages, tools)
@@ -197,7 +197,7 @@ class RolloutLoop(EpisodeLoop):
             draft.add_answer(coming.ids)
         return None
 
-    def _next(self, draft: Draft, answer: Answer, messages: Sequence[Message], tools: tuple[ToolSpec, ...]) -> _Next:
+    def _next(self, draft: Draft, answer: EnvStep, messages: Sequence[Message], tools: tuple[ToolSpec, ...]) -> _Next:
         """Returns the ids before the next reply to `messages`, which end with `answer`."""
         if self.history == "append" and answer.history is None:
             return _Next(self._answer_ids(draft, answer), begins_row=False)
@@ -209,7 +209,7 @@ class RolloutLoop(EpisodeLoop):
         is_same = self.renderer.decode(whole) == self.renderer.decode([*draft.ids, *new])
         return _Next(new, begins_row=False) if is_same else _Next(whole, begins_row=True)
 
-    def _answer_ids(self, draft: Draft, answer: Answer) -> list[int]:
+    def _answer_ids(self, draft: Draft, answer: EnvStep) -> list[int]:
         """Returns the ids of an answer after the sampled ones; raises RenderError if the template has none."""
         try:
             return self.renderer.extend(draft.ids, answer.messages)
@@ -217,7 +217,7 @@ class RolloutLoop(EpisodeLoop):
             how = 'with the history "rerender" the template tells the whole conversation at every turn'
             raise RenderError(f"{error}; {how}") from error
 
-    def _is_long(self, draft: Draft, answer: Answer, messages: Sequence[Message], tools: tuple[ToolSpec, ...]) -> bool:
+    def _is_long(self, draft: Draft, answer: EnvStep, messages: Sequence[Message], tools: tuple[ToolSpec, ...]) -> bool:
         """Returns whether the next prompt exceeds the limit of compaction; False if the environment replaces it."""
         if self.compaction.at is None or answer.history is not None:
             return False
@@ -230,11 +230,11 @@ class RolloutLoop(EpisodeLoop):
         draft: Draft,
         opening: Sequence[Message],
         messages: Sequence[Message],
-        answer: Answer,
+        answer: EnvStep,
         tools: tuple[ToolSpec, ...],
-    ) -> Answer:
+    ) -> EnvStep:
         """Returns the answer after a summary by the model, or the answer unchanged if no summary fits."""
-        ask = Answer(ASK, (Message("user", ASK),))
+        ask = EnvStep(ASK, (Message("user", ASK),))
         asked = [*messages, *ask.messages]
         if self._extend(draft, ask, asked, tools) is not None:
             return answer

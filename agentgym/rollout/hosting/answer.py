@@ -12,13 +12,13 @@ from agentgym.errors import EnvironmentFault
 from agentgym.trajectory import MAX_REWARD, is_reward
 from agentgym.types import JSON, Message, ToolResult
 
-__all__ = ["Answer", "plain_answers", "read_reset", "read_step"]
+__all__ = ["EnvStep", "plain_answers", "read_reset", "read_step"]
 
 _CONVERSATION_KEYS = frozenset({"messages", "history", "tool_results", "metrics", "chat_endpoint"})
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EnvStep:
     """The environment's answer to a reply, or of its reset (reward 0.0, both flags False)."""
 
     observation: str
@@ -32,7 +32,7 @@ class Answer:
     history: tuple[Message, ...] | None = None
     """The environment's replacement for the whole conversation (`info["history"]`), `messages` included."""
 
-    def preceded_by(self, note: str) -> Answer:
+    def preceded_by(self, note: str) -> EnvStep:
         """Returns the same answer after a sentence that informs the model what was wrong with its reply."""
         first, rest = (self.messages[0], self.messages[1:]) if self.messages else (Message("user", ""), ())
         if first.role != "user":
@@ -60,7 +60,7 @@ class Answer:
                 kept[name] = value  # type: ignore[assignment]  # narrowed by _is_json
         return kept
 
-    def plain(self) -> Answer:
+    def plain(self) -> EnvStep:
         """Returns the same answer with what `metrics` and `extras` read of its info, in Python's own types."""
         info: dict[object, object] = json.loads(json.dumps(self.extras(), default=_as_builtin))
         if "metrics" in self.info:
@@ -78,15 +78,15 @@ def plain_answers(observation: str, results: Sequence[ToolResult]) -> tuple[tupl
     return (tools, (*tools, *said), said) if tools else (said,)
 
 
-def read_reset(values: object) -> Answer:
+def read_reset(values: object) -> EnvStep:
     """Returns the checked answer of `reset`; raises EnvironmentFault if it is not `(str, dict)`."""
     if not isinstance(values, tuple) or len(values) != 2:
         raise EnvironmentFault(f"reset() returns (observation, info), got {_shape(values)}")
     observation, messages, results, info = _read(values[0], values[1])
-    return Answer(observation, messages, tool_results=results, info=info)
+    return EnvStep(observation, messages, tool_results=results, info=info)
 
 
-def read_step(values: object) -> Answer:
+def read_step(values: object) -> EnvStep:
     """Returns the checked answer of `step`; raises EnvironmentFault if it is not the five values of Gymnasium."""
     if not isinstance(values, tuple) or len(values) != 5:
         raise EnvironmentFault(
@@ -95,7 +95,7 @@ def read_step(values: object) -> Answer:
     observation, messages, results, info = _read(values[0], values[4])
     reward = _finite(values[1], "the reward")
     history = _history(info.get("history"))
-    return Answer(observation, messages, reward, bool(values[2]), bool(values[3]), results, info, history)
+    return EnvStep(observation, messages, reward, bool(values[2]), bool(values[3]), results, info, history)
 
 
 def _history(value: object) -> tuple[Message, ...] | None:

@@ -12,11 +12,11 @@ from typing import Literal, TypeAlias, TypeVar, cast
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.catalog.resolve import make_env
 from agentgym.errors import ConfigError, EnvironmentFault, UnknownName
-from agentgym.rollout.hosting.answer import Answer, read_reset, read_step
+from agentgym.rollout.hosting.answer import EnvStep, read_reset, read_step
 from agentgym.rollout.hosting.env_process import EnvProcesses
-from agentgym.rollout.hosting.env_threads import EnvThread, EnvThreads, Mailbox, Outcome, attempt
+from agentgym.rollout.hosting.env_threads import CallOutcome, EnvThread, EnvThreads, Mailbox, attempt
 from agentgym.rollout.hosting.hosted_env import Env, EnvCallTimeout, EnvFacts, HostedEnv, facts_of, label_of
-from agentgym.rollout.hosting.watchdog import calling, named_call
+from agentgym.rollout.hosting.watchdog import named_call, watch_call
 from agentgym.rollout.limits import Limits
 from agentgym.types import Task
 
@@ -31,7 +31,7 @@ def make_task_env(task: Task) -> Env:
     return make_env(task.env_id, task.kwargs)
 
 
-def kind_of(env: Env) -> Kind:
+def hosting_kind(env: Env) -> Kind:
     """Returns the place for an environment's code.
 
     An async environment in a wrapper is driven through its sync `step`, on a thread.
@@ -59,7 +59,7 @@ class LocalEnv(HostedEnv):
         self._home = home
         self._thread = thread
 
-    async def reset(self, seed: int, options: dict[str, object] | None) -> Answer:
+    async def reset(self, seed: int, options: dict[str, object] | None) -> EnvStep:
         """Calls the environment's `reset`."""
         env, self._seed = self.env, seed
         label = label_of(self._name, seed, "reset")
@@ -74,7 +74,7 @@ class LocalEnv(HostedEnv):
             values, self.facts = await self._run(call)
         return read_reset(values)
 
-    async def step(self, action: str) -> Answer:
+    async def step(self, action: str) -> EnvStep:
         """Calls the environment's `step`."""
         env = self.env
 
@@ -203,7 +203,7 @@ class Home:
             self.threads.release(thread)
             raise
         env = made[0]
-        kind = kind_of(env)
+        kind = hosting_kind(env)
         kind = self._kinds[name] = "thread" if kind == "inline" and not self._runs_inline else kind
         if kind == "thread":
             return LocalEnv(env, kind, self, thread, name)
@@ -212,7 +212,7 @@ class Home:
 
     def adopt(self, env: Env) -> LocalEnv:
         """Places an existing environment."""
-        kind = kind_of(env)
+        kind = hosting_kind(env)
         return LocalEnv(env, kind, self, self.threads.acquire() if kind == "thread" else None)
 
     def close(self) -> None:
@@ -271,11 +271,11 @@ class Home:
 
     async def _attempt_async(
         self, function: Callable[[], Coroutine[object, object, T]], call: object, label: str
-    ) -> Outcome[T]:
+    ) -> CallOutcome[T]:
         """Runs `attempt` for a coroutine; `call` counts as running until it ends."""
         self._running.add(call)
         try:
-            with calling(label):
+            with watch_call(label):
                 return None, await function()
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - the boundary around user code
             return error, None
@@ -293,7 +293,7 @@ def _close_all(envs: list[Env]) -> None:
         env.close()
 
 
-def unwrap_outcome(outcome: Outcome[T]) -> T:
+def unwrap_outcome(outcome: CallOutcome[T]) -> T:
     """Returns the value of an outcome; raises EnvironmentFault from the user's error (EnvCallTimeout as it is)."""
     error, value = outcome
     if isinstance(error, EnvCallTimeout):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from agentgym.errors import ConfigError, EnvironmentFault, UnknownName
 from agentgym.rollout.hosting.hosted_env import DistantTraceback, EnvCallTimeout
 
-__all__ = ["Failure", "Link"]
+__all__ = ["EnvLink", "Failure"]
 
 HEAD = 8
 """The number of bytes that hold a message's length."""
@@ -38,15 +38,15 @@ class Failure:
         return error
 
 
-class Link:
-    """One end of the connection; `Link.open` makes one in the running event loop."""
+class EnvLink:
+    """One end of the connection; `EnvLink.open` makes one in the running event loop."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
     @classmethod
-    async def open(cls, end: socket.socket) -> Link:
+    async def open(cls, end: socket.socket) -> EnvLink:
         """Opens the end as a link, which closes it."""
         return cls(*await asyncio.open_unix_connection(sock=end))
 

@@ -20,8 +20,8 @@ from itertools import count
 from typing import cast
 
 from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault
-from agentgym.rollout.hosting.answer import Answer
-from agentgym.rollout.hosting.env_link import Failure, Link
+from agentgym.rollout.hosting.answer import EnvStep
+from agentgym.rollout.hosting.env_link import EnvLink, Failure
 from agentgym.rollout.hosting.hosted_env import (
     DistantTraceback,
     EnvCallTimeout,
@@ -116,7 +116,7 @@ class EnvProcess:
                 stdin=subprocess.DEVNULL,
                 pass_fds=files,
             )
-        self._link: Link | None = None
+        self._link: EnvLink | None = None
         self._begun = asyncio.Event()
         self._is_finished = False
         self._listening = asyncio.ensure_future(self._listen())
@@ -175,7 +175,7 @@ class EnvProcess:
     async def _listen(self) -> None:
         """Reads the answers until the process ends."""
         end = _End("was ended with the run")
-        link = await Link.open(self._socket)
+        link = await EnvLink.open(self._socket)
         try:
             if await link.receive() is not None:
                 link.send(self._limits)
@@ -245,14 +245,14 @@ class _ProcessEnv(HostedEnv):
         """Makes the environment."""
         await self._call("its constructor", "open", self._task)
 
-    async def reset(self, seed: int, options: dict[str, object] | None) -> Answer:
+    async def reset(self, seed: int, options: dict[str, object] | None) -> EnvStep:
         """Calls the environment's `reset`."""
-        answer, self.facts = cast("tuple[Answer, EnvFacts]", await self._call("reset", "reset", seed, options))
+        answer, self.facts = cast("tuple[EnvStep, EnvFacts]", await self._call("reset", "reset", seed, options))
         return answer
 
-    async def step(self, action: str) -> Answer:
+    async def step(self, action: str) -> EnvStep:
         """Calls the environment's `step`."""
-        return cast(Answer, await self._call("step", "step", action, action=action))
+        return cast(EnvStep, await self._call("step", "step", action, action=action))
 
     async def close(self) -> str | None:
         """Closes the environment there, as far as something is left of it."""

@@ -19,16 +19,16 @@ from typing import Generic, TypeAlias, TypeVar
 
 from agentgym.errors import CODE_ERRORS, AgentGymError, is_interrupt
 
-__all__ = ["Call", "EnvThread", "EnvThreads", "Mailbox", "Outcome", "attempt"]
+__all__ = ["CallOutcome", "EnvThread", "EnvThreads", "Mailbox", "ThreadCall", "attempt"]
 
 T = TypeVar("T")
 
-Outcome: TypeAlias = "tuple[BaseException, None] | tuple[None, T]"
+CallOutcome: TypeAlias = "tuple[BaseException, None] | tuple[None, T]"
 """The outcome of user code: `(error, None)` or `(None, value)`. A plain value, since a future refuses some
 exceptions."""
 
 
-def attempt(function: Callable[[], T]) -> Outcome[T]:
+def attempt(function: Callable[[], T]) -> CallOutcome[T]:
     """Runs the user's code and returns its outcome; this is the only place where its errors are caught."""
     try:
         return None, function()
@@ -38,14 +38,14 @@ def attempt(function: Callable[[], T]) -> Outcome[T]:
         return error, None
 
 
-class Call(Generic[T]):
+class ThreadCall(Generic[T]):
     """One call in another thread: await `future` on the loop that made it."""
 
     __slots__ = ("_mailbox", "function", "future", "started_at")
 
     def __init__(self, function: Callable[[], T], mailbox: Mailbox) -> None:
         self.function = function
-        self.future: asyncio.Future[Outcome[T]] = mailbox.loop.create_future()
+        self.future: asyncio.Future[CallOutcome[T]] = mailbox.loop.create_future()
         self.started_at: float | None = None  # time.monotonic() when it began to run; written by the other thread
         self._mailbox = mailbox
 
@@ -54,7 +54,7 @@ class Call(Generic[T]):
         self.started_at = time.monotonic()
         self.finish(attempt(self.function))
 
-    def finish(self, outcome: Outcome[T]) -> None:
+    def finish(self, outcome: CallOutcome[T]) -> None:
         """Posts an outcome; callable from any thread."""
         self._mailbox.post(self.future, outcome)
 
@@ -64,10 +64,10 @@ class Mailbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._waiting: deque[tuple[asyncio.Future[Outcome[object]], Outcome[object]]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[CallOutcome[object]], CallOutcome[object]]] = deque()
         self._woken = False
 
-    def post(self, future: asyncio.Future[Outcome[T]], outcome: Outcome[T]) -> None:
+    def post(self, future: asyncio.Future[CallOutcome[T]], outcome: CallOutcome[T]) -> None:
         """Hands an outcome over, from any thread; dropped if the loop is gone."""
         self._waiting.append((future, outcome))  # type: ignore[arg-type]
         if not self._woken:
@@ -93,7 +93,7 @@ class EnvThread:
     def __init__(self, name: str) -> None:
         self.num_environments = 0
         self.abandoned = False
-        self._calls: SimpleQueue[Call[object] | None] = SimpleQueue()
+        self._calls: SimpleQueue[ThreadCall[object] | None] = SimpleQueue()
         self._thread = threading.Thread(target=_serve, args=(self._calls,), name=name, daemon=True)
         self._thread.start()
 
@@ -102,9 +102,9 @@ class EnvThread:
         """True if the thread still runs."""
         return self._thread.is_alive()
 
-    def submit(self, function: Callable[[], T], mailbox: Mailbox) -> Call[T]:
+    def submit(self, function: Callable[[], T], mailbox: Mailbox) -> ThreadCall[T]:
         """Queues a call; on an abandoned thread it fails at once."""
-        call = Call(function, mailbox)
+        call = ThreadCall(function, mailbox)
         if self.abandoned:
             reason = "its thread is stuck in another environment that hangs; env_threads=None gives each its own"
             call.finish((ThreadAbandoned(reason), None))
@@ -117,7 +117,7 @@ class EnvThread:
         self._calls.put(None)
 
 
-def _serve(calls: SimpleQueue[Call[object] | None]) -> None:
+def _serve(calls: SimpleQueue[ThreadCall[object] | None]) -> None:
     """Runs a thread's calls; it holds no reference to its EnvThread, so a forgotten pool can be collected."""
     while (call := calls.get()) is not None:
         call.run()

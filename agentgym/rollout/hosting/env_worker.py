@@ -10,9 +10,9 @@ import socket
 import threading
 
 from agentgym.errors import ConfigError, EnvironmentFault, UnknownName
-from agentgym.rollout.hosting.answer import Answer
+from agentgym.rollout.hosting.answer import EnvStep
 from agentgym.rollout.hosting.env_host import Home, make_task_env
-from agentgym.rollout.hosting.env_link import Failure, Link
+from agentgym.rollout.hosting.env_link import EnvLink, Failure
 from agentgym.rollout.hosting.hosted_env import EnvCallTimeout, HostedEnv
 from agentgym.rollout.hosting.tracebacks import fault_traceback, user_traceback
 from agentgym.rollout.hosting.watchdog import watch_calls
@@ -32,7 +32,7 @@ def main(connection: int, report: int) -> None:
 
 
 async def _serve(connection: socket.socket, report: int) -> None:
-    link = await Link.open(connection)
+    link = await EnvLink.open(connection)
     link.send("ready")
     begun = await link.receive()
     if begun is None:
@@ -51,7 +51,7 @@ async def _serve(connection: socket.socket, report: int) -> None:
 class EnvWorker:
     """The environments of this process, by the numbers that the run has given them."""
 
-    def __init__(self, link: Link, limits: Limits) -> None:
+    def __init__(self, link: EnvLink, limits: Limits) -> None:
         self._link = link
         self._limits = limits
         self._home = Home(limits, runs_inline=False)
@@ -99,7 +99,7 @@ class EnvWorker:
                 return None if hosted is None else await hosted.close()
 
 
-def _sendable(method: str, answer: Answer) -> Answer:
+def _sendable(method: str, answer: EnvStep) -> EnvStep:
     """Returns the answer for the run; raises EnvironmentFault if it cannot be sent."""
     try:
         plain = answer.plain()

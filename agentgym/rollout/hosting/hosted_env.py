@@ -12,7 +12,7 @@ import gymnasium
 from agentgym.envs.base.action import Action
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.errors import AgentGymError
-from agentgym.rollout.hosting.answer import Answer
+from agentgym.rollout.hosting.answer import EnvStep
 from agentgym.types import JSON, MalformedCall, ToolSpec
 
 __all__ = ["DistantTraceback", "Env", "EnvCallTimeout", "EnvFacts", "HostedEnv", "called_tools", "facts_of", "label_of"]
@@ -65,11 +65,11 @@ class HostedEnv(ABC):
         """The facts after the last reset."""
 
     @abstractmethod
-    async def reset(self, seed: int, options: dict[str, object] | None) -> Answer:
+    async def reset(self, seed: int, options: dict[str, object] | None) -> EnvStep:
         """Calls the environment's `reset`."""
 
     @abstractmethod
-    async def step(self, action: str) -> Answer:
+    async def step(self, action: str) -> EnvStep:
         """Calls the environment's `step`."""
 
     @abstractmethod

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from agentgym.tools.calling.worker import AROUND_CALLS
 
-__all__ = ["calling", "named_call", "watch_calls"]
+__all__ = ["named_call", "watch_call", "watch_calls"]
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ def named_call(label: Callable[[], str], function: Callable[[], T]) -> Callable[
     return call
 
 
-def calling(label: str) -> AbstractContextManager[None]:
+def watch_call(label: str) -> AbstractContextManager[None]:
     """Registers the call of this thread with the watchdog under its label, inside the context."""
     return nullcontext() if _active is None else _active.calling(label)
 

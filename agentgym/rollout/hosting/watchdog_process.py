@@ -23,11 +23,11 @@ INTERRUPT_S = 5.0
 """Seconds after which Ctrl-C or SIGTERM ends a run that is blocked."""
 MAX_LINES = 16
 
-Call = tuple[int, int, str]
+EnvCall = tuple[int, int, str]
 """The system's and Python's number of a thread, and the label of its call."""
 
 
-class Watch:
+class ProcessWatchdog:
     """The state of the run's process as the watchdog knows it."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Watch:
     def _interrupt(self, *_: object) -> None:
         self.interrupted = True
 
-    def _culprits(self, before: Mapping[int, int]) -> list[Call]:
+    def _culprits(self, before: Mapping[int, int]) -> list[EnvCall]:
         """Returns the calls of the thread that computed most since then, or all calls if that thread has none.
 
         An environment may have started such a thread. The main thread without a call belongs to no environment: then
@@ -80,7 +80,7 @@ class Watch:
             return []
         return [(tid, 0, label) for tid, _, label in calls]  # the stack cannot be attributed to a call
 
-    def _calls(self) -> list[Call]:
+    def _calls(self) -> list[EnvCall]:
         found = [SLOT.unpack_from(self.board, place) for place in range(SLOT.size, len(self.board), SLOT.size)]
         return [(tid, ident, text.rstrip(b"\0").decode(errors="replace")) for tid, ident, text in found if tid]
 
@@ -104,7 +104,7 @@ class Watch:
         except OSError:
             return ""
 
-    def _end(self, culprits: Sequence[Call], stalled_s: float) -> None:
+    def _end(self, culprits: Sequence[EnvCall], stalled_s: float) -> None:
         os.kill(self.pid, self.number)
         time.sleep(1.0)
         stack = stack_of(os.pread(self.stacks, 1 << 20, 0).decode(errors="replace"), culprits[0][1])
@@ -135,4 +135,4 @@ def stack_of(dump: str, ident: int) -> str:
 
 if __name__ == "__main__":
     pid, board, stacks = map(int, sys.argv[1:4])
-    Watch(pid, board, stacks, float(sys.argv[4]), *map(int, sys.argv[5:])).run()
+    ProcessWatchdog(pid, board, stacks, float(sys.argv[4]), *map(int, sys.argv[5:])).run()

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 
 from agentgym.types import JSON
 
-__all__ = ["Ledger", "Place", "Property", "Tally"]
+__all__ = ["Ledger", "Property", "PropertyTally", "Violation"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,8 @@ class Property:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The place where a record is wrong.
+class Violation:
+    """A violation of a property: the problem, and where in a record it is.
 
     `line` counts from 1, as editors do; `row`, `turn` and `token` (of its row) are indices from 0. Each is None if it
     does not apply.
@@ -39,17 +39,17 @@ class Place:
         return f"{', '.join(parts)}: {self.problem}" if parts else self.problem
 
     def to_json(self) -> dict[str, JSON]:
-        """Returns the place as a JSON object."""
+        """Returns the violation as a JSON object."""
         return asdict(self)
 
 
 @dataclass(slots=True)
-class Tally:
+class PropertyTally:
     """The counts for one property."""
 
     num_checked: int = 0
     num_failed: int = 0
-    first: Place | None = None
+    first: Violation | None = None
     skipped: dict[str, int] = field(default_factory=dict)
     """The number of units that were not checked, by reason."""
 
@@ -58,19 +58,19 @@ class Ledger:
     """Tallies by property name."""
 
     def __init__(self) -> None:
-        self._tallies: dict[str, Tally] = {}
+        self._tallies: dict[str, PropertyTally] = {}
 
-    def tally(self, name: str) -> Tally:
+    def tally(self, name: str) -> PropertyTally:
         """Returns the tally of a property, empty at first."""
-        return self._tallies.setdefault(name, Tally())
+        return self._tallies.setdefault(name, PropertyTally())
 
-    def check(self, name: str, problem: Place | None) -> None:
+    def check(self, name: str, problem: Violation | None) -> None:
         """Counts one check, failed if there is a problem."""
         self.tally(name).num_checked += 1
         if problem is not None:
             self.fail(name, problem)
 
-    def fail(self, name: str, problem: Place) -> None:
+    def fail(self, name: str, problem: Violation) -> None:
         """Counts a failure of something that is counted already."""
         tally = self.tally(name)
         tally.num_failed += 1

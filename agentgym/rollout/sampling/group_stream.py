@@ -16,7 +16,7 @@ from agentgym.rollout.sampling.staleness import StalenessPlan
 from agentgym.trajectory import Group, Trajectory
 from agentgym.types import Task
 
-__all__ = ["GroupStream", "Order", "StreamEnded", "StreamReport"]
+__all__ = ["GroupRequest", "GroupStream", "StreamEnded", "StreamReport"]
 
 
 class StreamEnded(TrainingHalted):
@@ -24,8 +24,8 @@ class StreamEnded(TrainingHalted):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """A task to play and the name of its group: `Order(Task("TextGame-v0", 7), key="3/0", step=3)`."""
+class GroupRequest:
+    """A task to play and the name of its group: `GroupRequest(Task("TextGame-v0", 7), key="3/0", step=3)`."""
 
     task: Task
     key: str
@@ -50,7 +50,7 @@ class StreamReport:
 class _OpenGroup:
     """A group in which some members are still being played."""
 
-    order: Order
+    request: GroupRequest
     due: int
     """The last version at which a step may take it."""
     members: dict[int, Trajectory] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class GroupStream:
 
     `take` returns groups as they are finished. Unfinished ones continue, under new weights from their next token on,
     and are returned by a later call. Which groups a call returns depends on the clock; what each holds depends on the
-    weights during its episodes. `orders` names the tasks and is asked for one when its first episode can begin at once.
+    weights during its episodes. `requests` names the tasks; one is taken when its first episode can begin at once.
     Call `advance(version)` after every update: see `StalenessPlan` for the consequences. A group that a step needs and
     that is not finished is waited for; the limits of its episodes end that wait. A wait for groups that are no longer
     played raises.
@@ -79,7 +79,7 @@ class GroupStream:
     def __init__(
         self,
         sampler: Sampler,
-        orders: Iterator[Order],
+        requests: Iterator[GroupRequest],
         *,
         group_size: int,
         groups_per_step: int,
@@ -89,7 +89,7 @@ class GroupStream:
         if group_size < 1:
             raise ConfigError(f"group_size is at least 1, got {group_size}")
         self._sampler = sampler
-        self._orders = orders
+        self._requests = requests
         self._group_size = group_size
         self._run_seed = run_seed
         self._plan = StalenessPlan(groups_per_step, max_staleness)
@@ -210,13 +210,13 @@ class GroupStream:
         return self._waiting.popleft() if self._waiting else None
 
     def _begin_group(self) -> None:
-        order = next(self._orders, None)
-        if order is None:
+        request = next(self._requests, None)
+        if request is None:
             self._end = "there are no further tasks"
             return
-        self._open[order.key] = _OpenGroup(order, self._plan.begin())
+        self._open[request.key] = _OpenGroup(request, self._plan.begin())
         for member in range(self._group_size):
-            self._waiting.append(Episode(order.task, order.key, member, self._run_seed, order.step))
+            self._waiting.append(Episode(request.task, request.key, member, self._run_seed, request.step))
 
     async def _work(self, first: Episode) -> None:
         """Plays one episode after the other until none may begin."""
@@ -228,7 +228,7 @@ class GroupStream:
             if len(group.members) == self._group_size:
                 del self._open[episode.group]
                 members = tuple(group.members[member] for member in range(self._group_size))
-                self._complete.append((Group(group.order.key, group.order.task, members), group.due))
+                self._complete.append((Group(group.request.key, group.request.task, members), group.due))
                 self._news.set()
             episode = self._next_episode()
 

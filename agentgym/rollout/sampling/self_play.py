@@ -12,7 +12,7 @@ from agentgym.envs.base.multi_agent import SELF, MultiAgentEnv
 from agentgym.errors import ConfigError, EngineError, EnvironmentFault
 from agentgym.rollout.episode.episode import Draft, Ending, Episode
 from agentgym.rollout.episode.episode_loop import EpisodeLoop, GameAbandoned, failed_ending, replay_info
-from agentgym.rollout.hosting.answer import Answer, read_reset, read_step
+from agentgym.rollout.hosting.answer import EnvStep, read_reset, read_step
 from agentgym.rollout.hosting.env_host import LocalEnv, make_task_env, unwrap_outcome
 from agentgym.rollout.hosting.env_threads import attempt
 from agentgym.rollout.hosting.hosted_env import Env, EnvCallTimeout, HostedEnv, facts_of
@@ -41,7 +41,7 @@ def group_of(game: str, agent: str) -> str:
     return f"{game}:{agent}"
 
 
-class Table:
+class SelfPlayGame:
     """One game: each episode at the table waits until it is its turn, and leaves when it is over."""
 
     def __init__(self, name: TableName, env_id: str, hosted: LocalEnv, env: MultiAgentEnv) -> None:
@@ -117,23 +117,23 @@ class Table:
                 waiting.set_result(None)
 
 
-class Seat(HostedEnv):
+class SeatEnv(HostedEnv):
     """An environment as one of its agents sees it: `reset` and `step` return when it is that agent's turn."""
 
     __slots__ = ("_agent", "_table")
 
-    def __init__(self, table: Table, agent: str) -> None:
+    def __init__(self, table: SelfPlayGame, agent: str) -> None:
         super().__init__()
         self._table = table
         self._agent = agent
 
-    async def reset(self, seed: int, options: dict[str, object] | None) -> Answer:
+    async def reset(self, seed: int, options: dict[str, object] | None) -> EnvStep:
         """Returns what the agent sees at its first turn."""
         values = await self._table.begin(self._agent, seed, options)
         self.facts = facts_of(self._table.game)
         return read_reset(values)
 
-    async def step(self, action: str) -> Answer:
+    async def step(self, action: str) -> EnvStep:
         """Plays the agent's move; returns what it sees at its next turn."""
         return read_step(await self._table.move(self._agent, action))
 
@@ -161,8 +161,8 @@ class SelfPlaySampler(Sampler):
                 "the seats of a game share its environment, which is in this process: leave env_processes out"
             )
         self.rival = rival
-        self._tables: dict[TableName, asyncio.Future[Table]] = {}
-        self._tasks: dict[Table, list[asyncio.Task[None]]] = {}
+        self._tables: dict[TableName, asyncio.Future[SelfPlayGame]] = {}
+        self._tasks: dict[SelfPlayGame, list[asyncio.Task[None]]] = {}
 
     def check_seats(self, seats: tuple[str, ...]) -> None:
         """Raises ConfigError if a game could wait for a seat that no episode is left to play."""
@@ -186,7 +186,7 @@ class SelfPlaySampler(Sampler):
         finally:
             await self._end(table)
 
-    async def _find_table(self, episode: Episode) -> Table:
+    async def _find_table(self, episode: Episode) -> SelfPlayGame:
         """Returns the table of the episode's game, which the first episode sets up."""
         game = episode.group.removesuffix(group_of("", episode.seat))
         name = (game, episode.member, episode.step, episode.phase)
@@ -201,7 +201,7 @@ class SelfPlaySampler(Sampler):
                 raise
         return await asyncio.shield(known)
 
-    async def _set_up(self, name: TableName, episode: Episode) -> Table:
+    async def _set_up(self, name: TableName, episode: Episode) -> SelfPlayGame:
         hosted = await self.home.open(self._make, episode.task)
         assert isinstance(hosted, LocalEnv)
         game = hosted.env.unwrapped
@@ -212,27 +212,27 @@ class SelfPlaySampler(Sampler):
                 f"{type(game).__name__} has runs_inline = False, and the seats of a game in self-play move on the event"
                 " loop: its moves have to be short pure computation"
             )
-        table = Table(name, episode.task.env_id, hosted, game)
+        table = SelfPlayGame(name, episode.task.env_id, hosted, game)
         if self.rival is not None:
             others = [agent for agent in game.agents if agent != episode.seat]
             self._tasks[table] = [asyncio.ensure_future(self._play_rival(table, episode, agent)) for agent in others]
         return table
 
-    async def _play_at(self, table: Table, episode: Episode, loop: EpisodeLoop) -> Trajectory:
+    async def _play_at(self, table: SelfPlayGame, episode: Episode, loop: EpisodeLoop) -> Trajectory:
         trajectory = cancelled = Draft(episode).finish(Ending(Status.CANCELLED, StopReason.CANCELLED, "given up"))
         try:
-            trajectory = await loop.play(Seat(table, episode.seat), episode)
+            trajectory = await loop.play(SeatEnv(table, episode.seat), episode)
         finally:
             table.leave(episode.seat, trajectory, is_rival=loop is self.rival and trajectory is not cancelled)
         return trajectory
 
-    async def _play_rival(self, table: Table, episode: Episode, seat: str) -> None:
+    async def _play_rival(self, table: SelfPlayGame, episode: Episode, seat: str) -> None:
         game = episode.group.removesuffix(group_of("", episode.seat))
         own = replace(episode, seat=seat, group=group_of(game, seat), phase="rival")
         assert self.rival is not None
         await self._play_at(table, own, self.rival)
 
-    async def _end(self, table: Table) -> None:
+    async def _end(self, table: SelfPlayGame) -> None:
         """Waits for the rivals, and closes the environment when all have left."""
         rivals = self._tasks.pop(table, [])
         if rivals:

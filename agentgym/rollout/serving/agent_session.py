@@ -8,11 +8,20 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from agentgym.errors import AgentGymError
-from agentgym.rollout.serving.chat_completion import ChatReply, ChatRequest
+from agentgym.rollout.serving.chat_completion import ChatCompletion, ChatRequest
 from agentgym.trajectory import Status, StopReason, Trajectory
 from agentgym.types import Message, ToolSpec
 
-__all__ = ["AgentGone", "EpisodeEnded", "Opening", "RequestRefused", "Seat", "SeatBusy", "StepAnswer", "StepRequest"]
+__all__ = [
+    "AgentGone",
+    "AgentSession",
+    "EpisodeEnded",
+    "Opening",
+    "RequestRefused",
+    "SessionBusy",
+    "StepAnswer",
+    "StepRequest",
+]
 
 
 class AgentGone(AgentGymError, TimeoutError):
@@ -31,7 +40,7 @@ class RequestRefused(AgentGymError, ValueError):
         return (RequestRefused, (str(self), self.code, self.param))
 
 
-class SeatBusy(AgentGymError, RuntimeError):
+class SessionBusy(AgentGymError, RuntimeError):
     """Another request of the episode is in flight: an episode has one agent, which waits for its answers."""
 
 
@@ -78,12 +87,12 @@ class StepAnswer:
     history: tuple[Message, ...] | None = None
 
 
-Request: TypeAlias = "ChatRequest | StepRequest"
-Answered: TypeAlias = "ChatReply | StepAnswer"
+AgentRequest: TypeAlias = "ChatRequest | StepRequest"
+Answered: TypeAlias = "ChatCompletion | StepAnswer"
 
 
-class Seat:
-    """The place of one episode's agent.
+class AgentSession:
+    """The session of one episode's agent.
 
     The agent's side calls `chat` and `step`; the episode's side calls `next_request` and `answer`. A request that
     repeats the one in flight, or the last one that was answered, gets that one's answer: an agent that lost its
@@ -94,7 +103,7 @@ class Seat:
         self.name = name
         self.claimed = asyncio.Event()
         self._opening: asyncio.Future[Opening | AgentGymError] = asyncio.get_running_loop().create_future()
-        self._current: tuple[str, Request, asyncio.Future[Answered | AgentGymError]] | None = None
+        self._current: tuple[str, AgentRequest, asyncio.Future[Answered | AgentGymError]] | None = None
         self._last: tuple[str, Answered] | None = None
         self._arrived = asyncio.Event()
         self._status: Status | None = None
@@ -114,19 +123,19 @@ class Seat:
             raise opening
         return opening
 
-    async def chat(self, request: ChatRequest) -> ChatReply:
-        """Returns the reply to a request; raises RequestRefused, SeatBusy or EpisodeEnded."""
+    async def chat(self, request: ChatRequest) -> ChatCompletion:
+        """Returns the reply to a request; raises RequestRefused, SessionBusy or EpisodeEnded."""
         answer = await self._ask(request.key, request)
-        assert isinstance(answer, ChatReply)
+        assert isinstance(answer, ChatCompletion)
         return answer
 
     async def step(self, request: StepRequest) -> StepAnswer:
-        """Returns the environment's answer to the last reply; raises RequestRefused, SeatBusy or EpisodeEnded."""
+        """Returns the environment's answer to the last reply; raises RequestRefused, SessionBusy or EpisodeEnded."""
         answer = await self._ask("step", request)
         assert isinstance(answer, StepAnswer)
         return answer
 
-    async def _ask(self, key: str, request: Request) -> Answered:
+    async def _ask(self, key: str, request: AgentRequest) -> Answered:
         if self._last is not None and self._last[0] == key:
             return self._last[1]
         if self._current is None:
@@ -135,13 +144,13 @@ class Seat:
             self._current = (key, request, asyncio.get_running_loop().create_future())
             self._arrived.set()
         elif self._current[0] != key:
-            raise SeatBusy(f"episode {self.name!r} is at another request: an episode is played by one agent")
+            raise SessionBusy(f"episode {self.name!r} is at another request: an episode is played by one agent")
         answer = await asyncio.shield(self._current[2])  # an agent that disconnects does not cancel the answer
         if isinstance(answer, AgentGymError):
             raise answer
         return answer
 
-    def _after_the_end(self, request: Request) -> StepAnswer:
+    def _after_the_end(self, request: AgentRequest) -> StepAnswer:
         if isinstance(request, StepRequest) and self._status is not None and self._status.trainable:
             is_completed = self._status is Status.COMPLETED
             return StepAnswer((), 0.0, is_completed, not is_completed)
@@ -153,7 +162,7 @@ class Seat:
         """Shows the agent the start of the episode."""
         self._opening.set_result(Opening(self.name, tuple(messages), tuple(tools)))
 
-    async def next_request(self, idle_s: float) -> Request:
+    async def next_request(self, idle_s: float) -> AgentRequest:
         """Returns the agent's next request; raises AgentGone if there is none for `idle_s` seconds."""
         try:
             async with asyncio.timeout(idle_s):

@@ -15,12 +15,12 @@ from agentgym.openai_wire import WireError, message_from_openai, message_to_open
 from agentgym.types import JSON, Message, ToolCall, ToolSpec
 
 __all__ = [
-    "ChatReply",
+    "ChatCompletion",
     "ChatRequest",
     "UnsupportedValue",
     "chunks_to_openai",
+    "read_chat_request",
     "read_message",
-    "read_request",
     "reply_to_openai",
     "wire_answer",
 ]
@@ -93,7 +93,7 @@ class ChatRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatReply:
+class ChatCompletion:
     """A reply that was sampled and recorded; sent again, it is the same to the byte."""
 
     id: str
@@ -130,7 +130,7 @@ class ChatReply:
         }
 
 
-def read_request(body: object) -> ChatRequest:
+def read_chat_request(body: object) -> ChatRequest:
     """Returns the request in the body of a chat completion; raises WireError, naming an unsupported field."""
     if not isinstance(body, Mapping):
         raise WireError("the body of a chat completion is a JSON object")
@@ -166,7 +166,7 @@ def wire_answer(messages: Sequence[Message], turn: int) -> list[dict[str, JSON]]
     return [message_to_openai(_rename_calls(message, lambda name: f"turn{turn}_{name}")) for message in messages]
 
 
-def reply_to_openai(reply: ChatReply, model: str) -> dict[str, JSON]:
+def reply_to_openai(reply: ChatCompletion, model: str) -> dict[str, JSON]:
     """Returns the reply as the answer to a request without streaming."""
     choice: dict[str, JSON] = {
         "index": 0,
@@ -177,7 +177,7 @@ def reply_to_openai(reply: ChatReply, model: str) -> dict[str, JSON]:
     return {**_head(reply, model, "chat.completion"), "choices": [choice], "usage": reply.usage}
 
 
-def chunks_to_openai(reply: ChatReply, model: str, *, include_usage: bool) -> Iterator[dict[str, JSON]]:
+def chunks_to_openai(reply: ChatCompletion, model: str, *, include_usage: bool) -> Iterator[dict[str, JSON]]:
     """Yields the reply as the chunks of a stream: role, reasoning, content, each call in two parts, the reason."""
     head = _head(reply, model, "chat.completion.chunk")
     message: dict[str, Any] = reply.wire_message
@@ -195,7 +195,7 @@ def chunks_to_openai(reply: ChatReply, model: str, *, include_usage: bool) -> It
         yield {**head, "choices": [], "usage": reply.usage}
 
 
-def _head(reply: ChatReply, model: str, kind: str) -> dict[str, JSON]:
+def _head(reply: ChatCompletion, model: str, kind: str) -> dict[str, JSON]:
     return {"id": reply.id, "object": kind, "created": reply.created, "model": model}
 
 

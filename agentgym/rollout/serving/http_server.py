@@ -15,20 +15,20 @@ from agentgym.errors import AgentGymError, ConfigError
 from agentgym.http_guard import HttpGuard, RequestRejected, format_url, is_loopback, listen, parse_json_object
 from agentgym.openai_wire import WireError, message_to_openai
 from agentgym.rollout.serving.agent_session import (
+    AgentSession,
     EpisodeEnded,
     Opening,
     RequestRefused,
-    Seat,
-    SeatBusy,
+    SessionBusy,
     StepAnswer,
     StepRequest,
 )
 from agentgym.rollout.serving.chat_completion import (
-    ChatReply,
+    ChatCompletion,
     ChatRequest,
     chunks_to_openai,
+    read_chat_request,
     read_message,
-    read_request,
     reply_to_openai,
     wire_answer,
 )
@@ -98,7 +98,7 @@ class EpisodeServer:
             self.config.host,
             token=self.config.token,
             allowed_hosts=(*self.config.allowed_hosts, urlsplit(self.config.public_url).hostname or ""),
-            accepts_key=lambda key: loop.seat(key) is not None,
+            accepts_key=lambda key: loop.session(key) is not None,
         )
         middlewares = [self._answer_errors, self._guard.middleware(_rejection_response)]
         app = web.Application(client_max_size=MAX_BODY, middlewares=middlewares)
@@ -133,7 +133,7 @@ class EpisodeServer:
             return await handler(request)
         except (WireError, RequestRefused) as error:
             return _error(400, error, getattr(error, "code", None), getattr(error, "param", None))
-        except SeatBusy as error:
+        except SessionBusy as error:
             return _error(409, error, "episode_busy")
         except EpisodeEnded as error:
             if error.code == StopReason.CONTEXT:
@@ -157,19 +157,19 @@ class EpisodeServer:
         return self.config.public_url.rstrip("/") or (format_url(*address[:2]) if address else self.url)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        seat = self._seat(request)
-        asked = read_request(parse_json_object(await request.read()))
-        reply = await seat.chat(asked)
+        session = self._session(request)
+        asked = read_chat_request(parse_json_object(await request.read()))
+        reply = await session.chat(asked)
         if asked.stream:
             return await _stream(request, asked, reply)
         return web.json_response(reply_to_openai(reply, MODEL))
 
     async def _step(self, request: web.Request) -> web.StreamResponse:
-        seat = self._seat(request)
+        session = self._session(request)
         body = parse_json_object(await request.read())
         message = body.get("message")
         asked = StepRequest(None if message is None else read_message(message))
-        return web.json_response(_answer(await seat.step(asked)))
+        return web.json_response(_answer(await session.step(asked)))
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "agentgym"}
@@ -180,22 +180,22 @@ class EpisodeServer:
         counts = {"waiting": loop.num_waiting, "playing": loop.num_playing, "over": loop.is_over}
         return web.json_response({"status": "ok", **counts})
 
-    def _seat(self, request: web.Request) -> Seat:
+    def _session(self, request: web.Request) -> AgentSession:
         """Returns the episode of a request: by its path, the header `X-Episode`, or the API key."""
         key = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         name = request.match_info.get("episode") or request.headers.get("X-Episode") or key
-        seat = self.loop.seat(name)
-        if seat is None:
+        session = self.loop.session(name)
+        if session is None:
             how = "claim one with POST /episodes, and name it in the path, as the API key or in the header X-Episode"
             raise web.HTTPNotFound(reason=f"there is no episode {name!r:.80}; {how}")
-        return seat
+        return session
 
 
 def _rejection_response(refusal: RequestRejected) -> web.Response:
     return _error(refusal.status, refusal, refusal.code)
 
 
-async def _stream(request: web.Request, asked: ChatRequest, reply: ChatReply) -> web.StreamResponse:
+async def _stream(request: web.Request, asked: ChatRequest, reply: ChatCompletion) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
     for chunk in chunks_to_openai(reply, MODEL, include_usage=asked.include_usage):

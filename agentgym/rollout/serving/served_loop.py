@@ -15,18 +15,18 @@ from agentgym.errors import ConfigError, RenderError
 from agentgym.rollout.episode.episode import Draft, Ending, Episode
 from agentgym.rollout.episode.episode_loop import replay_info
 from agentgym.rollout.episode.token_loop import RolloutLoop
-from agentgym.rollout.hosting.answer import Answer
+from agentgym.rollout.hosting.answer import EnvStep
 from agentgym.rollout.hosting.hosted_env import HostedEnv
 from agentgym.rollout.serving.agent_session import (
     AgentGone,
+    AgentSession,
     EpisodeEnded,
     Opening,
     RequestRefused,
-    Seat,
     StepAnswer,
     StepRequest,
 )
-from agentgym.rollout.serving.chat_completion import ChatReply, ChatRequest
+from agentgym.rollout.serving.chat_completion import ChatCompletion, ChatRequest
 from agentgym.rollout.serving.shown import shown_messages
 from agentgym.trajectory import Status, StopReason, Trajectory
 from agentgym.types import Message, ToolResult, ToolSpec
@@ -45,7 +45,7 @@ MAX_KEPT = 4096
 class _Talk:
     """A conversation in progress: the messages and tools that the draft's row was rendered from."""
 
-    seat: Seat
+    session: AgentSession
     env: HostedEnv
     draft: Draft
     messages: list[Message]
@@ -63,12 +63,12 @@ class _Talk:
 class ServedLoop(RolloutLoop):
     """A RolloutLoop whose conversations are driven from outside, by agents that use chat completions.
 
-    An episode waits until an agent claims it. The agent then asks for replies and has them played (`Seat.chat`,
-    `Seat.step`). What it sends is compared with the conversation so far, message by message; text around an assistant's
-    message and reasoning that was left out make no difference. If the conversation continues, its ids do too: the
-    sampled ones, followed by the new messages. If the agent changed it (it dropped, changed or added something, or has
-    other tools), a new row begins with the render of what it sent. Either way a sampled id is trained once, in the row
-    it was sampled in. So an agent that only passes on what it gets leaves exactly the record that a RolloutLoop leaves.
+    An episode waits until an agent claims it. The agent then asks for replies and has them played (`chat` and `step` of
+    its `AgentSession`). What it sends is compared with the conversation so far, message by message; text around an
+    assistant's message and reasoning that was left out make no difference. If the conversation continues, its ids do
+    too: the sampled ones, followed by the new messages. If the agent changed it (dropped, changed or added something,
+    or has other tools), a new row begins with the render of what it sent. Either way a sampled id is trained once, in
+    the row it was sampled in. So an agent that only passes on what it gets leaves exactly the record of a RolloutLoop.
 
     An agent may ask several times before it steps: such a reply is a turn with reward 0. A request that repeats the
     last one is a retry, and gets the recorded reply. An agent that sends nothing for `idle_s` seconds is gone, and its
@@ -87,12 +87,12 @@ class ServedLoop(RolloutLoop):
         super().__init__(loop.engine, loop.renderer, loop.limits, loop.sampling, history=loop.history)
         self.idle_s = idle_s
         self.is_over = False
-        self._seats: dict[str, Seat] = {}
-        self._live: dict[str, Seat] = {}
-        """The seats of episodes that are played, by session."""
-        self._waiting: deque[Seat] = deque()
-        self._claims: deque[asyncio.Future[Seat | None]] = deque()
-        self._finished: deque[Seat] = deque()
+        self._sessions: dict[str, AgentSession] = {}
+        self._live: dict[str, AgentSession] = {}
+        """The sessions of episodes that are played, by the key of the episode's engine session."""
+        self._waiting: deque[AgentSession] = deque()
+        self._claims: deque[asyncio.Future[AgentSession | None]] = deque()
+        self._finished: deque[AgentSession] = deque()
         self._told: set[str] = set()
 
     @property
@@ -103,25 +103,25 @@ class ServedLoop(RolloutLoop):
     @property
     def num_playing(self) -> int:
         """The number of episodes that an agent plays."""
-        return sum(not seat.is_over for seat in self._seats.values()) - len(self._waiting)
+        return sum(not session.is_over for session in self._sessions.values()) - len(self._waiting)
 
     async def play(self, env: HostedEnv, episode: Episode) -> Trajectory:
         """Plays one episode, as `RolloutLoop.play` does, as soon as an agent has claimed it."""
-        seat = Seat(_name(episode))
-        self._seats[seat.name] = self._live[episode.session] = seat
-        self._offer(seat)
+        session = AgentSession(_name(episode))
+        self._sessions[session.name] = self._live[episode.session] = session
+        self._offer(session)
         trajectory = None
         try:
-            await seat.claimed.wait()
+            await session.claimed.wait()
             trajectory = await super().play(env, episode)
             return trajectory
         finally:
-            if seat in self._waiting:
-                self._waiting.remove(seat)
-            seat.close(trajectory)
-            if self._live.get(episode.session) is seat:
+            if session in self._waiting:
+                self._waiting.remove(session)
+            session.close(trajectory)
+            if self._live.get(episode.session) is session:
                 del self._live[episode.session]
-            self._forget_oldest(seat)
+            self._forget_oldest(session)
 
     # The agents' side
 
@@ -133,21 +133,21 @@ class ServedLoop(RolloutLoop):
         try:
             async with asyncio.timeout(wait_s):
                 while True:
-                    seat = await self._next_seat()
-                    seat.claimed.set()
+                    session = await self._next_session()
+                    session.claimed.set()
                     try:
-                        return await seat.opening()
+                        return await session.opening()
                     except EpisodeEnded:
                         continue  # its environment could not be reset
                     except asyncio.CancelledError:
-                        self._offer(seat)
+                        self._offer(session)
                         raise
         except TimeoutError:
             return None
 
-    def seat(self, name: str) -> Seat | None:
-        """Returns the seat of the episode's agent; None if there is no such episode, or its end was long ago."""
-        return self._seats.get(name)
+    def session(self, name: str) -> AgentSession | None:
+        """Returns the session of the episode's agent; None if there is no such episode, or its end was long ago."""
+        return self._sessions.get(name)
 
     def end(self) -> None:
         """Informs agents that wait for an episode that there will be none."""
@@ -157,53 +157,53 @@ class ServedLoop(RolloutLoop):
             if not claim.done():
                 claim.set_result(None)
 
-    async def _next_seat(self) -> Seat:
+    async def _next_session(self) -> AgentSession:
         while self._waiting:
-            seat = self._waiting.popleft()
-            if not seat.is_over:
-                return seat
+            session = self._waiting.popleft()
+            if not session.is_over:
+                return session
         if self.is_over:
             raise EpisodeEnded("the run is over: there are no more episodes", "run_over")
-        claim: asyncio.Future[Seat | None] = asyncio.get_running_loop().create_future()
+        claim: asyncio.Future[AgentSession | None] = asyncio.get_running_loop().create_future()
         self._claims.append(claim)
         try:
             given = await claim
         except asyncio.CancelledError:
-            if claim.done() and not claim.cancelled() and (seat_back := claim.result()) is not None:
-                self._offer(seat_back)
+            if claim.done() and not claim.cancelled() and (returned := claim.result()) is not None:
+                self._offer(returned)
             raise
         if given is None:
             raise EpisodeEnded("the run is over: there are no more episodes", "run_over")
         return given
 
-    def _offer(self, seat: Seat) -> None:
-        while self._claims and not seat.is_over:
+    def _offer(self, session: AgentSession) -> None:
+        while self._claims and not session.is_over:
             claim = self._claims.popleft()
             if not claim.done():
-                claim.set_result(seat)
+                claim.set_result(session)
                 return
-        if not seat.is_over:
-            self._waiting.append(seat)
+        if not session.is_over:
+            self._waiting.append(session)
 
-    def _forget_oldest(self, seat: Seat) -> None:
-        self._finished.append(seat)
+    def _forget_oldest(self, session: AgentSession) -> None:
+        self._finished.append(session)
         if len(self._finished) > MAX_KEPT:
             oldest = self._finished.popleft()
-            if self._seats.get(oldest.name) is oldest:
-                del self._seats[oldest.name]
+            if self._sessions.get(oldest.name) is oldest:
+                del self._sessions[oldest.name]
 
     # The conversation
 
     async def _converse(self, env: HostedEnv, draft: Draft) -> Ending:
         """Plays the conversation, until the environment, a budget or the agent's silence ends it."""
-        seat = self._live[draft.episode.session]
+        session = self._live[draft.episode.session]
         messages, tools = await self._open(env, draft)
         names = frozenset(tool.name for tool in tools)
-        talk = _Talk(seat, env, draft, messages, tools, shown_messages(messages, names), names)
-        seat.open(talk.shown, tools)
+        talk = _Talk(session, env, draft, messages, tools, shown_messages(messages, names), names)
+        session.open(talk.shown, tools)
         while True:
             try:
-                request = await seat.next_request(self.idle_s)
+                request = await session.next_request(self.idle_s)
                 if isinstance(request, ChatRequest):
                     ending = await self._chat(talk, request)
                 else:
@@ -211,7 +211,7 @@ class ServedLoop(RolloutLoop):
                 talk.is_full = False
             except RequestRefused as refusal:
                 talk.is_full = refusal.code == CONTEXT_EXCEEDED
-                seat.answer(refusal)
+                session.answer(refusal)
                 continue
             except AgentGone as gone:
                 if talk.is_full and (draft.turns or talk.reply):  # the agent gave up at a full window, as a loop does
@@ -241,10 +241,10 @@ class ServedLoop(RolloutLoop):
         talk.names = frozenset(tool.name for tool in talk.tools) if request.calls_tools else frozenset()
         talk.shown += shown_messages([message], talk.names)
         talk.reply = message
-        turn, finish = len(draft.turns), completion.finish_reason
+        turn, finish, created = len(draft.turns), completion.finish_reason, int(time.time())
         name = f"chatcmpl-{draft.episode.session.replace('/', '.')}-{turn}"
-        talk.seat.answer(
-            ChatReply(name, turn, talk.shown[-1], finish, num_prompt, len(completion.ids), created=int(time.time()))
+        talk.session.answer(
+            ChatCompletion(name, turn, talk.shown[-1], finish, num_prompt, len(completion.ids), created)
         )
         if finish == "length" and not is_own_bound and not self._may_answer(cut):
             draft.end_turn(None)
@@ -274,10 +274,10 @@ class ServedLoop(RolloutLoop):
         is_completed = ending is not None and ending.status is Status.COMPLETED
         is_cut = ending is not None and not is_completed
         history = None if answer.history is None else tuple(talk.shown)
-        talk.seat.answer(StepAnswer(tuple(shown), answer.reward, is_completed, is_cut, turn, history))
+        talk.session.answer(StepAnswer(tuple(shown), answer.reward, is_completed, is_cut, turn, history))
         return ending
 
-    def _lengthen(self, talk: _Talk, answer: Answer) -> Ending | None:
+    def _lengthen(self, talk: _Talk, answer: EnvStep) -> Ending | None:
         exceeded = self._extend(talk.draft, answer, talk.messages, talk.tools)
         return None if exceeded is None else Ending(Status.TRUNCATED, exceeded)
 
@@ -289,9 +289,9 @@ class ServedLoop(RolloutLoop):
         answer = self._agents_answer(talk, new or ())
         prompt_ids = self._render(request) if answer is None else []
         self._check_room(len(prompt_ids))
-        talk.draft.end_turn(answer or Answer("", ()))
+        talk.draft.end_turn(answer or EnvStep("", ()))
         talk.reply = None
-        ending = self._ending(answer or Answer("", ()), talk.draft)
+        ending = self._ending(answer or EnvStep("", ()), talk.draft)
         if ending is not None:
             return ending
         if answer is None:
@@ -300,7 +300,7 @@ class ServedLoop(RolloutLoop):
         talk.shown += answer.messages
         return self._lengthen(talk, answer)
 
-    def _agents_answer(self, talk: _Talk, new: Sequence[Message]) -> Answer | None:
+    def _agents_answer(self, talk: _Talk, new: Sequence[Message]) -> EnvStep | None:
         """Returns the agent's own answer to a reply, if it can be recorded: a result for each call, and one text."""
         assert talk.reply is not None
         results = [message for message in new if message.role == "tool"]
@@ -317,7 +317,7 @@ class ServedLoop(RolloutLoop):
         names = [getattr(call, "name", "") for call in calls]
         pairs = zip(results, names, strict=False)
         told = tuple(ToolResult(result.tool_call_id or "", name, result.content) for result, name in pairs)
-        return Answer("\n".join(message.content for message in said or results), tuple(new), tool_results=told)
+        return EnvStep("\n".join(message.content for message in said or results), tuple(new), tool_results=told)
 
     def _render(self, request: ChatRequest) -> list[int]:
         """Returns the ids of what the agent sent; raises RequestRefused if the chat format cannot render it."""

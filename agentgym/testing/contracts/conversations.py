@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from agentgym.types import JSON, Message, ToolCall, ToolSpec
 
-__all__ = ["CONVERSATIONS", "GO", "TOOLS", "Conversation", "Exchange", "exchanges", "random_conversation"]
+__all__ = ["CONVERSATIONS", "GO", "TOOLS", "ChatExchange", "SampleConversation", "exchanges", "random_conversation"]
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
-    """A named conversation: `Conversation("a greeting", (Message("user", "Hi."),))`."""
+class SampleConversation:
+    """A named conversation: `SampleConversation("a greeting", (Message("user", "Hi."),))`."""
 
     name: str
     messages: tuple[Message, ...]
@@ -21,7 +21,7 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class ChatExchange:
     """A reply with what precedes and follows it: the input that `extend` has to get right."""
 
     history: tuple[Message, ...]
@@ -31,14 +31,14 @@ class Exchange:
     tools: tuple[ToolSpec, ...]
 
 
-def exchanges(conversation: Conversation) -> Iterator[Exchange]:
+def exchanges(conversation: SampleConversation) -> Iterator[ChatExchange]:
     """Yields every reply of a conversation that something follows."""
     messages = conversation.messages
     places = [place for place, message in enumerate(messages) if message.role == "assistant"]
     for place, end in zip(places, [*places[1:], len(messages)], strict=False):
         if place and end > place + 1:
             new = messages[place + 1 : end]
-            yield Exchange(messages[:place], messages[place], new, conversation.tools)
+            yield ChatExchange(messages[:place], messages[place], new, conversation.tools)
 
 
 def _spec(name: str, description: str, **properties: JSON) -> ToolSpec:
@@ -254,7 +254,7 @@ def _loops() -> Iterator[tuple[str, _Script]]:
 PIECES = (*(" ", "\n", "\n\n", "\t"), *("", "a", "Go", " north", "1", "23", "."), *("é", "日本", "🙂"), *"\"\\'{}")
 
 
-def random_conversation(seed: int) -> Conversation:
+def random_conversation(seed: int) -> SampleConversation:
     """Returns a conversation in an order of roles that agents meet, with texts that are often merged or trimmed."""
     rng = random.Random(seed)
 
@@ -276,17 +276,17 @@ def random_conversation(seed: int) -> Conversation:
                 script.say("user", text())
         else:
             script.say("assistant", text(), reasoning).say("user", text())
-    return Conversation(f"random {seed}", tuple(script.messages), TOOLS if has_tools else ())
+    return SampleConversation(f"random {seed}", tuple(script.messages), TOOLS if has_tools else ())
 
 
-def _conversations() -> Iterator[Conversation]:
+def _conversations() -> Iterator[SampleConversation]:
     for name, script in (*_talks(), *_with_reasoning()):
-        yield Conversation(name, tuple(script.messages))
+        yield SampleConversation(name, tuple(script.messages))
     for name, script in (*_plays(), *_loops()):
-        yield Conversation(name, tuple(script.messages), TOOLS)
+        yield SampleConversation(name, tuple(script.messages), TOOLS)
     for seed in range(25):
         yield random_conversation(seed)
 
 
-CONVERSATIONS: tuple[Conversation, ...] = tuple(_conversations())
+CONVERSATIONS: tuple[SampleConversation, ...] = tuple(_conversations())
 """The conversations; the calls of each have ids of nine letters and digits, which every template takes."""

@@ -27,10 +27,10 @@ from agentgym.testing.contracts.env_subject import (
     MAX_STEPS,
     Check,
     Complaint,
-    Subject,
+    EnvUnderTest,
     difference,
+    json_default,
     line,
-    plain,
     transcript,
 )
 from agentgym.testing.contracts.env_tasks import TASK_CHECKS
@@ -92,10 +92,10 @@ def examine_env(
         raise UnknownName(f"no check {unknown[0]!r}{nearest(unknown[0], CHECKS) or '.'} Known: {', '.join(CHECKS)}")
     if isinstance(env, str):
         resolve_env(env)  # an unknown name is the caller's mistake, not a finding
-        subject = Subject(lambda **own: resolve_env(env, own)(), dict(kwargs or {}), env)
+        subject = EnvUnderTest(lambda **own: resolve_env(env, own)(), dict(kwargs or {}), env)
     else:
         maker: Any = type(env) if isinstance(env, TextEnv) else env
-        subject = Subject(maker, dict(kwargs or {}))
+        subject = EnvUnderTest(maker, dict(kwargs or {}))
     verdicts: list[Verdict] = []
     for name, check in CHECKS.items():
         if only and name not in only:
@@ -106,7 +106,7 @@ def examine_env(
     return verdicts
 
 
-def _verdict(name: str, check: Check, subject: Subject) -> Verdict:
+def _verdict(name: str, check: Check, subject: EnvUnderTest) -> Verdict:
     findings: list[Finding] = []
     unclaimed: list[str] = []
     with captured_output() as printed:
@@ -125,7 +125,7 @@ def _verdict(name: str, check: Check, subject: Subject) -> Verdict:
     return Verdict(name, "not claimed" if unclaimed else "passed", (), told)
 
 
-def _makes(make: Subject) -> Iterator[Complaint]:
+def _makes(make: EnvUnderTest) -> Iterator[Complaint]:
     env: object = make()
     if not isinstance(env, TextEnv):
         yield "error", f"it is a {type(env).__name__}; derive it from agentgym.envs.TextEnv or ToolEnv"
@@ -136,7 +136,7 @@ def _makes(make: Subject) -> Iterator[Complaint]:
         yield "error", "there is neither a system_prompt nor a first observation: nothing tells what to do"
 
 
-def _gymnasium(make: Subject) -> Iterator[Complaint]:
+def _gymnasium(make: EnvUnderTest) -> Iterator[Complaint]:
     env = make()
     with warnings.catch_warnings(record=True) as caught, contextlib.closing(env):
         warnings.simplefilter("always")
@@ -145,7 +145,7 @@ def _gymnasium(make: Subject) -> Iterator[Complaint]:
         yield "warning", f"Gymnasium's check_env: {warning.message}"
 
 
-def _reproducible(make: Subject) -> Iterator[Complaint]:
+def _reproducible(make: EnvUnderTest) -> Iterator[Complaint]:
     for seed in (0, 1):
         env = make()
         first, again, fresh = transcript(env, seed), transcript(env, seed), _transcript_of_new(make, seed)
@@ -160,13 +160,13 @@ def _reproducible(make: Subject) -> Iterator[Complaint]:
                 return
 
 
-def _uses_seed(make: Subject) -> Iterator[Complaint]:
+def _uses_seed(make: EnvUnderTest) -> Iterator[Complaint]:
     episodes = {"\n".join(_transcript_of_new(make, seed, policy_seed=0)) for seed in SEEDS}
     if len(episodes) == 1:
         yield "error", f"{len(SEEDS)} seeds give the same episode; draw the task from self.np_random"
 
 
-def _observations(make: Subject) -> Iterator[Complaint]:
+def _observations(make: EnvUnderTest) -> Iterator[Complaint]:
     for observation, info in _play_observations(make):
         messages = info["messages"]
         text = "\n".join(message.content for message in messages if isinstance(message.content, str))
@@ -181,7 +181,7 @@ def _observations(make: Subject) -> Iterator[Complaint]:
         return
 
 
-def _text_only(make: Subject) -> Iterator[Complaint]:
+def _text_only(make: EnvUnderTest) -> Iterator[Complaint]:
     for observation, info in _play_observations(make):
         contents = [observation, *(message.content for message in info["messages"])]
         for content in contents:
@@ -193,7 +193,7 @@ def _text_only(make: Subject) -> Iterator[Complaint]:
                 return
 
 
-def _leaked_methods(make: Subject) -> Iterator[Complaint]:
+def _leaked_methods(make: EnvUnderTest) -> Iterator[Complaint]:
     env = make()
     env.reset(seed=0)
     names = [spec.name for spec in env.tool_specs]
@@ -212,17 +212,17 @@ def _leaked_methods(make: Subject) -> Iterator[Complaint]:
     env.close()
 
 
-def _serialisable(make: Subject) -> Iterator[Complaint]:
+def _serialisable(make: EnvUnderTest) -> Iterator[Complaint]:
     for _, info in _play_observations(make):
         for key, value in info.items():
             try:
-                json.dumps(value, default=plain)
+                json.dumps(value, default=json_default)
             except (TypeError, ValueError) as error:
                 yield "error", f"info[{key!r}] cannot be written to a file: {error}"
                 return
 
 
-def _has_turn_limit(make: Subject) -> Iterator[Complaint]:
+def _has_turn_limit(make: EnvUnderTest) -> Iterator[Complaint]:
     env = make()
     env.reset(seed=0)
     limit = env.max_turns
@@ -234,7 +234,7 @@ def _has_turn_limit(make: Subject) -> Iterator[Complaint]:
     env.close()
 
 
-def _answers(make: Subject) -> Iterator[Complaint]:
+def _answers(make: EnvUnderTest) -> Iterator[Complaint]:
     env = make()
     observation, _ = env.reset(seed=0)
     if not env.tool_specs:
@@ -257,7 +257,7 @@ def _answers(make: Subject) -> Iterator[Complaint]:
     env.close()
 
 
-def _after_the_end(make: Subject) -> Iterator[Complaint]:
+def _after_the_end(make: EnvUnderTest) -> Iterator[Complaint]:
     env = make()
     if not _plays_to_the_end(env, max(MAX_STEPS, env.max_turns or 0)):
         env.close()
@@ -272,7 +272,7 @@ def _after_the_end(make: Subject) -> Iterator[Complaint]:
     env.close()
 
 
-def _closes(make: Subject) -> Iterator[Complaint]:
+def _closes(make: EnvUnderTest) -> Iterator[Complaint]:
     env = make()
     env.close()
     env.reset(seed=0)
@@ -281,7 +281,7 @@ def _closes(make: Subject) -> Iterator[Complaint]:
     yield from ()
 
 
-def _async_agrees(make: Subject) -> Iterator[Complaint]:
+def _async_agrees(make: EnvUnderTest) -> Iterator[Complaint]:
     env = make()
     sync = transcript(env, 0)
     env.close()
@@ -312,7 +312,7 @@ CHECKS: dict[str, Check] = {
 """The checks by name, in the order in which they run."""
 
 
-def _play_observations(make: Subject) -> Iterator[tuple[str, dict[str, Any]]]:
+def _play_observations(make: EnvUnderTest) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the observations and infos of one random episode, including the answer to plain text."""
     env = make()
     observation, info = env.reset(seed=0)
@@ -337,7 +337,7 @@ def _plays_to_the_end(env: TextEnv, steps: int) -> bool:
     return False
 
 
-def _transcript_of_new(make: Subject, seed: int, policy_seed: int | None = None) -> list[str]:
+def _transcript_of_new(make: EnvUnderTest, seed: int, policy_seed: int | None = None) -> list[str]:
     env = make()
     try:
         return transcript(env, seed, policy_seed)

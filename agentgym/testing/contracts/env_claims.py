@@ -12,7 +12,7 @@ from agentgym.envs.base.policies import POLICIES, PolicyFactory, RandomPolicy, p
 from agentgym.envs.base.seeds import EVAL_SEED_START
 from agentgym.envs.base.text_env import StepResult, TextEnv
 from agentgym.testing.contracts.env_canaries import CANARIES
-from agentgym.testing.contracts.env_subject import Check, Complaint, Episode, Subject, play, texts
+from agentgym.testing.contracts.env_subject import Check, Complaint, EnvUnderTest, EpisodeResult, play_episode, texts
 
 __all__ = ["CLAIMS"]
 
@@ -25,7 +25,7 @@ MAX_ERRORS = 4.0
 ROUNDING = 1e-6
 
 
-def _complete(make: Subject) -> Iterator[Complaint]:
+def _complete(make: EnvUnderTest) -> Iterator[Complaint]:
     card = make.card()
     if card is None:
         yield "not claimed", NO_CARD
@@ -57,7 +57,7 @@ def _complete(make: Subject) -> Iterator[Complaint]:
         made.close()
 
 
-def _oracle(make: Subject) -> Iterator[Complaint]:
+def _oracle(make: EnvUnderTest) -> Iterator[Complaint]:
     subjects = _claiming(make, "oracle")
     if not subjects:
         yield "not claimed", "it has no oracle (a method make_oracle)"
@@ -68,7 +68,7 @@ def _oracle(make: Subject) -> Iterator[Complaint]:
                 return
 
 
-def _cheat(make: Subject) -> Iterator[Complaint]:
+def _cheat(make: EnvUnderTest) -> Iterator[Complaint]:
     subjects = _claiming(make, "cheat")
     if not subjects:
         yield "not claimed", "it has no cheat (a method make_cheat)"
@@ -79,7 +79,7 @@ def _cheat(make: Subject) -> Iterator[Complaint]:
                 return
 
 
-def _claiming(make: Subject, kind: str) -> list[Subject]:
+def _claiming(make: EnvUnderTest, kind: str) -> list[EnvUnderTest]:
     """Returns the environment in every difficulty, if it has an oracle or a cheat, by a method or by its card."""
     card = make.card()
     env = make()
@@ -89,7 +89,7 @@ def _claiming(make: Subject, kind: str) -> list[Subject]:
     return [make] if card is None else list(make.difficulties(card))
 
 
-def _canaries(make: Subject) -> Iterator[Complaint]:
+def _canaries(make: EnvUnderTest) -> Iterator[Complaint]:
     card = make.card()
     if card is None:
         yield "not claimed", NO_CARD
@@ -109,7 +109,7 @@ def _canaries(make: Subject) -> Iterator[Complaint]:
                 break
 
 
-def _baseline(make: Subject) -> Iterator[Complaint]:
+def _baseline(make: EnvUnderTest) -> Iterator[Complaint]:
     card = make.card()
     if card is None or not card.baseline:
         yield "not claimed", NO_CARD if card is None else "the card tells no baseline"
@@ -128,7 +128,7 @@ def _baseline(make: Subject) -> Iterator[Complaint]:
             yield "error", f"the card says that {kind} scores {claimed:g}; over {n} tasks it scores {mean:.3f}"
 
 
-def _reward_range(make: Subject) -> Iterator[Complaint]:
+def _reward_range(make: EnvUnderTest) -> Iterator[Complaint]:
     card = make.card()
     low, high = (-math.inf, math.inf) if card is None else card.reward_range
     for name, policy in _players(make, card).items():
@@ -143,7 +143,7 @@ def _reward_range(make: Subject) -> Iterator[Complaint]:
         yield "not claimed", NO_CARD
 
 
-def _leaks(make: Subject) -> Iterator[Complaint]:
+def _leaks(make: EnvUnderTest) -> Iterator[Complaint]:
     env = make()
     claimed = callable(getattr(env, "secrets", None))
     env.close()
@@ -156,7 +156,7 @@ def _leaks(make: Subject) -> Iterator[Complaint]:
             env = subject()
             watch = _SecretWatch(env)
             for seed in SEEDS[:4]:
-                play(env, policy(env), seed, watch)
+                play_episode(env, policy(env), seed, watch)
                 if watch.found:
                     yield "error", f"{watch.found} ({name}, seed {seed}{_where(subject)})"
                     env.close()
@@ -195,7 +195,7 @@ def _holds(text: str, secret: str) -> bool:
     return bool(secret) and re.search(rf"(?<!\w){re.escape(secret)}(?!\w)", text, re.IGNORECASE) is not None
 
 
-def _spaces(make: Subject) -> Iterator[Complaint]:
+def _spaces(make: EnvUnderTest) -> Iterator[Complaint]:
     complaints: list[str] = []
     env = make()
 
@@ -206,13 +206,13 @@ def _spaces(make: Subject) -> Iterator[Complaint]:
             complaints.append(f"the reply {reply[:60]!r} is not in the action_space")
 
     for policy in (RandomPolicy(), CANARIES["random text"]()):
-        play(env, policy, 0, watch)
+        play_episode(env, policy, 0, watch)
     env.close()
     if complaints:
         yield "error", complaints[0]
 
 
-def _players(make: Subject, card: EnvCard | None) -> dict[str, PolicyFactory]:
+def _players(make: EnvUnderTest, card: EnvCard | None) -> dict[str, PolicyFactory]:
     """Returns all players: the canaries, random, and the card's oracle and cheat."""
     claimed = [kind for kind in ("oracle", "cheat") if card is not None and getattr(card, kind)]
     return {name: _canary(name) for name in CANARIES} | {kind: _known_policy(kind) for kind in ("random", *claimed)}
@@ -226,21 +226,21 @@ def _canary(name: str) -> PolicyFactory:
     return lambda _: CANARIES[name]()
 
 
-def _episodes(make: Subject, policy: PolicyFactory, seeds: Sequence[int]) -> Iterator[tuple[int, Episode]]:
+def _episodes(make: EnvUnderTest, policy: PolicyFactory, seeds: Sequence[int]) -> Iterator[tuple[int, EpisodeResult]]:
     env = make()
     try:
         for seed in seeds:
-            yield seed, play(env, policy(env), seed)
+            yield seed, play_episode(env, policy(env), seed)
     finally:
         env.close()
 
 
-def _describe_episode(make: Subject, seed: int, episode: Episode) -> str:
+def _describe_episode(make: EnvUnderTest, seed: int, episode: EpisodeResult) -> str:
     told = "no verdict" if episode.success is None else f"success {episode.success:g}"
     return f"reward {episode.reward:g}, {told} at seed {seed}{_where(make)}"
 
 
-def _where(make: Subject) -> str:
+def _where(make: EnvUnderTest) -> str:
     return f" with {make}" if make.kwargs else ""
 
 

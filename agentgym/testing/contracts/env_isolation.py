@@ -22,7 +22,15 @@ import psutil
 
 from agentgym.envs.base.action import Action
 from agentgym.envs.base.policies import RandomPolicy
-from agentgym.testing.contracts.env_subject import MAX_STEPS, Check, Complaint, Subject, difference, line, transcript
+from agentgym.testing.contracts.env_subject import (
+    MAX_STEPS,
+    Check,
+    Complaint,
+    EnvUnderTest,
+    difference,
+    line,
+    transcript,
+)
 
 __all__ = ["ISOLATION"]
 
@@ -45,7 +53,7 @@ env.close()
 """
 
 
-def _global_state(make: Subject) -> Iterator[Complaint]:
+def _global_state(make: EnvUnderTest) -> Iterator[Complaint]:
     kept, kept_numpy = random.getstate(), np.random.get_state()
     try:
         told = []
@@ -66,7 +74,7 @@ def _global_state(make: Subject) -> Iterator[Complaint]:
         yield "error", f"the global random state changes the episode: {difference(*told)}; draw from self.np_random"
 
 
-def _another_process(make: Subject) -> Iterator[Complaint]:
+def _another_process(make: EnvUnderTest) -> Iterator[Complaint]:
     if not make.env_id:
         yield "not claimed", "it was given as an object: by its id or place another process plays it too"
         return
@@ -85,7 +93,7 @@ def _another_process(make: Subject) -> Iterator[Complaint]:
         yield "error", f"another process plays another episode: {difference(here, there)}; sort what a set gives"
 
 
-def _side_by_side(make: Subject) -> Iterator[Complaint]:
+def _side_by_side(make: EnvUnderTest) -> Iterator[Complaint]:
     alone = [_play_transcript(make, seed) for seed in range(SIDE_BY_SIDE)]
     together = threading.Barrier(SIDE_BY_SIDE)  # all have started before any goes on
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
@@ -104,7 +112,7 @@ def _side_by_side(make: Subject) -> Iterator[Complaint]:
         )
 
 
-def _play_transcript(make: Subject, seed: int, together: threading.Barrier | None = None) -> list[str]:
+def _play_transcript(make: EnvUnderTest, seed: int, together: threading.Barrier | None = None) -> list[str]:
     env = make()
     try:
         return transcript(env, seed, steps=SHORT_STEPS, begun=None if together is None else together.wait)
@@ -116,7 +124,7 @@ def _play_transcript(make: Subject, seed: int, together: threading.Barrier | Non
         env.close()
 
 
-def _identical_starts(make: Subject) -> Iterator[Complaint]:
+def _identical_starts(make: EnvUnderTest) -> Iterator[Complaint]:
     """Checks that members of a group begin alike, whatever their environments played before."""
     starts = []
     used = make()
@@ -142,7 +150,7 @@ def _identical_starts(make: Subject) -> Iterator[Complaint]:
             return
 
 
-def _fork(make: Subject) -> Iterator[Complaint]:
+def _fork(make: EnvUnderTest) -> Iterator[Complaint]:
     env = make()
     if not callable(getattr(env, "fork", None)):
         yield "not claimed", "it has no method fork()"
@@ -165,7 +173,7 @@ def _fork(make: Subject) -> Iterator[Complaint]:
             return
 
 
-def _actions(make: Subject) -> tuple[list[Action], list[Action]]:
+def _actions(make: EnvUnderTest) -> tuple[list[Action], list[Action]]:
     """Returns the replies of a random episode, before and after the fork."""
     env = make()
     observation, _ = env.reset(seed=0)
@@ -215,7 +223,7 @@ class _Held:
         return found
 
 
-def _releases(make: Subject) -> Iterator[Complaint]:
+def _releases(make: EnvUnderTest) -> Iterator[Complaint]:
     kept = tempfile.tempdir
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         tempfile.tempdir = folder
@@ -236,7 +244,7 @@ def _releases(make: Subject) -> Iterator[Complaint]:
         )
 
 
-def _play_and_close(make: Subject) -> None:
+def _play_and_close(make: EnvUnderTest) -> None:
     for steps in (ABANDONED_AFTER, MAX_STEPS):
         env = make()
         transcript(env, 0, steps=steps)

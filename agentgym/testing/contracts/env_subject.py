@@ -13,7 +13,18 @@ from agentgym.envs.base.policies import Policy, RandomPolicy
 from agentgym.envs.base.text_env import StepResult, TextEnv
 from agentgym.types import JSON
 
-__all__ = ["Check", "Complaint", "Episode", "Subject", "difference", "line", "plain", "play", "texts", "transcript"]
+__all__ = [
+    "Check",
+    "Complaint",
+    "EnvUnderTest",
+    "EpisodeResult",
+    "difference",
+    "json_default",
+    "line",
+    "play_episode",
+    "texts",
+    "transcript",
+]
 
 MAX_STEPS = 60
 UNLIMITED_STEPS = 100
@@ -27,8 +38,8 @@ Complaint: TypeAlias = tuple[Literal["error", "warning", "not claimed"], str]
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
-    """An environment under examination; a call makes one: `Subject(Lock, env_id="Lock-v0")().reset(seed=0)`."""
+class EnvUnderTest:
+    """An environment under examination; a call makes one: `EnvUnderTest(Lock, env_id="Lock-v0")().reset(seed=0)`."""
 
     maker: Callable[..., TextEnv]
     kwargs: Mapping[str, JSON] = dataclasses.field(default_factory=dict)
@@ -38,7 +49,7 @@ class Subject:
     def __call__(self) -> TextEnv:
         return self.maker(**self.kwargs)
 
-    def at(self, **kwargs: JSON) -> Subject:
+    def at(self, **kwargs: JSON) -> EnvUnderTest:
         """Returns the same environment with other keywords."""
         return dataclasses.replace(self, kwargs={**self.kwargs, **kwargs})
 
@@ -50,7 +61,7 @@ class Subject:
         finally:
             env.close()
 
-    def difficulties(self, card: EnvCard) -> Iterator[Subject]:
+    def difficulties(self, card: EnvCard) -> Iterator[EnvUnderTest]:
         """Yields the environment as it is, then in every difficulty of its card."""
         yield self
         if card.difficulty is not None:
@@ -61,11 +72,11 @@ class Subject:
         return ", ".join(f"{name}={value}" for name, value in self.kwargs.items())
 
 
-Check: TypeAlias = Callable[[Subject], Iterator[Complaint]]
+Check: TypeAlias = Callable[[EnvUnderTest], Iterator[Complaint]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Episode:
+class EpisodeResult:
     """The outcome of an episode."""
 
     reward: float
@@ -80,7 +91,9 @@ class Episode:
         return self.reward if self.success is None else self.success
 
 
-def play(env: TextEnv, policy: Policy, seed: int, watch: Callable[[str, StepResult], None] | None = None) -> Episode:
+def play_episode(
+    env: TextEnv, policy: Policy, seed: int, watch: Callable[[str, StepResult], None] | None = None
+) -> EpisodeResult:
     """Plays one episode; `watch` gets each reply and its result, and first "" and the result of the reset."""
     observation, info = env.reset(seed=seed)
     if watch is not None:
@@ -95,7 +108,7 @@ def play(env: TextEnv, policy: Policy, seed: int, watch: Callable[[str, StepResu
         if watch is not None:
             watch(str(action), result)
     success = info.get("metrics", {}).get("success")
-    return Episode(reward, None if success is None else float(success), ended)
+    return EpisodeResult(reward, None if success is None else float(success), ended)
 
 
 def transcript(
@@ -127,10 +140,10 @@ def transcript(
 
 def line(*parts: object) -> str:
     """Returns the parts of a step as one line, whatever they hold."""
-    return json.dumps(parts, default=lambda value: plain(value, strict=False), sort_keys=True)
+    return json.dumps(parts, default=lambda value: json_default(value, strict=False), sort_keys=True)
 
 
-def plain(value: object, strict: bool = True) -> object:
+def json_default(value: object, strict: bool = True) -> object:
     """Returns the form in which the run folder writes a value that JSON does not know: dataclasses only."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from agentgym.envs.base.seeds import EVAL_SEED_START
 from agentgym.envs.base.text_env import TextEnv
-from agentgym.testing.contracts.env_subject import Check, Complaint, Subject
+from agentgym.testing.contracts.env_subject import Check, Complaint, EnvUnderTest
 
 __all__ = ["TASK_CHECKS"]
 
@@ -21,7 +21,7 @@ STRIDE = 7919
 """The distance of training seeds, as in a run."""
 
 
-def _held_out_tasks(make: Subject) -> Iterator[Complaint]:
+def _held_out_tasks(make: EnvUnderTest) -> Iterator[Complaint]:
     env = make()
     held_out = _digests(env, range(EVAL_SEED_START, EVAL_SEED_START + NUM_HELD_OUT))
     training = _digests(env, range(0, STRIDE * NUM_TRAINING, STRIDE))

@@ -10,7 +10,7 @@ import jsonschema
 
 from agentgym.envs.base.action import Action
 from agentgym.envs.base.policies import RandomPolicy
-from agentgym.testing.contracts.env_subject import Check, Complaint, Subject
+from agentgym.testing.contracts.env_subject import Check, Complaint, EnvUnderTest
 from agentgym.testing.contracts.tool_watch import is_deliberate, is_over_an_argument, watch_tools
 from agentgym.types import Message, ToolCall, ToolResult, ToolSpec
 
@@ -22,7 +22,7 @@ DRAWS = 20
 SEEDS = range(4)
 
 
-def _valid_schemas(make: Subject) -> Iterator[Complaint]:
+def _valid_schemas(make: EnvUnderTest) -> Iterator[Complaint]:
     specs = _specs(make)
     if not specs:
         yield "not claimed", "it has no tools"
@@ -37,7 +37,7 @@ def _valid_schemas(make: Subject) -> Iterator[Complaint]:
             yield "error", f"the parameters of the tool {spec.name!r} are of type {kind!r}; they are an object"
 
 
-def _honoured_schemas(make: Subject) -> Iterator[Complaint]:
+def _honoured_schemas(make: EnvUnderTest) -> Iterator[Complaint]:
     specs = _specs(make)
     if not specs:
         yield "not claimed", "it has no tools"
@@ -61,7 +61,7 @@ def _against(spec: ToolSpec) -> Iterator[dict[str, Any]]:
     yield from (arguments for arguments in tries if not validator.is_valid(arguments))
 
 
-def _refusal(make: Subject, call: ToolCall) -> str:
+def _refusal(make: EnvUnderTest, call: ToolCall) -> str:
     """Returns what is wrong with the answer to a bad call; "" if it is refused as it should be."""
     env = make()
     try:
@@ -79,7 +79,7 @@ def _refusal(make: Subject, call: ToolCall) -> str:
     return "" if answer.error is not None else f"is run: {answer.content[:80]!r}; refuse it with ToolResult.error"
 
 
-def _accepts(make: Subject, spec: ToolSpec) -> Iterator[Complaint]:
+def _accepts(make: EnvUnderTest, spec: ToolSpec) -> Iterator[Complaint]:
     """Checks that a call that fits the schema is not refused."""
     env = make()
     observation, _ = env.reset(seed=0)
@@ -100,7 +100,7 @@ def _valid_call(policy: RandomPolicy, spec: ToolSpec, observation: str) -> ToolC
     return next((call for call in drawn if validator.is_valid(call.arguments)), None)
 
 
-def _raising_tools(make: Subject) -> Iterator[Complaint]:
+def _raising_tools(make: EnvUnderTest) -> Iterator[Complaint]:
     """Calls each tool with arguments that fit its schema, in several episodes."""
     specs = _specs(make)
     if not specs:
@@ -115,7 +115,7 @@ def _raising_tools(make: Subject) -> Iterator[Complaint]:
             yield "warning", f"{spec.name} raised in each of {len(outcomes)} calls that fit its schema: {told[:500]}"
 
 
-def _call_outcome(make: Subject, spec: ToolSpec, seed: int) -> tuple[str | None, str] | None:
+def _call_outcome(make: EnvUnderTest, spec: ToolSpec, seed: int) -> tuple[str | None, str] | None:
     """Returns what a call of the tool raised and what is wrong with that; None if no fitting call was drawn."""
     env = make()
     try:
@@ -151,7 +151,7 @@ def _answer(info: Mapping[str, Any]) -> ToolResult | None:
     return next((result for result in results if result.call_id == "check_0"), None)
 
 
-def _specs(make: Subject) -> tuple[ToolSpec, ...]:
+def _specs(make: EnvUnderTest) -> tuple[ToolSpec, ...]:
     env = make()
     env.reset(seed=0)
     specs = env.tool_specs

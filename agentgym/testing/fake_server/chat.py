@@ -10,8 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentgym.errors import AgentGymError
-from agentgym.testing.fake_server.generate import Dropped, GenerateRequest, Generator, Refused, Run, read_request
-from agentgym.testing.fake_server.http import Answer, Call, Stream
+from agentgym.testing.fake_server.generate import (
+    Dropped,
+    GenerateRequest,
+    Generator,
+    HttpError,
+    Run,
+    read_generate_request,
+)
+from agentgym.testing.fake_server.http import HttpAnswer, HttpCall, HttpStream
 from agentgym.testing.fake_server.model import FakeModel
 from agentgym.types import AnyCall, MalformedCall, Message, ToolCall, ToolSpec
 
@@ -38,34 +45,34 @@ class FakeChat:
         self._model = model
         self._generator = generator
 
-    async def complete(self, call: Call) -> Answer | Stream:
-        """Answers a request to the endpoint; raises Refused."""
+    async def complete(self, call: HttpCall) -> HttpAnswer | HttpStream:
+        """Answers a request to the endpoint; raises HttpError."""
         try:
             chat = self._read(call.body)
             run = await self._generator.start(chat.request)
-        except Refused as refused:
+        except HttpError as refused:
             raise _in_openai_words(refused) from refused
         if call.body.get("stream"):
-            return Stream(self._events(chat, run))
+            return HttpStream(self._events(chat, run))
         try:
-            return Answer(self._whole(chat, await self._generator.whole(run)))
+            return HttpAnswer(self._whole(chat, await self._generator.whole(run)))
         except Dropped as dropped:
             raise Dropped(self._whole(chat, dropped.answer)) from dropped
 
     def _read(self, body: Mapping[str, Any]) -> _Chat:
         listed, tools = body.get("messages"), body.get("tools") or ()
         if not listed:
-            raise Refused.bad("Messages cannot be empty.")
+            raise HttpError.bad("Messages cannot be empty.")
         for name in NOT_STREAMED:
             if body.get("stream") and body.get(name):
-                raise Refused.bad(
+                raise HttpError.bad(
                     f"{name} is not supported with streaming. Please set stream=false when using {name}=true."
                 )
         try:
             specs = [_tool_spec(tool) for tool in tools] if body.get("tool_choice") != "none" else []
             ids = self._model.renderer.render([_message(entry) for entry in listed], specs)
         except (AgentGymError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise Refused.bad(f"messages or tools cannot be read: {type(error).__name__}: {error}") from error
+            raise HttpError.bad(f"messages or tools cannot be read: {type(error).__name__}: {error}") from error
         room = max(self._model.context_window - len(ids) - 6, 1)
         num_new = body.get("max_completion_tokens") or body.get("max_tokens") or room
         params = {name: body[name] for name in PASSED if body.get(name) is not None}
@@ -78,7 +85,7 @@ class FakeChat:
             "return_logprob": True,
             "return_text_in_logprobs": True,
         }
-        request = read_request(native, self._model)
+        request = read_generate_request(native, self._model)
         return _Chat(request, str(body.get("model", "")), bool(specs), body)
 
     def _whole(self, chat: _Chat, answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,13 +180,13 @@ def _logprobs(meta: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _in_openai_words(refused: Refused) -> Refused:
+def _in_openai_words(refused: HttpError) -> HttpError:
     error = refused.body.get("error")
     if not isinstance(error, Mapping):
         return refused
     kind = "BadRequestError" if refused.status == 400 else "RateLimitError"
     body = {"object": "error", "message": error["message"], "type": kind, "param": None, "code": refused.status}
-    return Refused(refused.status, body, refused.headers)
+    return HttpError(refused.status, body, refused.headers)
 
 
 def _message(entry: Mapping[str, Any]) -> Message:

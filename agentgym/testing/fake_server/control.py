@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.errors import RunFolderError
-from agentgym.testing.fake_server.generate import RESERVED_TOKENS, Killed, Refused
-from agentgym.testing.fake_server.http import Answer, Call, Endpoint
+from agentgym.testing.fake_server.generate import RESERVED_TOKENS, HttpError, Killed
+from agentgym.testing.fake_server.http import Endpoint, HttpAnswer, HttpCall
 from agentgym.testing.fake_server.model import FakeModel
 from agentgym.testing.fake_server.sampler import FakeSampler
 from agentgym.testing.fake_server.weights import OUTSIDE_UPDATE, FakeWeights, UpdateRefused, overall
@@ -76,18 +76,18 @@ class FakeControl:
 
     # ---- server information
 
-    async def _health(self, _: Call) -> Answer:
+    async def _health(self, _: HttpCall) -> HttpAnswer:
         try:
             async with asyncio.timeout(HEALTH_S):
                 await self.sampler.running()
         except TimeoutError:
-            return Answer(None, 503)
-        return Answer()
+            return HttpAnswer(None, 503)
+        return HttpAnswer()
 
-    async def _model_info(self, _: Call) -> Answer:
-        return Answer(self._info())
+    async def _model_info(self, _: HttpCall) -> HttpAnswer:
+        return HttpAnswer(self._info())
 
-    async def _server_info(self, _: Call) -> Answer:
+    async def _server_info(self, _: HttpCall) -> HttpAnswer:
         model = self.model
         info = self._info() | {
             "context_length": None,
@@ -104,7 +104,7 @@ class FakeControl:
             "version": VERSION,
             "internal_states": [{"weight_version": self.version}],
         }
-        return Answer(info)
+        return HttpAnswer(info)
 
     def _info(self) -> dict[str, Any]:
         folder = str(self.model.folder)
@@ -125,69 +125,69 @@ class FakeControl:
             "architectures": self.model.architectures,
         }
 
-    async def _models(self, _: Call) -> Answer:
+    async def _models(self, _: HttpCall) -> HttpAnswer:
         name, window = str(self.model.folder), self.model.context_window
         card = {"id": name, "object": "model", "created": 0, "owned_by": "sglang", "root": name, "parent": None}
-        return Answer({"object": "list", "data": [card | {"max_model_len": window}]})
+        return HttpAnswer({"object": "list", "data": [card | {"max_model_len": window}]})
 
     # ---- requests in flight
 
-    async def _abort(self, call: Call) -> Answer:
+    async def _abort(self, call: HttpCall) -> HttpAnswer:
         self.sampler.abort(call.body.get("rid") or "", everything=bool(call.body.get("abort_all")))
-        return Answer()
+        return HttpAnswer()
 
-    async def _pause(self, call: Call) -> Answer:
+    async def _pause(self, call: HttpCall) -> HttpAnswer:
         mode = call.body.get("mode", "abort")
         if mode not in MODES:
-            raise Refused(400, {"object": "error", "message": f"mode is one of {MODES}, got {mode!r}", "code": 400})
+            raise HttpError(400, {"object": "error", "message": f"mode is one of {MODES}, got {mode!r}", "code": 400})
         self.sampler.pause(mode)
-        return Answer({"message": "Generation paused successfully.", "status": "ok"})
+        return HttpAnswer({"message": "Generation paused successfully.", "status": "ok"})
 
-    async def _continue(self, _: Call) -> Answer:
+    async def _continue(self, _: HttpCall) -> HttpAnswer:
         self.sampler.resume()
-        return Answer({"message": "Generation continued successfully.", "status": "ok"})
+        return HttpAnswer({"message": "Generation continued successfully.", "status": "ok"})
 
-    async def _flush(self, call: Call) -> Answer:
+    async def _flush(self, call: HttpCall) -> HttpAnswer:
         deadline = asyncio.get_running_loop().time() + float(call.query.get("timeout", 0.0))
         while not self.sampler.can_flush():
             if asyncio.get_running_loop().time() >= deadline:
-                return Answer("Flush cache failed.\n", 400)
+                return HttpAnswer("Flush cache failed.\n", 400)
             await asyncio.sleep(0.01)
-        return Answer(FLUSHED)
+        return HttpAnswer(FLUSHED)
 
-    async def _release(self, _: Call) -> Answer:
+    async def _release(self, _: HttpCall) -> HttpAnswer:
         if not self.sampler.can_flush():
             raise Killed("memory was to be released with requests in flight")
-        return Answer("null")
+        return HttpAnswer("null")
 
-    async def _resume_memory(self, _: Call) -> Answer:
-        return Answer("null")
+    async def _resume_memory(self, _: HttpCall) -> HttpAnswer:
+        return HttpAnswer("null")
 
     # ---- weights
 
-    async def _begin(self, _: Call) -> Answer:
+    async def _begin(self, _: HttpCall) -> HttpAnswer:
         async with self.sampler.exclusive():
             return self._run_update(self.weights.begin)
 
-    async def _end(self, _: Call) -> Answer:
+    async def _end(self, _: HttpCall) -> HttpAnswer:
         async with self.sampler.exclusive():
             return self._run_update(self.weights.end)
 
-    def _run_update(self, act: Callable[[], None]) -> Answer:
+    def _run_update(self, act: Callable[[], None]) -> HttpAnswer:
         try:
             act()
         except UpdateRefused as error:
-            return Answer({"success": False, "message": str(error)}, 400)
-        return Answer({"success": True, "message": "Success"})
+            return HttpAnswer({"success": False, "message": str(error)}, 400)
+        return HttpAnswer({"success": True, "message": "Success"})
 
-    async def _from_tensor(self, call: Call) -> Answer:
+    async def _from_tensor(self, call: HttpCall) -> HttpAnswer:
         def load() -> str:
             self.weights.take(call.body.get("serialized_named_tensors") or (), call.body.get("load_format"))
             return "Success"
 
         return await self._update(call.body, load)
 
-    async def _from_disk(self, call: Call) -> Answer:
+    async def _from_disk(self, call: HttpCall) -> HttpAnswer:
         def load() -> str:
             try:
                 self.weights.load_folder(Path(str(call.body.get("model_path"))))
@@ -197,7 +197,7 @@ class FakeControl:
 
         return await self._update(call.body, load, {"num_paused_requests": 0})
 
-    async def _from_distributed(self, call: Call) -> Answer:
+    async def _from_distributed(self, call: HttpCall) -> HttpAnswer:
         def load() -> str:
             if not self.weights.is_open:
                 raise UpdateRefused(f"update_weights_from_distributed {OUTSIDE_UPDATE}")
@@ -213,7 +213,7 @@ class FakeControl:
 
     async def _update(
         self, body: Mapping[str, Any], load: Callable[[], str], more: Mapping[str, object] | None = None
-    ) -> Answer:
+    ) -> HttpAnswer:
         if body.get("abort_all_requests"):
             self.sampler.abort("", everything=True)
         version = body.get("weight_version")
@@ -221,55 +221,55 @@ class FakeControl:
             try:
                 message = load()
             except UpdateRefused as error:
-                return Answer({"success": False, "message": str(error), **(more or {})}, 400)
+                return HttpAnswer({"success": False, "message": str(error), **(more or {})}, 400)
             if version is not None:
                 self.sampler.set_version(str(version))
             if body.get("flush_cache", True) and not self.sampler.can_flush():
-                return Answer({"success": False, "message": NOT_FLUSHED, **(more or {})}, 400)
+                return HttpAnswer({"success": False, "message": NOT_FLUSHED, **(more or {})}, 400)
         self.num_updates += 1
         if version is not None:
             self.version = str(version)
             message += f" Weight version updated to {version}."
-        return Answer({"success": True, "message": message, **(more or {})})
+        return HttpAnswer({"success": True, "message": message, **(more or {})})
 
-    async def _set_version(self, call: Call) -> Answer:
+    async def _set_version(self, call: HttpCall) -> HttpAnswer:
         version = str(call.body.get("new_version"))
         if call.body.get("abort_all_requests", True):
             self.sampler.abort("", everything=True)
         self.sampler.set_version(version)
         self.version = version
-        return Answer({"success": True, "message": f"Weight version updated to {version}", "new_version": version})
+        return HttpAnswer({"success": True, "message": f"Weight version updated to {version}", "new_version": version})
 
-    async def _init_group(self, call: Call) -> Answer:
+    async def _init_group(self, call: HttpCall) -> HttpAnswer:
         self.groups.add(call.body.get("group_name", "weight_update_group"))
-        return Answer({"success": True, "message": "Succeeded to initialize custom process group."})
+        return HttpAnswer({"success": True, "message": "Succeeded to initialize custom process group."})
 
-    async def _destroy_group(self, call: Call) -> Answer:
+    async def _destroy_group(self, call: HttpCall) -> HttpAnswer:
         group = call.body.get("group_name", "weight_update_group")
         if group not in self.groups:
-            return Answer({"success": False, "message": "The group to be destroyed does not exist."}, 400)
+            return HttpAnswer({"success": False, "message": "The group to be destroyed does not exist."}, 400)
         self.groups.discard(group)
-        return Answer({"success": True, "message": "Succeeded to destroy custom process group."})
+        return HttpAnswer({"success": True, "message": "Succeeded to destroy custom process group."})
 
-    async def _check(self, call: Call) -> Answer:
+    async def _check(self, call: HttpCall) -> HttpAnswer:
         action = call.body.get("action", "checksum")
         if action != "checksum":
-            return Answer({"success": False, "message": f"Unsupported action={action!r}"}, 400)
+            return HttpAnswer({"success": False, "message": f"Unsupported action={action!r}"}, 400)
         checksums = self.weights.checksums(call.body.get("skip_tensor_list") or ())
         per_gpu, per_engine = overall(checksums)
         rank = {"checksums": checksums, "per_gpu_checksum": per_gpu, "parallelism_info": [{"role": "target", **PLACE}]}
         told = {"success": True, "message": "Success.", "ranks": [rank], "per_engine_checksum": per_engine}
-        return Answer(told)
+        return HttpAnswer(told)
 
-    async def _by_name(self, call: Call) -> Answer:
+    async def _by_name(self, call: HttpCall) -> HttpAnswer:
         values = self.weights.values(str(call.body.get("name")), int(call.body.get("truncate_size", 100)))
         if values is None:
-            raise Refused.bad("Get parameter by name failed")
-        return Answer(values)
+            raise HttpError.bad("Get parameter by name failed")
+        return HttpAnswer(values)
 
     # ---- adapters
 
-    async def _load_adapter(self, call: Call) -> Answer:
+    async def _load_adapter(self, call: HttpCall) -> HttpAnswer:
         name, adapters = str(call.body.get("lora_name")), self.weights.adapters
         if name in adapters:
             return self._adapters(f"LoRA with name {name} already exists. Loaded LoRAs: {list(adapters)}")
@@ -286,7 +286,7 @@ class FakeControl:
         adapters[name] = where
         return self._adapters()
 
-    async def _unload_adapter(self, call: Call) -> Answer:
+    async def _unload_adapter(self, call: HttpCall) -> HttpAnswer:
         name = str(call.body.get("lora_name"))
         if name not in self.weights.adapters:
             return self._adapters(f"LoRA with name {name} does not exist.")
@@ -294,7 +294,7 @@ class FakeControl:
             del self.weights.adapters[name]
         return self._adapters()
 
-    def _adapters(self, error: str | None = None) -> Answer:
+    def _adapters(self, error: str | None = None) -> HttpAnswer:
         told: dict[str, object] = {"rid": None, "http_worker_ipc": None, "success": error is None}
         told |= {"error_message": error, "loaded_adapters": dict(self.weights.adapters)}
-        return Answer(told, 200 if error is None else 400)
+        return HttpAnswer(told, 200 if error is None else 400)

@@ -17,7 +17,7 @@ from agentgym.testing.fake_server.model import FakeModel
 from agentgym.testing.fake_server.sampler import DuplicateRequest, FakeSampler, Flight
 from agentgym.testing.fake_server.script import plan_reply
 
-__all__ = ["Counters", "Dropped", "GenerateRequest", "Generator", "Killed", "Refused", "Run", "read_request"]
+__all__ = ["Counters", "Dropped", "GenerateRequest", "Generator", "HttpError", "Killed", "Run", "read_generate_request"]
 
 RESERVED_TOKENS = 6
 """The tokens that the real server reserves in its window: a prompt is shorter than window - 6."""
@@ -35,7 +35,7 @@ SCRIPTED: Mapping[str, FaultKind] = {"raise": "error", "hang": "hang", "abort": 
 NUM_FAULTED = 10_000
 
 
-class Refused(Exception):
+class HttpError(Exception):
     """The answer is an error."""
 
     def __init__(self, status: int, body: Mapping[str, object], headers: Mapping[str, str] | None = None) -> None:
@@ -43,9 +43,9 @@ class Refused(Exception):
         self.status, self.body, self.headers = status, body, dict(headers or {})
 
     @staticmethod
-    def bad(message: str) -> Refused:
+    def bad(message: str) -> HttpError:
         """Returns a refusal of status 400, in the words of the native endpoints."""
-        return Refused(400, {"error": {"message": message}})
+        return HttpError(400, {"error": {"message": message}})
 
 
 class Dropped(Exception):
@@ -99,29 +99,31 @@ class GenerateRequest:
     text_in_logprobs: bool = False
 
 
-def read_request(body: Mapping[str, Any], model: FakeModel) -> GenerateRequest:
-    """Returns the request in a body of `/generate`; raises Refused, in the real server's words, for an invalid one."""
+def read_generate_request(body: Mapping[str, Any], model: FakeModel) -> GenerateRequest:
+    """Returns the request in a body of `/generate`; raises HttpError in the real server's words if it is invalid."""
     ids, params = body.get("input_ids"), body.get("sampling_params") or {}
     if ids is None and isinstance(body.get("text"), str):
         ids = model.encode(body["text"])
     if ids is None:
-        raise Refused.bad("Either text, input_ids or input_embeds should be provided.")
+        raise HttpError.bad("Either text, input_ids or input_embeds should be provided.")
     if not isinstance(ids, list) or any(type(token) is not int for token in ids):
         message = "1 validation error: {'loc': ('body', 'input_ids'), 'msg': 'a list of integers was wanted'}"
-        raise Refused(400, {"object": "error", "message": message, "type": "Bad Request", "param": None, "code": 400})
+        raise HttpError(400, {"object": "error", "message": message, "type": "Bad Request", "param": None, "code": 400})
     for name in params:
         if name not in KNOWN_PARAMS:
             known = ", ".join(f"`{param}`" for param in KNOWN_PARAMS)
-            raise Refused(400, {"error": f"unknown field `{name}`, expected one of {known}"})
+            raise HttpError(400, {"error": f"unknown field `{name}`, expected one of {known}"})
     for name in UNPLAYED:
         if params.get(name):
-            raise Refused.bad(f"the fake server does not play {name!r}: end replies by stop_token_ids, or leave it out")
+            raise HttpError.bad(
+                f"the fake server does not play {name!r}: end replies by stop_token_ids, or leave it out"
+            )
     num_new = params.get("max_new_tokens", DEFAULT_NEW_TOKENS)
     _check_lengths(len(ids), num_new, model.context_window)
     stops = tuple(params.get("stop_token_ids") or ())
     return GenerateRequest(
         rid=(rid := body.get("rid") or uuid.uuid4().hex),
-        session=body.get("session") or session_of(rid),
+        session=body.get("session") or request_session(rid),
         ids=ids,
         sampling=Sampling(
             max_tokens=max(num_new, 1),
@@ -141,20 +143,22 @@ def read_request(body: Mapping[str, Any], model: FakeModel) -> GenerateRequest:
 
 def _check_lengths(num_ids: int, num_new: int, window: int) -> None:
     if not num_ids:
-        raise Refused.bad("input_ids cannot be empty.")
+        raise HttpError.bad("input_ids cannot be empty.")
     if num_new < 0:
-        raise Refused.bad(f"max_new_tokens must be at least 0, got {num_new}.")
+        raise HttpError.bad(f"max_new_tokens must be at least 0, got {num_new}.")
     if num_ids >= window:
-        raise Refused.bad(f"The input ({num_ids} tokens) is longer than the model's context length ({window} tokens).")
+        raise HttpError.bad(
+            f"The input ({num_ids} tokens) is longer than the model's context length ({window} tokens)."
+        )
     if num_ids + num_new > window:
-        raise Refused.bad(
+        raise HttpError.bad(
             f"Requested token count exceeds the model's maximum context length of {window} tokens. You requested a"
             f" total of {num_ids + num_new} tokens: {num_ids} tokens from the input messages and {num_new} tokens for"
             " the completion. Please reduce the number of tokens in the input messages or the completion to fit within"
             " the limit."
         )
     if num_ids >= window - RESERVED_TOKENS:
-        raise Refused.bad(
+        raise HttpError.bad(
             f"Input length ({num_ids} tokens) exceeds the maximum allowed length ({window - RESERVED_TOKENS} tokens)."
             " Use a shorter input or enable --allow-auto-truncate."
         )
@@ -246,21 +250,21 @@ class Generator:
         self._plan = FaultPlan(faults)
 
     async def start(self, request: GenerateRequest) -> Run:
-        """Begins the reply, once sampling is allowed; raises Refused, or Killed for an id outside the vocabulary."""
+        """Begins the reply, once sampling is allowed; raises HttpError, or Killed for an id outside the vocabulary."""
         fault = self._count(request)
         if fault == "error":
             message = "the fake server was asked for this error"
-            raise Refused(500, {"object": "error", "message": message, "type": "InternalServerError", "code": 500})
+            raise HttpError(500, {"object": "error", "message": message, "type": "InternalServerError", "code": 500})
         if fault == "busy":
             seconds = f"{self.faults.retry_after_s:g}"
-            raise Refused(429, {"error": {"message": "Too many requests"}}, {"Retry-After": seconds})
+            raise HttpError(429, {"error": {"message": "Too many requests"}}, {"Retry-After": seconds})
         if not 0 <= min(request.ids) <= max(request.ids) < self.model.vocab_size:
             raise Killed(f"the request {request.rid!r} has an id outside of [0, {self.model.vocab_size})")
         run = self._plan_run(request, fault)
         try:
             await self.sampler.admit(run.flight)
         except DuplicateRequest as error:
-            raise Refused.bad(str(error)) from error
+            raise HttpError.bad(str(error)) from error
         self.counters.most_in_flight = max(self.counters.most_in_flight, self.sampler.num_in_flight)
         return run
 
@@ -301,7 +305,7 @@ class Generator:
         if planned.fault is not None and fault is None:
             fault = self._record(request.rid, SCRIPTED[planned.fault])
             if fault == "error":
-                raise Refused(500, {"object": "error", "message": "the script asks for this error", "code": 500})
+                raise HttpError(500, {"object": "error", "message": "the script asks for this error", "code": 500})
         ids = tuple(planned.ids)
         if fault == "abort":
             ids = ids[: len(ids) // 2]
@@ -331,6 +335,6 @@ class Generator:
         self.counters.aborted += run.flight.abort is not None
 
 
-def session_of(rid: str) -> str:
+def request_session(rid: str) -> str:
     """Returns the session of a request id: the part before its last `#`, or all of it."""
     return rid.rpartition("#")[0] or rid

@@ -12,11 +12,11 @@ from aiohttp import web
 
 from agentgym.http_guard import HttpGuard, RequestRejected, choose_token, listen, parse_json_object
 
-__all__ = ["Answer", "Call", "Endpoint", "FakeHost", "Stream"]
+__all__ = ["Endpoint", "FakeHost", "HttpAnswer", "HttpCall", "HttpStream"]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class HttpCall:
     """A request: its JSON body (an empty object if there is none) and its query."""
 
     body: Mapping[str, Any]
@@ -24,7 +24,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """An answer: `content` is JSON, or text, or None for an empty one."""
 
     content: Any = None
@@ -42,13 +42,13 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class HttpStream:
     """An answer in server-sent events; an event that is None closes the connection."""
 
     events: AsyncIterator[str | None]
 
 
-Endpoint: TypeAlias = Callable[[Call], Awaitable["Answer | Stream"]]
+Endpoint: TypeAlias = Callable[[HttpCall], Awaitable["HttpAnswer | HttpStream"]]
 
 
 class FakeHost:
@@ -94,9 +94,9 @@ class FakeHost:
             return _response(_refusal_answer(refusal))
         endpoint = self._endpoints.get(request.path)
         if endpoint is None:
-            return _response(Answer({"detail": "Not Found"}, 404))
-        answer = await endpoint(Call(body, request.query))
-        if isinstance(answer, Stream):
+            return _response(HttpAnswer({"detail": "Not Found"}, 404))
+        answer = await endpoint(HttpCall(body, request.query))
+        if isinstance(answer, HttpStream):
             return await _send_stream(request, answer)
         return await _send_half(request, answer) if answer.dropped else _response(answer)
 
@@ -107,20 +107,20 @@ def _request(*parts: Any) -> web.BaseRequest:
     return web.BaseRequest(message, payload, protocol, writer, task, asyncio.get_running_loop(), client_max_size=0)
 
 
-def _response(answer: Answer) -> web.Response:
+def _response(answer: HttpAnswer) -> web.Response:
     kind = "text/plain" if isinstance(answer.content, str) else "application/json"
     return web.Response(body=answer.encode_body(), status=answer.status, headers=answer.headers, content_type=kind)
 
 
-def _refusal_answer(refusal: RequestRejected) -> Answer:
+def _refusal_answer(refusal: RequestRejected) -> HttpAnswer:
     status, message = refusal.status, str(refusal)
     if refusal.code == "invalid_json":
         message = f"1 validation error: JSON decode error: {message}"
     error = {"object": "error", "message": message, "type": "Bad Request", "param": None, "code": status}
-    return Answer(error, status)
+    return HttpAnswer(error, status)
 
 
-async def _send_half(request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
+async def _send_half(request: web.BaseRequest, answer: HttpAnswer) -> web.StreamResponse:
     body = answer.encode_body()
     response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": str(len(body))})
     await response.prepare(request)
@@ -129,7 +129,7 @@ async def _send_half(request: web.BaseRequest, answer: Answer) -> web.StreamResp
     return response
 
 
-async def _send_stream(request: web.BaseRequest, stream: Stream) -> web.StreamResponse:
+async def _send_stream(request: web.BaseRequest, stream: HttpStream) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
     await response.prepare(request)
     async for event in stream.events:

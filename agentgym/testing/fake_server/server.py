@@ -22,8 +22,8 @@ from agentgym.http_guard import HttpGuard, choose_token
 from agentgym.testing.fake_server.chat import FakeChat
 from agentgym.testing.fake_server.control import FakeControl
 from agentgym.testing.fake_server.faults import FaultKind, Faults
-from agentgym.testing.fake_server.generate import Dropped, Generator, Killed, Refused, read_request
-from agentgym.testing.fake_server.http import Answer, Call, Endpoint, FakeHost, Stream
+from agentgym.testing.fake_server.generate import Dropped, Generator, HttpError, Killed, read_generate_request
+from agentgym.testing.fake_server.http import Endpoint, FakeHost, HttpAnswer, HttpCall, HttpStream
 from agentgym.testing.fake_server.model import FakeModel
 from agentgym.testing.fake_server.sampler import FakeSampler
 from agentgym.testing.fake_server.script import random_reply
@@ -171,17 +171,17 @@ class FakeServer:
     def _answer_errors(self, endpoint: Endpoint) -> Endpoint:
         """Returns the endpoint with its exceptions turned into answers."""
 
-        async def answer(call: Call) -> Answer | Stream:
+        async def answer(call: HttpCall) -> HttpAnswer | HttpStream:
             try:
                 return await endpoint(call)
-            except Refused as error:
+            except HttpError as error:
                 self.generator.counters.refused += error.status == 400
-                return Answer(error.body, error.status, error.headers)
+                return HttpAnswer(error.body, error.status, error.headers)
             except Dropped as error:
-                return Answer(error.answer, dropped=True)
+                return HttpAnswer(error.answer, dropped=True)
             except Killed as error:
                 await self.die(str(error))
-                return Answer(None, 500)
+                return HttpAnswer(None, 500)
             except asyncio.CancelledError:
                 self.generator.counters.left += 1
                 raise
@@ -195,15 +195,15 @@ class FakeServer:
         if self._on_death is not None:
             self._on_death()
 
-    async def _generate(self, call: Call) -> Answer | Stream:
-        request = read_request(call.body, self.model)
+    async def _generate(self, call: HttpCall) -> HttpAnswer | HttpStream:
+        request = read_generate_request(call.body, self.model)
         adapter = call.body.get("lora_path")
         if adapter is not None and adapter not in self.weights.adapters:
-            raise Refused.bad(f"The following requested LoRA adapters are not loaded: {{{adapter!r}}}")
+            raise HttpError.bad(f"The following requested LoRA adapters are not loaded: {{{adapter!r}}}")
         run = await self.generator.start(request)
         if call.body.get("stream"):
-            return Stream(self._events(self.generator.pieces(run)))
-        return Answer(await self.generator.whole(run))
+            return HttpStream(self._events(self.generator.pieces(run)))
+        return HttpAnswer(await self.generator.whole(run))
 
     async def _events(self, pieces: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[str | None]:
         try:
@@ -217,19 +217,19 @@ class FakeServer:
         else:
             yield "[DONE]"
 
-    async def _stats(self, _: Call) -> Answer:
-        return Answer(dataclasses.asdict(self.stats()))
+    async def _stats(self, _: HttpCall) -> HttpAnswer:
+        return HttpAnswer(dataclasses.asdict(self.stats()))
 
-    async def _faults(self, call: Call) -> Answer:
+    async def _faults(self, call: HttpCall) -> HttpAnswer:
         if call.body:
             try:
                 self.generator.faults = Faults.from_json(call.body)
             except AgentGymError as error:
-                raise Refused.bad(str(error)) from error
+                raise HttpError.bad(str(error)) from error
         told: dict[str, JSON] = self.generator.faults.to_json()
-        return Answer(told)
+        return HttpAnswer(told)
 
-    async def _kill(self, _: Call) -> Answer:
+    async def _kill(self, _: HttpCall) -> HttpAnswer:
         raise Killed("/fake/kill was called")
 
 

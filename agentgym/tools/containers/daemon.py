@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from agentgym.errors import SandboxError
 from agentgym.tools.containers.owner import OWNER, labels
 
-__all__ = ["Container", "ContainerPlan", "Daemon", "Found", "Stream"]
+__all__ = ["Container", "ContainerPlan", "ContainerStream", "Daemon", "Found"]
 
 CALL_S, END_S = 120.0, 10.0
 HEAD, STDERR = struct.Struct("!BxxxI"), 2
@@ -228,10 +228,10 @@ class Container:
         self.id = identity
 
     @_translate_errors
-    def attach(self) -> Stream:
+    def attach(self) -> ContainerStream:
         """Attaches to its standard streams; to be called before `start`."""
         asked = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
-        return Stream(self._api.attach_socket(self.id, params=asked))
+        return ContainerStream(self._api.attach_socket(self.id, params=asked))
 
     @_translate_errors
     def start(self) -> None:
@@ -239,10 +239,10 @@ class Container:
         self._api.start(self.id)
 
     @_translate_errors
-    def begin(self, command: Sequence[str], user: str, folder: str) -> tuple[str, Stream]:
+    def begin(self, command: Sequence[str], user: str, folder: str) -> tuple[str, ContainerStream]:
         """Starts another process in it, which has no input; returns its ID, and the stream of its output."""
         made = self._api.exec_create(self.id, list(command), user=user, workdir=folder)
-        return str(made["Id"]), Stream(self._api.exec_start(made["Id"], socket=True))
+        return str(made["Id"]), ContainerStream(self._api.exec_start(made["Id"], socket=True))
 
     @_translate_errors
     def exit_code(self, execution: str) -> int:
@@ -290,7 +290,7 @@ class Container:
         _remove(self._api, self.id)
 
 
-class Stream:
+class ContainerStream:
     """A container's streams as a channel of frames: standard output is read, standard error is kept separately."""
 
     def __init__(self, handle: object) -> None:

@@ -10,7 +10,7 @@ from agentgym.tools.containers.daemon import Daemon, Found
 from agentgym.tools.containers.owner import OWNER, has_ended, is_of_this_machine
 from agentgym.tools.containers.python_image import IMAGE, IMAGE_LABEL, host_image_name
 
-__all__ = ["Reaped", "reap"]
+__all__ = ["Reaped", "reap_resources"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Reaped:
     """The images that would be removed if containers did not use them."""
 
 
-def reap(daemon: Daemon) -> Reaped:
+def reap_resources(daemon: Daemon) -> Reaped:
     """Removes the resources of owners that have ended, and images of this machine's former Python."""
     elsewhere: list[str] = []
     containers = list(_orphans(daemon.find_labelled("containers"), elsewhere))

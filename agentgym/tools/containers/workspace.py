@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from agentgym.errors import ConfigError, SandboxError
-from agentgym.tools.containers.daemon import Container, ContainerPlan, Daemon, Stream
+from agentgym.tools.containers.daemon import Container, ContainerPlan, ContainerStream, Daemon
 
 __all__ = ["FOLDER", "MOST_COMMAND_BYTES", "ContainerLimits", "Ran", "Workspace"]
 
@@ -88,7 +88,7 @@ class Workspace:
             has_stdin=True,
         )
         self._container: Container = daemon.create(plan)
-        self._stream: Stream | None = None
+        self._stream: ContainerStream | None = None
         try:
             self._stream = self._container.attach()
             self._container.start()
@@ -183,7 +183,7 @@ def _entry(path: str, user: str, content: bytes | None) -> tuple[tarfile.TarInfo
     return about, content or b""
 
 
-def _read(stream: Stream, deadline: float, most_bytes: int) -> tuple[bytes, bool, bool]:
+def _read(stream: ContainerStream, deadline: float, most_bytes: int) -> tuple[bytes, bool, bool]:
     """Returns the output until its end, whether it was too long, and whether it took too long."""
     output = bytearray()
     while True:

@@ -65,12 +65,12 @@ class Connection:
         self._client: Client | None = None
 
     async def open(self) -> Sequence[ToolSpec]:
-        """See `Link.open`."""
+        """See `McpLink.open`."""
         self._task = asyncio.create_task(self._hold())
         return await asyncio.shield(self._specs)
 
     async def close(self) -> None:
-        """See `Link.close`."""
+        """See `McpLink.close`."""
         self._closing.set()
         if self._task is None:
             return
@@ -82,7 +82,7 @@ class Connection:
             await asyncio.wait({self._task}, timeout=CLOSE_S)
 
     async def call(self, name: str, arguments: Mapping[str, JSON]) -> Mapping[str, object]:
-        """See `Link.call`."""
+        """See `McpLink.call`."""
         client, limit_s = self._client, self.server.call_timeout_s
         if client is None or self.is_lost:
             raise self._mark_lost(f"is gone: {name!r} cannot be called")

@@ -8,14 +8,14 @@ from typing import Protocol
 from agentgym.errors import EnvironmentFault
 from agentgym.types import JSON, ToolSpec
 
-__all__ = ["Link", "ServerLost"]
+__all__ = ["McpLink", "ServerLost"]
 
 
 class ServerLost(EnvironmentFault):
     """The server ended, hangs, or cannot be reached: the episode has an infrastructure failure, and no reward."""
 
 
-class Link(Protocol):
+class McpLink(Protocol):
     """A connection to a server. Its methods run on the event loop that it was made for."""
 
     async def open(self) -> Sequence[ToolSpec]:

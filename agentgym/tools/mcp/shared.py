@@ -5,28 +5,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from agentgym.tools.mcp.link import Link, ServerLost
+from agentgym.tools.mcp.link import McpLink, ServerLost
 from agentgym.types import JSON, ToolSpec
 
 __all__ = ["SharedLink"]
 
 
 class SharedLink:
-    """A Link that many episodes open and none closes: it ends with the process."""
+    """An McpLink that many episodes open and none closes: it ends with the process."""
 
-    def __init__(self, connect: Callable[[], Link]) -> None:
+    def __init__(self, connect: Callable[[], McpLink]) -> None:
         self._connect = connect
         self._opening = asyncio.Lock()
-        self._link: Link | None = None
+        self._link: McpLink | None = None
         self._specs: Sequence[ToolSpec] = ()
 
     async def open(self) -> Sequence[ToolSpec]:
-        """See `Link.open`."""
+        """See `McpLink.open`."""
         await self._current()
         return self._specs
 
     async def call(self, name: str, arguments: Mapping[str, JSON]) -> Mapping[str, object]:
-        """See `Link.call`; a call that lost the server is sent once more, to a fresh one."""
+        """See `McpLink.call`; a call that lost the server is sent once more, to a fresh one."""
         link = await self._current()
         try:
             return await link.call(name, arguments)
@@ -42,7 +42,7 @@ class SharedLink:
     async def close(self) -> None:
         """Leaves the server to the other episodes."""
 
-    async def _current(self) -> Link:
+    async def _current(self) -> McpLink:
         async with self._opening:
             if self._link is None:
                 link = self._connect()
@@ -54,7 +54,7 @@ class SharedLink:
                 self._link = link
             return self._link
 
-    async def _leave(self, link: Link) -> None:
+    async def _leave(self, link: McpLink) -> None:
         if self._link is link:
             self._link = None
         await link.close()

@@ -12,7 +12,7 @@ from agentgym.errors import ConfigError, nearest
 from agentgym.tools.calling.background_loop import BackgroundLoop
 from agentgym.tools.calling.definition import Tool
 from agentgym.tools.mcp.content import as_text
-from agentgym.tools.mcp.link import Link
+from agentgym.tools.mcp.link import McpLink
 from agentgym.tools.mcp.server import McpServer
 from agentgym.tools.mcp.shared import SharedLink
 from agentgym.types import JSON, ToolSpec
@@ -42,7 +42,7 @@ class McpTools:
         self.server = McpServer.of(server) if isinstance(server, str) else server
         self._names = None if names is None else tuple(names)
         self._prefix = prefix
-        self._link: Link | None = None
+        self._link: McpLink | None = None
 
     def open(self) -> Sequence[Tool]:
         """Starts or connects to the server."""
@@ -56,7 +56,7 @@ class McpTools:
             _loop.submit(self._link.close()).result()
             self._link = None
 
-    async def _open_link(self, connect: Callable[[], Link]) -> Sequence[Tool]:
+    async def _open_link(self, connect: Callable[[], McpLink]) -> Sequence[Tool]:
         if self.server.stateless:
             key = (os.getpid(), *self.server.identity)
             self._link = _shared.setdefault(key, SharedLink(connect))
@@ -74,7 +74,7 @@ class McpTools:
                 raise ConfigError(f"the MCP server `{self.server}` has no tool {name!r}{hint}")
         return [specs[name] for name in self._names]
 
-    def _tool(self, spec: ToolSpec, link: Link) -> Tool:
+    def _tool(self, spec: ToolSpec, link: McpLink) -> Tool:
         async def call(**arguments: JSON) -> str:
             return as_text(await _elsewhere(lambda: link.call(spec.name, arguments)))
 
@@ -93,9 +93,9 @@ async def _elsewhere(call: Callable[[], Awaitable[Mapping[str, object]]]) -> Map
     return await asyncio.wrap_future(_loop.submit(there()))
 
 
-def _connector(server: McpServer) -> Callable[[], Link]:
+def _connector(server: McpServer) -> Callable[[], McpLink]:
     try:
         module = import_module("agentgym.tools.mcp.connection")
     except ModuleNotFoundError as error:
         raise ConfigError(f"MCP servers need the package mcp ({error}): pip install 'agentgym-llm[mcp]'") from error
-    return cast("Callable[[], Link]", lambda: module.Connection(server))
+    return cast("Callable[[], McpLink]", lambda: module.Connection(server))

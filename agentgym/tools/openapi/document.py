@@ -13,7 +13,7 @@ import yaml
 
 from agentgym.errors import ToolSchemaError
 
-__all__ = ["Document"]
+__all__ = ["OpenApiDocument"]
 
 NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 ONE = (
@@ -32,7 +32,7 @@ MAX_REFERENCES = 64
 """The most references in a row: a longer chain is circular."""
 
 
-class Document:
+class OpenApiDocument:
     """An OpenAPI document of version 3.0 or 3.1."""
 
     def __init__(self, source: Mapping[str, Any] | str | Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from agentgym.errors import ToolFailure, ToolSchemaError
-from agentgym.tools.openapi.document import Document
+from agentgym.tools.openapi.document import OpenApiDocument
 from agentgym.types import JSON, ToolSpec
 
 __all__ = ["Operation", "Wire", "names_of", "operations_of"]
@@ -47,7 +47,7 @@ class _Place:
 class Operation:
     """One operation. `given` are the headers and query parameters that its author sends; models do not see them."""
 
-    def __init__(self, document: Document, method: str, path: str, given: frozenset[tuple[str, str]]) -> None:
+    def __init__(self, document: OpenApiDocument, method: str, path: str, given: frozenset[tuple[str, str]]) -> None:
         item = document.object_at(document.root["paths"][path], f"path {path!r}")
         node = item[method]
         self._method, self._path = method.upper(), path
@@ -73,7 +73,7 @@ class Operation:
         self.spec = ToolSpec(self.name, description, document.parameters(properties, required))
 
     def _parameters(
-        self, document: Document, item: Mapping[str, Any], node: Mapping[str, Any]
+        self, document: OpenApiDocument, item: Mapping[str, Any], node: Mapping[str, Any]
     ) -> Iterable[Mapping[str, Any]]:
         """Returns the parameters of the path and the operation's own, which take precedence."""
         merged: dict[tuple[str, str], Mapping[str, Any]] = {}
@@ -94,7 +94,7 @@ class Operation:
         self._places[name] = place
         properties[name] = schema
 
-    def _media(self, body: Mapping[str, Any], document: Document) -> tuple[str, Any]:
+    def _media(self, body: Mapping[str, Any], document: OpenApiDocument) -> tuple[str, Any]:
         content = body.get("content", {})
         for media in content:
             kind = media.partition(";")[0].strip().lower()
@@ -130,7 +130,7 @@ class Operation:
 
 
 def operations_of(
-    document: Document, given: frozenset[tuple[str, str]], names: frozenset[str] | None
+    document: OpenApiDocument, given: frozenset[tuple[str, str]], names: frozenset[str] | None
 ) -> Iterator[Operation]:
     """Yields the operations of these names, or all."""
     for name, method, path in _list_operations(document):
@@ -138,12 +138,12 @@ def operations_of(
             yield Operation(document, method, path, given)
 
 
-def names_of(document: Document) -> list[str]:
+def names_of(document: OpenApiDocument) -> list[str]:
     """Returns the names of all operations, including those that cannot be tools."""
     return [name for name, _, _ in _list_operations(document)]
 
 
-def _list_operations(document: Document) -> Iterator[tuple[str, str, str]]:
+def _list_operations(document: OpenApiDocument) -> Iterator[tuple[str, str, str]]:
     """Yields the name, method and path of each operation."""
     for path, item in document.object_at(document.root.get("paths") or {}, "what stands under paths").items():
         for method, node in document.object_at(item, f"path {path!r}").items():

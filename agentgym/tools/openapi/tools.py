@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from agentgym.errors import ConfigError, ToolSchemaError, nearest
 from agentgym.tools.calling.definition import Tool, ToolSettings
-from agentgym.tools.openapi.document import Document
+from agentgym.tools.openapi.document import OpenApiDocument
 from agentgym.tools.openapi.operation import Operation, names_of, operations_of
 from agentgym.tools.openapi.service import Service
 from agentgym.types import JSON
@@ -38,7 +38,7 @@ def openapi_tools(
     """
     if urlsplit(base_url).scheme not in ("http", "https"):
         raise ConfigError(f"base_url is where the API is, http:// or https://, got {base_url!r}")
-    read = Document(document)
+    read = OpenApiDocument(document)
     given = {("header", name.lower()) for name in headers or ()} | {("query", name.lower()) for name in query or ()}
     wanted = None if names is None else frozenset(names)
     found: dict[str, Operation] = {}

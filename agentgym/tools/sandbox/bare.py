@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agentgym.errors import ConfigError
 from agentgym.tools.sandbox.protocol import Ended, Outcome, SandboxSession
-from agentgym.tools.sandbox.request import Request, Runner
+from agentgym.tools.sandbox.request import ExecutionRequest, Runner
 
 __all__ = ["UNSAFE", "BareSubprocess"]
 
@@ -24,11 +24,11 @@ class BareSubprocess(Runner):
 
     backend = UNSAFE
 
-    def _execute(self, request: Request) -> Outcome:
+    def _execute(self, request: ExecutionRequest) -> Outcome:
         with tempfile.TemporaryDirectory(prefix="agentgym-unsafe-", ignore_cleanup_errors=True) as name:
             return self._run_in(Path(name), request)
 
-    def _run_in(self, folder: Path, request: Request) -> Outcome:
+    def _run_in(self, folder: Path, request: ExecutionRequest) -> Outcome:
         for path, content in request.files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(content)

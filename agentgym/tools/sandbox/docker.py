@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentgym.errors import ConfigError, SandboxError
-from agentgym.tools.containers.daemon import Container, ContainerPlan, Daemon, Stream
+from agentgym.tools.containers.daemon import Container, ContainerPlan, ContainerStream, Daemon
 from agentgym.tools.containers.python_image import host_image
 from agentgym.tools.sandbox.box import frames
 from agentgym.tools.sandbox.box.contained import HOME
 from agentgym.tools.sandbox.docker_profile import docker_profile
-from agentgym.tools.sandbox.exchange import MIB, TASK_DATA, ask, lost_outcome, outcome_of, plan_of
+from agentgym.tools.sandbox.exchange import MIB, TASK_DATA, lost_outcome, outcome_of, plan_of, send_request
 from agentgym.tools.sandbox.protocol import Ended, Outcome, SandboxLimits
-from agentgym.tools.sandbox.request import Request, Runner
+from agentgym.tools.sandbox.request import ExecutionRequest, Runner
 
 __all__ = ["DockerSandbox"]
 
@@ -112,7 +112,7 @@ class DockerSandbox(Runner):
             has_stdin=True,
         )
 
-    def _execute(self, request: Request) -> Outcome:
+    def _execute(self, request: ExecutionRequest) -> Outcome:
         box = self._take()
         outcome = box.run(request, is_session=False)
         self._give_back(box)
@@ -182,7 +182,7 @@ class DockerSession(Runner):
         self._sandbox = sandbox
         self._box: _Box | None = box
 
-    def _execute(self, request: Request) -> Outcome:
+    def _execute(self, request: ExecutionRequest) -> Outcome:
         if self._box is None:
             raise SandboxError("this session is over: begin another one with session()")
         outcome = self._box.run(request, is_session=True)
@@ -202,7 +202,7 @@ class _Box:
 
     def __init__(self, container: Container, plan: str) -> None:
         self._container, self._plan = container, plan
-        self._stream: Stream | None = None
+        self._stream: ContainerStream | None = None
         self._is_over = True
         """True if nothing runs in it."""
         self._is_spoilt = False
@@ -223,14 +223,14 @@ class _Box:
             told = self._stream.stderr.decode("utf-8", "replace").strip()[-500:]
             raise SandboxError(f"the container's Python (3.11 or newer is needed) did not start: {told or 'no word'}")
 
-    def run(self, request: Request, *, is_session: bool) -> Outcome:
+    def run(self, request: ExecutionRequest, *, is_session: bool) -> Outcome:
         """Runs one execution, whatever it does to the processes around it."""
         assert self._stream is not None
         self._is_over = False
         self._stream.settimeout(request.time_limit_s + ANSWER_S)
         started = time.monotonic()
         try:
-            ask(self._stream, request, is_session=is_session)
+            send_request(self._stream, request, is_session=is_session)
             answer = frames.receive(self._stream)
         except TimeoutError:
             return self._lost_box_outcome(Ended.TIME_LIMIT, time.monotonic() - started)

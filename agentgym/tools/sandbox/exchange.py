@@ -9,9 +9,9 @@ from typing import cast
 from agentgym.tools.sandbox.box import frames
 from agentgym.tools.sandbox.box.plan import Plan
 from agentgym.tools.sandbox.protocol import Ended, Outcome, SandboxLimits
-from agentgym.tools.sandbox.request import Request
+from agentgym.tools.sandbox.request import ExecutionRequest
 
-__all__ = ["ask", "lost_outcome", "outcome_of", "plan_of"]
+__all__ = ["lost_outcome", "outcome_of", "plan_of", "send_request"]
 
 MIB = 1 << 20
 
@@ -35,7 +35,7 @@ def plan_of(backend: str, limits: SandboxLimits, packages: Sequence[str], scratc
     )
 
 
-def ask(channel: frames.Channel, request: Request, *, is_session: bool) -> None:
+def send_request(channel: frames.Channel, request: ExecutionRequest, *, is_session: bool) -> None:
     """Sends a request."""
     header: dict[str, object] = {
         "session": is_session,

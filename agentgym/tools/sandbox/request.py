@@ -10,13 +10,13 @@ from typing import Self, get_args
 from agentgym.errors import ConfigError
 from agentgym.tools.sandbox.protocol import Language, Outcome, SandboxLimits
 
-__all__ = ["Request", "Runner"]
+__all__ = ["ExecutionRequest", "Runner"]
 
 PAGE = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class ExecutionRequest:
     """One execution."""
 
     code: bytes
@@ -49,7 +49,7 @@ class Runner:
         self._check_files(files or {})
         if isinstance(collect, str):
             raise ConfigError(f"collect is a list of paths or patterns, got the string {collect!r}")
-        request = Request(
+        request = ExecutionRequest(
             code=code.encode("utf-8", "surrogatepass"),
             language=language,
             files=dict(files or {}),
@@ -67,7 +67,7 @@ class Runner:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _execute(self, request: Request) -> Outcome:
+    def _execute(self, request: ExecutionRequest) -> Outcome:
         raise NotImplementedError
 
     def _check_files(self, files: Mapping[str, bytes]) -> None:

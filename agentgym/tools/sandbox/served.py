@@ -17,9 +17,9 @@ from agentgym.errors import SandboxError
 from agentgym.tools.sandbox.box import frames
 from agentgym.tools.sandbox.box.folders import empty_folder
 from agentgym.tools.sandbox.box.plan import Plan
-from agentgym.tools.sandbox.exchange import ask, lost_outcome, outcome_of, plan_of
+from agentgym.tools.sandbox.exchange import lost_outcome, outcome_of, plan_of, send_request
 from agentgym.tools.sandbox.protocol import Ended, Outcome, SandboxLimits
-from agentgym.tools.sandbox.request import Request, Runner
+from agentgym.tools.sandbox.request import ExecutionRequest, Runner
 
 __all__ = ["ServedSandbox"]
 
@@ -58,7 +58,7 @@ class ServedSandbox(Runner):
         scratch = tempfile.mkdtemp(prefix="agentgym-sandbox-") if self.backend == "landlock" else ""
         return plan_of(self.backend, self.limits, self._packages, scratch)
 
-    def _execute(self, request: Request) -> Outcome:
+    def _execute(self, request: ExecutionRequest) -> Outcome:
         with contextlib.closing(self._connect()) as channel:
             return _run_request(channel, request, self, is_session=False)
 
@@ -68,11 +68,11 @@ class ServedSandbox(Runner):
 
     def works(self) -> bool:
         """Returns whether an empty program gets an answer."""
-        probe = Request(code=b"", language="python", files={}, collect=(), time_limit_s=PROBE_S)
+        probe = ExecutionRequest(code=b"", language="python", files={}, collect=(), time_limit_s=PROBE_S)
         try:
             with contextlib.closing(self._connect()) as channel:
                 channel.settimeout(PROBE_S)
-                ask(channel, probe, is_session=False)
+                send_request(channel, probe, is_session=False)
                 return frames.receive(channel) is not None
         except (OSError, SandboxError):
             return False
@@ -103,7 +103,7 @@ class ServedSession(Runner):
         super().__init__(sandbox.limits)
         self._sandbox = sandbox
 
-    def _execute(self, request: Request) -> Outcome:
+    def _execute(self, request: ExecutionRequest) -> Outcome:
         if self._channel is None:
             raise SandboxError("this session is over: begin another one with session()")
         outcome = _run_request(self._channel, request, self._sandbox, is_session=True)
@@ -118,7 +118,9 @@ class ServedSession(Runner):
             self._channel = None
 
 
-def _run_request(channel: socket.socket, request: Request, sandbox: ServedSandbox, *, is_session: bool) -> Outcome:
+def _run_request(
+    channel: socket.socket, request: ExecutionRequest, sandbox: ServedSandbox, *, is_session: bool
+) -> Outcome:
     """Runs a request and returns its outcome.
 
     If a box gives no answer while others of its server do, its program has exhausted its time: a program cannot turn
@@ -128,7 +130,7 @@ def _run_request(channel: socket.socket, request: Request, sandbox: ServedSandbo
     channel.settimeout(seconds)
     backend = sandbox.backend
     try:
-        ask(channel, request, is_session=is_session)
+        send_request(channel, request, is_session=is_session)
         answer = frames.receive(channel)
     except TimeoutError as error:
         if not sandbox.works():

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from agentgym.errors import ConfigError
 from agentgym.tools.search.document import Document
-from agentgym.tools.search.words import words_of
+from agentgym.tools.search.words import split_words
 
 __all__ = ["Hit", "Postings", "SearchIndex"]
 
@@ -66,7 +66,7 @@ class SearchIndex:
         for document in documents:
             if places.setdefault(document.url, len(kept)) != len(kept):
                 raise ConfigError(f"two documents have the address {document.url!r}; an address names one document")
-            words = words_of(f"{document.title}\n{document.text}")
+            words = split_words(f"{document.title}\n{document.text}")
             for word, count in Counter(words).items():
                 where, how_often = found.setdefault(word, (array("i"), array("i")))
                 where.append(len(kept))
@@ -79,7 +79,7 @@ class SearchIndex:
 
     def search(self, query: str, limit: int = 5) -> list[Hit]:
         """Returns the best documents that have a word of the query, best first; the earlier one if two are equal."""
-        ids = [self._ids[word] for word in dict.fromkeys(words_of(query)) if word in self._ids]
+        ids = [self._ids[word] for word in dict.fromkeys(split_words(query)) if word in self._ids]
         scores = np.zeros(len(self.documents))
         for number in ids:
             part = slice(self.postings.begins[number], self.postings.begins[number + 1])
@@ -132,7 +132,7 @@ def _postings(found: dict[str, tuple[array[int], array[int]]], lengths: array[in
 
 def _snippet(text: str, weights: dict[str, float]) -> str:
     passages = [passage for passage in PASSAGE.split(text) if passage.strip()] or [""]
-    worth = [sum(weights.get(word, 0.0) for word in set(words_of(passage))) for passage in passages]
+    worth = [sum(weights.get(word, 0.0) for word in set(split_words(passage))) for passage in passages]
     best = " ".join(passages[worth.index(max(worth))].split())
     return best if len(best) <= SNIPPET_CHARS else f"{best[:SNIPPET_CHARS].rsplit(' ', 1)[0]} ..."
 

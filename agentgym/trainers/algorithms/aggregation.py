@@ -19,7 +19,7 @@ from torch import Tensor
 
 from agentgym.errors import ConfigError, InvalidTrajectory
 from agentgym.registry import Registry
-from agentgym.settings import Contract, calling
+from agentgym.settings import Contract, convert_function_errors
 
 __all__ = ["AGGREGATIONS", "RowCounts", "StepTotals", "check_aggregation", "token_weights", "turn_weights"]
 
@@ -114,7 +114,7 @@ def turn_weights(
         raise InvalidTrajectory(f"the rows hold {own}, which is more than the whole step's {step}")
     if not rows.trajectory_B:
         return ()
-    with calling(f"the aggregation {mode!r}", aggregation):
+    with convert_function_errors(f"the aggregation {mode!r}", aggregation):
         weights_B = aggregation(rows, step, norm_tokens)
     return _check_weights(mode, weights_B, [len(turns) for turns in rows.turn_tokens_B])
 

@@ -14,12 +14,12 @@ from agentgym.trainers.algorithms.kl import KL_PENALTIES
 from agentgym.trainers.algorithms.losses import LOSSES
 from agentgym.trainers.algorithms.presets import PRESETS
 
-__all__ = ["TABLES", "Algorithm", "Table", "algorithms_markdown", "all_algorithms"]
+__all__ = ["TABLES", "Algorithm", "AlgorithmTable", "algorithms_markdown", "all_algorithms"]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """One kind of algorithm: `Table("advantage", "ADVANTAGES", ADVANTAGES, "--algo NAME")`."""
+class AlgorithmTable:
+    """One kind of algorithm: `AlgorithmTable("advantage", "ADVANTAGES", ADVANTAGES, "--algo NAME")`."""
 
     kind: str
     variable: str
@@ -30,16 +30,18 @@ class Table:
 
 
 TABLES = (
-    Table(
+    AlgorithmTable(
         "advantage",
         "ADVANTAGES",
         ADVANTAGES,
         "--algo NAME or --advantage.name NAME, with --advantage.settings SETTING=VALUE",
     ),
-    Table("loss", "LOSSES", LOSSES, "--learner.loss NAME, with --learner.loss-settings SETTING=VALUE"),
-    Table("kl", "KL_PENALTIES", KL_PENALTIES, "--learner.kl.penalty NAME, with --learner.kl.coefficient"),
-    Table("aggregation", "AGGREGATIONS", AGGREGATIONS, "--aggregation NAME"),
-    Table("correction", "CORRECTIONS", CORRECTIONS, "--learner.correction NAME, with --learner.correction-settings"),
+    AlgorithmTable("loss", "LOSSES", LOSSES, "--learner.loss NAME, with --learner.loss-settings SETTING=VALUE"),
+    AlgorithmTable("kl", "KL_PENALTIES", KL_PENALTIES, "--learner.kl.penalty NAME, with --learner.kl.coefficient"),
+    AlgorithmTable("aggregation", "AGGREGATIONS", AGGREGATIONS, "--aggregation NAME"),
+    AlgorithmTable(
+        "correction", "CORRECTIONS", CORRECTIONS, "--learner.correction NAME, with --learner.correction-settings"
+    ),
 )
 
 
@@ -104,7 +106,7 @@ def _settings(algorithm: Algorithm) -> str:
     return f"Settings: {', '.join(given)}." if given else "No settings."
 
 
-def _read(table: Table, name: str, function: Callable[..., object]) -> Algorithm:
+def _read(table: AlgorithmTable, name: str, function: Callable[..., object]) -> Algorithm:
     settings = settings_of(function, CORRECTION_INPUTS)
     parameters = inspect.signature(function).parameters.values()
     inputs = [parameter for parameter in parameters if parameter.name not in settings]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from agentgym.errors import AgentGymError, ConfigError, InvalidTrajectory, TrainingHalted
-from agentgym.settings import calling, settings_of, with_settings
+from agentgym.settings import convert_function_errors, settings_of, with_settings
 from agentgym.trainers.algorithms.advantages.credit import Credit, check_rewards
 from agentgym.trainers.algorithms.advantages.registry import ADVANTAGES, ESTIMATOR_INPUTS
 
@@ -95,7 +95,7 @@ def estimate(name: str, settings: Mapping[str, object], tensors: Mapping[str, Te
     given = dict(settings)
     if "allow_single" in parameters:  # what is left of a larger group may be one episode
         given["allow_single"] = True
-    with calling(f"the advantage estimator {name!r}", function):
+    with convert_function_errors(f"the advantage estimator {name!r}", function):
         credit: object = function(**{key: value for key, value in tensors.items() if key in parameters}, **given)
     if not isinstance(credit, Credit):
         wanted = "Credit(advantages_BT, returns_BT) was wanted"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from agentgym.errors import ConfigError
 from agentgym.registry import Registry
-from agentgym.settings import Contract, calling
+from agentgym.settings import Contract, convert_function_errors
 
 __all__ = [
     "KL_PENALTIES",
@@ -141,7 +141,7 @@ def penalty_of(name: str) -> KLPenalty:
     function = KL_PENALTIES[name]
 
     def call_penalty(logp: Tensor, ref_logp: Tensor) -> Tensor:
-        with calling(f"the KL penalty {name!r}", function):
+        with convert_function_errors(f"the KL penalty {name!r}", function):
             penalty: object = function(logp, ref_logp)
         if not isinstance(penalty, Tensor) or penalty.shape != logp.shape:
             found_kind = f"shape {tuple(penalty.shape)}" if isinstance(penalty, Tensor) else type(penalty).__name__

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from agentgym.errors import ConfigError, TrainingHalted
-from agentgym.settings import calling, with_settings
+from agentgym.settings import convert_function_errors, with_settings
 from agentgym.trainers.algorithms.corrections import CORRECTION_INPUTS, CORRECTIONS, Correction, proximal_logp
 from agentgym.trainers.batch.batch import TrainingBatch
 
@@ -75,7 +75,7 @@ def _correct(
     taken = inspect.signature(function).parameters
     keywords = {key: value for key, value in given.items() if key in taken or key == "sequences"}
     all_M = torch.ones_like(old_M, dtype=torch.bool)
-    with calling(f"the off-policy correction {name!r}", function):
+    with convert_function_errors(f"the off-policy correction {name!r}", function):
         found: object = function(old_M, sampled_M, all_M, **keywords, **settings)
     if not isinstance(found, Correction):
         wanted = "Correction(weights, kept) was wanted"

@@ -12,7 +12,7 @@ import torch
 from agentgym.embedded import embedded_folder
 from agentgym.errors import AgentGymError
 from agentgym.rollout.record.episodes_file import EpisodeRecord
-from agentgym.rollout.record.ledger import Ledger, Place, Property
+from agentgym.rollout.record.ledger import Ledger, Property, Violation
 from agentgym.trainers.algorithms.estimators import needs_input
 from agentgym.trainers.batch.batch import plain_batch
 from agentgym.trainers.batch.credits import Advantages, CreditInputs, GroupCredit, credit_groups
@@ -85,12 +85,14 @@ class RecomputedAdvantages:
         try:
             credits = self._compute_credits(groups, greedy)
         except AgentGymError as error:
-            ledger.check(ADVANTAGES.name, Place(None, problem=f"step {self._step} cannot be credited again: {error}"))
+            ledger.check(
+                ADVANTAGES.name, Violation(None, problem=f"step {self._step} cannot be credited again: {error}")
+            )
             return
         for members, credit in zip(found.values(), credits, strict=True):
             for (line, record), wanted in zip(members, credit.members, strict=True):
                 said = _advantage_problem(record.advantages or (), wanted or ())
-                ledger.check(ADVANTAGES.name, Place(line, problem=said) if said else None)
+                ledger.check(ADVANTAGES.name, Violation(line, problem=said) if said else None)
 
     def _compute_credits(self, groups: Sequence[Group], greedy: Mapping[str, float]) -> list[GroupCredit]:
         config = self._config
@@ -145,7 +147,9 @@ class RecomputedLogprobs:
                 ledger.skip(LOGPROBS.name, f"the weights of version {version} cannot be loaded: {error}")
                 continue
             for (line, _), said in zip(kept, problems, strict=True):
-                ledger.check(LOGPROBS.name, Place(line, problem=f"{said} ({self._folders[version]})") if said else None)
+                ledger.check(
+                    LOGPROBS.name, Violation(line, problem=f"{said} ({self._folders[version]})") if said else None
+                )
             if left := self._seen[version] - len(kept):
                 reason = f"a sample of {self._most} of each version is taken"
                 skipped = ledger.tally(LOGPROBS.name).skipped

@@ -25,7 +25,7 @@ from agentgym.trainers.monitoring.metrics import StepMetrics
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.types import JSON
 
-__all__ = ["RunFolder", "free_run_folder", "read_settings", "recorded_date", "save_model"]
+__all__ = ["RunFolder", "free_run_folder", "read_settings", "recorded_run_date", "save_model"]
 
 FREE = (
     *("sglang.", "vllm.", "executor", "ray.", "learner.fsdp.", "collapse.", "checkpoint."),
@@ -175,7 +175,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return with_current_names(settings)
 
 
-def recorded_date(folder: Path) -> str | None:
+def recorded_run_date(folder: Path) -> str | None:
     """Returns the date that the chat template of a run writes, or None if it writes none."""
     date = read_settings(folder).get("date")
     return None if date is None else str(date)

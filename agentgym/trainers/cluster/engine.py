@@ -72,13 +72,13 @@ class ActorReplica:
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, rid: str, version: int) -> Completion:
         """Samples one reply."""
-        completion: Completion = await self._call("generate", prompt_ids, sampling, session_of(rid))
+        completion: Completion = await self._call("generate", prompt_ids, sampling, process_session(rid))
         return completion
 
     async def abort(self, rid: str | None) -> None:
         """Aborts the request of a session."""
         if rid is not None:
-            await self._call("abort", session_of(rid))
+            await self._call("abort", process_session(rid))
 
     async def is_alive(self) -> bool:
         """True if the actor answers, also after a restart."""
@@ -121,7 +121,7 @@ class ActorReplica:
             raise HttpUnreachable(str(error)) from error
 
 
-def session_of(rid: str) -> str:
+def process_session(rid: str) -> str:
     """Returns the session of a request under a name that is unique to one process.
 
     An episode that another worker played before it died may still have a request in flight.

@@ -25,7 +25,7 @@ from agentgym.trainers.learner.finite import NotFinite
 from agentgym.trainers.learner.optimizer import PolicyOptimizer
 from agentgym.trainers.parallel.gradient_threads import MicroResult
 from agentgym.trainers.parallel.sharded_tensor import like, whole
-from agentgym.trainers.parallel.world import World
+from agentgym.trainers.parallel.world import LearnerRanks
 from agentgym.trainers.settings.critic import RATE, CriticConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
@@ -75,7 +75,7 @@ class Critic:
         *,
         total_steps: int,
         micro_batch_tokens: int,
-        world: World,
+        world: LearnerRanks,
     ) -> None:
         self.config = config
         self.head = ValueHead(policy.config.width).to(policy.embed.device)

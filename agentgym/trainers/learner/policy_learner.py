@@ -12,10 +12,10 @@ from agentgym.trainers.learner.critic import CriticStats
 from agentgym.trainers.learner.step_stats import StepStats
 from agentgym.trainers.settings.learner import LearnerConfig
 
-__all__ = ["PolicyLearner", "ValueReader"]
+__all__ = ["PolicyLearner", "ValueEstimator"]
 
 
-class ValueReader(Protocol):
+class ValueEstimator(Protocol):
     """The part of a critic that a run uses."""
 
     def read(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
@@ -29,7 +29,7 @@ class PolicyLearner(Protocol):
     temperature: float
 
     @property
-    def critic(self) -> ValueReader | None:
+    def critic(self) -> ValueEstimator | None:
         """The critic; None if the algorithm has none."""
 
     @property

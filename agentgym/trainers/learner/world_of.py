@@ -5,13 +5,13 @@ from __future__ import annotations
 from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder
 from agentgym.trainers.parallel.sharded_tensor import is_sharded
-from agentgym.trainers.parallel.world import OneProcess, Sharded, World
+from agentgym.trainers.parallel.world import LearnerRanks, OneProcess, Sharded
 from agentgym.trainers.settings.learner import LearnerConfig
 
 __all__ = ["world_of"]
 
 
-def world_of(model: Decoder | Sharded, config: LearnerConfig) -> World:
+def world_of(model: Decoder | Sharded, config: LearnerConfig) -> LearnerRanks:
     """Returns the processes of a learner of the model; raises ConfigError for settings that they cannot satisfy."""
     if isinstance(model, Sharded):
         if config.critic.trunk == "shared":

@@ -28,7 +28,7 @@ from agentgym.trainers.monitoring.parity import ParityGate
 from agentgym.trainers.monitoring.watch import CollapseWatch
 from agentgym.trajectory import Group
 
-__all__ = ["Learning"]
+__all__ = ["LearnStep"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Learning:
+class LearnStep:
     """The learning half of a run's steps; `done` is always the number of steps taken before."""
 
     config: TrainConfig

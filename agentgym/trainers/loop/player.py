@@ -12,7 +12,7 @@ from agentgym.rewards import Rewards
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.episode_loop import EpisodeLoop
 from agentgym.rollout.episode.token_loop import RolloutLoop
-from agentgym.rollout.sampling.group_stream import GroupStream, Order
+from agentgym.rollout.sampling.group_stream import GroupRequest, GroupStream
 from agentgym.rollout.sampling.sampler import Sampler
 from agentgym.rollout.sampling.self_play import SelfPlaySampler
 from agentgym.rollout.sampling.staleness import staleness
@@ -70,7 +70,7 @@ class Player:
         if isinstance(self.source, AheadTasks):
             self._stream = GroupStream(
                 self._players,
-                self.source.orders(),
+                self.source.requests(),
                 group_size=config.group_size,
                 groups_per_step=config.tasks,
                 max_staleness=config.max_staleness,
@@ -110,7 +110,7 @@ class Player:
             if self._stream is not None:
                 played = await self._stream.take(num_groups, before)
             else:
-                played = await self._play(self._orders(step, range(len(before), len(before) + num_groups)), before)
+                played = await self._play(self._requests(step, range(len(before), len(before) + num_groups)), before)
             if not self._rewards.together:
                 return played
             played = await self._rewards.score_groups(played)
@@ -139,7 +139,7 @@ class Player:
     async def probe(self, name: str, version: int) -> list[Trajectory]:
         """Plays short episodes of the next step's tasks, which are not recorded."""
         config = self.config
-        tasks = played_alone([order.task for order in self._orders(version + 1)])[: config.parity.episodes]
+        tasks = played_alone([request.task for request in self._requests(version + 1)])[: config.parity.episodes]
         episodes = [Episode(task, f"{n}", 0, config.seed, version, f"parity-{name}") for n, task in enumerate(tasks)]
         return await self._probe_sampler.run(episodes)
 
@@ -158,22 +158,24 @@ class Player:
         """Adds the rewards of a function that scores episodes together; other episodes have theirs already."""
         return await self._rewards.score(played) if self._rewards.together else played
 
-    async def _play(self, orders: Sequence[Order], before: Sequence[Group]) -> list[Group]:
-        """Plays a group for each order; `before` are groups of the same step."""
+    async def _play(self, requests: Sequence[GroupRequest], before: Sequence[Group]) -> list[Group]:
+        """Plays a group for each request; `before` are groups of the same step."""
         size, seed = self.config.group_size, self.config.seed
         if self._seats:
-            seated = SeatedEpisodes(orders, self._seats, rotates=self.config.rival is not None)
+            seated = SeatedEpisodes(requests, self._seats, rotates=self.config.rival is not None)
             return seated.groups(await self._players.run(seated.episodes(size, seed)))
         episodes = [
-            Episode(order.task, order.key, member, seed, order.step) for order in orders for member in range(size)
+            Episode(request.task, request.key, member, seed, request.step)
+            for request in requests
+            for member in range(size)
         ]
         earlier = [trajectory for group in before for trajectory in group.trajectories]
         played = await self._players.run(episodes, earlier=earlier)
         members = [tuple(played[start : start + size]) for start in range(0, len(played), size)]
-        return [Group(order.key, order.task, own) for order, own in zip(orders, members, strict=True)]
+        return [Group(request.key, request.task, own) for request, own in zip(requests, members, strict=True)]
 
-    def _orders(self, step: int, places: range | None = None) -> Sequence[Order]:
+    def _requests(self, step: int, places: range | None = None) -> Sequence[GroupRequest]:
         """Returns the tasks of a step, or of some of its places, with the names of their groups."""
         places = range(self.config.tasks) if places is None else places
         tasks = self.source.train_tasks(step, places)
-        return [Order(task, f"{step}/{place}", step) for place, task in zip(places, tasks, strict=True)]
+        return [GroupRequest(task, f"{step}/{place}", step) for place, task in zip(places, tasks, strict=True)]

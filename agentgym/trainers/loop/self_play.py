@@ -15,7 +15,7 @@ from agentgym.envs.catalog.resolve import make_env
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.token_loop import RolloutLoop
-from agentgym.rollout.sampling.group_stream import Order
+from agentgym.rollout.sampling.group_stream import GroupRequest
 from agentgym.rollout.sampling.self_play import group_of, seats_of
 from agentgym.trainers.algorithms.estimators import needs_input
 from agentgym.trainers.config import TrainConfig
@@ -104,16 +104,16 @@ class SeatedEpisodes:
     are.
     """
 
-    def __init__(self, orders: Sequence[Order], seats: tuple[str, ...], *, rotates: bool) -> None:
-        turns = [(order, (place + order.step - 1) % len(seats)) for place, order in enumerate(orders)]
-        self._games = [(order, (seats[turn],) if rotates else seats) for order, turn in turns]
-        self._groups = [(order, seat) for order, own in self._games for seat in own]
+    def __init__(self, requests: Sequence[GroupRequest], seats: tuple[str, ...], *, rotates: bool) -> None:
+        turns = [(request, (place + request.step - 1) % len(seats)) for place, request in enumerate(requests)]
+        self._games = [(request, (seats[turn],) if rotates else seats) for request, turn in turns]
+        self._groups = [(request, seat) for request, own in self._games for seat in own]
 
     def episodes(self, group_size: int, run_seed: int) -> list[Episode]:
         """Returns the episodes game by game: the seats of a game follow each other."""
         return [
-            Episode(order.task, group_of(order.key, seat), member, run_seed, order.step, seat=seat)
-            for order, own in self._games
+            Episode(request.task, group_of(request.key, seat), member, run_seed, request.step, seat=seat)
+            for request, own in self._games
             for member in range(group_size)
             for seat in own
         ]
@@ -123,7 +123,7 @@ class SeatedEpisodes:
         found: dict[str, list[Trajectory]] = {}
         for trajectory in played:
             found.setdefault(trajectory.group, []).append(trajectory)
-        names = [(group_of(order.key, seat), order.task) for order, seat in self._groups]
+        names = [(group_of(request.key, seat), request.task) for request, seat in self._groups]
         return [Group(name, task, tuple(found[name])) for name, task in names]
 
 

@@ -34,11 +34,11 @@ from agentgym.trainers.checkpoints.run_folder import (
     RunFolder,
     free_run_folder,
     read_settings,
-    recorded_date,
+    recorded_run_date,
     save_model,
 )
 from agentgym.trainers.config import TrainConfig, config_from_mapping
-from agentgym.trainers.loop.learn_step import Learning
+from agentgym.trainers.loop.learn_step import LearnStep
 from agentgym.trainers.loop.observer import Observer, Unobserved
 from agentgym.trainers.loop.open_parts import open_parts
 from agentgym.trainers.loop.player import Player
@@ -90,7 +90,7 @@ class Trainer:
         self.reward = None if isinstance(reward, str) else reward
         folder = free_run_folder(config) if output is None else Path(output)
         self.model_folder = embedded_folder() if config.model == "embedded" else Path(config.model)
-        date = config.date or (recorded_date(folder) if resume else None) or present_date()
+        date = config.date or (recorded_run_date(folder) if resume else None) or present_date()
         self.renderer = renderer_for(self.model_folder, config.family, date=date)
         written = date if self.renderer.tokenizer.writes_date else config.date
         self.config = with_token_budget(replace(config, family=self.renderer.reply_format.name, date=written))
@@ -211,7 +211,7 @@ class Trainer:
         self.player = Player(config, parts.stage, self.source, rewards)
         await self.player.open(stack, self._on_served)
         self.gate = ParityGate(config.parity, self.engine, self.learner, self._play_probe, self._publish)
-        self.learning = Learning(
+        self.learning = LearnStep(
             config=config,
             folder=self.folder.path,
             engine=self.engine,

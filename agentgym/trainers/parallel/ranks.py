@@ -31,7 +31,7 @@ from agentgym.trainers.parallel.mesh import RankMesh
 from agentgym.trainers.parallel.sharded_tensor import like
 from agentgym.trainers.parallel.split_layout import SplitLayout
 from agentgym.trainers.parallel.tensor_split import mark_rows, second_cut, split_weights
-from agentgym.trainers.parallel.world import Place, Sharded, Share
+from agentgym.trainers.parallel.world import IndexRange, Sharded, Share
 from agentgym.trainers.settings.fsdp import FsdpConfig
 from agentgym.trainers.settings.mesh import MeshConfig
 
@@ -42,7 +42,7 @@ S = TypeVar("S")
 
 
 class Ranks:
-    """The processes of the default group as the ranks of a learner (see `World`).
+    """The processes of the default group as the ranks of a learner (see `LearnerRanks`).
 
     `device` is `cpu` (gloo) or `cuda` (nccl, one GPU per process, set with `torch.cuda.set_device` before). Raises
     ConfigError if no group is open, or if the settings ask for something that the device does not have.
@@ -130,15 +130,15 @@ class Ranks:
         """
         assert self._shape is not None
         if not batch.num_rows:
-            return Share((), 0, Place(0, 0, 0), Place(0, 0, 0))
+            return Share((), 0, IndexRange(0, 0, 0), IndexRange(0, 0, 0))
         rows = balance_rows(row_costs(batch, self._shape), self._mesh.num_data)[self.portion]
         own = batch.select(rows).to(self.device).split(max_tokens)
         # An idle part has a trained target, so that every parameter is in its graph: gradients are summed in groups.
         idle = [batch.one_target().to(self.device)] * (self._longest(len(own), batch) - len(own))
         first_N = torch.arange(batch.num_tokens) < sum(batch.seqlens[: rows.start])
         start = int((batch.mask_N.cpu() & first_N).sum())
-        targets = Place(start, start + sum(part.num_trained_tokens for part in own), batch.num_trained_tokens)
-        return Share((*own, *idle), len(own), targets, Place(rows.start, rows.stop, batch.num_rows))
+        targets = IndexRange(start, start + sum(part.num_trained_tokens for part in own), batch.num_trained_tokens)
+        return Share((*own, *idle), len(own), targets, IndexRange(rows.start, rows.stop, batch.num_rows))
 
     def _longest(self, number: int, batch: TrainingBatch) -> int:
         """The largest number of micro-batches on any rank; raises InvalidTrajectory if the ranks' batches differ."""
@@ -184,11 +184,11 @@ class Ranks:
         self._reshard()
         return found
 
-    def whole(self, values: Sequence[Tensor], place: Place) -> Tensor:
+    def whole(self, values: Sequence[Tensor], index_range: IndexRange) -> Tensor:
         """The numbers of all shares: each share's are added to zeros, which changes no bit of them."""
-        all_M = torch.zeros(place.total, device=self.device)
-        if place.start < place.stop:
-            all_M[place.here] = torch.cat(list(values)).detach()
+        all_M = torch.zeros(index_range.total, device=self.device)
+        if index_range.start < index_range.stop:
+            all_M[index_range.here] = torch.cat(list(values)).detach()
         dist.all_reduce(all_M, group=self._mesh.data)
         return all_M
 

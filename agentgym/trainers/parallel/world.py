@@ -20,14 +20,14 @@ from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.parallel.balance import balance_rows, row_costs
 from agentgym.trainers.parallel.gradient_threads import GradientWorkers, MicroResult
 
-__all__ = ["OneProcess", "Place", "Sharded", "Share", "World"]
+__all__ = ["IndexRange", "LearnerRanks", "OneProcess", "Sharded", "Share"]
 
 T = TypeVar("T")
 S = TypeVar("S")
 
 
 @dataclass(frozen=True)
-class Place:
+class IndexRange:
     """The position of a rank's numbers among those of all ranks: `[start, stop)` of `total`."""
 
     start: int
@@ -47,9 +47,9 @@ class Share:
     parts: tuple[TrainingBatch, ...]
     """The rank's own micro-batches, then idle ones that keep it in step with the others; their results do not count."""
     num_own: int
-    targets: Place
+    targets: IndexRange
     """The position of the rank's trained targets."""
-    rows: Place
+    rows: IndexRange
     sizes: tuple[int, ...] = ()
     """The number of parts in each portion whose gradients are summed separately; empty if there is one portion."""
 
@@ -58,7 +58,7 @@ class Share:
         return number >= self.num_own
 
 
-class World(Protocol):
+class LearnerRanks(Protocol):
     """The processes of a learner; methods that take micro-batches are called by all of them, with as many."""
 
     rank: int
@@ -93,8 +93,8 @@ class World(Protocol):
         """Runs `work`, which takes no gradient, on every part."""
         ...
 
-    def whole(self, values: Sequence[Tensor], place: Place) -> Tensor:
-        """The numbers of all shares `[place.total]`, on every rank; `values` are this rank's, in order."""
+    def whole(self, values: Sequence[Tensor], index_range: IndexRange) -> Tensor:
+        """The numbers of all shares `[index_range.total]`, on every rank; `values` are this rank's, in order."""
         ...
 
     def gather_scalars(self, scalars_K: Tensor) -> list[Tensor]:
@@ -123,7 +123,7 @@ class Sharded:
     """A model whose weights are sharded over all ranks; `Ranks.shard` makes it."""
 
     decoder: Decoder
-    ranks: World
+    ranks: LearnerRanks
 
 
 class OneProcess(GradientWorkers):
@@ -154,15 +154,17 @@ class OneProcess(GradientWorkers):
         parts = tuple(part for portion in cut for part in portion)
         sizes = tuple(map(len, cut)) if len(cut) > 1 else ()
         num_targets, num_rows = batch.num_trained_tokens, batch.num_rows
-        return Share(parts, len(parts), Place(0, num_targets, num_targets), Place(0, num_rows, num_rows), sizes)
+        return Share(
+            parts, len(parts), IndexRange(0, num_targets, num_targets), IndexRange(0, num_rows, num_rows), sizes
+        )
 
     def layout(self, seqlens: Sequence[int], ids_N: Tensor, wanted_N: Tensor) -> PackedLayout:
         """The layout of all tokens."""
         return PackedLayout(seqlens, ids_N.device, ids_N=ids_N, wanted_N=wanted_N)
 
-    def whole(self, values: Sequence[Tensor], place: Place) -> Tensor:
+    def whole(self, values: Sequence[Tensor], index_range: IndexRange) -> Tensor:
         """All values as one tensor."""
-        return torch.cat(list(values)) if values else torch.zeros(place.total)
+        return torch.cat(list(values)) if values else torch.zeros(index_range.total)
 
     def gather_scalars(self, scalars_K: Tensor) -> list[Tensor]:
         """The numbers of the only share."""

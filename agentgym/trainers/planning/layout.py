@@ -8,9 +8,16 @@ from typing import Literal
 
 from agentgym.trainers.planning.config import PlanConfig
 from agentgym.trainers.planning.memory import EngineMemory, LearnerMemory, engine_memory, learner_memory
-from agentgym.trainers.planning.timing import Generation, Learning, Machine, generation, learning, sync_s
+from agentgym.trainers.planning.timing import (
+    GenerationEstimate,
+    LearningEstimate,
+    PlannedMachine,
+    generation,
+    learning,
+    sync_s,
+)
 
-__all__ = ["Layout", "best_layout", "layouts", "what_would_fit"]
+__all__ = ["GpuLayout", "best_layout", "layouts", "what_would_fit"]
 
 GIB = 2**30
 MOST_GPUS = 4096
@@ -18,7 +25,7 @@ MOST_SPLITS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class GpuLayout:
     """A split of the GPUs, with its memory and speed."""
 
     kind: Literal["colocated", "disaggregated"]
@@ -31,9 +38,9 @@ class Layout:
     engine_memory: EngineMemory
     sequences: int
     """The number of whole episodes whose keys and values an engine holds."""
-    generation: Generation | None
+    generation: GenerationEstimate | None
     """The playing of a step; None if the engine does not fit."""
-    learning: Learning
+    learning: LearningEstimate
     sync_s: float
     problems: tuple[str, ...]
     """The parts that do not fit; empty if everything does."""
@@ -53,12 +60,12 @@ class Layout:
         return self.generation.seconds / self.learning.seconds if self.generation else float("inf")
 
 
-def best_layout(machine: Machine, config: PlanConfig) -> Layout:
+def best_layout(machine: PlannedMachine, config: PlanConfig) -> GpuLayout:
     """Returns the fastest layout that fits, or the one with the fewest problems if none fits."""
     return min(layouts(machine, config), key=lambda layout: (len(layout.problems), layout.step_s, -layout.learners))
 
 
-def layouts(machine: Machine, config: PlanConfig) -> Iterator[Layout]:
+def layouts(machine: PlannedMachine, config: PlanConfig) -> Iterator[GpuLayout]:
     """Yields every layout that `layout`, `learners` and `engine.tensor_parallel` allow."""
     unit = config.learner.sequence_parallel * config.learner.tensor_parallel
     for engine_gpus in _engine_sizes(machine, config):
@@ -73,14 +80,14 @@ def layouts(machine: Machine, config: PlanConfig) -> Iterator[Layout]:
                 yield _layout(machine, config, learners, engine_gpus, apart=True)
 
 
-def _engine_sizes(machine: Machine, config: PlanConfig) -> Sequence[int]:
+def _engine_sizes(machine: PlannedMachine, config: PlanConfig) -> Sequence[int]:
     if config.engine.tensor_parallel is not None:
         return (config.engine.tensor_parallel,)
     most = min(config.gpus, machine.device.per_node, machine.shape.num_heads)
     return [2**power for power in range(most.bit_length()) if 2**power <= most]
 
 
-def _layout(machine: Machine, config: PlanConfig, learners: int, engine_gpus: int, *, apart: bool) -> Layout:
+def _layout(machine: PlannedMachine, config: PlanConfig, learners: int, engine_gpus: int, *, apart: bool) -> GpuLayout:
     memory, runtime = machine.device.memory, machine.rates.runtime_gib * GIB
     work = learning(machine, config, learners)
     held = replace(_learner_memory(machine, config, learners, work.micro_batches), runtime=runtime)
@@ -98,7 +105,7 @@ def _layout(machine: Machine, config: PlanConfig, learners: int, engine_gpus: in
         share = memory * config.engine.memory_fraction
         problems.append(_too_large("an engine with one episode", needed, share, engine_gpus))
     running = min(sequences, config.engine.max_running or sequences)
-    return Layout(
+    return GpuLayout(
         kind="disaggregated" if apart else "colocated",
         learners=learners,
         engines=engines,
@@ -116,7 +123,7 @@ def _layout(machine: Machine, config: PlanConfig, learners: int, engine_gpus: in
     )
 
 
-def _learner_memory(machine: Machine, config: PlanConfig, ranks: int, parts: int) -> LearnerMemory:
+def _learner_memory(machine: PlannedMachine, config: PlanConfig, ranks: int, parts: int) -> LearnerMemory:
     return learner_memory(
         machine.shape, config.learner, config.episode, ranks=ranks, group_size=config.group_size, parts=parts
     )
@@ -127,7 +134,7 @@ def _too_large(what: str, needed: float, there: float, gpus: int) -> str:
     return f"{what} does not fit on {on}: {needed / GIB:,.0f} GiB each are needed, and there are {there / GIB:,.0f}"
 
 
-def what_would_fit(machine: Machine, config: PlanConfig) -> list[str]:
+def what_would_fit(machine: PlannedMachine, config: PlanConfig) -> list[str]:
     """Returns changes to the options with which everything would fit, the smallest first."""
     learner = config.learner
     single: Mapping[str, dict[str, object]] = {
@@ -154,7 +161,7 @@ def what_would_fit(machine: Machine, config: PlanConfig) -> list[str]:
     return [*found[:4], *_more_gpus(machine, config)]
 
 
-def _more_gpus(machine: Machine, config: PlanConfig) -> list[str]:
+def _more_gpus(machine: PlannedMachine, config: PlanConfig) -> list[str]:
     sharded = replace(config.learner, gradients="sharded")
     found: dict[int, str] = {}
     for name, learner in (("", config.learner), ("--learner.gradients sharded", sharded)):

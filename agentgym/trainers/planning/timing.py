@@ -10,11 +10,19 @@ from agentgym.trainers.planning.memory import rows_together
 from agentgym.trainers.planning.rates import Device, Rates
 from agentgym.trainers.planning.shapes import ModelShape
 
-__all__ = ["Generation", "Learning", "Machine", "decode_step_s", "generation", "learning", "sync_s"]
+__all__ = [
+    "GenerationEstimate",
+    "LearningEstimate",
+    "PlannedMachine",
+    "decode_step_s",
+    "generation",
+    "learning",
+    "sync_s",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class PlannedMachine:
     """A model on devices of one kind, with the rates that they reach."""
 
     shape: ModelShape
@@ -23,7 +31,7 @@ class Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generation:
+class GenerationEstimate:
     """The playing of a step's episodes."""
 
     seconds: float
@@ -41,7 +49,7 @@ class Generation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learning:
+class LearningEstimate:
     """The learning from a step's episodes."""
 
     seconds: float
@@ -59,7 +67,7 @@ class Learning:
     """The number of micro-batches of a rank."""
 
 
-def decode_step_s(machine: Machine, spec: EngineSpec, gpus: int, batch: float, context: float) -> float:
+def decode_step_s(machine: PlannedMachine, spec: EngineSpec, gpus: int, batch: float, context: float) -> float:
     """Returns the seconds in which an engine of `gpus` GPUs samples a token for each of `batch` requests.
 
     Each request has `context` tokens. The weights and all keys and values are read once, the operations of each request
@@ -78,7 +86,9 @@ def decode_step_s(machine: Machine, spec: EngineSpec, gpus: int, batch: float, c
     )
 
 
-def generation(machine: Machine, config: PlanConfig, *, engines: int, gpus: int, running: int) -> Generation:
+def generation(
+    machine: PlannedMachine, config: PlanConfig, *, engines: int, gpus: int, running: int
+) -> GenerationEstimate:
     """Estimates playing on `engines` engines of `gpus` GPUs, each of which runs at most `running` requests at once."""
     play = _Play(machine, config, gpus)
     ahead = max(1, config.max_staleness)
@@ -91,7 +101,7 @@ def generation(machine: Machine, config: PlanConfig, *, engines: int, gpus: int,
     if not config.max_staleness:
         tail_s = (config.episode.spread - 1) * play.latency(max(1.0, batch / 8))
     seconds = config.episodes / rate + tail_s
-    return Generation(
+    return GenerationEstimate(
         seconds=seconds,
         tail_s=tail_s,
         episode_s=live / rate,
@@ -104,7 +114,7 @@ def generation(machine: Machine, config: PlanConfig, *, engines: int, gpus: int,
 class _Play:
     """Playing on one engine, as a function of the number of requests that it samples for at once."""
 
-    def __init__(self, machine: Machine, config: PlanConfig, gpus: int) -> None:
+    def __init__(self, machine: PlannedMachine, config: PlanConfig, gpus: int) -> None:
         self._machine, self._spec, self._gpus = machine, config.engine, gpus
         self._episode = config.episode
         read = prefill_flops(machine.shape, config.episode, config.group_size) / gpus
@@ -150,7 +160,7 @@ def prefill_flops(shape: ModelShape, episode: EpisodeSpec, group_size: int) -> f
     return own + shape.forward_flops(prompt, prompt * (prompt + 1) / 2, 0) / group_size
 
 
-def learning(machine: Machine, config: PlanConfig, ranks: int) -> Learning:
+def learning(machine: PlannedMachine, config: PlanConfig, ranks: int) -> LearningEstimate:
     """Estimates learning from a step's episodes on `ranks` GPUs."""
     shape, device, rates, spec = machine.shape, machine.device, machine.rates, config.learner
     computed, flops = _work(shape, config)
@@ -166,7 +176,7 @@ def learning(machine: Machine, config: PlanConfig, ranks: int) -> Learning:
     )
     trained = shape.adapter_parameters(spec.lora_rank) if spec.lora_rank else shape.num_parameters
     optimizer_s = 7 * trained * spec.weight_bytes / ranks / (device.bandwidth * rates.decode_bandwidth)
-    return Learning(
+    return LearningEstimate(
         seconds=max(compute_s, exchange_s) + optimizer_s,
         compute_s=compute_s,
         exchange_s=exchange_s,
@@ -216,7 +226,7 @@ def _exchanged_bytes(shape: ModelShape, spec: LearnerSpec, ranks: int, parts: in
     return weights + gradients + shape.num_layers * tokens * states * spec.compute_bytes
 
 
-def sync_s(machine: Machine, config: PlanConfig, *, apart: bool) -> float:
+def sync_s(machine: PlannedMachine, config: PlanConfig, *, apart: bool) -> float:
     """Returns the seconds of sending the weights, or the adapters, to engines on the same GPUs or `apart`."""
     shape, device = machine.shape, machine.device
     rank = config.learner.lora_rank

@@ -16,7 +16,7 @@ from agentgym.envs.base.policies import policy_for
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault
 from agentgym.rollout.episode.replies import reply_ids
-from agentgym.rollout.hosting.env_threads import Outcome, attempt
+from agentgym.rollout.hosting.env_threads import CallOutcome, attempt
 from agentgym.types import Message, ToolCall
 
 __all__ = ["Demonstration", "DemonstrationConfig", "ReplyEncoder", "demonstrate", "stream"]
@@ -103,7 +103,7 @@ def demonstrate(
     return Demonstration(tuple(ids), tuple(mask), bool(info.get("metrics", {}).get("success", False)))
 
 
-def _value(outcome: Outcome[T], env: TextEnv, seed: int) -> T:
+def _value(outcome: CallOutcome[T], env: TextEnv, seed: int) -> T:
     """Returns the value of the user's code; an exception in it becomes an EnvironmentFault."""
     error, value = outcome
     if isinstance(error, AgentGymError):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from agentgym.chat_templates.formats.protocol import ReplyContext
-from agentgym.chat_templates.formats.python_call import read_calls
+from agentgym.chat_templates.formats.python_call import read_python_calls
 from agentgym.chat_templates.formats.tagged import FoundCall, UnreadCall
 
 LOOK = FoundCall("look", {})
 
 
 def calls(body: str) -> list[FoundCall | UnreadCall]:
-    return list(read_calls(body, ReplyContext()))
+    return list(read_python_calls(body, ReplyContext()))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from agentgym.chat_templates import ChatTokenizer, TemplateRenderer
 from agentgym.chat_templates.renderers.told_reply import told_reply
 from agentgym.errors import RenderError
-from agentgym.testing.contracts.conversations import CONVERSATIONS, Conversation
+from agentgym.testing.contracts.conversations import CONVERSATIONS, SampleConversation
 from agentgym.types import Message, ToolCall
 
 ASK = Message("user", "Where are you?")
@@ -34,7 +34,7 @@ def calls_of(message: Message) -> list[object]:
 
 @pytest.mark.parametrize("conversation", HAS_REPLIES, ids=lambda one: one.name)
 def test_every_reply_reads_back_and_stands_behind_its_prompt(
-    conversation: Conversation, renderer: TemplateRenderer
+    conversation: SampleConversation, renderer: TemplateRenderer
 ) -> None:
     for place, reply in enumerate(conversation.messages):
         if reply.role != "assistant" or not place:

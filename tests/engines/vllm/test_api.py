@@ -16,8 +16,8 @@ from aiohttp.test_utils import TestServer
 from agentgym.engines.protocol import Completion, Sampling
 from agentgym.engines.servers.http import HttpRefusal, HttpUnreachable
 from agentgym.engines.servers.replicated import ServingSettings
-from agentgym.engines.vllm.api import VllmReply, join_pieces, read_completion, read_reply, sampling_params
-from agentgym.engines.vllm.engine import VllmConfig, launch_words, open_vllm
+from agentgym.engines.vllm.api import VllmReply, join_pieces, read_reply, read_vllm_completion, sampling_params
+from agentgym.engines.vllm.engine import VllmConfig, open_vllm, vllm_command
 from agentgym.engines.vllm.server import VllmServer
 from agentgym.errors import ConfigError, EngineError, RunFolderError
 
@@ -35,7 +35,7 @@ def answer(**changes: Any) -> dict[str, Any]:
 
 
 def completion(**changes: Any) -> Completion:
-    return read_completion(read_reply(answer(**changes), name="it"), name="it", num_prompt_ids=3, version=7)
+    return read_vllm_completion(read_reply(answer(**changes), name="it"), name="it", num_prompt_ids=3, version=7)
 
 
 def test_a_request_says_all_that_decides_the_distribution_and_only_its_stop_ids_end_it() -> None:
@@ -82,7 +82,7 @@ def test_an_answer_that_cannot_be_trusted_is_refused(changes: dict[str, Any], wo
 
 def test_another_number_of_prompt_ids_than_was_sent_is_refused() -> None:
     with pytest.raises(EngineError, match="read 3 prompt ids where 4 were sent"):
-        read_completion(read_reply(answer(), name="it"), name="it", num_prompt_ids=4, version=7)
+        read_vllm_completion(read_reply(answer(), name="it"), name="it", num_prompt_ids=4, version=7)
 
 
 def test_a_reply_in_pieces_is_the_reply() -> None:
@@ -247,7 +247,7 @@ def test_an_interpreter_without_vllm_is_named_as_the_cause(tmp_path: Path) -> No
 
 
 def test_a_cpu_server_is_started_without_what_breaks_it(tmp_path: Path) -> None:
-    words = launch_words(VllmConfig(device="cpu", python="p", server_args=("--seed", "3")), tmp_path, 1234)
+    words = vllm_command(VllmConfig(device="cpu", python="p", server_args=("--seed", "3")), tmp_path, 1234)
     assert {"--no-enable-chunked-prefill", "--enforce-eager", "processed_logprobs"} <= set(words)
     assert words[-2:] == ["--seed", "3"]
-    assert "--no-enable-chunked-prefill" not in launch_words(VllmConfig(device="cuda"), tmp_path, 1234)
+    assert "--no-enable-chunked-prefill" not in vllm_command(VllmConfig(device="cuda"), tmp_path, 1234)

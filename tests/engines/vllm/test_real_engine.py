@@ -20,7 +20,7 @@ from agentgym.embedded import embedded_folder
 from agentgym.engines.protocol import Completion, Engine, Sampling
 from agentgym.engines.servers.replicated import PauseMode, Replica, ReplicatedEngine, ServingSettings
 from agentgym.engines.servers.server_process import ServerProcess
-from agentgym.engines.vllm.api import read_completion, sampling_params
+from agentgym.engines.vllm.api import read_vllm_completion, sampling_params
 from agentgym.engines.vllm.engine import VllmConfig, open_vllm, vllm_engine
 from agentgym.engines.vllm.replica import VllmReplica
 from agentgym.engines.vllm.server import VllmServer
@@ -281,7 +281,7 @@ def test_without_the_reset_of_the_prefix_cache_the_same_prompt_answers_from_the_
                 await transport.generate(prompt, sampling_params(sampling), rid="a", cache_salt="always the same")
             )
             await transport.call("agentgym_load", base64.b64encode(safetensors_bytes(new.tensors())).decode())
-        return read_completion(replies[1], name="it", num_prompt_ids=300, version=0)
+        return read_vllm_completion(replies[1], name="it", num_prompt_ids=300, version=0)
 
     async def play(engine: ReplicatedEngine) -> None:
         async with closing(VllmServer(launched_vllm.url, secret=launched_vllm.command.secret)) as transport:
@@ -311,7 +311,7 @@ def test_a_packed_output_head_stays_old_where_vllm_reloads_and_is_new_where_we_l
             reply = await transport.generate(prompt, sampling_params(sampling), rid="a", cache_salt="new")
             with pytest.raises(EngineError, match="--worker-extension-cls"):
                 await vllm_engine([transport], ServingSettings())
-        return read_completion(reply, name="it", num_prompt_ids=40, version=1)
+        return read_vllm_completion(reply, name="it", num_prompt_ids=40, version=1)
 
     async def play(engine: ReplicatedEngine) -> None:
         await engine.update_weights(new.tensors(), 1)

@@ -14,7 +14,7 @@ from agentgym.envs.games.countdown import Countdown
 from agentgym.envs.games.mastermind import marks
 from agentgym.envs.games.sokoban import Sokoban, shortest_way
 from agentgym.envs.games.sudoku import Sudoku, solutions
-from agentgym.envs.games.wordle import letter_marks, words_of
+from agentgym.envs.games.wordle import letter_marks, word_list
 from agentgym.errors import ConfigError
 from agentgym.testing import examine_env
 from agentgym.types import Message, ToolCall
@@ -154,9 +154,9 @@ def test_marks_of_a_word(guess: str, word: str, told: str) -> None:
 
 
 def test_word_lists_are_words_of_their_length() -> None:
-    sizes = [len(words_of(length)) for length in (3, 4, 5)]
+    sizes = [len(word_list(length)) for length in (3, 4, 5)]
     assert min(sizes) > 300
-    assert all(word.isascii() and word.islower() and len(word) == 5 for word in words_of(5))
+    assert all(word.isascii() and word.islower() and len(word) == 5 for word in word_list(5))
 
 
 # ---- Sudoku

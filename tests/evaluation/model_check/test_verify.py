@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from agentgym.chat_templates import ChatTokenizer, renderer_for
 from agentgym.cli.main import main
 from agentgym.embedded import embedded_folder
-from agentgym.evaluation.model_check.findings import PROPERTIES, ModelReport, Outcome
+from agentgym.evaluation.model_check.findings import PROPERTIES, ModelCheckOutcome, ModelReport
 from agentgym.evaluation.model_check.reference import TransformersReference
 from agentgym.evaluation.model_check.verify import verify_model
 from agentgym.testing.contracts.conversations import CONVERSATIONS
@@ -46,7 +46,7 @@ FAMILIES = {
 }
 
 
-def named(report: ModelReport, outcome: Outcome) -> set[str]:
+def named(report: ModelReport, outcome: ModelCheckOutcome) -> set[str]:
     return {verdict.about.name for verdict in report.verdicts if verdict.outcome is outcome}
 
 
@@ -107,8 +107,8 @@ def test_the_shared_tokenizers_are_sound_and_what_their_templates_drop_is_noted(
     report = verify_folder(shared_tokenizers / name, template)
     assert report.ok, report.rows()
     assert (report.family, report.num_conversations) == (FAMILIES[name], len(CONVERSATIONS))
-    assert named(report, Outcome.NOTED) == NOTED[name]
-    assert named(report, Outcome.SKIPPED) == set()
+    assert named(report, ModelCheckOutcome.NOTED) == NOTED[name]
+    assert named(report, ModelCheckOutcome.SKIPPED) == set()
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ def test_packaged_tokenizers_are_sound_and_what_their_templates_drop_is_noted(
     report = verify_folder(packed(name))
     assert report.ok, report.rows()
     assert report.family == FAMILIES[name]
-    assert named(report, Outcome.NOTED) == NOTED[name]
+    assert named(report, ModelCheckOutcome.NOTED) == NOTED[name]
     if name == "llama3_2":
         assert "single tool-calls" in first(report, "render")
         assert "it writes the date" in first(report, "repeatable")
@@ -146,12 +146,12 @@ def test_harmony_s_replies_end_as_they_do_without_a_generation_config(shared_tok
 
 def test_the_embedded_model_keeps_every_property(embedded: ChatTokenizer) -> None:
     report = verify_model(embedded, reference=TransformersReference.of(embedded))
-    assert named(report, Outcome.OK) == {about.name for about in PROPERTIES}
+    assert named(report, ModelCheckOutcome.OK) == {about.name for about in PROPERTIES}
 
 
 def test_without_a_reference_the_rest_is_verified(embedded: ChatTokenizer) -> None:
     report = verify_model(embedded, reference="transformers is not installed")
-    assert report.ok and named(report, Outcome.SKIPPED) == {"ids", "render"}
+    assert report.ok and named(report, ModelCheckOutcome.SKIPPED) == {"ids", "render"}
     assert any("transformers is not installed" in cell for row in report.rows() for cell in row)
 
 
@@ -162,7 +162,7 @@ def broken(tokenizer: ChatTokenizer, old: str, new: str) -> ChatTokenizer:
 
 def test_a_template_that_drops_calls_fails(embedded: ChatTokenizer) -> None:
     report = verify_model(broken(embedded, "message.tool_calls", "message.nothing"))
-    assert named(report, Outcome.FAILED) == {"shown"}
+    assert named(report, ModelCheckOutcome.FAILED) == {"shown"}
     assert first(report, "shown").startswith("a call: the chat template leaves calls of a reply out")
 
 
@@ -175,9 +175,9 @@ def test_a_template_that_drops_user_messages_fails(embedded: ChatTokenizer) -> N
 def test_a_template_that_changes_its_lists_is_refused_as_transformers_refuses_it(embedded: ChatTokenizer) -> None:
     template = "{%- set all = [] %}{%- for m in messages %}{%- set _ = all.append(m) %}{%- endfor %}"
     report = verify_model(replace(embedded, template=template + embedded.template))
-    assert named(report, Outcome.FAILED) == {"renderer"}
+    assert named(report, ModelCheckOutcome.FAILED) == {"renderer"}
     assert "'append' of 'list' object is unsafe" in first(report, "renderer")
-    assert len(named(report, Outcome.SKIPPED)) == len(PROPERTIES) - 1
+    assert len(named(report, ModelCheckOutcome.SKIPPED)) == len(PROPERTIES) - 1
 
 
 def test_a_template_that_writes_the_date_is_noted(embedded: ChatTokenizer) -> None:
@@ -187,7 +187,7 @@ def test_a_template_that_writes_the_date_is_noted(embedded: ChatTokenizer) -> No
 
 def test_the_wrong_family_fails(embedded: ChatTokenizer) -> None:
     report = verify_model(embedded, "llama3_json")
-    assert "parse" in named(report, Outcome.FAILED)
+    assert "parse" in named(report, ModelCheckOutcome.FAILED)
     assert "not read by the format 'llama3_json'" in first(report, "parse")
 
 
@@ -216,7 +216,7 @@ def test_a_reply_without_words_that_gets_no_end_is_noted(embedded: ChatTokenizer
     ended = "{{- ('<|im_end|>' if message.content or message.tool_calls else '') + '\\n' -}}"
     template = broken(embedded, ENDED, ENDED.replace("{{- '<|im_end|>\\n' -}}", ended, 1))
     noted = [verdict for verdict in verify_model(template).verdicts if verdict.about.name == "extend"]
-    assert [verdict.outcome for verdict in noted] == [Outcome.NOTED]
+    assert [verdict.outcome for verdict in noted] == [ModelCheckOutcome.NOTED]
     assert "writes no end behind a reply that says nothing" in str(noted[0].first)
 
 
@@ -224,7 +224,7 @@ def test_what_closes_a_reply_may_merge_with_its_last_letter(embedded: ChatTokeni
     closed = broken(embedded, ENDED, ENDED.replace("<|im_end|>", "\\n<|im_end|>", 1))
     assert embedded.encode(".\n") != [*embedded.encode("."), *embedded.encode("\n")]
     report = verify_model(closed)
-    assert "extend" not in named(report, Outcome.FAILED), report.rows()
+    assert "extend" not in named(report, ModelCheckOutcome.FAILED), report.rows()
 
 
 def test_what_follows_a_reply_without_being_prompted_for_is_no_reply(embedded: ChatTokenizer) -> None:
@@ -246,7 +246,7 @@ def test_a_reference_that_differs_fails_with_the_first_token(embedded: ChatToken
             return [0, *theirs.encode(text)]
 
     report = verify_model(embedded, reference=Other())
-    assert named(report, Outcome.FAILED) == {"ids", "render"}
+    assert named(report, ModelCheckOutcome.FAILED) == {"ids", "render"}
     assert first(report, "render").startswith("one user message: at token ")
 
 
@@ -315,7 +315,7 @@ def test_a_tokenizer_that_fails_on_a_text_is_a_finding(embedded: ChatTokenizer) 
     for index, token in enumerate(state["added_tokens"], start=len(characters)):
         token["id"] = index
     report = verify_model(replace(embedded, backend=Tokenizer.from_str(json.dumps(state))))
-    assert named(report, Outcome.FAILED) == {"round_trip"}
+    assert named(report, ModelCheckOutcome.FAILED) == {"round_trip"}
     assert "the tokenizer 'embedded' cannot encode 'Zwölf Box" in first(report, "round_trip")
 
 

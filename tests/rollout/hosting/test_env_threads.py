@@ -8,11 +8,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from agentgym.rollout.hosting.env_threads import Call, EnvThread, EnvThreads, Mailbox, Outcome
+from agentgym.rollout.hosting.env_threads import CallOutcome, EnvThread, EnvThreads, Mailbox, ThreadCall
 
 
-def gather(calls: Callable[[Mailbox], list[Call[int]]]) -> list[Outcome[int]]:
-    async def main() -> list[Outcome[int]]:
+def gather(calls: Callable[[Mailbox], list[ThreadCall[int]]]) -> list[CallOutcome[int]]:
+    async def main() -> list[CallOutcome[int]]:
         made = calls(Mailbox(asyncio.get_running_loop()))
         return [await call.future for call in made]
 
@@ -82,7 +82,7 @@ def test_an_abandoned_thread_counts_until_its_call_returns_and_refuses_more() ->
     threads, gate = EnvThreads(1), threading.Event()
     thread = threads.acquire()
 
-    async def main() -> Outcome[int]:
+    async def main() -> CallOutcome[int]:
         box = Mailbox(asyncio.get_running_loop())
         thread.submit(gate.wait, box)
         threads.abandon(thread)

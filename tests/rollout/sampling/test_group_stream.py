@@ -19,7 +19,7 @@ from agentgym.errors import ConfigError, TrainingHalted
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.limits import Limits
-from agentgym.rollout.sampling.group_stream import GroupStream, Order, StreamEnded, StreamReport
+from agentgym.rollout.sampling.group_stream import GroupRequest, GroupStream, StreamEnded, StreamReport
 from agentgym.rollout.sampling.sampler import Sampler, SamplerConfig
 from agentgym.rollout.sampling.staleness import ages
 from agentgym.testing.simulation.simulated import ENV_ID, LogNormalSeconds, SimulatedEnv, simulated_sampler
@@ -45,9 +45,9 @@ class Turns(TextEnv):
         return "go on", float(self.count), self.count == 2, False, {}
 
 
-def orders() -> Iterator[Order]:
+def requests() -> Iterator[GroupRequest]:
     for number in count():
-        yield Order(Task("Turns-v0", number), f"{number}", number)
+        yield GroupRequest(Task("Turns-v0", number), f"{number}", number)
 
 
 def sampler_of(renderer: Renderer, delays: dict[str, float], concurrency: int = 64) -> Sampler:
@@ -76,7 +76,7 @@ def run(
 
     async def play() -> tuple[list[list[Group]], int, Sampler]:
         sampler = sampler_of(renderer, delays, **options)
-        stream = GroupStream(sampler, orders(), group_size=3, groups_per_step=takes[0], max_staleness=bound)
+        stream = GroupStream(sampler, requests(), group_size=3, groups_per_step=takes[0], max_staleness=bound)
         try:
             taken = []
             for version, number in enumerate(takes, start=1):
@@ -132,16 +132,16 @@ def test_sizes_that_make_no_sense_are_refused(renderer: Renderer) -> None:
     sampler = sampler_of(renderer, {})
     for sizes in ({"group_size": 0, "groups_per_step": 1}, {"group_size": 1, "groups_per_step": 0}):
         with pytest.raises(ConfigError, match="at least 1"):
-            GroupStream(sampler, orders(), max_staleness=0, **sizes)
+            GroupStream(sampler, requests(), max_staleness=0, **sizes)
     with pytest.raises(ConfigError, match="3 groups at once, and only 2 can be ahead"):
-        asyncio.run(GroupStream(sampler, orders(), group_size=1, groups_per_step=1, max_staleness=1).take(3))
+        asyncio.run(GroupStream(sampler, requests(), group_size=1, groups_per_step=1, max_staleness=1).take(3))
     sampler.close()
 
 
 def test_the_share_that_may_fail_is_of_all_groups_that_a_step_takes(renderer: Renderer) -> None:
     async def play(*, together: bool) -> list[Group]:
         sampler = sampler_of(renderer, {}, concurrency=3)
-        stream = GroupStream(sampler, orders(), group_size=3, groups_per_step=13, max_staleness=1)
+        stream = GroupStream(sampler, requests(), group_size=3, groups_per_step=13, max_staleness=1)
         try:
             first = await stream.take(13)
             return [*first, *await stream.take(1, first if together else ())]
@@ -157,9 +157,9 @@ def test_the_share_that_may_fail_is_of_all_groups_that_a_step_takes(renderer: Re
 # ---- simulated time
 
 
-def simulated_orders() -> Iterator[Order]:
+def simulated_requests() -> Iterator[GroupRequest]:
     for number in count():
-        yield Order(Task(ENV_ID, number), f"{number}", number)
+        yield GroupRequest(Task(ENV_ID, number), f"{number}", number)
 
 
 @dataclass
@@ -181,7 +181,7 @@ class Scene:
             self.seconds, make=lambda task: SimulatedEnv(2), concurrency=self.concurrency, deadline_s=500.0
         )
         stream = GroupStream(
-            sampler, simulated_orders(), group_size=2, groups_per_step=self.per_step, max_staleness=self.bound
+            sampler, simulated_requests(), group_size=2, groups_per_step=self.per_step, max_staleness=self.bound
         )
         reports, clock = [], asyncio.get_running_loop().time
         started = clock()
@@ -278,13 +278,15 @@ def test_an_episode_that_never_ends_holds_a_step_up_to_its_deadline_and_no_longe
     assert late.status is Status.TIMEOUT
 
 
-async def stream_of(source: Iterator[Order]) -> GroupStream:
+async def stream_of(source: Iterator[GroupRequest]) -> GroupStream:
     """Steps of three groups of two episodes, all of 10 s and eight at once."""
     sampler, _ = await simulated_sampler(lambda seed: 10.0, make=lambda task: SimulatedEnv(), concurrency=8)
     return GroupStream(sampler, source, group_size=2, groups_per_step=3, max_staleness=1)
 
 
-async def take_from(source: Iterator[Order], number: int, *, after_5_s: Callable[[], None] = lambda: None) -> None:
+async def take_from(
+    source: Iterator[GroupRequest], number: int, *, after_5_s: Callable[[], None] = lambda: None
+) -> None:
     """Takes groups; a TimeoutError after a virtual day."""
     stream = await stream_of(source)
     async with asyncio.timeout(86_400):
@@ -294,12 +296,12 @@ async def take_from(source: Iterator[Order], number: int, *, after_5_s: Callable
 
 def test_a_wait_for_tasks_that_there_are_not_ends() -> None:
     with pytest.raises(StreamEnded, match="1 of 3 groups are missing, and no episode is being played: there are no"):
-        run_in_virtual_time(take_from(islice(simulated_orders(), 2), 3))
+        run_in_virtual_time(take_from(islice(simulated_requests(), 2), 3))
 
 
 def test_a_wait_ends_when_whoever_names_the_tasks_fails() -> None:
-    def broken() -> Iterator[Order]:
-        yield from islice(simulated_orders(), 4)  # all that begin at once
+    def broken() -> Iterator[GroupRequest]:
+        yield from islice(simulated_requests(), 4)  # all that begin at once
         raise RuntimeError("the disk is gone")
 
     with pytest.raises(RuntimeError, match="the disk is gone"):
@@ -312,12 +314,12 @@ def test_a_wait_ends_when_an_episode_is_cancelled_from_outside() -> None:
         next(task for task in asyncio.all_tasks() if task is not mine and "_work" in repr(task)).cancel()
 
     with pytest.raises(StreamEnded, match="cancelled from outside"):
-        run_in_virtual_time(take_from(simulated_orders(), 6, after_5_s=cancel_one))
+        run_in_virtual_time(take_from(simulated_requests(), 6, after_5_s=cancel_one))
 
 
 def test_a_stream_that_is_closed_before_it_begins_may_still_be_used() -> None:
     async def play() -> int:
-        stream = await stream_of(simulated_orders())
+        stream = await stream_of(simulated_requests())
         await stream.close()
         taken = await stream.take(3)
         await stream.close()
@@ -328,7 +330,7 @@ def test_a_stream_that_is_closed_before_it_begins_may_still_be_used() -> None:
 
 def test_a_wait_ends_when_the_stream_is_closed() -> None:
     async def play() -> None:
-        stream = await stream_of(simulated_orders())
+        stream = await stream_of(simulated_requests())
         waiting = asyncio.ensure_future(stream.take(3))
         await asyncio.sleep(1.0)
         await stream.close()

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from agentgym.openai_wire import WireError
 from agentgym.rollout.serving.chat_completion import (
-    ChatReply,
+    ChatCompletion,
     chunks_to_openai,
+    read_chat_request,
     read_message,
-    read_request,
     reply_to_openai,
     wire_answer,
 )
@@ -27,7 +27,7 @@ calls = st.lists(
     max_size=3,
 ).map(lambda made: tuple(_numbered(call, index) for index, call in enumerate(made)))
 replies = st.builds(
-    lambda content, reasoning, made, turn, finish: ChatReply(
+    lambda content, reasoning, made, turn, finish: ChatCompletion(
         "chatcmpl-1", turn, Message("assistant", content, reasoning, made), finish, 12, 5, created=1_700_000_000
     ),
     texts,
@@ -60,7 +60,7 @@ def joined(chunks: list[Any]) -> Any:
 
 
 @given(replies)
-def test_a_stream_spells_the_message_of_the_whole_reply(reply: ChatReply) -> None:
+def test_a_stream_spells_the_message_of_the_whole_reply(reply: ChatCompletion) -> None:
     whole: Any = json.loads(json.dumps(reply_to_openai(reply, "policy")))
     *chunks, last, usage = json.loads(json.dumps(list(chunks_to_openai(reply, "policy", include_usage=True))))
     (choice,) = whole["choices"]
@@ -74,7 +74,7 @@ def test_a_stream_spells_the_message_of_the_whole_reply(reply: ChatReply) -> Non
 
 
 @given(replies)
-def test_a_reply_that_is_sent_back_is_the_message_that_was_parsed(reply: ChatReply) -> None:
+def test_a_reply_that_is_sent_back_is_the_message_that_was_parsed(reply: ChatCompletion) -> None:
     (sent,) = wire_answer([reply.message], reply.turn)
     assert read_message(json.loads(json.dumps(sent))) == reply.message
 
@@ -86,20 +86,20 @@ def test_call_ids_on_the_wire_name_the_turn_and_come_back_without_it() -> None:
 
 
 def test_a_request_has_one_key_however_it_is_sent() -> None:
-    plain = read_request({"messages": [HELLO]})
+    plain = read_chat_request({"messages": [HELLO]})
     parts = [{"role": "user", "content": [{"type": "text", "text": "hello"}], "name": "me"}]
     same = ({"stream": True}, {"model": "other", "temperature": 0.5}, {"messages": parts}, {"tools": None, "n": 1})
-    assert {read_request({"messages": [HELLO], **fields}).key for fields in same} == {plain.key}
+    assert {read_chat_request({"messages": [HELLO], **fields}).key for fields in same} == {plain.key}
     others = ({"max_tokens": 5}, {"messages": [HELLO, HELLO]}, {"tools": [{"function": {"name": "go"}}]})
-    assert len({plain.key, *(read_request({"messages": [HELLO], **fields}).key for fields in others)}) == 4
+    assert len({plain.key, *(read_chat_request({"messages": [HELLO], **fields}).key for fields in others)}) == 4
 
 
 def test_settings_of_the_distribution_are_noted_and_those_without_meaning_are_not() -> None:
-    request = read_request({"messages": [HELLO], "temperature": 0.0, "seed": 3, "user": "x", "metadata": {}})
+    request = read_chat_request({"messages": [HELLO], "temperature": 0.0, "seed": 3, "user": "x", "metadata": {}})
     assert request.decided == ("seed", "temperature")
 
 
 @pytest.mark.parametrize("body", [None, [], "hello", {}, {"messages": HELLO}, {"messages": [HELLO], "tools": {}}])
 def test_a_body_that_asks_for_nothing_is_refused(body: object) -> None:
     with pytest.raises(WireError):
-        read_request(body)
+        read_chat_request(body)

@@ -24,8 +24,8 @@ from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.limits import Limits
 from agentgym.rollout.record.episodes_file import EpisodeWriter
 from agentgym.rollout.sampling.sampler import Sampler
-from agentgym.rollout.serving.agent_session import EpisodeEnded, RequestRefused, Seat, StepAnswer, StepRequest
-from agentgym.rollout.serving.chat_completion import ChatReply, ChatRequest
+from agentgym.rollout.serving.agent_session import AgentSession, EpisodeEnded, RequestRefused, StepAnswer, StepRequest
+from agentgym.rollout.serving.chat_completion import ChatCompletion, ChatRequest
 from agentgym.rollout.serving.served_loop import ServedLoop
 from agentgym.tools import tool
 from agentgym.trajectory import Source, Status, StopReason, Trajectory
@@ -82,17 +82,17 @@ class Player:
         opening = await self.loop.claim(10.0)
         assert opening is not None
         self.messages, self.tools = list(opening.messages), opening.tools
-        seat = self.loop.seat(opening.episode)
-        assert seat is not None
-        self.seat: Seat = seat
+        session = self.loop.session(opening.episode)
+        assert session is not None
+        self.session: AgentSession = session
 
-    async def chat(self) -> ChatReply:
-        reply = await self.seat.chat(ChatRequest(tuple(self.messages), self.tools))
+    async def chat(self) -> ChatCompletion:
+        reply = await self.session.chat(ChatRequest(tuple(self.messages), self.tools))
         self.messages.append(reply.message)
         return reply
 
     async def step(self) -> StepAnswer:
-        answer = await self.seat.step(StepRequest())
+        answer = await self.session.step(StepRequest())
         self.messages += answer.messages
         return answer
 

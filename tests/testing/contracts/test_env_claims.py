@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agentgym.envs import Difficulty, EnvCard, Text, TextEnv, ToolEnv
-from agentgym.envs.base.cheater import Trickster, calling
+from agentgym.envs.base.cheater import Trickster, tool_call_reply
 from agentgym.testing import Verdict, check_env, examine_env
 from agentgym.tools import tool
 from agentgym.types import Message, ToolResult, ToolSpec
@@ -62,7 +62,7 @@ class Fair(ToolEnv):
         return Knowing()
 
     def make_cheat(self) -> Any:
-        return Trickster("say", lambda env: [calling("say", code="")])
+        return Trickster("say", lambda env: [tool_call_reply("say", code="")])
 
 
 class Knowing:
@@ -70,7 +70,7 @@ class Knowing:
         self.env: Any = env.unwrapped
 
     def act(self, observation: str) -> Message:
-        return calling("say", code=self.env.code)
+        return tool_call_reply("say", code=self.env.code)
 
 
 class Copied(TextEnv):

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from agentgym.tools.sandbox.box.syscalls import EXAMINED, OWNERS, REFUSED, numbers
+from agentgym.tools.sandbox.box.syscalls import EXAMINED, OWNERS, REFUSED, syscall_numbers
 
 pytestmark = pytest.mark.slow
-CALLS = numbers(REFUSED + EXAMINED + OWNERS + " inotify_init1:294:26", platform.machine())
+CALLS = syscall_numbers(REFUSED + EXAMINED + OWNERS + " inotify_init1:294:26", platform.machine())
 PRELUDE = """
 import ctypes, errno, os, signal, socket, sys, time
 libc = ctypes.CDLL(None, use_errno=True)

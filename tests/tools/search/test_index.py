@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from agentgym.errors import ConfigError
 from agentgym.tools.search import Document, SearchIndex, load_index, read_documents, save_index
 from agentgym.tools.search.html_text import html_text
-from agentgym.tools.search.words import words_of
+from agentgym.tools.search.words import split_words
 
 OTTER = Document("wiki/otter", "Otter", "The otter eats fish. It lives in rivers.\nAn otter swims well.")
 HERON = Document("https://Example.org/heron/", "Heron", "The heron eats fish and frogs.")
@@ -91,9 +91,9 @@ def test_each_document_is_found_by_its_own_address() -> None:
 
 
 def test_words_are_those_of_any_script() -> None:
-    assert words_of("The Otter's ２nd café_au-lait") == ["the", "otter", "s", "2nd", "café", "au", "lait"]
-    assert words_of("水獺 eats 魚") == ["水", "獺", "eats", "魚"]
-    assert words_of("\ud800 ?") == []
+    assert split_words("The Otter's ２nd café_au-lait") == ["the", "otter", "s", "2nd", "café", "au", "lait"]
+    assert split_words("水獺 eats 魚") == ["水", "獺", "eats", "魚"]
+    assert split_words("\ud800 ?") == []
 
 
 # ---- the file

@@ -16,7 +16,7 @@ from agentgym.errors import AgentGymError, ConfigError
 from agentgym.evaluation import EvalConfig, evaluate, verify_run
 from agentgym.rollout.limits import Limits
 from agentgym.rollout.record.episodes_file import read_episodes
-from agentgym.rollout.sampling.group_stream import Order
+from agentgym.rollout.sampling.group_stream import GroupRequest
 from agentgym.rollout.sampling.sampler import SamplerConfig
 from agentgym.trainers.batch.credits import credit_groups
 from agentgym.trainers.config import TrainConfig
@@ -62,7 +62,7 @@ def trajectory(group: str, member: int, reward: float, draw: float) -> Trajector
 def test_each_seat_is_held_against_the_same_seat_of_the_other_games() -> None:
     """Three games: X wins, a draw, O wins. X earned 1, 0.5, 0, which has the mean 0.5 and the deviation 0.5: its
     advantages are 1, 0, -1; O's are -1, 0, 1. One group of all six would have given 1.118 in place of 1."""
-    seated = SeatedEpisodes([Order(TASK, "1/0", 1)], ("X", "O"), rotates=False)
+    seated = SeatedEpisodes([GroupRequest(TASK, "1/0", 1)], ("X", "O"), rotates=False)
     episodes = seated.episodes(3, run_seed=0)
     assert [(one.group, one.member, one.seat) for one in episodes[:3]] == [
         ("1/0:X", 0, "X"),
@@ -90,7 +90,7 @@ def test_each_seat_is_held_against_the_same_seat_of_the_other_games() -> None:
 
 
 def test_with_a_rival_another_seat_is_trained_from_task_to_task() -> None:
-    seated = SeatedEpisodes([Order(TASK, f"1/{n}", 1) for n in range(3)], ("X", "O"), rotates=True)
+    seated = SeatedEpisodes([GroupRequest(TASK, f"1/{n}", 1) for n in range(3)], ("X", "O"), rotates=True)
     episodes = seated.episodes(2, run_seed=0)
     assert [one.group for one in episodes] == ["1/0:X", "1/0:X", "1/1:O", "1/1:O", "1/2:X", "1/2:X"]
 
@@ -99,8 +99,8 @@ def test_with_a_rival_a_step_of_one_task_trains_each_seat_in_its_turn() -> None:
     for num_tasks in (1, 2, 3):
         trained: Counter[str] = Counter()
         for step in range(1, 7):
-            orders = [Order(TASK, f"{step}/{place}", step) for place in range(num_tasks)]
-            seated = SeatedEpisodes(orders, ("X", "O", "Z"), rotates=True)
+            requests = [GroupRequest(TASK, f"{step}/{place}", step) for place in range(num_tasks)]
+            seated = SeatedEpisodes(requests, ("X", "O", "Z"), rotates=True)
             trained.update(one.seat for one in seated.episodes(1, run_seed=0))
         assert set(trained.values()) == {2 * num_tasks}
 

@@ -11,7 +11,7 @@ from agentgym.trainers.planning.config import EngineSpec, EpisodeSpec, GpuSpec, 
 from agentgym.trainers.planning.layout import best_layout, layouts, what_would_fit
 from agentgym.trainers.planning.rates import ASSUMED, Rates, RatesSpec, device_of
 from agentgym.trainers.planning.shapes import shape_of
-from agentgym.trainers.planning.timing import Machine, decode_step_s, generation, learning
+from agentgym.trainers.planning.timing import PlannedMachine, decode_step_s, generation, learning
 
 PLAN = PlanConfig(
     model="8B",
@@ -27,8 +27,8 @@ EXACT = Rates(
 )
 
 
-def machine(config: PlanConfig, rates: Rates = ASSUMED) -> Machine:
-    return Machine(shape=shape_of(config.model), device=device_of(config.gpu, config.learner), rates=rates)
+def machine(config: PlanConfig, rates: Rates = ASSUMED) -> PlannedMachine:
+    return PlannedMachine(shape=shape_of(config.model), device=device_of(config.gpu, config.learner), rates=rates)
 
 
 def test_the_best_split_is_the_fastest_of_all_that_fit() -> None:

@@ -11,9 +11,9 @@ from agentgym.envs.base.card import Difficulty, EnvCard
 from agentgym.envs.base.policies import game_of
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.base.tool_env import ToolEnv
-from agentgym.envs.games.text_game.explorer import Call, explore, stumble
+from agentgym.envs.games.text_game.explorer import GameCall, explore, stumble
 from agentgym.envs.games.text_game.rules import Play
-from agentgym.envs.games.text_game.world import LEVELS, make_world
+from agentgym.envs.games.text_game.world import LEVELS, make_text_game_world
 from agentgym.errors import ConfigError
 from agentgym.tools import tool
 from agentgym.types import AnyCall, Message, ToolCall
@@ -69,7 +69,7 @@ class TextGame(ToolEnv):
 
     def start(self, options: dict[str, Any]) -> str:
         """Draws the world; `options["level"]` overrides the level for this episode."""
-        self.play = Play(make_world(self.np_random, int(options.get("level", self.level))))
+        self.play = Play(make_text_game_world(self.np_random, int(options.get("level", self.level))))
         self.max_turns = self.play.world.max_turns
         self._paid = 0
         return f"{self.play.world.quest}\n{self.play.describe()}"
@@ -132,7 +132,7 @@ class TextGame(ToolEnv):
         return f"{said}\n{self.play.describe()}" if said else self.play.describe()
 
 
-def _command(words: list[str]) -> Call | None:
+def _command(words: list[str]) -> GameCall | None:
     verb, rest = words[0], " ".join(words[1:])
     if verb in SHORT or verb in SHORT.values():
         return "go", {"direction": SHORT.get(verb, verb)}
@@ -195,5 +195,5 @@ class Cheat:
         return self._tries[(self._turn - 1) % len(self._tries)]
 
 
-def _message(call: Call) -> Message:
+def _message(call: GameCall) -> Message:
     return Message("assistant", "", tool_calls=(ToolCall("call_0", call[0], call[1]),))

@@ -6,12 +6,12 @@ import numpy as np
 
 from agentgym.envs.games.text_game.rules import Play
 
-__all__ = ["Call", "explore", "stumble"]
+__all__ = ["GameCall", "explore", "stumble"]
 
-Call = tuple[str, dict[str, str]]
+GameCall = tuple[str, dict[str, str]]
 
 
-def explore(play: Play, rng: np.random.Generator | None = None) -> Call:
+def explore(play: Play, rng: np.random.Generator | None = None) -> GameCall:
     """The next call of a player who always wins in time; `rng` picks among equal unexplored ways (else the first)."""
     world, here = play.world, play.room
     if world.treasure in play.bag:
@@ -41,12 +41,12 @@ def _worth_going(play: Play, room: str) -> bool:
     return any(f"{door} key" in play.bag for door in doors)
 
 
-def _walk(play: Play, goals: set[str]) -> Call:
+def _walk(play: Play, goals: set[str]) -> GameCall:
     path = play.path_to(goals)
     return ("go", {"direction": path[0]}) if path else ("look", {})
 
 
-def stumble(play: Play, rng: np.random.Generator) -> Call:
+def stumble(play: Play, rng: np.random.Generator) -> GameCall:
     """The call of a careless player, which does something and need not help."""
     calls = play.possible()
     return calls[int(rng.integers(len(calls)))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentgym.envs.games.text_game.world import Container, World, path_between
+from agentgym.envs.games.text_game.world import GameContainer, TextGameWorld, path_between
 
 __all__ = ["Play"]
 
@@ -19,7 +19,7 @@ class Play:
     uses: dict[str, list[str]]
     """The things of use in a visited room: `?` (a way not walked), `key`, `box`, `chest`, `door`, the treasure."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: TextGameWorld) -> None:
         self.world = world
         self.room = world.start
         self.bag: list[str] = []
@@ -113,7 +113,7 @@ class Play:
         return "\n".join(lines)
 
     @staticmethod
-    def _label(container: Container) -> str:
+    def _label(container: GameContainer) -> str:
         return f"{container.name} ({'locked' if container.locked else 'closed'})"
 
     def _exit_labels(self) -> list[str]:
@@ -185,10 +185,10 @@ class Play:
         exits = self.world.exits[self.room].values()
         return {f"{out.door} door": out.to for out in exits if (self.room, out.to) in self.locked_doors}
 
-    def _closed_here(self, target: str) -> Container | None:
+    def _closed_here(self, target: str) -> GameContainer | None:
         return next((container for container in self.closed[self.room] if container.name == target), None)
 
-    def _open(self, container: Container) -> str:
+    def _open(self, container: GameContainer) -> str:
         self.closed[self.room].remove(container)
         self.items[self.room].insert(0, container.content)
         self._learn(self.room)

@@ -10,7 +10,16 @@ import numpy as np
 
 from agentgym.errors import ConfigError
 
-__all__ = ["DIRECTIONS", "LEVELS", "Container", "Exit", "Level", "World", "make_world", "path_between"]
+__all__ = [
+    "DIRECTIONS",
+    "LEVELS",
+    "Exit",
+    "GameContainer",
+    "QuestLevel",
+    "TextGameWorld",
+    "make_text_game_world",
+    "path_between",
+]
 
 DIRECTIONS: Mapping[str, tuple[int, int]] = {"north": (0, 1), "east": (1, 0), "south": (0, -1), "west": (-1, 0)}
 OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
@@ -26,7 +35,7 @@ TREASURES = tuple(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Level:
+class QuestLevel:
     """The requirements of a difficulty level; each level adds to the one before."""
 
     rooms: tuple[int, int]
@@ -45,12 +54,12 @@ class Level:
     """The treasure has to be brought back to the first room."""
 
 
-LEVELS: Mapping[int, Level] = {
-    1: Level(rooms=(3, 4), decoys=2),
-    2: Level(rooms=(4, 6), decoys=3, chest=True),
-    3: Level(rooms=(5, 7), decoys=4, chest=True, box=True),
-    4: Level(rooms=(6, 8), decoys=5, chest=True, box=True, door=True),
-    5: Level(rooms=(8, 12), decoys=6, chest=True, box=True, door=True, mapped=False, bring_back=True),
+LEVELS: Mapping[int, QuestLevel] = {
+    1: QuestLevel(rooms=(3, 4), decoys=2),
+    2: QuestLevel(rooms=(4, 6), decoys=3, chest=True),
+    3: QuestLevel(rooms=(5, 7), decoys=4, chest=True, box=True),
+    4: QuestLevel(rooms=(6, 8), decoys=5, chest=True, box=True, door=True),
+    5: QuestLevel(rooms=(8, 12), decoys=6, chest=True, box=True, door=True, mapped=False, bring_back=True),
 }
 
 
@@ -63,7 +72,7 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
-class Container:
+class GameContainer:
     """A chest (locked, of a colour) or a box (closed), and the one thing in it."""
 
     name: str
@@ -72,14 +81,14 @@ class Container:
 
 
 @dataclass(frozen=True)
-class World:
+class TextGameWorld:
     """One quest. Room names are unique; `items` are what lies open in a room at the start."""
 
-    level: Level
+    level: QuestLevel
     start: str
     exits: Mapping[str, Mapping[str, Exit]]
     items: Mapping[str, tuple[str, ...]]
-    containers: Mapping[str, tuple[Container, ...]]
+    containers: Mapping[str, tuple[GameContainer, ...]]
     treasure: str
     chest: str | None
     door: str | None
@@ -104,7 +113,7 @@ class World:
         return longest + errands + trips * (rooms - 1) + 1
 
 
-def make_world(rng: np.random.Generator, level: int) -> World:
+def make_text_game_world(rng: np.random.Generator, level: int) -> TextGameWorld:
     """Draws a world of the level; raises ConfigError for a level that does not exist."""
     if level not in LEVELS:
         raise ConfigError(f"TextGame has no level {level!r}; levels are {min(LEVELS)} to {max(LEVELS)}")
@@ -115,16 +124,16 @@ def make_world(rng: np.random.Generator, level: int) -> World:
     colours = [str(colour) for colour in rng.permutation(COLOURS)]
     treasure, decoys = names[0], names[1 : 1 + spec.decoys - spec.chest]
     items: dict[str, list[str]] = {room: [] for room in plan}
-    containers: dict[str, list[Container]] = {room: [] for room in plan}
+    containers: dict[str, list[GameContainer]] = {room: [] for room in plan}
     inner = _close_a_door(rng, plan, colours[1]) if spec.door else set(plan) - {start}
     outer = [room for room in plan if not spec.door or room not in inner]
     goal_room = _choice(rng, sorted(inner))
     key = f"{colours[0]} key"
     if spec.chest:
-        containers[goal_room].append(Container(f"{colours[0]} chest", treasure, locked=True))
+        containers[goal_room].append(GameContainer(f"{colours[0]} chest", treasure, locked=True))
         key_room = _choice(rng, [room for room in plan if room != goal_room])
         if spec.box:
-            containers[key_room].append(Container("box", key, locked=False))
+            containers[key_room].append(GameContainer("box", key, locked=False))
         else:
             items[key_room].append(key)
         decoys.append(f"{colours[2]} key")
@@ -134,7 +143,7 @@ def make_world(rng: np.random.Generator, level: int) -> World:
         items[_choice(rng, outer)].append(f"{colours[1]} key")
     for decoy in decoys:
         items[_choice(rng, list(plan))].append(decoy)
-    return World(
+    return TextGameWorld(
         level=spec,
         start=start,
         exits=plan,

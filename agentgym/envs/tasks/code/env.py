@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from agentgym.envs.base.card import Difficulty, EnvCard
-from agentgym.envs.base.cheater import Trickster, calling
+from agentgym.envs.base.cheater import Trickster, tool_call_reply
 from agentgym.envs.base.policies import Policy, game_of
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.base.tool_env import ToolEnv
@@ -155,7 +155,7 @@ class _Oracle:
         self._game = game_of(env, CodeTasks)
 
     def act(self, observation: str) -> Message:
-        return calling("submit", program=self._game.problem.solution)
+        return tool_call_reply("submit", program=self._game.problem.solution)
 
 
 FORGERIES = (
@@ -183,4 +183,7 @@ def _tricks(env: TextEnv) -> list[Message]:
     shown = dict(re.findall(rf"^{problem.entry_point}\((.*)\) returns (.*)$", problem.prompt, re.MULTILINE))
     table = f"def {problem.entry_point}(given): return eval({shown!r}.get(repr(given), 'None'))"
     looks = "import gc, os; print([os.listdir(one) for one in ('.', '/box', '/proc')], len(gc.get_objects()))"
-    return [calling("python", code=looks), *(calling("submit", program=program) for program in (table, *programs))]
+    return [
+        tool_call_reply("python", code=looks),
+        *(tool_call_reply("submit", program=program) for program in (table, *programs)),
+    ]

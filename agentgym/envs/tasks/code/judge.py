@@ -19,7 +19,7 @@ from agentgym.envs.tasks.code.problem import CodeProblem
 from agentgym.errors import EnvironmentFault
 from agentgym.tools.sandbox import Ended, Outcome, Sandbox
 
-__all__ = ["Verdict", "judge_program"]
+__all__ = ["ProgramVerdict", "judge_program"]
 
 MAX_ANSWER_BYTES = 1 << 20
 EXCEPTIONS = frozenset(
@@ -80,40 +80,40 @@ STOPPED = {
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ProgramVerdict:
     """The verdict on a program: whether it passes, and why not."""
 
     passed: bool
     why: str = ""
 
 
-def judge_program(program: str, problem: CodeProblem, sandbox: Sandbox) -> Verdict:
+def judge_program(program: str, problem: CodeProblem, sandbox: Sandbox) -> ProgramVerdict:
     """Judges a program; raises EnvironmentFault if the problem's own tests do not run."""
     calls = [dumps(arguments) for arguments, _ in problem.cases] or _calls_of(problem, sandbox)
     asked = dumps((problem.entry_point, [loads(call) for call in calls]))
     outcome = _run(sandbox, CALLER, {"solution.py": program, "calls.json": asked}, "answers.json")
     written = outcome.files.get("answers.json")
     if outcome.ended is not Ended.EXITED:
-        return Verdict(False, STOPPED[outcome.ended])
+        return ProgramVerdict(False, STOPPED[outcome.ended])
     if outcome.exit_code or written is None:
-        return Verdict(False, _error_of(outcome))
+        return ProgramVerdict(False, _error_of(outcome))
     if len(written) > MAX_ANSWER_BYTES:
-        return Verdict(False, "what it gives is too large")
+        return ProgramVerdict(False, "what it gives is too large")
     answers = _answers(written, len(calls))
     if answers is None:
-        return Verdict(False, "it gives no plain values")
+        return ProgramVerdict(False, "it gives no plain values")
     raised = next((value for kind, value in answers if kind != "gave"), None)
     if raised is not None:
-        return Verdict(False, f"it raises {_public(raised)}")
+        return ProgramVerdict(False, f"it raises {_public(raised)}")
     told = [value for _, value in answers]
     if problem.cases:
         wanted = [value for _, value in problem.cases]
         num_right = sum(_gives(text, value) for text, value in zip(told, wanted, strict=True))
-        return Verdict(num_right == len(wanted), f"it is right on {num_right} of {len(wanted)}")
+        return ProgramVerdict(num_right == len(wanted), f"it is right on {num_right} of {len(wanted)}")
     passed, made = _run_tests(problem, sandbox, told)
     if passed and made != calls:
         raise EnvironmentFault(f"the tests of {problem.name} do not make the same calls twice")
-    return Verdict(passed, "" if passed else "a value is wrong")
+    return ProgramVerdict(passed, "" if passed else "a value is wrong")
 
 
 def _answers(written: bytes, number: int) -> list[tuple[str, str]] | None:

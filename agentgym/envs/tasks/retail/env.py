@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from agentgym.envs.base.card import Difficulty, EnvCard
-from agentgym.envs.base.cheater import Trickster, calling
+from agentgym.envs.base.cheater import Trickster, tool_call_reply
 from agentgym.envs.base.policies import Policy, game_of
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.base.tool_env import ToolEnv
 from agentgym.envs.tasks.retail.customer import MOST_NUMBERS, Brief, ScriptedUser, SimulatedUser, numbers_in, tells
-from agentgym.envs.tasks.retail.shop import Customer, Refused, Shop
+from agentgym.envs.tasks.retail.shop import Customer, Shop, ShopError
 from agentgym.envs.tasks.retail.stock import NUM_CUSTOMERS, WINDOW_DAYS, draw_shop
 from agentgym.envs.tasks.retail.wishes import CancelReason, EscalationReason, Wish, draw_wishes
 from agentgym.errors import ConfigError
@@ -231,7 +231,7 @@ class Retail(ToolEnv):
     def _ask_shop(self, ask: Callable[[], str]) -> str:
         try:
             return ask()
-        except Refused as error:
+        except ShopError as error:
             return f"Not done: {error}."
 
 
@@ -252,12 +252,12 @@ class _Oracle:
         who = {"first_name": customer.first_name, "last_name": customer.last_name, "zip_code": customer.zip_code}
         self._replies = [
             Message("assistant", "May I have your name and zip code, please?"),
-            calling("find_by_name", **who),
+            tool_call_reply("find_by_name", **who),
         ]
         for wish in game.wishes:
             if wish.call is not None:
                 name, arguments = wish.call
-                self._replies += [Message("assistant", "Shall I go ahead?"), calling(name, **arguments)]  # type: ignore[arg-type]
+                self._replies += [Message("assistant", "Shall I go ahead?"), tool_call_reply(name, **arguments)]  # type: ignore[arg-type]
             told = f"It cost {wish.told} dollars in all." if wish.told else "That is dealt with."
             self._replies.append(Message("assistant", f"{told} Is there anything else?"))
 
@@ -274,8 +274,8 @@ def _tricks(env: TextEnv) -> list[Message]:
     return [
         done,
         Message("assistant", f"It cost one of these: {everything}"),
-        calling(name, **arguments),  # type: ignore[arg-type]  # without an identified customer
-        *(calling("escalate", order_id=order_id, reason="status") for order_id in list(game.shop.orders)[:2]),
-        calling("find_by_name", first_name="*", last_name="%", zip_code=""),
-        calling("find_by_email", email="' or 1=1 --"),
+        tool_call_reply(name, **arguments),  # type: ignore[arg-type]  # without an identified customer
+        *(tool_call_reply("escalate", order_id=order_id, reason="status") for order_id in list(game.shop.orders)[:2]),
+        tool_call_reply("find_by_name", first_name="*", last_name="%", zip_code=""),
+        tool_call_reply("find_by_email", email="' or 1=1 --"),
     ]

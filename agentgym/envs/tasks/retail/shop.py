@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["GIFT_CARD", "Customer", "Order", "Refused", "Shop", "Ticket", "Variant"]
+__all__ = ["GIFT_CARD", "Customer", "Order", "Shop", "ShopError", "Ticket", "Variant"]
 
 GIFT_CARD = "gift card"
 
 
-class Refused(ValueError):
+class ShopError(ValueError):
     """Raised for an action that the desk's system refuses, with a sentence for the caller."""
 
 
@@ -87,7 +87,7 @@ class Shop:
             if all(getattr(customer, name).casefold() == value for name, value in wanted.items()):
                 self.identified.add(customer.user_id)
                 return self.customer(customer.user_id)
-        raise Refused("no customer is known by that")
+        raise ShopError("no customer is known by that")
 
     def customer(self, user_id: str) -> str:
         """A customer and the numbers of the orders."""
@@ -113,7 +113,7 @@ class Shop:
         found = [str(variant) for variant in self.variants.values() if variant.product == name.strip().casefold()]
         if not found:
             known = ", ".join(sorted({variant.product for variant in self.variants.values()}))
-            raise Refused(f"no product is called {name!r}; there are {known}")
+            raise ShopError(f"no product is called {name!r}; there are {known}")
         return "\n".join(found)
 
     # What can be done
@@ -141,13 +141,13 @@ class Shop:
         """Takes delivered items back for money."""
         order, refund = self._order(order_id), refund_to.strip().casefold().removeprefix("the ").removeprefix("my ")
         if not items:
-            raise Refused("there are no items to return")
+            raise ShopError("there are no items to return")
         for item in items:
             if items.count(item) > order.items.count(item):
-                raise Refused(f"item {item} is not in {order.order_id}")
+                raise ShopError(f"item {item} is not in {order.order_id}")
         payments = (*self.customers[order.user_id].cards, GIFT_CARD)
         if refund not in payments:
-            raise Refused(f"a refund goes to one of {', '.join(payments)}")
+            raise ShopError(f"a refund goes to one of {', '.join(payments)}")
         order = self._for_change(order_id, "delivered")
         for item in items:
             order.items.remove(item)
@@ -172,23 +172,23 @@ class Shop:
     def _order(self, order_id: str) -> Order:
         found = self.orders.get(order_id.strip().lstrip("#").upper())
         if found is None:
-            raise Refused(f"there is no order {order_id!r}")
+            raise ShopError(f"there is no order {order_id!r}")
         return found
 
     def _for_change(self, order_id: str, status: str) -> Order:
         """An order of that status; it is marked from then on if its owner was not identified."""
         order = self._order(order_id)
         if order.status != status:
-            raise Refused(f"{order.order_id} is {order.status}; this is for orders that are {status}")
+            raise ShopError(f"{order.order_id} is {order.status}; this is for orders that are {status}")
         if order.user_id not in self.identified:
             order.notes.append("changed for somebody who was not identified")
         return order
 
     def _swap_item(self, order_id: str, status: str, old_item: str, new_item: str) -> Order:
         if old_item not in self._order(order_id).items:
-            raise Refused(f"item {old_item} is not in order {order_id}")
+            raise ShopError(f"item {old_item} is not in order {order_id}")
         if new_item not in self.variants:
-            raise Refused(f"there is no item {new_item!r}")
+            raise ShopError(f"there is no item {new_item!r}")
         order = self._for_change(order_id, status)
         order.items[order.items.index(old_item)] = new_item
         return order

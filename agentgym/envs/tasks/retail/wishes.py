@@ -15,7 +15,7 @@ __all__ = ["CANCEL_REASONS", "CancelReason", "EscalationReason", "Wish", "draw_w
 CancelReason: TypeAlias = Literal["no longer needed", "ordered by mistake"]
 EscalationReason: TypeAlias = Literal["status", "too late", "out of stock", "other payment", "not the owner"]
 CANCEL_REASONS: tuple[CancelReason, ...] = ("no longer needed", "ordered by mistake")
-Call: TypeAlias = tuple[str, dict[str, object]]
+ShopCall: TypeAlias = tuple[str, dict[str, object]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Wish:
     """The answers to questions about it: `item`, `instead`, `reason`, `refund`."""
     insists: str = ""
     """The card or option that a question has to name, if it also names something else, to be answered with yes."""
-    call: Call | None = None
+    call: ShopCall | None = None
     """The call that the desk has to make, as a tool and its arguments; None if an answer is enough."""
     told: str = ""
     """The number that the customer has to learn; "" is none."""
@@ -122,7 +122,7 @@ def _make_return(desk: _Counter, *, late: bool = False, foreign: bool = False) -
     item = desk.item(order)
     foreign_card = next(card for card in desk.customer.cards if card != order.paid_with)
     refund = foreign_card if foreign else desk.pick((order.paid_with, GIFT_CARD))
-    call: Call = ("return_items", {"order_id": order.order_id, "items": [item.item_id], "refund_to": refund})
+    call: ShopCall = ("return_items", {"order_id": order.order_id, "items": [item.item_id], "refund_to": refund})
     if late or foreign:
         call = ("escalate", {"order_id": order.order_id, "reason": "too late" if late else "other payment"})
     return Wish(
@@ -155,7 +155,7 @@ def _make_swap(desk: _Counter, status: str, tool: str, *, in_stock: bool) -> Wis
     if new is None:
         return None
     verb = "exchange something that I got" if status == "delivered" else "change what is in an order"
-    call: Call = (tool, {"order_id": order.order_id, "old_item": item.item_id, "new_item": new.item_id})
+    call: ShopCall = (tool, {"order_id": order.order_id, "old_item": item.item_id, "new_item": new.item_id})
     if not in_stock:
         call = ("escalate", {"order_id": order.order_id, "reason": "out of stock"})
     return Wish(

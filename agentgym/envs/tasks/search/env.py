@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from agentgym.envs.base.card import Difficulty, EnvCard
-from agentgym.envs.base.cheater import Trickster, calling
+from agentgym.envs.base.cheater import Trickster, tool_call_reply
 from agentgym.envs.base.policies import Policy, game_of
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.base.tool_env import ToolEnv
 from agentgym.envs.tasks.prompt import says
-from agentgym.envs.tasks.search.world import ask, make_world
+from agentgym.envs.tasks.search.world import draw_search_question, make_search_world
 from agentgym.errors import ConfigError
 from agentgym.tools import tool
 from agentgym.tools.search import SearchIndex, SearchTools
@@ -65,8 +65,8 @@ class SearchQA(ToolEnv):
 
     def start(self, options: dict[str, Any]) -> str:
         """Draws the world and the question, and indexes the pages."""
-        self.world = make_world(self.np_random, self.num_pages)
-        self.question = ask(self.np_random, self.world, self.num_hops)
+        self.world = make_search_world(self.np_random, self.num_pages)
+        self.question = draw_search_question(self.np_random, self.world, self.num_hops)
         self._library = SearchTools(SearchIndex.build(self.world.pages), num_results=NUM_RESULTS)
         self._is_shown = False
         return self.question.text
@@ -127,10 +127,10 @@ class _Oracle:
     def act(self, observation: str) -> Message:
         self._step += 1
         if self._step == 1:
-            return calling("search", query=self._names[0])
+            return tool_call_reply("search", query=self._names[0])
         if self._step <= len(self._names):
-            return calling("fetch", url=self._urls[self._step - 2])
-        return calling("answer", name=self._names[-1] if self._names[-1] in observation else "not found")
+            return tool_call_reply("fetch", url=self._urls[self._step - 2])
+        return tool_call_reply("answer", name=self._names[-1] if self._names[-1] in observation else "not found")
 
 
 def _tricks(env: TextEnv) -> list[Message]:
@@ -150,4 +150,6 @@ def _tricks(env: TextEnv) -> list[Message]:
         "*",
     )
     outside = ("file:///etc/passwd", "http://127.0.0.1:80/", "../" * 9 + "etc/passwd", "https://atlas.example/answer")
-    return [calling("answer", name=name) for name in names] + [calling("fetch", url=url) for url in outside]
+    return [tool_call_reply("answer", name=name) for name in names] + [
+        tool_call_reply("fetch", url=url) for url in outside
+    ]

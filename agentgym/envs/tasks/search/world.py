@@ -10,7 +10,7 @@ import numpy as np
 
 from agentgym.tools.search import Document
 
-__all__ = ["Question", "World", "ask", "make_world"]
+__all__ = ["Question", "SearchWorld", "draw_search_question", "make_search_world"]
 
 HOST = "https://atlas.example"
 SHARES = {"person": 8, "town": 4, "company": 2, "river": 2}
@@ -61,7 +61,7 @@ class Entity:
 
 
 @dataclass(frozen=True)
-class World:
+class SearchWorld:
     """Entities, and the object of each of their relations."""
 
     entities: tuple[Entity, ...]
@@ -85,7 +85,7 @@ class Question:
         return self.path[-1].name
 
 
-def make_world(draw: np.random.Generator, num_pages: int) -> World:
+def make_search_world(draw: np.random.Generator, num_pages: int) -> SearchWorld:
     """A world of about `num_pages` pages; names share their words, so that a search finds namesakes, too."""
     entities: list[Entity] = []
     stems = _shuffle_items(draw, [f"{first}{last}" for first, last in product(BEGINNINGS, ENDINGS)])
@@ -99,10 +99,10 @@ def make_world(draw: np.random.Generator, num_pages: int) -> World:
                 others = [other for other in entities if other.kind == relation.object and other != entity]
                 facts[entity, relation] = others[int(draw.integers(len(others)))]
     pages = [_page(draw, entity, facts) for entity in entities]
-    return World(tuple(entities), facts, tuple(pages[place] for place in draw.permutation(len(pages))))
+    return SearchWorld(tuple(entities), facts, tuple(pages[place] for place in draw.permutation(len(pages))))
 
 
-def ask(draw: np.random.Generator, world: World, num_hops: int) -> Question:
+def draw_search_question(draw: np.random.Generator, world: SearchWorld, num_hops: int) -> Question:
     """A question of `num_hops` steps from a page that it names; no page comes twice."""
     while True:
         path = [world.entities[int(draw.integers(len(world.entities)))]]

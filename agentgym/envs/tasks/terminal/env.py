@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agentgym.envs.base.card import Difficulty, EnvCard
-from agentgym.envs.base.cheater import Trickster, calling
+from agentgym.envs.base.cheater import Trickster, tool_call_reply
 from agentgym.envs.base.policies import Policy, game_of
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.base.tool_env import ToolEnv
@@ -116,7 +116,10 @@ class Terminal(ToolEnv):
 
 class _Oracle:
     def reset(self, env: TextEnv, observation: str, seed: int) -> None:
-        self._replies = [calling("shell", command=game_of(env, Terminal).task.solution), calling("done")]
+        self._replies = [
+            tool_call_reply("shell", command=game_of(env, Terminal).task.solution),
+            tool_call_reply("done"),
+        ]
 
     def act(self, observation: str) -> Message:
         return self._replies.pop(0)
@@ -132,4 +135,4 @@ def _tricks(env: TextEnv) -> list[Message]:
         "kill -9 $PPID",
         f"mkdir -p x; ln -s /etc/passwd x/{wanted[0].rpartition('/')[2]}",
     )
-    return [*(calling("shell", command=command) for command in commands), calling("done")]
+    return [*(tool_call_reply("shell", command=command) for command in commands), tool_call_reply("done")]

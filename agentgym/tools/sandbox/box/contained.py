@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from agentgym.tools.sandbox.box import kernel
 from agentgym.tools.sandbox.box.folders import empty_folder
 from agentgym.tools.sandbox.box.plan import Plan, limit_resources
-from agentgym.tools.sandbox.box.processes import kill_until_gone, reap, stop_and_kill, visible
+from agentgym.tools.sandbox.box.processes import kill_until_gone, reap_children, stop_and_kill, visible_pids
 from agentgym.tools.sandbox.box.seccomp import assemble, install_filter
 
 __all__ = ["HOME", "ContainerBox"]
@@ -63,7 +63,7 @@ class ContainerBox:
 
     def pids(self, first: int, most: int = 1 << 22) -> list[int]:
         """Returns the box's processes except its first one, up to `most`."""
-        return [pid for pid in visible() if pid not in self._around and pid != first][:most]
+        return [pid for pid in visible_pids() if pid not in self._around and pid != first][:most]
 
     def signal_others(self, number: int) -> None:
         """Called by the first process: signals all others at once, its supervisor too, but not PID 1."""
@@ -88,7 +88,7 @@ class ContainerBox:
     def kill_all(self) -> None:
         """Called by the first process: ends all others."""
         self.kill_others(keep=0)
-        reap()
+        reap_children()
 
     def scratch_is_full(self, pids: Sequence[int]) -> bool:
         """Returns False: the size of the file system limits what can be written."""
@@ -115,7 +115,7 @@ class ContainerBox:
         """Called by PID 1 after an execution: ends leftover processes and removes files; False if something stays."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
-        if not kill_until_gone(lambda: [pid for pid in visible() if pid != 1]):
+        if not kill_until_gone(lambda: [pid for pid in visible_pids() if pid != 1]):
             return False
         try:
             empty_folder(HOME)

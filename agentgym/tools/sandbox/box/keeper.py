@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agentgym.tools.sandbox.box import frames
-from agentgym.tools.sandbox.box.processes import lower_priority, reap
+from agentgym.tools.sandbox.box.processes import lower_priority, reap_children
 from agentgym.tools.sandbox.box.runner import Box
 
 __all__ = ["Job", "keep"]
@@ -67,7 +67,7 @@ def keep(box: Box, orders: socket.socket, job: Job) -> None:
         ready, _, _ = select.select(waited, [], [])
         if woken in ready:
             os.read(woken, 4096)
-        ended = dict(reap())
+        ended = dict(reap_children())
         if _is_over(box, program, ended, is_session=job.is_session):
             box.kill_all()
             names, contents = _collect_files(job.collect, job.most_bytes)

@@ -15,7 +15,7 @@ from agentgym.tools.sandbox.box import kernel
 from agentgym.tools.sandbox.box.folders import empty_folder, holds_too_much, unlinked_bytes
 from agentgym.tools.sandbox.box.landlock import landlock_version, restrict_files
 from agentgym.tools.sandbox.box.plan import Plan, limit_resources, parts_without, readable_folders
-from agentgym.tools.sandbox.box.processes import descendants, kill_until_gone, reap, stop_and_kill
+from agentgym.tools.sandbox.box.processes import descendants, kill_until_gone, reap_children, stop_and_kill
 from agentgym.tools.sandbox.box.seccomp import assemble, install_filter
 from agentgym.tools.sandbox.box.task_count import TaskCount
 
@@ -107,7 +107,7 @@ class LandlockBox:
         """Called by the first process: ends all others."""
         self.signal_others(signal.SIGKILL)
         kill_until_gone(lambda: descendants(os.getpid()))
-        reap()
+        reap_children()
 
     def scratch_is_full(self, pids: Sequence[int]) -> bool:
         """Returns whether more bytes or more files were written than the box may hold."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from agentgym.tools.sandbox.box import kernel
 from agentgym.tools.sandbox.box.plan import Plan, limit_resources, readable_folders
-from agentgym.tools.sandbox.box.processes import kill_until_gone, reap, stop_and_kill, visible
+from agentgym.tools.sandbox.box.processes import kill_until_gone, reap_children, stop_and_kill, visible_pids
 from agentgym.tools.sandbox.box.seccomp import assemble, install_filter
 
 __all__ = ["NamespaceBox", "enter_namespaces"]
@@ -163,7 +163,7 @@ class NamespaceBox:
 
     def pids(self, first: int, most: int = 1 << 22) -> list[int]:
         """Returns the box's processes except its first one, up to `most`."""
-        return [pid for pid in visible() if pid != 1][:most]
+        return [pid for pid in visible_pids() if pid != 1][:most]
 
     def signal_others(self, number: int) -> None:
         """Called by the first process: signals all others at once."""
@@ -185,13 +185,13 @@ class NamespaceBox:
 
     def kill_others(self, keep: int) -> bool:
         """Called by the first process: ends all but `keep`, so that none starts another; False if it cannot."""
-        return stop_and_kill(self.signal_others, lambda: [pid for pid in visible() if pid not in (1, keep)])
+        return stop_and_kill(self.signal_others, lambda: [pid for pid in visible_pids() if pid not in (1, keep)])
 
     def kill_all(self) -> None:
         """Called by the first process: ends all others."""
         self.signal_others(signal.SIGKILL)
-        kill_until_gone(lambda: [pid for pid in visible() if pid != 1])
-        reap()
+        kill_until_gone(lambda: [pid for pid in visible_pids() if pid != 1])
+        reap_children()
 
     def scratch_is_full(self, pids: Sequence[int]) -> bool:
         """Returns False: the size of the file system limits what can be written."""

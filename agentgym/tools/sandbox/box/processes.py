@@ -7,13 +7,21 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 
-__all__ = ["descendants", "kill_until_gone", "lower_priority", "num_tasks", "reap", "stop_and_kill", "visible"]
+__all__ = [
+    "descendants",
+    "kill_until_gone",
+    "lower_priority",
+    "num_tasks",
+    "reap_children",
+    "stop_and_kill",
+    "visible_pids",
+]
 
 KILLING_S = 2.0
 codecs.lookup("ascii")  # a signal that interrupts its import would find it unknown
 
 
-def visible() -> list[int]:
+def visible_pids() -> list[int]:
     """Returns all processes in /proc."""
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
@@ -83,7 +91,7 @@ def kill_until_gone(others: Callable[[], Iterable[int]]) -> bool:
         for pid in alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        reap()
+        reap_children()
         time.sleep(0.0005)
     return False
 
@@ -101,7 +109,7 @@ def stop_and_kill(signal_all: Callable[[int], None], others: Callable[[], list[i
     return are_gone
 
 
-def reap() -> list[tuple[int, int]]:
+def reap_children() -> list[tuple[int, int]]:
     """Reaps children that have ended; returns PID and exit code, which is negative for the signal that ended it."""
     ended = []
     with contextlib.suppress(ChildProcessError):

@@ -10,7 +10,16 @@ import os
 import struct
 
 from agentgym.tools.sandbox.box.kernel import prctl
-from agentgym.tools.sandbox.box.syscalls import EXAMINED, GROUPS, MODES, ORDINARY, OWNERS, REFUSED, SIGNALS, numbers
+from agentgym.tools.sandbox.box.syscalls import (
+    EXAMINED,
+    GROUPS,
+    MODES,
+    ORDINARY,
+    OWNERS,
+    REFUSED,
+    SIGNALS,
+    syscall_numbers,
+)
 
 __all__ = ["assemble", "install_filter"]
 
@@ -104,13 +113,13 @@ def assemble(machine: str, *, owns_files: bool, leaves_group: bool, signals: boo
         program.add(AT_LEAST, X32_BIT, 0, 1)
         program.add(RETURN, KILL)
     examined = _bodies(own_signals=not signals)
-    calls = numbers(REFUSED + EXAMINED + SIGNALS, machine)
+    calls = syscall_numbers(REFUSED + EXAMINED + SIGNALS, machine)
     for name, body in examined.items():
         program.examine(calls[name], body)
-    allowed, refused = numbers(ORDINARY, machine), numbers(REFUSED, machine)
+    allowed, refused = syscall_numbers(ORDINARY, machine), syscall_numbers(REFUSED, machine)
     for table, free in ((OWNERS, owns_files), (GROUPS, leaves_group), (SIGNALS, signals)):
-        (allowed if free else refused).update(numbers(table, machine))
-    for number in numbers(MODES, machine).values():
+        (allowed if free else refused).update(syscall_numbers(table, machine))
+    for number in syscall_numbers(MODES, machine).values():
         program.answer(number, ALLOW if owns_files else ERROR)  # error 0: the call seems to have worked
     for name, number in allowed.items():
         if name not in examined:

@@ -17,7 +17,7 @@ from agentgym.tools.sandbox.box import frames
 from agentgym.tools.sandbox.box.keeper import Job, keep
 from agentgym.tools.sandbox.box.plan import Plan
 from agentgym.tools.sandbox.box.runner import REPORT, Box, run_once, run_session
-from agentgym.tools.sandbox.box.watch import WATCH_S, Watch
+from agentgym.tools.sandbox.box.watch import WATCH_S, BoxWatch
 
 __all__ = ["grace_s", "supervise"]
 
@@ -81,7 +81,7 @@ class _Supervisor:
         self._holder = 0
         self._first = 0
         self._is_up = False
-        self._watch = Watch(box, plan)
+        self._watch = BoxWatch(box, plan)
         self._next_nice = 0.0
 
     def start(self, cell: frames.Frame) -> None:

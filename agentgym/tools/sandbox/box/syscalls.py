@@ -3,7 +3,7 @@
 Numbers are the kernel's interface (asm/unistd_64.h, asm-generic/unistd.h) and never change.
 """
 
-__all__ = ["EXAMINED", "GROUPS", "MODES", "ORDINARY", "OWNERS", "REFUSED", "SIGNALS", "numbers"]
+__all__ = ["EXAMINED", "GROUPS", "MODES", "ORDINARY", "OWNERS", "REFUSED", "SIGNALS", "syscall_numbers"]
 
 ORDINARY = """
 read:0:63 write:1:64 open:2:- close:3:57 stat:4:- fstat:5:80 lstat:6:- poll:7:- lseek:8:62 mmap:9:222 mprotect:10:226
@@ -83,7 +83,7 @@ nfsservctl:180:42
 """Calls that are refused (EPERM); calls in no table do not exist for programs (ENOSYS)."""
 
 
-def numbers(table: str, machine: str) -> dict[str, int]:
+def syscall_numbers(table: str, machine: str) -> dict[str, int]:
     """Returns name to number on `machine` of the calls in a table; calls that the machine lacks are left out."""
     column = {"x86_64": 1, "aarch64": 2}[machine]
     rows = (entry.split(":") for entry in table.split())

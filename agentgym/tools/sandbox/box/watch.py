@@ -10,7 +10,7 @@ from agentgym.tools.sandbox.box.plan import Plan
 from agentgym.tools.sandbox.box.processes import num_tasks
 from agentgym.tools.sandbox.box.runner import Box
 
-__all__ = ["WATCH_S", "Watch"]
+__all__ = ["WATCH_S", "BoxWatch"]
 
 WATCH_S = 0.02
 """The longest time in seconds between two checks of processes and memory, if these are quick."""
@@ -28,7 +28,7 @@ NICE_STEP = 1.25
 """The factor between the weights of two processes whose nice values differ by one (`sched(7)`)."""
 
 
-class Watch:
+class BoxWatch:
     """Checks a box, often enough for each limit and rarely enough to be cheap."""
 
     def __init__(self, box: Box, plan: Plan) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from agentgym.errors import ConfigError, InvalidTrajectory
 from agentgym.registry import Registry
-from agentgym.settings import Contract, calling, with_settings
+from agentgym.settings import Contract, convert_function_errors, with_settings
 from agentgym.trainers.algorithms.kl import MAX_LOG_RATIO, k3
 
 __all__ = [
@@ -154,7 +154,7 @@ def loss_with(name: str, settings: Mapping[str, object]) -> PolicyLossFn:
         logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor, *, sequences: Tensor | None = None
     ) -> PolicyLoss:
         check_shapes(mask, logp=logp, old_logp=old_logp, advantages=advantages)
-        with calling(f"the policy loss {name!r}", function):
+        with convert_function_errors(f"the policy loss {name!r}", function):
             found = bound(logp, old_logp, advantages, mask, sequences=sequences)
         _check_result(name, found, logp)
         return found

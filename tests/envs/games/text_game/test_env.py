@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from agentgym.envs import EVAL_SEED_START, Action, TextEnv, policy_for
 from agentgym.envs.games.text_game.env import TextGame
-from agentgym.envs.games.text_game.explorer import Call
-from agentgym.envs.games.text_game.world import LEVELS, World, make_world
+from agentgym.envs.games.text_game.explorer import GameCall
+from agentgym.envs.games.text_game.world import LEVELS, TextGameWorld, make_text_game_world
 from agentgym.errors import ConfigError
 from agentgym.testing import check_env
 from agentgym.types import MalformedCall, Message, ToolCall
@@ -39,8 +39,8 @@ def play(env: TextEnv, kind: str, seed: int) -> list[Step]:
     return steps
 
 
-def world_of(level: int, seed: int) -> World:
-    return make_world(np.random.default_rng(seed), level)
+def world_of(level: int, seed: int) -> TextGameWorld:
+    return make_text_game_world(np.random.default_rng(seed), level)
 
 
 # ---- who wins
@@ -215,7 +215,7 @@ def test_typed_commands_do_what_calls_do(level: int) -> None:
         ("l", ("look", {})),
     ],
 )
-def test_commands_have_short_and_long_forms(text: str, call: Call) -> None:
+def test_commands_have_short_and_long_forms(text: str, call: GameCall) -> None:
     (read,) = TextGame().parse_command(text)
     assert isinstance(read, ToolCall)
     assert (read.name, dict(read.arguments)) == call

@@ -9,16 +9,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agentgym.envs.games.text_game.explorer import Call, explore, stumble
+from agentgym.envs.games.text_game.explorer import GameCall, explore, stumble
 from agentgym.envs.games.text_game.rules import Play
-from agentgym.envs.games.text_game.world import LEVELS, Container, Exit, World, make_world
+from agentgym.envs.games.text_game.world import LEVELS, Exit, GameContainer, TextGameWorld, make_text_game_world
 
 ALL_LEVELS = pytest.mark.parametrize("level", LEVELS)
 
 
-def turns_of(level: int, seed: int, *, careless: float = 0.5) -> Iterator[tuple[Play, Call]]:
+def turns_of(level: int, seed: int, *, careless: float = 0.5) -> Iterator[tuple[Play, GameCall]]:
     """A play before each of its calls (one object, seen as it changes); a share of the calls is careless."""
-    game, rng = Play(make_world(np.random.default_rng(seed), level)), np.random.default_rng(seed)
+    game, rng = Play(make_text_game_world(np.random.default_rng(seed), level)), np.random.default_rng(seed)
     for _ in range(game.world.max_turns):
         name, arguments = stumble(game, rng) if rng.random() < careless else explore(game)
         yield game, (name, arguments)
@@ -37,15 +37,15 @@ def small() -> Play:
         "cellar": {"west": Exit("hall", "blue")},
     }
     return Play(
-        World(
+        TextGameWorld(
             level=LEVELS[4],
             start="hall",
             exits=exits,
             items={"hall": ("blue key",), "attic": ("coin", "green key"), "cellar": ()},
             containers={
                 "hall": (),
-                "attic": (Container("box", "red key", locked=False),),
-                "cellar": (Container("red chest", "crown", locked=True),),
+                "attic": (GameContainer("box", "red key", locked=False),),
+                "cellar": (GameContainer("red chest", "crown", locked=True),),
             },
             treasure="crown",
             chest="red chest",

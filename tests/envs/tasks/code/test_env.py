@@ -14,7 +14,7 @@ from agentgym.envs import EVAL_SEED_START, Action, TextEnv, make_env, policy_for
 from agentgym.envs.tasks.code.env import CodeTasks
 from agentgym.envs.tasks.code.generator import draw_problem
 from agentgym.envs.tasks.code.humaneval import humaneval_problems
-from agentgym.envs.tasks.code.judge import Verdict, judge_program
+from agentgym.envs.tasks.code.judge import ProgramVerdict, judge_program
 from agentgym.envs.tasks.code.plain_values import NotPlain, dumps, loads
 from agentgym.envs.tasks.code.problem import CodeProblem
 from agentgym.errors import ConfigError, SandboxError
@@ -144,7 +144,7 @@ def test_the_program_never_holds_what_is_wanted(sandbox: Sandbox) -> None:
         "    frame = sys._getframe()\n    while frame:\n        text += repr(frame.f_locals) + repr(frame.f_globals)\n"
         "        frame = frame.f_back\n    raise ValueError if 'wanted' + '-9431' in text else KeyError"
     )
-    assert judge_program(leak, problem, sandbox) == Verdict(False, "it raises KeyError")
+    assert judge_program(leak, problem, sandbox) == ProgramVerdict(False, "it raises KeyError")
 
 
 # ---- plain values

@@ -9,7 +9,7 @@ import pytest
 
 from agentgym.envs import EVAL_SEED_START, Action, TextEnv, make_env, policy_for
 from agentgym.envs.tasks.search.env import SearchQA
-from agentgym.envs.tasks.search.world import RELATIONS, ask, make_world
+from agentgym.envs.tasks.search.world import RELATIONS, draw_search_question, make_search_world
 from agentgym.errors import ConfigError
 from agentgym.testing import examine_env
 from agentgym.types import Message, ToolCall
@@ -70,8 +70,8 @@ def test_a_question_means_what_the_pages_say() -> None:
     """The words of a question are followed back through the facts, and end at its answer."""
     for seed in range(40):
         draw = np.random.default_rng(seed)
-        world = make_world(draw, 64)
-        question = ask(draw, world, 3)
+        world = make_search_world(draw, 64)
+        question = draw_search_question(draw, world, 3)
         text, path = question.text.removeprefix("What is the name of ").removesuffix("?"), []
         while not any(text == one.name for one in world.entities):
             ends = {one: one.phrase.split("{}") for one in RELATIONS}
