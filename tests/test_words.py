@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,8 @@ VERBS = set("bleed breed embed exceed feed heed need proceed seed shed speed suc
 """Words on -ed that are no participles, and nouns."""
 PARTICIPLES_ALLOWED = {"done"}
 """Tools whose names reach a model."""
+SHARED_NAMES = {"gpg", "main", "names", "tool"}
+"""An advantage and a loss of one paper, commands' entry points, what adapters are asked for by name, and overloads."""
 FRAGMENT = re.compile(
     r"(Of|By|Likewise|As|For|In|On|To|With|Without|From|At|Beside|Behind|Around|Out|Where|Who|Whose|None)\b"
 )
@@ -91,6 +94,15 @@ def test_no_loop_variable_or_parameter_is_called_one_or_it() -> None:
 
 def test_no_docstring_is_a_fragment() -> None:
     assert found("fragment") == []
+
+
+def test_a_public_name_means_one_thing_in_the_package() -> None:
+    places: dict[str, set[Path]] = defaultdict(set)
+    for path in (ROOT / "agentgym").rglob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name[0] != "_":
+                places[node.name].add(path.relative_to(ROOT))
+    assert {name: paths for name, paths in places.items() if len(paths) > 1 and name not in SHARED_NAMES} == {}
 
 
 def test_few_docstrings_begin_as_a_question() -> None:
