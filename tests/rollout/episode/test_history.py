@@ -354,7 +354,7 @@ def test_an_agent_outside_is_told_what_the_environment_tells_instead(renderer: R
         playing = asyncio.ensure_future(sampler.sample([Task("Env-v0", 7)], 1))
         opening = await served.claim(5.0)
         assert opening is not None
-        seat = served.seat(opening.episode)
+        seat = served.session(opening.episode)
         assert seat is not None
         messages, first = list(opening.messages), None
         while True:
