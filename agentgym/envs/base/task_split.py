@@ -34,7 +34,7 @@ def digest_of(identity: JSON, options: Mapping[str, Any]) -> str:
     Raises EnvironmentFault for an identity that is not JSON.
 
     >>> digest_of(["crane"], {})
-    'a138b1d5e952510e'
+    '3b4f95e789c4f2e4'
     """
     try:
         parts = [json.dumps(identity, sort_keys=True)]

@@ -32,7 +32,7 @@ def openapi_tools(
     every request: keys and other secrets, which models do not see, neither as arguments nor in answers. Settings are
     the fields of `Tool`. Raises ToolSchemaError for an operation that cannot be a tool.
 
-    Answers up to 399 are shown as text. The model reads what the server refuses (4xx). A server that fails (5xx),
+    The model reads the answer (2xx) and what the server refuses (4xx). A server that redirects (3xx), fails (5xx),
     cannot be reached, gives no answer in `timeout_s`, or refuses the secrets (401, 407) or more calls (408, 429) is an
     EnvironmentFault.
     """

@@ -142,7 +142,7 @@ class EngineSpec:
     dtype: Literal["bfloat16", "float32", "float8"] = "bfloat16"
     """The type of the weights; keys and values are at least bfloat16."""
     tensor_parallel: int | None = None
-    """The number of GPUs of an engine; None is the fewest that hold the weights and leave room."""
+    """The number of GPUs of an engine; None tries every power of two and takes the fastest that fits."""
     memory_fraction: float = 0.9
     """The share of a GPU's memory that an engine may take."""
     max_running: int | None = None
