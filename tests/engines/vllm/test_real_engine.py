@@ -249,16 +249,21 @@ def test_requests_that_keep_their_cache_in_place_leave_nothing_of_it_to_later_on
 
 
 def test_an_update_without_a_pause_is_whole_for_every_id(played: Played, reference: MakeReference) -> None:
-    new = reference(1)
+    sampling = Sampling(max_tokens=800)
 
     async def play(engine: ReplicatedEngine) -> None:
-        tasks = await in_flight(engine, 4, 800)
-        await engine.update_weights(new.tensors(), 1)
-        sampling = Sampling(max_tokens=800)
-        for number, task in enumerate(tasks.values()):
-            reply = await task
-            switch = reply.policy_versions.index(1)
-            assert gap(new, prompt_of(150, number), reply, sampling, switch) < ROUNDING
+        for version in range(1, 6):  # on a busy machine replies may end before the weights are there
+            new = reference(version)
+            tasks = await in_flight(engine, 4, 800)
+            await engine.update_weights(new.tensors(), version)
+            replies = await asyncio.gather(*tasks.values())
+            updated = [number for number, reply in enumerate(replies) if version in reply.policy_versions]
+            for number in updated:
+                switch = replies[number].policy_versions.index(version)
+                assert gap(new, prompt_of(150, number), replies[number], sampling, switch) < ROUNDING
+            if updated:
+                return
+        raise AssertionError("no update met a reply in flight")
 
     played(play, bucket_mb=1)
 
@@ -408,6 +413,8 @@ def test_a_killed_server_loses_no_episode(
                 prompt, sampling = prompt_of(150, number), Sampling(max_tokens=600, seed=number)
                 assert len(whole.ids) == 600
                 assert gap(model, prompt, whole, sampling) < ROUNDING
+            for number in range(16):  # if all replies had ended before the kill, a session finds out now
+                await engine.generate(prompt_of(150, number), Sampling(max_tokens=1), session=f"s{number}")
             assert engine.router.alive == [1]
 
     asyncio.run(run())
