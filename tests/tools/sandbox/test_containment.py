@@ -41,8 +41,8 @@ COUNTED = {"process_limit", "time_limit", "exited"}
 """Where the kernel counts, a fork fails, and the program goes on; elsewhere it is ended."""
 HELD = {"memory", "time_limit"}
 ATTACKS = [
-    # each fork that fails is a line on standard error: a fast machine has more of them than output is allowed
-    Attack("a shell's fork bomb", "f() { f | f & }; f; sleep 9", COUNTED | {"output_limit"}, "shell"),
+    # silent, as each fork that fails is a line on standard error: its output is not what this attack is about
+    Attack("a shell's fork bomb", "f() { f | f & }; f 2>/dev/null; sleep 9", COUNTED, "shell"),
     Attack("forks for ever", FORKS + "while True: fork()", COUNTED),
     Attack("forks and leaves", FORKS + "while True:\n  if fork() > 0: os._exit(0)", COUNTED),
     Attack("starts and ends processes", FORKS + "while True:\n  if not fork(): os._exit(0)", COUNTED),
@@ -166,15 +166,10 @@ def contained(request: pytest.FixtureRequest) -> Iterator[Contained]:
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
 def test_a_limit_is_passed_by_a_second_or_half_of_it_at_most(attack: Attack, contained: Contained) -> None:
-    most_s, most_mb = attack.time_limit_s + max(1.0, attack.time_limit_s / 2), 1.5 * LIMITS.memory_mb + AROUND_MB
-    for _ in range(2):  # a machine may stall for a moment: a limit that does not hold is passed twice
-        outcome, honest, held_mb = contained.run(attack)
-        seconds = f"{outcome.seconds:.2f} s, beside it {honest.seconds:.2f} s"
-        print(f"{attack.name}: {outcome.ended}, {held_mb:.0f} MiB, {seconds}")
-        if outcome.seconds <= most_s and held_mb <= most_mb:
-            break
+    outcome, honest, held_mb = contained.run(attack)
+    print(f"{attack.name}: {outcome.ended}, {outcome.seconds:.2f} s, {held_mb:.0f} MiB; beside: {honest.seconds:.2f} s")
     assert outcome.ended.value in attack.ended, outcome
-    assert outcome.seconds <= most_s, outcome
-    assert held_mb <= most_mb
+    assert outcome.seconds <= attack.time_limit_s + max(1.0, attack.time_limit_s / 2), outcome
+    assert held_mb <= 1.5 * LIMITS.memory_mb + AROUND_MB
     assert honest.ok and honest.seconds <= LIMITS.time_limit_s, honest
     contained.opened.assert_at_rest()
