@@ -69,7 +69,8 @@ class BoxWatch:
         took = time.thread_time() - before
         until_full = self._memory.headroom_bytes / (BYTES_PER_CORE_S * min(self._cores, len(pids) or 1))
         # However long a look took: 28 processes that share pages are summed in 100 ms, and fill a box in less than 400.
-        self._next_look = time.monotonic() + max(SOONEST_S, min(WATCH_S, max(until_full, SHARE * took)))
+        # And time in which others had the core is part of the pause.
+        self._next_look = now + took + max(SOONEST_S, min(WATCH_S, max(until_full, SHARE * took)))
         return found or self._look_at_disk(pids)
 
     def _look_at_disk(self, pids: list[int]) -> str:
