@@ -58,7 +58,7 @@ def test_memory_that_processes_share_counts_once_until_they_write_to_it() -> Non
         watch = MemoryWatch(60 * MIB + sum(psutil.Process(pid).memory_full_info().pss for pid in pids))
 
         def is_passed() -> bool:
-            return watch.is_passed(pids, lambda: paused.append("pause"), lambda: paused.append("resume"))
+            return watch.is_passed(pids, lambda: paused.append("pause"))
 
         assert sum(psutil.Process(pid).memory_info().rss for pid in pids) > 160 * MIB
         assert not is_passed()
@@ -67,7 +67,7 @@ def test_memory_that_processes_share_counts_once_until_they_write_to_it() -> Non
         for _, order, answers in made:
             os.write(order, b"x" * (40 * MIB // 4096))
             os.read(answers, 1)
-        assert is_passed() and paused[-1] == "pause"
+        assert is_passed() and len(paused) > len(counted)
 
 
 THREADS = """

@@ -73,9 +73,6 @@ class ContainerBox:
     def pause(self, first: int) -> None:
         """Called by the supervisor: does nothing, because a cgroup bounds memory."""
 
-    def resume(self, first: int) -> None:
-        """Called by the supervisor: does nothing."""
-
     def end(self, first: int) -> None:
         """Called by the supervisor: kills all processes except itself and PID 1 at once."""
         with contextlib.suppress(ProcessLookupError):

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agentgym.tools.sandbox.box import frames
-from agentgym.tools.sandbox.box.processes import lower_priority, reap_children
+from agentgym.tools.sandbox.box.processes import lower_priority, reap_children, resume
 from agentgym.tools.sandbox.box.runner import Box
 
 __all__ = ["Job", "keep"]
@@ -44,20 +44,19 @@ def keep(box: Box, orders: socket.socket, job: Job) -> None:
 
     Its supervisor receives `{"ready": program}`, then `{"ended": exit code}` with the files as blobs. In a session it
     orders `{"settle": process}`: all but that process end. With `{"nice": value, "holder": process}`, the processes
-    that compute get that priority, except for the program or the cell itself. SIGUSR1 pauses all others, and SIGUSR2
-    resumes them.
+    that compute get that priority, except for the program or the cell itself. SIGUSR1 pauses all others, and
+    `{"resume": processes}` resumes some of them.
     """
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGTERM, lambda *_: _end(box))
     signal.signal(signal.SIGUSR1, lambda *_: box.signal_others(signal.SIGSTOP))
-    signal.signal(signal.SIGUSR2, lambda *_: box.signal_others(signal.SIGCONT))
     box.begin()
     program = os.fork()
     if program == 0:
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, signal.SIG_DFL)
         job.start()
     box.set_program(program)
@@ -91,6 +90,11 @@ def _obey(box: Box, orders: socket.socket, program: int, most_bytes: int) -> Non
         nice, holder = order[0]["nice"], order[0]["holder"]
         assert isinstance(nice, int) and isinstance(holder, int)
         lower_priority([pid for pid in box.pids(os.getpid()) if pid != program], nice, holder)
+        return
+    if "resume" in order[0]:
+        pids = order[0]["resume"]
+        assert isinstance(pids, list)
+        resume(pids)
         return
     process, patterns = order[0]["settle"], order[0]["collect"]
     assert isinstance(process, int) and isinstance(patterns, list)

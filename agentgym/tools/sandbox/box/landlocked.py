@@ -89,10 +89,6 @@ class LandlockBox:
         """Called by the supervisor: stops the program's processes."""
         self.signal_others(signal.SIGSTOP)
 
-    def resume(self, first: int) -> None:
-        """Called by the supervisor: resumes the program's processes."""
-        self.signal_others(signal.SIGCONT)
-
     def end(self, first: int) -> None:
         """Called by the supervisor: kills the program's processes, and makes the first process end."""
         self.signal_others(signal.SIGKILL)

@@ -42,10 +42,8 @@ class MemoryWatch:
         self.num_running = 0
         """The number of processes that computed, or waited for a core to do so, at the last check."""
 
-    def is_passed(
-        self, pids: Iterable[int], pause: Callable[[], None], resume: Callable[[], None], held: int | None = None
-    ) -> bool:
-        """Returns whether processes use more than the limit; they are paused for an exact sum, and stay so after True.
+    def is_passed(self, pids: Iterable[int], pause: Callable[[], None], held: int | None = None) -> bool:
+        """Returns whether processes use more than the limit; they are paused for an exact sum, and stay so after it.
 
         `held` is their memory in bytes, if a cgroup knows it.
         """
@@ -56,8 +54,6 @@ class MemoryWatch:
             pause()
             self._known = _usages(now)
             self._exact = bound = self._sum(self._known)
-            if bound <= self._most:
-                resume()
         self.headroom_bytes = (self._most - bound) * PAGE
         return bound > self._most
 

@@ -174,10 +174,6 @@ class NamespaceBox:
         """Called by the supervisor: makes the first process stop the others."""
         os.kill(first, signal.SIGUSR1)
 
-    def resume(self, first: int) -> None:
-        """Called by the supervisor: makes the first process resume the others."""
-        os.kill(first, signal.SIGUSR2)
-
     def end(self, first: int) -> None:
         """Called by the supervisor: ends the first process, and all others with it."""
         with contextlib.suppress(ProcessLookupError):

@@ -13,6 +13,7 @@ __all__ = [
     "lower_priority",
     "num_tasks",
     "reap_children",
+    "resume",
     "stop_and_kill",
     "visible_pids",
 ]
@@ -54,15 +55,23 @@ def num_tasks(pids: Iterable[int]) -> int:
 
 
 def lower_priority(pids: Iterable[int], nice: int, holder: int) -> None:
-    """Raises processes in `pids` that compute to at least that nice value, except for the children of `holder`.
+    """Raises threads of processes `pids` that compute to at least that nice value, except for the children of `holder`.
 
     A nice value can never be lowered again, and a child of the process that holds a session's state is the next holder.
     """
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended
-            state, parent = _stat(pid)[:2]
-            if state == "R" and int(parent) != holder and os.getpriority(os.PRIO_PROCESS, pid) < nice:
-                os.setpriority(os.PRIO_PROCESS, pid, nice)
+            for thread in map(int, os.listdir(f"/proc/{pid}/task")):  # each has a priority of its own
+                state, parent = _stat(thread)[:2]
+                if state == "R" and int(parent) != holder and os.getpriority(os.PRIO_PROCESS, thread) < nice:
+                    os.setpriority(os.PRIO_PROCESS, thread, nice)
+
+
+def resume(pids: Iterable[int]) -> None:
+    """Resumes stopped processes."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def _is_alive(pid: int) -> bool:

@@ -81,7 +81,7 @@ class _Supervisor:
         self._holder = 0
         self._first = 0
         self._is_up = False
-        self._watch = BoxWatch(box, plan)
+        self._watch = BoxWatch(box, plan, self._resume)
         self._next_nice = 0.0
 
     def start(self, cell: frames.Frame) -> None:
@@ -219,6 +219,10 @@ class _Supervisor:
             self._next_nice = now + NICE_S
             with contextlib.suppress(OSError):  # the box is about to end
                 frames.send(self._orders, {"nice": nice, "holder": self._holder})
+
+    def _resume(self, pids: list[int]) -> None:
+        with contextlib.suppress(OSError):  # the box is about to end
+            frames.send(self._orders, {"resume": pids})
 
     def _ran_out_of_memory(self, running: _Running) -> bool:
         """Returns whether the kernel killed a process for memory since the execution began."""

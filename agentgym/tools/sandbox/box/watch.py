@@ -3,6 +3,7 @@
 import math
 import os
 import time
+from collections.abc import Callable
 
 from agentgym.tools.sandbox.box import kernel
 from agentgym.tools.sandbox.box.memory import MemoryWatch
@@ -22,6 +23,8 @@ BYTES_PER_CORE_S = 3 << 29
 SHARE = 4
 """The pause after a check, as a multiple of the processor time that it took; a disk check has a longer one."""
 DISK_SHARE = 10
+RESUMED_SHARE = 8
+"""The number of checks after which all paused processes are resumed, if they are few."""
 FAIR_SHARE = 2
 """The number of processes whose weight all processes that compute at once may have together."""
 NICE_STEP = 1.25
@@ -31,12 +34,14 @@ NICE_STEP = 1.25
 class BoxWatch:
     """Checks a box, often enough for each limit and rarely enough to be cheap."""
 
-    def __init__(self, box: Box, plan: Plan) -> None:
-        self._box, self._plan = box, plan
+    def __init__(self, box: Box, plan: Plan, resume: Callable[[list[int]], None]) -> None:
+        """`resume` makes the first process of the box resume processes of it."""
+        self._box, self._plan, self._resume = box, plan, resume
         self._memory = MemoryWatch(plan.memory_bytes)
         self._cores = len(os.sched_getaffinity(0))
         self._next_look = self._next_disk = 0.0
         self._runs_soon = False
+        self._paused: list[int] = []
 
     def begin(self) -> None:
         """Begins to watch one execution."""
@@ -62,16 +67,28 @@ class BoxWatch:
         found = ""
         if num_tasks(pids) > self._plan.num_processes:
             found = "process_limit"
-        elif self._memory.is_passed(
-            pids, lambda: self._box.pause(first), lambda: self._box.resume(first), self._box.held_bytes()
-        ):
+        elif self._memory.is_passed(pids, lambda: self._pause(first, pids), self._box.held_bytes()):
             found = "memory"
         took = time.thread_time() - before
         until_full = self._memory.headroom_bytes / (BYTES_PER_CORE_S * min(self._cores, len(pids) or 1))
         # However long a look took: 28 processes that share pages are summed in 100 ms, and fill a box in less than 400.
         # And time in which others had the core is part of the pause.
-        self._next_look = now + took + max(SOONEST_S, min(WATCH_S, max(until_full, SHARE * took)))
+        pause = max(SOONEST_S, min(WATCH_S, max(until_full, SHARE * took)))
+        if self._paused and not found:
+            self._resume_some(pids)
+            pause = SOONEST_S
+        self._next_look = now + took + pause
         return found or self._look_at_disk(pids)
+
+    def _pause(self, first: int, pids: list[int]) -> None:
+        self._box.pause(first)
+        self._paused = list(pids)
+
+    def _resume_some(self, pids: list[int]) -> None:
+        """Resumes a few paused processes: all at once would keep the core from their supervisor for 100 ms and more."""
+        number = -(-len(self._paused) // RESUMED_SHARE)
+        resumed, self._paused = self._paused[:number], self._paused[number:]
+        self._resume([pid for pid in resumed if pid in pids])
 
     def _look_at_disk(self, pids: list[int]) -> str:
         if time.monotonic() < self._next_disk:
