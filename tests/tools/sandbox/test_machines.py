@@ -87,7 +87,9 @@ with open_sandbox(unsafe=True) as sandbox:
 
 def test_where_no_box_can_be_held_it_refuses_and_only_unsafe_runs() -> None:
     code = NEITHER.format(machine=os.uname().machine)
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    without_docker = {**os.environ, "DOCKER_HOST": "unix:///nowhere/docker.sock"}
+    command = [sys.executable, "-c", code]
+    said = subprocess.run(command, env=without_docker, capture_output=True, text=True, timeout=120)
     lines = said.stdout.splitlines()
     assert lines[0].startswith("SandboxError no sandbox can be held here (namespaces: "), said
     assert "unshare" in lines[0] and "landlock: the kernel has no Landlock" in lines[0] and "unsafe=True" in lines[0]
