@@ -12,7 +12,9 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import NoReturn
@@ -78,52 +80,75 @@ def _leave_compilation(codes: Sequence[int]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; an error of ours is one line on standard error."""
     args = list(sys.argv[1:] if argv is None else argv)
+    if not args:
+        print(_help())
+        return 2
+    exit_code = 0
     with sigterm_as_interrupt() as termination:
-        return termination.exit_code(_run(args))
+        with _errors_as_codes(args) as failure, warnings_shown(), _output_of(args):
+            exit_code = _command(args)(args[1:])
+        return termination.exit_code(failure.code or exit_code)
 
 
-def _run(args: Sequence[str]) -> int:
+@dataclass
+class _Failure:
+    code: int = 0
+
+
+@contextlib.contextmanager
+def _errors_as_codes(args: Sequence[str]) -> Iterator[_Failure]:
+    """Prints an error of ours, and gives its exit code."""
+    failure = _Failure()
     try:
-        with warnings_shown():
-            return _dispatch(args)
+        yield failure
     except MISTAKES as error:
         fail(str(error))
-        return 2
+        failure.code = 2
     except (EnvironmentFault, UserCodeFault) as fault:
         import_module("agentgym.cli.environment").show_traceback(fault)  # the code that raised has loaded it
         fail(str(fault))
-        return 1
+        failure.code = 1
     except AgentGymError as error:
         fail(str(error).partition("\nTraceback")[0])  # the traceback was logged when it happened
-        return 1
+        failure.code = 1
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        fail(f"{args[0]} needs torch, which is not installed: `agentgym doctor` shows the command")
+        failure.code = 2
     except KeyboardInterrupt:
         fail("interrupted")
-        return INTERRUPTED
+        failure.code = INTERRUPTED
     except BrokenPipeError:  # `agentgym env list | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
-def _dispatch(args: Sequence[str]) -> int:
-    if not args or args[0] in ("-h", "--help", "help"):
-        print(_help())
-        return 0 if args else 2
+def _output_of(args: Sequence[str]) -> AbstractContextManager[object]:
+    return json_alone() if "--json" in args else contextlib.nullcontext()
+
+
+def _command(args: Sequence[str]) -> Callable[[Sequence[str]], int]:
+    """Returns the function of the command that is asked for."""
+    if args[0] in ("-h", "--help", "help"):
+        return _show_help
     if args[0] in ("-V", "--version"):
-        print(f"agentgym {import_module('agentgym').__version__}")
-        return 0
+        return _show_version
     name, known = args[0], _available()
     if name not in known:
         what = "option" if name.startswith("-") else "command"
         raise UnknownName(f"unknown {what} {name!r}{nearest(name, known) or '.'} `agentgym --help` shows all commands")
-    try:
-        command = import_module(_module(name))
-        with json_alone() if "--json" in args else contextlib.nullcontext():
-            code: int = command.main(args[1:])
-        return code
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise ConfigError(f"{name} needs torch, which is not installed: `agentgym doctor` shows the command") from error
+    command: Callable[[Sequence[str]], int] = import_module(_module(name)).main
+    return command
+
+
+def _show_help(args: Sequence[str]) -> int:
+    print(_help())
+    return 0
+
+
+def _show_version(args: Sequence[str]) -> int:
+    print(f"agentgym {import_module('agentgym').__version__}")
+    return 0
 
 
 def _available() -> dict[str, str]:

@@ -29,9 +29,16 @@ def main(args: Sequence[str]) -> int:
     args = env_processes_as_option(profile_as_options(mix_as_options(env_as_option(args))))
     options = parse_options(TrainOptions, args, prog="agentgym train", default=_defaults(args), shown=MAIN_SETTINGS)
     # Here, and not above: help and mistakes need no torch.
-    from agentgym.cli.training_run import run_training
+    from agentgym.cli import training_run
 
-    return run_training(options)
+    training_run.check_algorithm_and_envs(options.run)
+    if options.print_config:
+        return training_run.print_config(options.run)
+    if options.dry_run:
+        return training_run.print_plan(options.run, as_json=options.json)
+    with training_run.open_trainer(options) as trainer:
+        result = trainer.fit()
+    return training_run.report(options.run, result, as_json=options.json)
 
 
 def _defaults(args: Sequence[str]) -> TrainOptions | None:

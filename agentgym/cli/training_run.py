@@ -1,11 +1,12 @@
-"""Runs what `agentgym train` was given, and reports the result."""
+"""The parts of `agentgym train` that need torch: checks, the run, and its report."""
 
 from __future__ import annotations
 
 import json
 import logging
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import cast
@@ -31,14 +32,13 @@ from agentgym.trainers.tasks import EnvChoice, env_choices
 from agentgym.types import JSON
 from agentgym.viewer import TokenText, read_run, write_curve, write_report
 
-__all__ = ["run_training"]
+__all__ = ["check_algorithm_and_envs", "open_trainer", "print_config", "print_plan", "report"]
 
 logger = logging.getLogger(__name__)
 
 
-def run_training(options: TrainOptions) -> int:
-    """Trains as the options say, or shows the run's settings or plan; returns the exit code."""
-    config = options.run
+def check_algorithm_and_envs(config: TrainConfig) -> None:
+    """Raises for an algorithm or environment that does not exist or cannot work; warns of settings without effect."""
     resolve_config(config)  # an algorithm that cannot work is refused before an environment is made
     for choice in _environments(config):
         for kwargs in choice.variants:
@@ -46,21 +46,35 @@ def run_training(options: TrainOptions) -> int:
     for name, given in (("sglang", config.sglang), ("vllm", config.vllm)):
         if given != type(given)() and config.engine != name:
             logger.warning("settings of %s are given, and the engine is %s: add --engine %s", name, config.engine, name)
-    if options.print_config:
-        complete = with_token_budget(config)
-        say(yaml.safe_dump(json.loads(json.dumps(asdict(complete), default=dict)), sort_keys=False).rstrip())
-        return 0
-    if options.dry_run:
-        return _dry_run(config, as_json=options.json)
-    folder = _output(options, config)
-    with TrainingDisplay(config, folder) as display:
-        trainer = Trainer(config, folder, display, resume=options.resume)
+
+
+def print_config(config: TrainConfig) -> int:
+    """Prints the complete settings as YAML; returns the exit code."""
+    complete = with_token_budget(config)
+    say(yaml.safe_dump(json.loads(json.dumps(asdict(complete), default=dict)), sort_keys=False).rstrip())
+    return 0
+
+
+def print_plan(config: TrainConfig, *, as_json: bool) -> int:
+    """Prints the sizes of the run; returns the exit code."""
+    plan = describe_plan(config)
+    show_table(["", "", ""], [[name, f"{value:,}", remark] for name, value, remark in plan])
+    if as_json:
+        show_json({name.replace(" ", "_"): value for name, value, _ in plan})
+    return 0
+
+
+@contextmanager
+def open_trainer(options: TrainOptions) -> Iterator[Trainer]:
+    """Yields the trainer of a new or resumed run, which is displayed while it trains."""
+    folder = _output(options, options.run)
+    with TrainingDisplay(options.run, folder) as display:
+        trainer = Trainer(options.run, folder, display, resume=options.resume)
         try:
-            result = trainer.fit()
+            yield trainer
         except AgentGymError as error:
             _say_what_is_left(folder, str(error))
             raise
-    return _finish(config, result, as_json=options.json)
 
 
 def _output(options: TrainOptions, config: TrainConfig) -> Path:
@@ -71,15 +85,8 @@ def _output(options: TrainOptions, config: TrainConfig) -> Path:
     return free_run_folder(config)
 
 
-def _dry_run(config: TrainConfig, *, as_json: bool) -> int:
-    plan = describe_plan(config)
-    show_table(["", "", ""], [[name, f"{value:,}", remark] for name, value, remark in plan])
-    if as_json:
-        show_json({name.replace(" ", "_"): value for name, value, _ in plan})
-    return 0
-
-
-def _finish(config: TrainConfig, result: TrainResult, *, as_json: bool) -> int:
+def report(config: TrainConfig, result: TrainResult, *, as_json: bool) -> int:
+    """Writes the run's curve and report, and prints its result; returns the exit code."""
     folder = result.folder
     files: dict[str, str] = {"metrics": str(folder / "metrics.jsonl"), "episodes": str(folder / "episodes.jsonl")}
     if result.checkpoint:

@@ -5,19 +5,35 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
-__all__ = ["finish_uninterrupted", "run_async"]
+__all__ = ["LoopRunner", "finish_uninterrupted", "loop_runner", "run_async"]
 
 T = TypeVar("T")
 
 
+class LoopRunner(Protocol):
+    """Runs a coroutine in a new event loop, as `asyncio.run` does."""
+
+    def __call__(self, work: Coroutine[Any, Any, T], /) -> T:
+        """Returns the coroutine's result."""
+
+
+def loop_runner() -> LoopRunner:
+    """Returns `asyncio.run`; in a thread whose event loop runs, a function that does the same in another thread."""
+    if _is_inside_a_loop():
+        return _run_in_thread
+    return asyncio.run
+
+
 def run_async(work: Coroutine[object, object, T]) -> T:
-    """Returns the coroutine's result; in a thread whose event loop runs, a loop in another thread runs it meanwhile."""
-    if not _is_inside_a_loop():
-        return asyncio.run(work)
-    with ThreadPoolExecutor(1, "agentgym-loop") as aside:
-        return aside.submit(asyncio.run, work).result()
+    """Returns the coroutine's result, whether or not an event loop runs in this thread."""
+    return loop_runner()(work)
+
+
+def _run_in_thread(work: Coroutine[object, object, T]) -> T:
+    with ThreadPoolExecutor(1, "agentgym-loop") as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 async def finish_uninterrupted(work: Coroutine[object, object, None]) -> None:

@@ -145,7 +145,11 @@ class Learner:
         steps: list[StepStats] = []
         for _ in range(self.config.epochs):
             for part in batch.minibatches(self.config.minibatches):
-                steps.append(self._step(part, math.inf if steps else max_mismatch))
+                share = self._share(part)
+                micros = self._parts(part, share)
+                reports = self.world.accumulate(micros, self._compute, self.optimizer.parameters, share.sizes)
+                total = self._total(reports, share.sizes)
+                steps.append(self._take_step(total, part.num_trained_tokens, math.inf if steps else max_mismatch))
         stats = StepStats.mean(steps)
         if self.config.kl.place == "reward":
             stats = replace(stats, kl=self._kl_of_rewards)
@@ -230,13 +234,9 @@ class Learner:
         further = None if self.critic is None else self.critic.optimizer
         return self.optimizer.num_steps + (0 if further is None else further.num_steps)
 
-    def _step(self, batch: TrainingBatch, max_mismatch: float) -> StepStats:
-        """Takes one optimizer step."""
-        share = self._share(batch)
+    def _take_step(self, total: Report, num_tokens: int, max_mismatch: float) -> StepStats:
+        """Takes one optimizer step with the gradients of the micro-batches; `total` is the sum of their reports."""
         learning_rate = self.optimizer.learning_rate
-        parts = self._parts(batch, share)
-        reports = self.world.accumulate(parts, self._compute, self.optimizer.parameters, share.sizes)
-        total = self._total(reports, share.sizes)
         loss = float(total.loss)
         mismatch = total.mismatch.result
         if mismatch.max > max_mismatch:
@@ -251,7 +251,7 @@ class Learner:
             )
         if self.adapters is not None:
             self.world.run(self.adapters.publish)
-        return total.result(batch.num_trained_tokens, norm, learning_rate, self.kl.coefficient)
+        return total.result(num_tokens, norm, learning_rate, self.kl.coefficient)
 
     def _total(self, reports: Sequence[Report], sizes: Sequence[int]) -> Report:
         """The sums over all micro-batches of all ranks, the same on each."""
@@ -341,17 +341,6 @@ class Learner:
             *(_Part(part, is_idle=True) for part in idle),
         ]
 
-    def _policy_loss(self, micro: _Part, logp_M: Tensor) -> PolicyLoss:
-        """The loss of each trained target, with the off-policy correction."""
-        if micro.found is not None:
-            return micro.found.at(logp_M)
-        part, mask_N = micro.batch, micro.batch.mask_N
-        all_M = torch.ones_like(logp_M, dtype=torch.bool)
-        policy = self._loss(logp_M, part.old_logp_N[mask_N], part.advantage_N[mask_N], all_M)
-        if self.config.correction is None:
-            return policy
-        return PolicyLoss(part.correction_N[mask_N] * policy.loss, policy.stats)
-
     def _forward(self, part: TrainingBatch) -> tuple[TargetScores, Tensor]:
         """The policy's scores of the trained targets, and the value loss of a critic on its backbone, else 0."""
         layout = self._layout(part)
@@ -373,8 +362,14 @@ class Learner:
         (logp_M, entropy_M), value_loss = self._forward(part)
         if micro.is_idle:
             return MicroResult(0 * logp_M.sum(), Report.nothing(logp_M.device))
-        policy = self._policy_loss(micro, logp_M)
-        loss_M = policy.loss
+        correction_M = part.correction_N[mask_N]
+        if micro.found is not None:
+            policy = micro.found.at(logp_M)
+            loss_M = policy.loss
+        else:
+            all_M = torch.ones_like(logp_M, dtype=torch.bool)
+            policy = self._loss(logp_M, part.old_logp_N[mask_N], part.advantage_N[mask_N], all_M)
+            loss_M = policy.loss if config.correction is None else correction_M * policy.loss
         kl_M = torch.zeros_like(logp_M)
         if reference_M is not None:
             kl_M = self._kl_penalty(logp_M, reference_M)
@@ -384,7 +379,6 @@ class Learner:
         loss = (part.weight_N[mask_N] * loss_M).sum()
         if self._shared is not None:
             loss = loss + self._shared.config.coefficient * value_loss
-        correction_M = part.correction_N[mask_N]
         report = Report(
             loss=loss.detach(),
             entropy=entropy_M.detach().sum(),

@@ -1,141 +1,140 @@
-"""The learning half of a step: credit, update, weight sync to the engine, and saving a step that was halted."""
+"""One step of learning: credit the episodes, update the weights, publish them to the engine, record the step."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeVar
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import ParamSpec, TypeVar
 
-from agentgym.engines.protocol import Engine, WeightSync
+from agentgym.engines.protocol import WeightSync
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.errors import TrainingHalted
-from agentgym.trainers.batch.batch import TrainingBatch, build_batch
-from agentgym.trainers.batch.credits import GroupCredit
-from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.learner.critic import CriticStats
+from agentgym.trainers.batch.batch import build_batch
+from agentgym.trainers.batch.credits import GroupCredit, credit_of_all
+from agentgym.trainers.checkpoints.random_states import random_states
 from agentgym.trainers.learner.finite import NotFinite, check_finite
-from agentgym.trainers.learner.learner import StepStats
 from agentgym.trainers.learner.mismatch import MismatchFound
 from agentgym.trainers.learner.objective import needs_all_rows
-from agentgym.trainers.learner.policy_learner import PolicyLearner
+from agentgym.trainers.loop.session import TrainingSession
 from agentgym.trainers.loop.step_credit import credit_step
 from agentgym.trainers.monitoring.halt import HaltedStep
-from agentgym.trainers.monitoring.instruments import Instruments
-from agentgym.trainers.monitoring.parity import ParityGate
-from agentgym.trainers.monitoring.watch import CollapseWatch
-from agentgym.trajectory import Group
+from agentgym.trainers.monitoring.metrics import StepMetrics
+from agentgym.trainers.tasks import StepGroups
 
-__all__ = ["LearnStep"]
+__all__ = ["learn_step"]
 
 logger = logging.getLogger(__name__)
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class LearnStep:
-    """The learning half of a run's steps; `done` is always the number of steps taken before."""
+async def learn_step(
+    session: TrainingSession, groups: StepGroups, greedy: Mapping[str, float], *, started: float, played: float
+) -> None:
+    """Learns from the groups of the next step, gives the engine the new weights, and records the step.
 
-    config: TrainConfig
-    folder: Path
-    """The folder of the run."""
-    engine: Engine
-    learner: PolicyLearner
-    gate: ParityGate
-    watch: CollapseWatch
-    instruments: Instruments
-    publish: Callable[[int], Awaitable[WeightSync]]
-    """Sends the weights to the engine as a version."""
-    save: Callable[[], object]
-    """Writes a checkpoint of the last complete step."""
-
-    async def credit(self, done: int, groups: Sequence[Group], greedy: Mapping[str, float]) -> list[GroupCredit]:
-        """Returns the credit of the groups, or empty credit if it is not finite and the run goes on without the step.
-
-        Without playing ahead, the engine is paused from here until it has the new weights.
-        """
-        if not self.config.max_staleness:
-            await self.engine.pause()
+    `greedy` has the rewards of greedy episodes by group. `started` and `played` are the times at which playing began
+    and ended. Without playing ahead, the engine is paused until it has the new weights.
+    """
+    config, learner, done = session.config, session.learner, session.progress.step
+    session.progress.is_between_steps = False
+    step = stats = critic = None
+    num_steps = learner.num_steps
+    with session.instruments.doing("learn"):
+        if not config.max_staleness:
+            await session.engine.pause()
         try:
-            return await self._meanwhile(lambda: credit_step(groups, self.config, self.learner, greedy, version=done))
-        except TrainingHalted as halted:
-            step = HaltedStep.without_credit(done + 1, groups)
-            await self._keep(step, halted, is_whole=True)
-            return list(step.credits)
-
-    async def learn(
-        self, done: int, groups: Sequence[Group], credits: Sequence[GroupCredit]
-    ) -> tuple[StepStats | None, CriticStats | None, WeightSync]:
-        """Updates on the groups and publishes the weights as the next version; no stats if there is no signal."""
-        config = self.config
-        batch = build_batch(
-            groups,
-            credits,
-            aggregation=config.aggregation or "",
-            norm_tokens=config.norm_tokens,
-            drop_zero=not needs_all_rows(config.learner),
-        )
-        stats = critic = None
-        if batch.num_rows:
-            step = HaltedStep(step=done + 1, groups=groups, credits=credits, batch=batch)
-            num_steps = self.learner.num_steps
-            try:
+            credits = await _call(session, credit_step, groups.kept, config, learner, greedy, version=done)
+            step = _with_batch(session, groups, credits)
+            if step.batch.num_rows:
                 if done >= config.learner.critic.warmup_steps:
-                    stats = await self._meanwhile(lambda: self._update(batch, done))
-                critic = await self._meanwhile(lambda: self.learner.update_critic(batch))
-            except TrainingHalted as halted:
-                await self._keep(step, halted, is_whole=self.learner.num_steps == num_steps)
-        sync = await self._send(done + 1)
-        return stats, critic, sync
+                    bound = session.gate.bound
+                    stats = await _call(session, learner.update, step.batch, version=done, max_mismatch=bound)
+                    session.instruments.record_update(step.batch)
+                    check_finite(await _call(session, learner.logprobs, step.batch.select([0])))
+                critic = await _call(session, learner.update_critic, step.batch)
+        except TrainingHalted as halted:
+            step = step or HaltedStep.without_credit(done + 1, groups.kept)
+            await _leave_out(session, step, halted, is_whole=learner.num_steps == num_steps)
+        sync = await _publish(session, done + 1)
+    learned = time.perf_counter()
+    session.progress.add_step(learned - started)
+    advantages = credit_of_all(groups.groups, groups.kept, step.credits)
+    rollout = session.record_episodes(groups.groups, advantages)
+    metrics = StepMetrics(
+        step=session.progress.step,
+        rollout=rollout,
+        update=stats,
+        critic=critic,
+        sync=sync,
+        generate_s=played - started,
+        update_s=learned - played,
+        elapsed_s=session.progress.train_s,
+        speed=session.instruments.lap(rollout),
+        practice={**groups.metrics(), **session.source.metrics(), **session.player.metrics(groups.groups, done)},
+    )
+    session.record_metrics(metrics, groups.groups)
+    await session.gate.check(session.progress.step, session.progress.step)
+    session.progress.random = random_states()
+    session.progress.is_between_steps = True
 
-    async def _send(self, version: int) -> WeightSync:
-        """Publishes the weights while the engine is paused; without playing ahead, it is paused already.
 
-        An engine that loads weights while it samples is not paused at all.
-        """
-        engine = self.engine
-        if self.config.max_staleness:
-            if isinstance(engine, ReplicatedEngine) and engine.updates_running:
-                return await self.publish(version)
-            await engine.pause()
-        sync = await self.publish(version)
-        await self.engine.resume()
-        return sync
+async def _call(session: TrainingSession, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Returns the result of `work`, called in another thread if sampling goes on meanwhile."""
+    if session.config.max_staleness:
+        return await asyncio.to_thread(work, *args, **kwargs)
+    return work(*args, **kwargs)
 
-    def _update(self, batch: TrainingBatch, version: int) -> StepStats:
-        """Updates on the batch; raises TrainingHalted if the update fails."""
-        stats = self.learner.update(batch, version=version, max_mismatch=self.gate.bound)
-        self.instruments.record_update(batch)
-        check_finite(self.learner.logprobs(batch.select([0])))
-        return stats
 
-    async def _meanwhile(self, work: Callable[[], T]) -> T:
-        """Returns the result of `work`, run on its own thread if sampling goes on meanwhile."""
-        return await asyncio.to_thread(work) if self.config.max_staleness else work()
+def _with_batch(session: TrainingSession, groups: StepGroups, credits: Sequence[GroupCredit]) -> HaltedStep:
+    """Returns the step with its batch, as it is saved if its update fails."""
+    config = session.config
+    batch = build_batch(
+        groups.kept,
+        credits,
+        aggregation=config.aggregation or "",
+        norm_tokens=config.norm_tokens,
+        drop_zero=not needs_all_rows(config.learner),
+    )
+    return HaltedStep(step=session.progress.step + 1, groups=groups.kept, credits=credits, batch=batch)
 
-    async def _keep(self, step: HaltedStep, halted: TrainingHalted, *, is_whole: bool) -> None:
-        """Saves a halted step, and a checkpoint of the step before if the weights have not changed since.
 
-        Returns if the run goes on without the rest of the step; raises otherwise.
-        """
-        message = f"{halted}. The step's episodes and its batch are in {step.save(self.folder)}"
-        done = step.step - 1
-        if is_whole and done:
-            self.save()
-        if isinstance(halted, MismatchFound):
-            logger.warning("%s", message)
-            await self.engine.resume()
-            await self.gate.refuse(halted, done, step.batch)
-        if not is_whole:  # an optimizer step of this batch was taken, and may have destroyed the weights
-            try:
-                check_finite(self.learner.logprobs(step.batch.select([0])))
-            except NotFinite as lost:
-                raise NotFinite(
-                    f"{lost}. First seen as: {message}" if lost.args != halted.args else message
-                ) from halted
-        if "nan" in self.config.collapse.stop_on:
-            raise NotFinite(f"{message}. Without nan in collapse.stop_on, such a step is left out") from halted
-        self.watch.add_sign("nan", f"{message}; the step is left out")
+async def _publish(session: TrainingSession, version: int) -> WeightSync:
+    """Publishes the weights while the engine is paused; without playing ahead, it is paused already.
+
+    An engine that loads weights while it samples is not paused at all.
+    """
+    engine = session.engine
+    if session.config.max_staleness:
+        if isinstance(engine, ReplicatedEngine) and engine.updates_running:
+            return await session.publisher.publish(version)
+        await engine.pause()
+    sync = await session.publisher.publish(version)
+    await engine.resume()
+    return sync
+
+
+async def _leave_out(session: TrainingSession, step: HaltedStep, halted: TrainingHalted, *, is_whole: bool) -> None:
+    """Saves a halted step, and a checkpoint of the step before if the weights have not changed since (`is_whole`).
+
+    Returns if the run goes on without the rest of the step; raises otherwise.
+    """
+    message = f"{halted}. The step's episodes and its batch are in {step.save(session.folder.path)}"
+    done = session.progress.step
+    if is_whole and done:
+        session.save()
+    if isinstance(halted, MismatchFound):
+        logger.warning("%s", message)
+        await session.engine.resume()
+        await session.gate.refuse(halted, done, step.batch)
+    if not is_whole:  # an optimizer step of this batch was taken, and may have destroyed the weights
+        try:
+            check_finite(session.learner.logprobs(step.batch.select([0])))
+        except NotFinite as lost:
+            raise NotFinite(f"{lost}. First seen as: {message}" if lost.args != halted.args else message) from halted
+    if "nan" in session.config.collapse.stop_on:
+        raise NotFinite(f"{message}. Without nan in collapse.stop_on, such a step is left out") from halted
+    session.watch.add_sign("nan", f"{message}; the step is left out")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from agentgym.http_guard import choose_token
 from agentgym.rewards import Rewards
@@ -27,79 +27,43 @@ from agentgym.trainers.tasks.filtering import StepGroups, fill_step
 from agentgym.trainers.tasks.source import TaskSource
 from agentgym.trajectory import Group, Trajectory
 
-__all__ = ["Player"]
+__all__ = ["Player", "open_player"]
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Player:
-    """Plays the episodes of one run; `open` creates its parts."""
+    """Plays the episodes of one run; `open_player` makes it."""
 
-    def __init__(self, config: TrainConfig, stage: Stage, source: TaskSource, rewards: Rewards) -> None:
-        self.config = config
-        self.source = source
-        self._stage = stage
-        self._rewards = rewards
-        self._told_lack = False
-        self._stream: GroupStream | None = None
-        self._lengths = StepLengths(config.tasks, config.max_staleness)
-        self._seats = trained_seats(config)
-
-    async def open(self, stack: AsyncExitStack, on_served: Callable[[str, str | None], None]) -> None:
-        """Creates the samplers; the stack closes them.
-
-        If agents play over HTTP, `on_served` is called with their URL and the token that they need, or None.
-        """
-        config, stage = self.config, self._stage
-        loop = stage.loop("train")
-        self._sampler = stage.sampler(self._rewards.loop(loop))
-        stack.callback(self._sampler.close)
-        self._probe_sampler = stage.sampler(stage.loop("probe"), self._sampler.home)
-        self._probe_sampler.checks_calls = False  # its replies are cut intentionally
-        self._players = self._sampler
-        if self._seats:
-            self._players = self._open_self_play(loop, stack)
-        if config.serve is not None:
-            assert isinstance(loop, RolloutLoop)
-            served = ServedLoop(loop)
-            token = choose_token("127.0.0.1", is_required=config.require_token)
-            serve_config = ServeConfig(port=config.serve, token=token)
-            server = await stack.enter_async_context(EpisodeServer(served, serve_config))
-            on_served(server.url, token)
-            self._players = Sampler(self._rewards.loop(served), config=config.sampler, home=self._sampler.home)
-        if isinstance(self.source, AheadTasks):
-            self._stream = GroupStream(
-                self._players,
-                self.source.requests(),
-                group_size=config.group_size,
-                groups_per_step=config.tasks,
-                max_staleness=config.max_staleness,
-                run_seed=config.seed,
-            )
-            stack.push_async_callback(self._stream.close)
-
-    def _open_self_play(self, loop: EpisodeLoop, stack: AsyncExitStack) -> Sampler:
-        """Creates the sampler of the games in self-play."""
-        rival = rival_loop(self.config)
-        if rival is not None:
-            stack.push_async_callback(rival.close)
-        sampler = SelfPlaySampler(self._rewards.loop(loop), config=self.config.sampler, rival=rival)
-        stack.callback(sampler.close)
-        return sampler
+    config: TrainConfig
+    source: TaskSource
+    stage: Stage
+    rewards: Rewards
+    seats: tuple[str, ...]
+    sampler: Sampler
+    """Plays evaluations, with the policy in every seat."""
+    players: Sampler
+    """Plays the groups of a step: the same sampler, or one for self-play or for agents over HTTP."""
+    probe_sampler: Sampler
+    stream: GroupStream | None
+    """The groups that are played ahead."""
+    _lengths: StepLengths
+    _has_warned: bool = False
 
     def on_publish(self, version: int) -> None:
         """Called when the engine has this version of the weights."""
-        if self._stream is not None:
-            self._stream.advance(version)
+        if self.stream is not None:
+            self.stream.advance(version)
 
     def metrics(self, groups: Sequence[Group], version: int) -> Mapping[str, float]:
         """Returns the staleness of a step's groups and the idle times, or each seat's results in self-play.
 
         The step learns with policy `version`. The result is empty without playing ahead and without self-play.
         """
-        if self._stream is None:
-            return seat_metrics(groups, self._seats)
-        waits = {name: round(value, 4) for name, value in asdict(self._stream.report()).items()}
+        if self.stream is None:
+            return seat_metrics(groups, self.seats)
+        waits = {name: round(value, 4) for name, value in asdict(self.stream.report()).items()}
         return {**staleness(groups, version), **waits, **self._lengths.add(version + 1, groups)}
 
     async def groups(self, step: int) -> StepGroups:
@@ -107,21 +71,21 @@ class Player:
         config, practice = self.config, self.config.practice
 
         async def play(num_groups: int, before: Sequence[Group]) -> list[Group]:
-            if self._stream is not None:
-                played = await self._stream.take(num_groups, before)
+            if self.stream is not None:
+                played = await self.stream.take(num_groups, before)
             else:
                 played = await self._play(self._requests(step, range(len(before), len(before) + num_groups)), before)
-            if not self._rewards.together:
+            if not self.rewards.together:
                 return played
-            played = await self._rewards.score_groups(played)
-            self._players.check([trajectory for group in played for trajectory in group.trajectories])
+            played = await self.rewards.score_groups(played)
+            self.players.check([trajectory for group in played for trajectory in group.trajectories])
             return played
 
         played = await fill_step(
             play, config.tasks, practice.filter or "off", practice.max_refills, config.truncated_episodes
         )
-        if len(played.kept) < config.tasks and not self._told_lack:
-            self._told_lack = True
+        if len(played.kept) < config.tasks and not self._has_warned:
+            self._has_warned = True
             logger.warning(
                 "step %d: %d of %d groups have a signal after %d rounds of further ones, and it goes on with these"
                 " (said once; see filtered_groups in metrics.jsonl): give easier or harder tasks, or more max_refills",
@@ -133,7 +97,7 @@ class Player:
         """Plays one episode at temperature 0 of each group's task."""
         seed = self.config.seed
         episodes = [Episode(group.task, group.id, 0, seed, step, "greedy") for group in groups]
-        sampler = self._stage.sampler(self._rewards.loop(self._stage.loop("greedy")), self._sampler.home)
+        sampler = self.stage.sampler(self.rewards.loop(self.stage.loop("greedy")), self.sampler.home)
         return await self._score_episodes(await sampler.run(episodes))
 
     async def probe(self, name: str, version: int) -> list[Trajectory]:
@@ -141,36 +105,36 @@ class Player:
         config = self.config
         tasks = played_alone([request.task for request in self._requests(version + 1)])[: config.parity.episodes]
         episodes = [Episode(task, f"{n}", 0, config.seed, version, f"parity-{name}") for n, task in enumerate(tasks)]
-        return await self._probe_sampler.run(episodes)
+        return await self.probe_sampler.run(episodes)
 
     async def evaluate(self, phase: str, on_episode: Callable[[Trajectory], None]) -> list[Trajectory]:
         """Plays the held-out tasks with the sampling of training, and ends what is played ahead.
 
         For one environment, the episodes have the same ids as those that `agentgym eval` plays with this seed.
         """
-        if self._stream is not None:
-            await self._stream.close()
+        if self.stream is not None:
+            await self.stream.close()
         tasks = played_alone(self.source.eval_tasks(self.config.eval_episodes))
         episodes = [Episode(task, f"0/{n}", 0, self.config.seed, phase=phase) for n, task in enumerate(tasks)]
-        return await self._score_episodes(await self._sampler.run(episodes, on_episode=on_episode))
+        return await self._score_episodes(await self.sampler.run(episodes, on_episode=on_episode))
 
     async def _score_episodes(self, played: list[Trajectory]) -> list[Trajectory]:
         """Adds the rewards of a function that scores episodes together; other episodes have theirs already."""
-        return await self._rewards.score(played) if self._rewards.together else played
+        return await self.rewards.score(played) if self.rewards.together else played
 
     async def _play(self, requests: Sequence[GroupRequest], before: Sequence[Group]) -> list[Group]:
         """Plays a group for each request; `before` are groups of the same step."""
         size, seed = self.config.group_size, self.config.seed
-        if self._seats:
-            seated = SeatedEpisodes(requests, self._seats, rotates=self.config.rival is not None)
-            return seated.groups(await self._players.run(seated.episodes(size, seed)))
+        if self.seats:
+            seated = SeatedEpisodes(requests, self.seats, rotates=self.config.rival is not None)
+            return seated.groups(await self.players.run(seated.episodes(size, seed)))
         episodes = [
             Episode(request.task, request.key, member, seed, request.step)
             for request in requests
             for member in range(size)
         ]
         earlier = [trajectory for group in before for trajectory in group.trajectories]
-        played = await self._players.run(episodes, earlier=earlier)
+        played = await self.players.run(episodes, earlier=earlier)
         members = [tuple(played[start : start + size]) for start in range(0, len(played), size)]
         return [Group(request.key, request.task, own) for request, own in zip(requests, members, strict=True)]
 
@@ -179,3 +143,52 @@ class Player:
         places = range(self.config.tasks) if places is None else places
         tasks = self.source.train_tasks(step, places)
         return [GroupRequest(task, f"{step}/{place}", step) for place, task in zip(places, tasks, strict=True)]
+
+
+async def open_player(
+    config: TrainConfig, stage: Stage, source: TaskSource, rewards: Rewards, stack: AsyncExitStack
+) -> tuple[Player, Sequence[str]]:
+    """Creates the samplers of a run, which the stack closes.
+
+    Also returns lines to show: if agents play over HTTP, their URL and the token that they need.
+    """
+    loop = stage.loop("train")
+    sampler = stage.sampler(rewards.loop(loop))
+    stack.callback(sampler.close)
+    probe_sampler = stage.sampler(stage.loop("probe"), sampler.home)
+    probe_sampler.checks_calls = False  # its replies are cut intentionally
+    seats = trained_seats(config)
+    players = _open_self_play(config, rewards.loop(loop), stack) if seats else sampler
+    shown: list[str] = []
+    if config.serve is not None:
+        assert isinstance(loop, RolloutLoop)
+        served = ServedLoop(loop)
+        token = choose_token("127.0.0.1", is_required=config.require_token)
+        server = await stack.enter_async_context(EpisodeServer(served, ServeConfig(port=config.serve, token=token)))
+        shown.append(f"serving the episodes of training at {server.url}")
+        if token is not None:
+            shown.append(f"token: {token}    (agents send it as their API key)")
+        players = Sampler(rewards.loop(served), config=config.sampler, home=sampler.home)
+    stream = None
+    if isinstance(source, AheadTasks):
+        stream = GroupStream(
+            players,
+            source.requests(),
+            group_size=config.group_size,
+            groups_per_step=config.tasks,
+            max_staleness=config.max_staleness,
+            run_seed=config.seed,
+        )
+        stack.push_async_callback(stream.close)
+    lengths = StepLengths(config.tasks, config.max_staleness)
+    return Player(config, source, stage, rewards, seats, sampler, players, probe_sampler, stream, lengths), shown
+
+
+def _open_self_play(config: TrainConfig, loop: EpisodeLoop, stack: AsyncExitStack) -> Sampler:
+    """Creates the sampler of the games in self-play."""
+    rival = rival_loop(config)
+    if rival is not None:
+        stack.push_async_callback(rival.close)
+    sampler = SelfPlaySampler(loop, config=config.sampler, rival=rival)
+    stack.callback(sampler.close)
+    return sampler

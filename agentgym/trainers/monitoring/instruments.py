@@ -6,9 +6,8 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
-
-from torch import Tensor
 
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.protocol import Engine
@@ -29,20 +28,20 @@ __all__ = ["Instruments"]
 
 
 class Instruments:
-    """Measures the steps of a run and logs them to its trackers; the run plays and learns the same without it.
+    """Measures the steps of a run and logs them to its trackers; the run plays and learns the same without it."""
 
-    Raises ConfigError and UnknownName for trackers that are not available.
-    """
-
-    def __init__(self, config: TrainConfig, renderer: Renderer) -> None:
+    def __init__(
+        self, config: TrainConfig, renderer: Renderer, tracking: Tracking, folder: Path, model: Decoder
+    ) -> None:
         self.config = config
         self.renderer = renderer
+        self.tracking = tracking
+        self.folder = folder
+        self.model = model
         self.clock = StepClock()
         self.clock.plays_beside = config.max_staleness > 0
         self.clock.hears_engine = config.executor == "local"
-        self.tracking = Tracking(config.trackers, config.tracking)
         self._work: UpdateWork | None = None
-        self._peak: float | None = None
 
     def meter_engine(self, engine: Engine) -> Engine:
         """Returns the engine, with its requests timed by the clock."""
@@ -53,19 +52,18 @@ class Instruments:
         return self.clock.doing(activity)
 
     @contextmanager
-    def watching(self, folder: Path, model: Decoder, step: int) -> Iterator[None]:
-        """Returns a context manager that logs the run in a folder, from after `step`, to the trackers."""
-        self.folder, self.shape = folder, model.config
-        self._peak = self._peak_flops(model.embed)
+    def tracking_from(self, step: int) -> Iterator[None]:
+        """Returns a context manager that logs the steps after `step` to the trackers."""
         settings = json.loads(json.dumps(asdict(self.config), default=dict))
-        name, project = folder.resolve().name, self.config.tracking.project
-        run = TrackedRun(name=name, project=project, folder=folder, config=settings, step=step)
+        name, project = self.folder.resolve().name, self.config.tracking.project
+        run = TrackedRun(name=name, project=project, folder=self.folder, config=settings, step=step)
         with self.tracking.following(run):
             yield
 
-    def _peak_flops(self, weight: Tensor) -> float | None:
-        """Returns the peak operations per second of the learner: those of this process, or of all ranks."""
-        config, cluster = self.config, self.config.ray
+    @cached_property
+    def _peak_flops(self) -> float | None:
+        """The peak operations per second of the learner: those of this process, or of all ranks."""
+        config, cluster, weight = self.config, self.config.ray, self.model.embed
         if given := config.speed.peak_tflops:
             return given * 1e12
         if config.executor == "local" or (cluster.learners == 1 and not cluster.gpus_per_learner):
@@ -83,20 +81,20 @@ class Instruments:
 
     def record_update(self, batch: TrainingBatch) -> None:
         """Records the work of an update of the policy on the batch."""
-        self._work = update_work(batch, self.config.learner, self.shape)
+        self._work = update_work(batch, self.config.learner, self.model.config)
 
     def lap(self, rollout: RolloutSummary) -> StepSpeed:
         """Returns the speed of the step that ends here."""
         work, self._work = self._work, None
-        return StepSpeed.of(self.clock.lap(), rollout.trained_tokens, work, self._peak)
+        return StepSpeed.of(self.clock.lap(), rollout.trained_tokens, work, self._peak_flops)
 
-    def tell(self, metrics: StepMetrics, groups: Sequence[Group]) -> None:
+    def log_step(self, metrics: StepMetrics, groups: Sequence[Group]) -> None:
         """Logs a step's numbers to the trackers and, if due, some of its episodes."""
         self.tracking.step(metrics.step, metrics.to_json())
         played = [trajectory for group in groups for trajectory in group.trajectories]
         self.tracking.episodes(metrics.step, played, self.renderer)
 
-    def tell_score(self, score: EvalScore) -> EvalScore:
+    def log_score(self, score: EvalScore) -> EvalScore:
         """Logs the score of an evaluation to the trackers and returns it."""
         self.tracking.step(score.step, {"eval_success": score.success, "eval_reward_mean": score.reward_mean})
         return score

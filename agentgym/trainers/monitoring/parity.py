@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -31,27 +32,38 @@ _CUT_MEAN = 1.0
 """Nats; top-p or top-k raises a logprob by -log of the kept probability, which on average is hardly as much."""
 
 
-class ParityGate:
-    """Compares the logprobs of engine and learner, and finds the cause if they differ.
+class ProbePlayer(Protocol):
+    """Plays the episodes of a probe."""
 
-    `play(name)` plays a probe's episodes; `publish()` sends the weights to the engine again.
-    """
+    async def probe(self, name: str, version: int) -> Sequence[Trajectory]:
+        """Plays short episodes with policy `version`."""
+
+
+class Publisher(Protocol):
+    """Sends the trained weights to the engine."""
+
+    async def publish(self, version: int) -> WeightSync:
+        """Sends the current weights as `version`."""
+
+
+class ParityGate:
+    """Compares the logprobs of engine and learner, and finds the cause if they differ."""
 
     def __init__(
         self,
         config: ParityConfig,
         engine: Engine,
         learner: PolicyLearner,
-        play: Callable[[str], Awaitable[Sequence[Trajectory]]],
-        publish: Callable[[], Awaitable[WeightSync]],
+        player: ProbePlayer,
+        publisher: Publisher,
     ) -> None:
         self.config = config
         self.bound = config.max_mismatch or _LEAST_BOUND
         """Nats; the largest mismatch of a token with which training continues."""
         self._engine = engine
         self._learner = learner
-        self._play = play
-        self._publish = publish
+        self._player = player
+        self._publisher = publisher
 
     async def start(self, version: int) -> Mismatch:
         """Runs the first probe, which sets the bound; raises TrainingHalted that names the likely cause."""
@@ -89,7 +101,7 @@ class ParityGate:
 
     async def probe(self, name: str, version: int) -> Mismatch:
         """Plays a probe and returns the mismatch of its replies."""
-        trajectories = await self._play(name)
+        trajectories = await self._player.probe(name, version)
         self.check_versions(trajectories, version)
         return self._mismatch(fresh_batch(trajectories))
 
@@ -106,7 +118,7 @@ class ParityGate:
 
     async def _cause(self, found: MismatchFound, version: int, batch: TrainingBatch | None) -> str:
         if batch is None:
-            batch = fresh_batch(await self._play("cause"))
+            batch = fresh_batch(await self._player.probe("cause", version))
         for temperature in (1.0, 0.6, 0.7, 0.8):
             if temperature != self._learner.temperature and self._mismatch(batch, temperature).max <= self.bound:
                 return (
@@ -122,7 +134,7 @@ class ParityGate:
             await self._engine.flush()
             if (await self.probe("flushed", version)).max <= self.bound:
                 return "stale KV cache: with an emptied prefix cache they agree; it was not flushed after an update"
-            await self._publish()
+            await self._publisher.publish(version)
             if (await self.probe("published", version)).max <= self.bound:
                 return "stale weights: after sending them again they agree; a part of the last update was lost"
         if found.mismatch.mean < _BFLOAT16_MEAN:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import agentgym.trainers.loop.open_parts as parts_module
-import agentgym.trainers.loop.trainer as trainer_module
+import agentgym.trainers.loop.run as run_module
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.errors import ConfigError, TrainingHalted
@@ -144,7 +144,7 @@ def test_a_mismatch_is_found_before_the_weights_change(
     async def blind(self: Any, version: int) -> Mismatch:
         return Mismatch(mean=0.0, max=0.0, kl=0.0, num_tokens=1)
 
-    monkeypatch.setattr(trainer_module.ParityGate, "start", blind)
+    monkeypatch.setattr(run_module.ParityGate, "start", blind)
     monkeypatch.setattr("agentgym.trainers.learner.optimizer.PolicyOptimizer.step", never)
     with pytest.raises(TrainingHalted, match="over the bound of"):
         train_on(Cut, tmp_path / "run")

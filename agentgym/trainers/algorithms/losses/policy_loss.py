@@ -21,7 +21,7 @@ from torch import Tensor
 
 from agentgym.errors import ConfigError, InvalidTrajectory
 from agentgym.registry import Registry
-from agentgym.settings import Contract, convert_function_errors, with_settings
+from agentgym.settings import Contract, convert_function_errors, is_bundled, with_settings
 from agentgym.trainers.algorithms.kl import MAX_LOG_RATIO, k3
 
 __all__ = [
@@ -142,7 +142,7 @@ def is_silent_at_zero(loss: PolicyLossFn) -> bool:
 
 
 def loss_with(name: str, settings: Mapping[str, object]) -> PolicyLossFn:
-    """Returns the loss with its settings, tried on a few tokens; each call checks its inputs and its result.
+    """Returns the loss with its settings, tried on a few tokens; each call of a user's loss checks inputs and result.
 
     Raises UnknownName for a loss that does not exist, ConfigError for one that does not return its tokens' losses, or
     for a setting that it does not have, of another type than the setting's, or out of its bounds.
@@ -165,7 +165,7 @@ def loss_with(name: str, settings: Mapping[str, object]) -> PolicyLossFn:
         found = call_loss(logp, logp.detach(), gain, torch.ones(4, dtype=torch.bool), sequences=sequences)
     if not found.loss.requires_grad:
         raise ConfigError(f"policy loss {name!r} gives a loss without gradient: it must follow from logp, undetached")
-    return call_loss
+    return bound if is_bundled(function) else call_loss
 
 
 def _check_result(name: str, found: object, logp: Tensor) -> None:

@@ -1,0 +1,281 @@
+"""A training run: play groups, learn from them, and evaluate before and after."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, cast
+
+from agentgym.chat_templates import renderer_for
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.chat_templates.template_date import present_date
+from agentgym.embedded import embedded_folder
+from agentgym.model.decoder import Decoder
+from agentgym.model.transformers_check import check_forward
+from agentgym.rewards import RewardFunction, open_rewards
+from agentgym.rollout.hosting.event_loop import finish_uninterrupted
+from agentgym.rollout.record.episodes_file import EpisodeWriter, read_episodes
+from agentgym.rollout.record.folder_digests import discard_digests
+from agentgym.rollout.sampling.sampler import TooManyFailures
+from agentgym.trainers.algorithms.estimators import needs_input
+from agentgym.trainers.checkpoints.checkpoint import Checkpoint
+from agentgym.trainers.checkpoints.random_states import random_states, seed_random, set_random_states
+from agentgym.trainers.checkpoints.run_folder import RunFolder, recorded_run_date
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.loop.learn_step import learn_step
+from agentgym.trainers.loop.observer import Observer
+from agentgym.trainers.loop.open_parts import open_parts
+from agentgym.trainers.loop.player import Player, open_player
+from agentgym.trainers.loop.run_tasks import open_tasks
+from agentgym.trainers.loop.session import Progress, TrainingSession, WeightPublisher
+from agentgym.trainers.loop.token_budget import with_token_budget
+from agentgym.trainers.loop.train_result import TrainResult
+from agentgym.trainers.monitoring.halt import keep_episodes
+from agentgym.trainers.monitoring.instruments import Instruments
+from agentgym.trainers.monitoring.metrics import EvalScore, score
+from agentgym.trainers.monitoring.parity import ParityGate
+from agentgym.trainers.monitoring.watch import CollapseWatch
+from agentgym.trainers.parts.engine import load_model
+from agentgym.trainers.parts.parts import Origin, RunParts
+from agentgym.trainers.speed.memory import peak_memory_mb
+from agentgym.trainers.tasks import StepGroups, TaskSource
+from agentgym.trainers.trackers import Tracking
+from agentgym.trajectory import Group
+
+__all__ = ["Run", "open_run"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Run:
+    """A run at its newest checkpoint or before its first step; `open_run` makes it, and `fit` trains."""
+
+    config: TrainConfig
+    folder: RunFolder
+    checkpoint: Checkpoint | None
+    """The checkpoint that it resumes from."""
+    model_folder: Path
+    """The folder of the run's first weights, with the tokenizer."""
+    model: Decoder
+    renderer: Renderer
+    source: TaskSource
+    reward: RewardFunction | None
+    """A function that replaces the configured one."""
+    instruments: Instruments
+    watch: CollapseWatch
+    observer: Observer
+    progress: Progress
+
+    async def fit(self) -> TrainResult:
+        """Plays and learns until the steps are done, with an evaluation before and after."""
+        async with AsyncExitStack() as stack:
+            session = await self._open(stack)
+            before = after = None
+            try:
+                before = (
+                    self._recorded_score("eval_before") if self.checkpoint else await self._evaluate(session, "before")
+                )
+                self._begin_training()
+                limit_s = self._limit_s()
+                while self._goes_on(limit_s):
+                    self.folder.checkpoints.check()
+                    with self.instruments.step(self.progress.step + 1):
+                        started = time.perf_counter()
+                        with self.instruments.doing("generate"):
+                            groups = await self._play_groups(session)
+                            greedy = await self._play_greedy(session, groups.kept)
+                        # An interrupt waits until weights and files agree.
+                        await finish_uninterrupted(
+                            learn_step(session, groups, greedy, started=started, played=time.perf_counter())
+                        )
+                    if self.progress.step % self.config.checkpoint.every == 0:
+                        await self.folder.checkpoints.ready()
+                        session.save()
+                session.save()
+                after = await self._evaluate(session, "after")
+            except asyncio.CancelledError:
+                return self._result(session, before, after, interrupted=True)
+            return self._result(session, before, after)
+
+    async def _open(self, stack: AsyncExitStack) -> TrainingSession:
+        """Opens the parts of the run; the stack closes them, the last one first."""
+        self.folder.lock.take()
+        stack.callback(self.folder.close)
+        if not self.progress.step:
+            seed_random(self.config.seed)
+        try:
+            parts, player, publisher, gate = await self._open_parts(stack)
+        except BaseException:
+            if self.checkpoint is None:  # its folder may be used again
+                self.folder.abandon()
+            raise
+        stack.enter_context(self.instruments.tracking_from(self.progress.step))
+        discard_digests(self.folder.path)
+        writer = stack.enter_context(EpisodeWriter(self.folder.path))
+        writer.rewind(self.progress.step if self.checkpoint else -1)
+        return TrainingSession(
+            config=self.config,
+            folder=self.folder,
+            model_folder=self.model_folder,
+            model=self.model,
+            source=self.source,
+            instruments=self.instruments,
+            watch=self.watch,
+            observer=self.observer,
+            progress=self.progress,
+            engine=parts.engine,
+            learner=parts.learner,
+            player=player,
+            publisher=publisher,
+            gate=gate,
+            writer=writer,
+        )
+
+    async def _open_parts(self, stack: AsyncExitStack) -> tuple[RunParts, Player, WeightPublisher, ParityGate]:
+        """Opens engine, learner and player, sends the weights, and checks the engine's logprobs."""
+        config, step = self.config, self.progress.step
+        weights = self.checkpoint.path if self.checkpoint else self.model_folder
+        origin = Origin(self.model, self.renderer, self.model_folder, weights, step, self.folder.path / "servers")
+        parts = await open_parts(config, origin, stack, self._show, self.instruments.meter_engine)
+        if self.checkpoint:
+            parts.learner.load_state_dict(self.checkpoint.learner_state())
+        configured = config.reward if self.reward is None else replace(config.reward, function=None)
+        rewards = await stack.enter_async_context(open_rewards(configured, self.reward))
+        player, lines = await open_player(config, parts.stage, self.source, rewards, stack)
+        for line in lines:
+            self._show(line)
+        publisher = WeightPublisher(parts.engine, self.model, player, self.instruments)
+        gate = ParityGate(config.parity, parts.engine, parts.learner, player, publisher)
+        await parts.engine.pause()
+        await publisher.publish(step)
+        await parts.engine.resume()
+        await gate.start(step)
+        return parts, player, publisher, gate
+
+    def _show(self, line: str) -> None:
+        self.observer.on_phase(line, 0)
+
+    def _begin_training(self) -> None:
+        self.observer.on_phase("train", self.config.episodes_per_step)
+        if self.checkpoint and self.checkpoint.step == self.progress.step:
+            set_random_states(self.checkpoint.random)
+        self.instruments.begin()
+
+    def _limit_s(self) -> float:
+        """Returns the seconds of training, counted from the run's first step, after which no step begins."""
+        return self.progress.train_s + self.config.max_minutes * 60 if self.config.max_minutes else float("inf")
+
+    def _goes_on(self, limit_s: float) -> bool:
+        progress = self.progress
+        return progress.step < self.config.steps and progress.train_s < limit_s and not self.watch.is_finished
+
+    async def _play_groups(self, session: TrainingSession) -> StepGroups:
+        step = self.progress.step + 1
+        try:
+            played = await session.player.groups(step)
+        except TooManyFailures as failures:
+            kept = keep_episodes(self.folder.path, step, failures.played)
+            logger.warning("what was played of step %d is in %s", step, kept)
+            raise
+        trajectories = [trajectory for group in played.groups for trajectory in group.trajectories]
+        session.gate.check_versions(trajectories, self.progress.step, staleness=self.config.max_staleness)
+        return played
+
+    async def _play_greedy(self, session: TrainingSession, groups: Sequence[Group]) -> Mapping[str, float]:
+        """Plays greedy episodes of the groups' tasks and returns their rewards, if the estimator needs them."""
+        if not needs_input(self.config.estimator, "greedy_B"):
+            return {}
+        played = await session.player.greedy(groups, self.progress.step + 1)
+        session.writer.write(played, phase="greedy", step=self.progress.step + 1)
+        return {trajectory.group: trajectory.reward for trajectory in played if trajectory.reward is not None}
+
+    async def _evaluate(self, session: TrainingSession, when: str) -> EvalScore | None:
+        """Plays the held-out tasks with the sampling of training; returns None if there are none."""
+        if not self.config.eval_episodes:
+            return None
+        phase = f"eval_{when}"
+        self.observer.on_phase(phase, len(self.source.eval_tasks(self.config.eval_episodes)))
+        trajectories = await session.player.evaluate(phase, self.observer.on_episode)
+        session.writer.write(trajectories, phase=phase, step=self.progress.step)
+        return self.instruments.log_score(score(self.progress.step, trajectories, self.source.label))
+
+    def _recorded_score(self, phase: str) -> EvalScore | None:
+        """Returns the score of an evaluation that was recorded before the run was resumed."""
+        records = takewhile(lambda record: record.phase == phase, read_episodes(self.folder.path))
+        trajectories = [record.trajectory for record in records]
+        return score(0, trajectories, self.source.label) if trajectories else None
+
+    def _result(
+        self, session: TrainingSession, before: EvalScore | None, after: EvalScore | None, *, interrupted: bool = False
+    ) -> TrainResult:
+        progress = self.progress
+        checkpoint = session.save() if progress.step and progress.is_between_steps else None
+        self.folder.checkpoints.wait()
+        self.folder.finish_record(session.writer.head)
+        return TrainResult(
+            folder=self.folder.path,
+            checkpoint=checkpoint,
+            steps=progress.step,
+            before=before,
+            after=after,
+            train_s=progress.train_s,
+            peak_memory_mb=peak_memory_mb(),
+            interrupted=interrupted,
+        )
+
+
+def open_run(
+    config: TrainConfig,
+    path: Path,
+    observer: Observer,
+    reward: RewardFunction | None = None,
+    *,
+    resume: bool = False,
+) -> Run:
+    """Returns the run in the folder `path` at its newest checkpoint, or a new one, whose settings are recorded there.
+
+    Raises for environments, files and models that do not exist before anything is written.
+    """
+    model_folder = embedded_folder() if config.model == "embedded" else Path(config.model)
+    date = config.date or (recorded_run_date(path) if resume else None) or present_date()
+    renderer = renderer_for(model_folder, config.family, date=date)
+    written = date if renderer.tokenizer.writes_date else config.date
+    config = with_token_budget(replace(config, family=renderer.reply_format.name, date=written))
+    source = open_tasks(config, renderer)
+    tracking = Tracking(config.trackers, config.tracking)
+    checkpoint = None
+    if resume:
+        folder, checkpoint = RunFolder.reopen(path, config)
+        model = load_model(checkpoint.path if checkpoint else model_folder, config.learner)
+    else:
+        model = load_model(model_folder, config.learner)
+        check_forward(model, model_folder)
+        folder = RunFolder.create(path, config)
+    if checkpoint:
+        source.load(checkpoint.tasks)
+    recorded: list[dict[str, Any]] = folder.steps() if resume else []
+    return Run(
+        config=config,
+        folder=folder,
+        checkpoint=checkpoint,
+        model_folder=model_folder,
+        model=model,
+        renderer=renderer,
+        source=source,
+        reward=reward,
+        instruments=Instruments(config, renderer, tracking, folder.path, model),
+        watch=CollapseWatch(config.collapse, recorded),
+        observer=observer,
+        progress=Progress(
+            step=checkpoint.step if checkpoint else 0,
+            train_s=float(cast(float, recorded[-1]["elapsed_s"])) if recorded else 0.0,
+            random=random_states(),
+        ),
+    )

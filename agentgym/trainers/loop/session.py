@@ -1,0 +1,118 @@
+"""The open parts of a run while it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentgym.engines.protocol import Engine, WeightSync
+from agentgym.model.decoder import Decoder
+from agentgym.rollout.record.episodes_file import EpisodeWriter
+from agentgym.trainers.batch.credits import GroupCredit
+from agentgym.trainers.checkpoints.checkpoint import Snapshot
+from agentgym.trainers.checkpoints.random_states import random_states
+from agentgym.trainers.checkpoints.run_folder import RunFolder
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.learner.policy_learner import PolicyLearner
+from agentgym.trainers.loop.observer import Observer
+from agentgym.trainers.loop.player import Player
+from agentgym.trainers.monitoring.instruments import Instruments
+from agentgym.trainers.monitoring.metrics import RolloutSummary, StepMetrics
+from agentgym.trainers.monitoring.parity import ParityGate
+from agentgym.trainers.monitoring.watch import CollapseWatch
+from agentgym.trainers.parts.engine import weights_for
+from agentgym.trainers.tasks import TaskSource
+from agentgym.trajectory import Group
+
+__all__ = ["Progress", "TrainingSession", "WeightPublisher"]
+
+
+@dataclass(eq=False)
+class Progress:
+    """The position of a run; the only part of it that changes from step to step."""
+
+    step: int
+    """The number of complete steps, which is the version of the policy."""
+    train_s: float
+    """The seconds of playing and learning since the run began, without evaluations."""
+    random: Mapping[str, Any]
+    """The states of the random generators after the last complete step."""
+    is_between_steps: bool = True
+    """False while a step updates weights and files: a second Ctrl-C does not wait, and may leave them half updated."""
+
+    def add_step(self, seconds: float) -> None:
+        """Counts a step that took so many seconds."""
+        self.step += 1
+        self.train_s += seconds
+
+
+@dataclass(frozen=True, eq=False)
+class WeightPublisher:
+    """Sends the learner's weights to the engine."""
+
+    engine: Engine
+    model: Decoder
+    player: Player
+    instruments: Instruments
+
+    async def publish(self, version: int) -> WeightSync:
+        """Sends the current weights as `version`."""
+        with self.instruments.doing("sync"):
+            sync = await self.engine.update_weights(weights_for(self.engine, self.model), version)
+        self.player.on_publish(version)
+        return sync
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TrainingSession:
+    """All that a step of a run uses."""
+
+    config: TrainConfig
+    folder: RunFolder
+    model_folder: Path
+    """The folder of the run's first weights, with the tokenizer."""
+    model: Decoder
+    source: TaskSource
+    instruments: Instruments
+    watch: CollapseWatch
+    observer: Observer
+    progress: Progress
+    engine: Engine
+    learner: PolicyLearner
+    player: Player
+    publisher: WeightPublisher
+    gate: ParityGate
+    writer: EpisodeWriter
+
+    def save(self) -> Path:
+        """Starts to write the checkpoint of the last complete step, if there is none, and returns its path."""
+        step, checkpoints = self.progress.step, self.folder.checkpoints
+        if checkpoints.holds(step):
+            return checkpoints.path_of(step)
+        states = {"tasks": self.source.state(), "random": self.progress.random, "record": self.folder.heads}
+        learner = self.learner.state_dict()
+        snapshot = Snapshot.of(step, self.model, learner, tokenizer=self.model_folder, **states)
+        return checkpoints.save(snapshot, self.folder.steps())
+
+    def record_episodes(self, groups: Sequence[Group], advantages: Sequence[GroupCredit]) -> RolloutSummary:
+        """Writes the episodes of the step that has just been completed, and returns their summary."""
+        step = self.progress.step
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        members = [member for credit in advantages for member in credit.members]
+        per_token = [None if member is None else [row.tolist() for row in member] for member in members]
+        self.writer.write(trajectories, phase="train", step=step, advantages=per_token)
+        self.source.finish(step, groups)
+        return RolloutSummary.of(groups, advantages)
+
+    def record_metrics(self, metrics: StepMetrics, groups: Sequence[Group]) -> None:
+        """Writes, shows and logs a step's metrics; raises TrainingHalted if a symptom of collapse ends the run."""
+        metrics = self.watch.see(metrics)
+        self.folder.write_metrics(metrics, self.writer.head)
+        self.observer.on_step(metrics)
+        self.instruments.log_step(metrics, groups)
+        if halt := self.watch.halt:
+            self.progress.random = random_states()
+            self.save()
+            raise halt
