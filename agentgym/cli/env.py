@@ -22,7 +22,7 @@ from agentgym.envs.catalog.listing import Listed, describe_env, environments_mar
 from agentgym.envs.catalog.plugin import BUNDLED
 from agentgym.envs.catalog.resolve import resolve_env
 from agentgym.errors import ConfigError
-from agentgym.rollout.hosting.env_threads import attempt
+from agentgym.rollout.hosting.env_code import attempt
 from agentgym.testing.contracts.env import Verdict, examine_env
 from agentgym.types import JSON
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.catalog.resolve import make_env
 from agentgym.errors import AgentGymError, EnvironmentFault
-from agentgym.rollout.hosting.env_threads import CallOutcome, attempt
+from agentgym.rollout.hosting.env_code import CallOutcome, attempt
 from agentgym.rollout.hosting.tracebacks import user_traceback
 from agentgym.types import JSON
 

@@ -20,7 +20,7 @@ from agentgym.envs.base.action import Action
 from agentgym.envs.base.policies import Policy, policy_for
 from agentgym.envs.base.text_env import StepResult, TextEnv
 from agentgym.errors import ConfigError
-from agentgym.rollout.hosting.env_threads import attempt
+from agentgym.rollout.hosting.env_code import attempt
 from agentgym.types import JSON, Message, ToolCall
 
 __all__ = ["main"]

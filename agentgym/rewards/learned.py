@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from agentgym.errors import ConfigError
 from agentgym.rewards.reply import conversation
 from agentgym.rewards.reward import RewardFailure
-from agentgym.rollout.hosting.env_threads import attempt
+from agentgym.rollout.hosting.env_code import attempt
 from agentgym.tools.calling.worker import Worker
 from agentgym.trajectory import Trajectory
 

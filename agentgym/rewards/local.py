@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from agentgym.rewards.function import RewardCall
 from agentgym.rewards.reward import RewardFailure, UnusableReward
-from agentgym.rollout.hosting.env_threads import attempt
+from agentgym.rollout.hosting.env_code import attempt
 from agentgym.tools.calling.worker import Worker
 from agentgym.trajectory import Trajectory
 

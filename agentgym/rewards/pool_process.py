@@ -22,7 +22,7 @@ from agentgym.errors import UserCodeFault
 from agentgym.rewards.function import RewardCall, find_reward
 from agentgym.rewards.pool import LENGTH, PoolJob
 from agentgym.rewards.reward import RewardFailure, read_reward
-from agentgym.rollout.hosting.env_threads import attempt
+from agentgym.rollout.hosting.env_code import attempt
 from agentgym.trajectory import Trajectory
 
 GRACE_S = 2.0

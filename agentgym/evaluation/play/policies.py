@@ -18,8 +18,8 @@ from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.history import History
 from agentgym.rollout.episode.replies import reply_ids
 from agentgym.rollout.episode.token_loop import RolloutLoop
+from agentgym.rollout.hosting.env_code import attempt
 from agentgym.rollout.hosting.env_host import LocalEnv
-from agentgym.rollout.hosting.env_threads import attempt
 from agentgym.rollout.hosting.hosted_env import HostedEnv
 from agentgym.rollout.limits import Limits
 from agentgym.trajectory import Trajectory

@@ -13,9 +13,10 @@ from agentgym.errors import AgentGymError, EngineError, EnvironmentFault, Render
 from agentgym.rollout.episode.episode import Draft, Ending, Episode
 from agentgym.rollout.hosting.answer import EnvStep
 from agentgym.rollout.hosting.deadlines import Deadlines
+from agentgym.rollout.hosting.env_code import EnvCallTimeout
 from agentgym.rollout.hosting.env_host import Home
 from agentgym.rollout.hosting.fair_gate import Turnstile
-from agentgym.rollout.hosting.hosted_env import Env, EnvCallTimeout, HostedEnv
+from agentgym.rollout.hosting.hosted_env import Env, HostedEnv
 from agentgym.rollout.hosting.tracebacks import fault_traceback
 from agentgym.rollout.limits import Limits
 from agentgym.trajectory import Status, StopReason, Trajectory

@@ -7,15 +7,17 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Literal, TypeAlias, TypeVar, cast
 
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.catalog.resolve import make_env
 from agentgym.errors import ConfigError, EnvironmentFault, UnknownName
 from agentgym.rollout.hosting.answer import EnvStep, read_reset, read_step
+from agentgym.rollout.hosting.env_code import ENV_CODE, CallOutcome, EnvCallTimeout, unwrap_outcome
 from agentgym.rollout.hosting.env_process import EnvProcesses
-from agentgym.rollout.hosting.env_threads import CallOutcome, EnvThread, EnvThreads, Mailbox, attempt
-from agentgym.rollout.hosting.hosted_env import Env, EnvCallTimeout, EnvFacts, HostedEnv, facts_of, label_of
+from agentgym.rollout.hosting.env_threads import EnvThread, EnvThreads, Mailbox
+from agentgym.rollout.hosting.hosted_env import Env, EnvFacts, HostedEnv, facts_of, label_of
 from agentgym.rollout.hosting.watchdog import named_call, watch_call
 from agentgym.rollout.limits import Limits
 from agentgym.types import Task
@@ -62,7 +64,7 @@ class LocalEnv(HostedEnv):
     async def reset(self, seed: int, options: dict[str, object] | None) -> EnvStep:
         """Calls the environment's `reset`."""
         env, self._seed = self.env, seed
-        label = label_of(self._name, seed, "reset")
+        label = partial(label_of, self._name, seed, "reset")
         if self.kind == "async":
 
             async def reset() -> tuple[object, EnvFacts]:
@@ -70,20 +72,21 @@ class LocalEnv(HostedEnv):
 
             values, self.facts = await self._home.run_async(reset, label)
         else:
-            call = named_call(lambda: label, lambda: (env.reset(seed=seed, options=options), facts_of(env)))
-            values, self.facts = await self._run(call)
+            values, self.facts = await self._run(lambda: (env.reset(seed=seed, options=options), facts_of(env)), label)
         return read_reset(values)
 
     async def step(self, action: str) -> EnvStep:
-        """Calls the environment's `step`."""
-        env = self.env
-
-        def label() -> str:
-            return label_of(self._name, self._seed, "step", action)
-
-        if self.kind == "async":
-            return read_step(await self._home.run_async(lambda: cast(TextEnv, env).astep(action), label()))
-        return read_step(await self._run(named_call(label, lambda: env.step(action))))
+        """Calls the environment's `step`; an inline one directly, so that few frames lead to the author's code."""
+        env, label = self.env, partial(label_of, self._name, self._seed, "step", action)
+        values: object
+        if self.kind == "inline":
+            with ENV_CODE, watch_call(label):
+                values = env.step(action)
+        elif self.kind == "async":
+            values = await self._home.run_async(lambda: cast(TextEnv, env).astep(action), label)
+        else:
+            values = await self._run(lambda: env.step(action), label)
+        return read_step(values)
 
     async def close(self) -> str | None:
         """Closes the environment; one that is still in a call keeps its thread, which closes it after that call."""
@@ -94,14 +97,11 @@ class LocalEnv(HostedEnv):
 
     async def _close(self) -> str | None:
         env, thread, limit_s = self.env, self._thread, self._home.limits.close_s
-
-        def label() -> str:
-            return label_of(self._name, self._seed, "close")
-
+        label = partial(label_of, self._name, self._seed, "close")
         if self.kind == "async":
-            await self._home.run_async(cast(TextEnv, env).aclose, label(), limit_s)
+            await self._home.run_async(cast(TextEnv, env).aclose, label, limit_s)
         elif thread is None:
-            unwrap_outcome(attempt(named_call(label, env.close)))
+            await self._run(env.close, label)
         else:
             self._thread = None
             call = thread.submit(named_call(label, env.close), self._home.mailbox())
@@ -123,10 +123,12 @@ class LocalEnv(HostedEnv):
         if thread is not None:
             self._home.threads.release(thread)
 
-    async def _run(self, function: Callable[[], T]) -> T:
-        if self._thread is None:
-            return unwrap_outcome(attempt(function))
-        return await self._home.run_on(self._thread, function)
+    async def _run(self, function: Callable[[], T], label: Callable[[], str]) -> T:
+        """Runs sync code of the environment, on its thread if it has one."""
+        if self._thread is not None:
+            return await self._home.run_on(self._thread, named_call(label, function))
+        with ENV_CODE, watch_call(label):
+            return function()
 
 
 class Home:
@@ -184,13 +186,11 @@ class Home:
             first.set()
 
     async def _open(self, make: Callable[[Task], Env], task: Task) -> LocalEnv:
-        name = task.env_id
-
-        def label() -> str:
-            return label_of(name, task.seed, "its constructor")
-
-        if self._kinds.get(task.env_id) == "inline":
-            return LocalEnv(unwrap_outcome(attempt(named_call(label, lambda: make(task)))), "inline", self, name=name)
+        name, label = task.env_id, partial(label_of, task.env_id, task.seed, "its constructor")
+        if self._kinds.get(name) == "inline":
+            with ENV_CODE, watch_call(label):
+                env = make(task)
+            return LocalEnv(env, "inline", self, name=name)
         thread = self.threads.acquire()
         made: list[Env] = []
         try:
@@ -249,7 +249,10 @@ class Home:
             timer.cancel()
 
     async def run_async(
-        self, function: Callable[[], Coroutine[object, object, T]], label: str, limit_s: float | None = None
+        self,
+        function: Callable[[], Coroutine[object, object, T]],
+        label: Callable[[], str],
+        limit_s: float | None = None,
     ) -> T:
         """Runs a coroutine of the user on the environments' loop, for at most `limit_s` (`env_step_s`).
 
@@ -270,7 +273,7 @@ class Home:
         return unwrap_outcome(outcome)
 
     async def _attempt_async(
-        self, function: Callable[[], Coroutine[object, object, T]], call: object, label: str
+        self, function: Callable[[], Coroutine[object, object, T]], call: object, label: Callable[[], str]
     ) -> CallOutcome[T]:
         """Runs `attempt` for a coroutine; `call` counts as running until it ends."""
         self._running.add(call)
@@ -293,28 +296,8 @@ def _close_all(envs: list[Env]) -> None:
         env.close()
 
 
-def unwrap_outcome(outcome: CallOutcome[T]) -> T:
-    """Returns the value of an outcome; raises EnvironmentFault from the user's error (EnvCallTimeout as it is)."""
-    error, value = outcome
-    if isinstance(error, EnvCallTimeout):
-        raise error
-    if error is not None:
-        raise EnvironmentFault(_describe_error(error), tool=getattr(error, "tool", "")) from error
-    return cast(T, value)
-
-
 def _too_long(limit_s: float) -> EnvCallTimeout:
     return EnvCallTimeout(f"a call of the environment took over {limit_s:g} s (limits.env_step_s)")
-
-
-def _describe_error(error: BaseException) -> str:
-    """Returns one line: the error's type and the first line of its message."""
-    if isinstance(error, SystemExit):
-        return f"the environment called sys.exit({error.code!r})"
-    message = str(error).strip().split("\n")[0]
-    if isinstance(error, EnvironmentFault):
-        return message
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 @functools.cache

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from agentgym.errors import ConfigError, EnvironmentFault, UnknownName
-from agentgym.rollout.hosting.hosted_env import DistantTraceback, EnvCallTimeout
+from agentgym.rollout.hosting.env_code import EnvCallTimeout
+from agentgym.rollout.hosting.hosted_env import DistantTraceback
 
 __all__ = ["EnvLink", "Failure"]
 

@@ -21,15 +21,9 @@ from typing import cast
 
 from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault
 from agentgym.rollout.hosting.answer import EnvStep
+from agentgym.rollout.hosting.env_code import EnvCallTimeout
 from agentgym.rollout.hosting.env_link import EnvLink, Failure
-from agentgym.rollout.hosting.hosted_env import (
-    DistantTraceback,
-    EnvCallTimeout,
-    EnvFacts,
-    HostedEnv,
-    called_tools,
-    label_of,
-)
+from agentgym.rollout.hosting.hosted_env import DistantTraceback, EnvFacts, HostedEnv, called_tools, label_of
 from agentgym.rollout.limits import Limits
 from agentgym.types import Task
 

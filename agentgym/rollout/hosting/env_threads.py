@@ -15,27 +15,14 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, TypeVar
 
-from agentgym.errors import CODE_ERRORS, AgentGymError, is_interrupt
+from agentgym.errors import AgentGymError
+from agentgym.rollout.hosting.env_code import CallOutcome, attempt
 
-__all__ = ["CallOutcome", "EnvThread", "EnvThreads", "Mailbox", "ThreadCall", "attempt"]
+__all__ = ["EnvThread", "EnvThreads", "Mailbox", "ThreadCall"]
 
 T = TypeVar("T")
-
-CallOutcome: TypeAlias = "tuple[BaseException, None] | tuple[None, T]"
-"""The outcome of user code: `(error, None)` or `(None, value)`. A plain value, since a future refuses some
-exceptions."""
-
-
-def attempt(function: Callable[[], T]) -> CallOutcome[T]:
-    """Runs the user's code and returns its outcome; this is the only place where its errors are caught."""
-    try:
-        return None, function()
-    except CODE_ERRORS as error:  # SystemExit too: an environment that calls sys.exit() must not end the run
-        if is_interrupt(error):
-            raise
-        return error, None
 
 
 class ThreadCall(Generic[T]):

@@ -11,9 +11,10 @@ import threading
 
 from agentgym.errors import ConfigError, EnvironmentFault, UnknownName
 from agentgym.rollout.hosting.answer import EnvStep
+from agentgym.rollout.hosting.env_code import EnvCallTimeout
 from agentgym.rollout.hosting.env_host import Home, make_task_env
 from agentgym.rollout.hosting.env_link import EnvLink, Failure
-from agentgym.rollout.hosting.hosted_env import EnvCallTimeout, HostedEnv
+from agentgym.rollout.hosting.hosted_env import HostedEnv
 from agentgym.rollout.hosting.tracebacks import fault_traceback, user_traceback
 from agentgym.rollout.hosting.watchdog import watch_calls
 from agentgym.rollout.limits import Limits

@@ -15,13 +15,9 @@ from agentgym.errors import AgentGymError
 from agentgym.rollout.hosting.answer import EnvStep
 from agentgym.types import JSON, MalformedCall, ToolSpec
 
-__all__ = ["DistantTraceback", "Env", "EnvCallTimeout", "EnvFacts", "HostedEnv", "called_tools", "facts_of", "label_of"]
+__all__ = ["DistantTraceback", "Env", "EnvFacts", "HostedEnv", "called_tools", "facts_of", "label_of"]
 
 Env: TypeAlias = "gymnasium.Env[str, str]"
-
-
-class EnvCallTimeout(AgentGymError, TimeoutError):
-    """A call of an environment that ran longer than allowed."""
 
 
 class DistantTraceback(AgentGymError):

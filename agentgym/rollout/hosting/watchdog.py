@@ -32,6 +32,7 @@ NUM_SLOTS, FEW_SLOTS = 4095, 63
 """The number of calls on the board, and the number if the process may write only small files (`ulimit -f`)."""
 _PROCESS = Path(__file__).with_name("watchdog_process.py")
 _active: Watchdog | None = None
+_UNWATCHED = nullcontext()
 
 
 @contextmanager
@@ -66,9 +67,9 @@ def named_call(label: Callable[[], str], function: Callable[[], T]) -> Callable[
     return call
 
 
-def watch_call(label: str) -> AbstractContextManager[None]:
+def watch_call(label: Callable[[], str]) -> AbstractContextManager[None]:
     """Registers the call of this thread with the watchdog under its label, inside the context."""
-    return nullcontext() if _active is None else _active.calling(label)
+    return _UNWATCHED if _active is None else _active.calling(label())
 
 
 class Watchdog:

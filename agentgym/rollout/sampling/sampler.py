@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from agentgym.errors import ConfigError, EnvironmentFault, TrainingHalted
 from agentgym.rollout.episode.episode import Draft, Ending, Episode
 from agentgym.rollout.episode.episode_loop import SURPLUS, EpisodeLoop, failed_ending
+from agentgym.rollout.hosting.env_code import EnvCallTimeout
 from agentgym.rollout.hosting.env_host import Home, make_task_env
 from agentgym.rollout.hosting.env_process import EnvProcessLost
 from agentgym.rollout.hosting.env_threads import EnvThreads
 from agentgym.rollout.hosting.gc_pause import young_garbage_only
-from agentgym.rollout.hosting.hosted_env import Env, EnvCallTimeout
+from agentgym.rollout.hosting.hosted_env import Env
 from agentgym.trajectory import Group, Status, StopReason, Trajectory
 from agentgym.types import Task, ToolResult
 

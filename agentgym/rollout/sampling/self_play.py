@@ -13,9 +13,9 @@ from agentgym.errors import ConfigError, EngineError, EnvironmentFault
 from agentgym.rollout.episode.episode import Draft, Ending, Episode
 from agentgym.rollout.episode.episode_loop import EpisodeLoop, GameAbandoned, failed_ending, replay_info
 from agentgym.rollout.hosting.answer import EnvStep, read_reset, read_step
-from agentgym.rollout.hosting.env_host import LocalEnv, make_task_env, unwrap_outcome
-from agentgym.rollout.hosting.env_threads import attempt
-from agentgym.rollout.hosting.hosted_env import Env, EnvCallTimeout, HostedEnv, facts_of
+from agentgym.rollout.hosting.env_code import ENV_CODE, EnvCallTimeout, attempt
+from agentgym.rollout.hosting.env_host import LocalEnv, make_task_env
+from agentgym.rollout.hosting.hosted_env import Env, HostedEnv, facts_of
 from agentgym.rollout.sampling.sampler import Sampler, SamplerConfig
 from agentgym.trajectory import Status, StopReason, Trajectory
 from agentgym.types import Task
@@ -58,24 +58,26 @@ class SelfPlayGame:
         """Starts the game if it has not started; returns what the agent sees at its first turn."""
         if not self._begun:
             self._begun = True
-            unwrap_outcome(attempt(lambda: self.game.reset(seed=seed, options=options)))
+            with ENV_CODE:
+                self.game.reset(seed=seed, options=options)
             self._wake()
         await self._turn_of(agent)
         if self._is_over:
             raise GameAbandoned(f"the game was over before the first turn of {agent}")
-        observation, _, _, _, info = unwrap_outcome(attempt(lambda: self.game.step_result(agent, "")))
+        with ENV_CODE:
+            observation, _, _, _, info = self.game.step_result(agent, "")
         return observation, {"messages": info["messages"]}
 
     async def move(self, agent: str, action: str) -> tuple[object, ...]:
         """Plays a reply; returns what the agent sees when it is its turn again, or when the game is over."""
-        *_, truncated, _ = unwrap_outcome(attempt(lambda: self.game.step(action)))
+        with ENV_CODE:
+            *_, truncated, _ = self.game.step(action)
         said, results = self.game.answered
         self._truncated = self._truncated or truncated
         self._wake()
         await self._turn_of(agent)
-        observation, reward, over, _, info = unwrap_outcome(
-            attempt(lambda: self.game.step_result(agent, said, results))
-        )
+        with ENV_CODE:
+            observation, reward, over, _, info = self.game.step_result(agent, said, results)
         return observation, reward, over, self._truncated and not over, info
 
     def leave(self, agent: str, trajectory: Trajectory, *, is_rival: bool = False) -> None:

@@ -75,8 +75,22 @@ class ToolRunner:
         return True
 
     def run_directly(self, calls: Sequence[AnyCall]) -> tuple[ToolResult, ...]:
-        """Returns the answers, computed synchronously, one call after the other."""
-        return tuple([self._answer_directly(call) for call in calls])
+        """Returns the answers, computed synchronously, one call after the other.
+
+        It calls a tool itself, not through `_call`, so that few frames lead to the author's code.
+        """
+        answers: list[ToolResult] = []
+        for call in calls:
+            tool = self._tool_to_run(call)
+            if isinstance(tool, ToolResult):
+                answers.append(tool)
+                continue
+            assert isinstance(call, ToolCall)
+            try:
+                answers.append(self._result(tool, call, tool.fn(**tool.convert(call.arguments))))
+            except CODE_ERRORS as error:  # the boundary: a tool is user code
+                answers.append(self._failure(tool, call, error))
+        return tuple(answers)
 
     async def run(self, calls: Sequence[AnyCall]) -> tuple[ToolResult, ...]:
         """Returns the answers in call order. Plain methods run in sequence on the worker, everything else concurrently.
@@ -113,12 +127,15 @@ class ToolRunner:
             return ToolResult(call.id, call.name, f"invalid arguments for {tool.name}: {problem}", "invalid_arguments")
         return tool
 
-    def _answer_directly(self, call: AnyCall) -> ToolResult:
+    def _tool_to_run(self, call: AnyCall) -> Tool | ToolResult:
+        """Returns the tool to run now, or the answer to a call that cannot be run or need not be."""
         tool = self._check_call(call)
         if isinstance(tool, ToolResult):
             return tool
         assert isinstance(call, ToolCall)
-        return self._kept_answer(tool, call) or self._call(tool, call)
+        if self._stopped():
+            return _episode_over(call)
+        return self._kept_answer(tool, call) or tool
 
     def _kept_answer(self, tool: Tool, call: ToolCall) -> ToolResult | None:
         """Returns the answer that a pure tool gave before, or None."""
@@ -130,12 +147,10 @@ class ToolRunner:
     def _call(self, tool: Tool, call: ToolCall) -> ToolResult:
         """Runs a plain function synchronously."""
         if self._stopped():
-            return ToolResult(call.id, call.name, EPISODE_OVER, "tool_error")
+            return _episode_over(call)
         try:
             return self._result(tool, call, tool.fn(**tool.convert(call.arguments)))
         except CODE_ERRORS as error:  # the boundary: a tool is user code
-            if is_interrupt(error):
-                raise
             return self._failure(tool, call, error)
 
     async def _answer(self, call: AnyCall, methods: asyncio.Lock) -> ToolResult:
@@ -179,7 +194,7 @@ class ToolRunner:
 
     async def _run_async(self, tool: Tool, call: ToolCall) -> ToolResult:
         if self._stopped() and tool.owner is not None:
-            return ToolResult(call.id, call.name, EPISODE_OVER, "tool_error")
+            return _episode_over(call)
         task = asyncio.ensure_future(self._await_tool(tool, call))
         try:
             done, _ = await asyncio.wait({task}, timeout=tool.timeout_s)
@@ -215,7 +230,12 @@ class ToolRunner:
         return ToolResult(call.id, call.name, self._fitting(text))
 
     def _failure(self, tool: Tool, call: ToolCall, error: BaseException) -> ToolResult:
-        """Returns `error` as an answer for the model; raises EnvironmentFault if the model cannot have caused it."""
+        """Returns `error` as an answer for the model; raises EnvironmentFault if the model cannot have caused it.
+
+        Raises Ctrl-C as it is.
+        """
+        if is_interrupt(error):
+            raise error
         if isinstance(error, EnvironmentFault):
             error.tool = error.tool or tool.name
             raise error
@@ -261,6 +281,10 @@ def _safe_text(error: BaseException) -> str:
         return str(error)[:500]
     except Exception:  # noqa: BLE001  # the boundary: the message of a user's exception is user code too
         return "(no message)"
+
+
+def _episode_over(call: ToolCall) -> ToolResult:
+    return ToolResult(call.id, call.name, EPISODE_OVER, "tool_error")
 
 
 def _timed_out(tool: Tool, call: ToolCall) -> ToolResult:

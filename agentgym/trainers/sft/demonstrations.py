@@ -16,7 +16,7 @@ from agentgym.envs.base.policies import policy_for
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.errors import AgentGymError, ConfigError, EnvironmentFault
 from agentgym.rollout.episode.replies import reply_ids
-from agentgym.rollout.hosting.env_threads import CallOutcome, attempt
+from agentgym.rollout.hosting.env_code import CallOutcome, attempt
 from agentgym.types import Message, ToolCall
 
 __all__ = ["Demonstration", "DemonstrationConfig", "ReplyEncoder", "demonstrate", "stream"]

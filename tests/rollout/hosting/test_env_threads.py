@@ -8,7 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from agentgym.rollout.hosting.env_threads import CallOutcome, EnvThread, EnvThreads, Mailbox, ThreadCall
+from agentgym.rollout.hosting.env_code import CallOutcome
+from agentgym.rollout.hosting.env_threads import EnvThread, EnvThreads, Mailbox, ThreadCall
 
 
 def gather(calls: Callable[[Mailbox], list[ThreadCall[int]]]) -> list[CallOutcome[int]]:
