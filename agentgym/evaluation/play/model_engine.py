@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +28,7 @@ from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.hosting.event_loop import run_async
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.rollout.sampling.sampler import Sampler
+from agentgym.tools.calling.background_loop import BackgroundLoop
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON, Task
 
@@ -46,14 +45,12 @@ class ModelEngine:
 
     def __init__(self, open_it: Coroutine[object, object, Engine], renderer: Renderer) -> None:
         self.renderer = renderer
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="agentgym-engine", daemon=True)
-        self._thread.start()
+        self._background = BackgroundLoop("agentgym-engine")
         self._closed = False
         try:
             self.engine = self.run(open_it)
         except BaseException:
-            self._end_loop()
+            self._background.close()
             raise
 
     def run(self, work: Coroutine[object, object, T]) -> T:
@@ -61,7 +58,7 @@ class ModelEngine:
         if self._closed:
             work.close()
             raise EngineError("this engine is closed; create_engine makes another one")
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return self._background.submit(work).result()
 
     def close(self) -> None:
         """Ends the engine and what it launched; a second call does nothing."""
@@ -69,13 +66,8 @@ class ModelEngine:
             try:
                 self.run(self.engine.close())
             finally:
-                self._end_loop()
-
-    def _end_loop(self) -> None:
-        self._closed = True
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+                self._closed = True
+                self._background.close()
 
     def __enter__(self) -> ModelEngine:
         return self

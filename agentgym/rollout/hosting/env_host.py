@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import threading
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -20,12 +18,16 @@ from agentgym.rollout.hosting.env_threads import EnvThread, EnvThreads, Mailbox
 from agentgym.rollout.hosting.hosted_env import Env, EnvFacts, HostedEnv, facts_of, label_of
 from agentgym.rollout.hosting.watchdog import named_call, watch_call
 from agentgym.rollout.limits import Limits
+from agentgym.tools.calling.background_loop import BackgroundLoop
 from agentgym.types import Task
 
 __all__ = ["Home", "LocalEnv", "make_task_env"]
 
 T = TypeVar("T")
 Kind: TypeAlias = Literal["inline", "thread", "async"]
+_async_envs = BackgroundLoop("agentgym-async-envs")
+"""The loop of every async environment of the process, not the rollout's own: a coroutine that ignores its cancellation
+would keep that one from ending."""
 
 
 def make_task_env(task: Task) -> Env:
@@ -260,7 +262,7 @@ class Home:
         """
         limit_s = limit_s or self.limits.env_step_s
         call = object()
-        running = asyncio.run_coroutine_threadsafe(self._attempt_async(function, call, label), _environment_loop())
+        running = _async_envs.submit(self._attempt_async(function, call, label))
         try:
             async with asyncio.timeout(limit_s):
                 outcome = await asyncio.wrap_future(running)
@@ -298,14 +300,3 @@ def _close_all(envs: list[Env]) -> None:
 
 def _too_long(limit_s: float) -> EnvCallTimeout:
     return EnvCallTimeout(f"a call of the environment took over {limit_s:g} s (limits.env_step_s)")
-
-
-@functools.cache
-def _environment_loop() -> asyncio.AbstractEventLoop:
-    """Returns the event loop, on a daemon thread, on which every async environment of the process runs.
-
-    It is not the rollout's own loop: a coroutine that ignores its cancellation would keep that one from ending.
-    """
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="agentgym-async-envs", daemon=True).start()
-    return loop

@@ -8,17 +8,16 @@ returns, and until then it counts as leaked.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from agentgym.errors import AgentGymError
 from agentgym.rollout.hosting.env_code import CallOutcome, attempt
+from agentgym.tools.calling.worker_thread import WorkerThread
 
 __all__ = ["EnvThread", "EnvThreads", "Mailbox", "ThreadCall"]
 
@@ -74,20 +73,13 @@ class ThreadAbandoned(AgentGymError, RuntimeError):
     """A call that was queued on a thread, which then hung in another environment."""
 
 
-class EnvThread:
-    """One daemon thread that runs calls in the order they were submitted."""
+class EnvThread(WorkerThread):
+    """One daemon thread that runs calls of environments in the order they were submitted."""
 
     def __init__(self, name: str) -> None:
+        super().__init__(name)
         self.num_environments = 0
         self.abandoned = False
-        self._calls: SimpleQueue[ThreadCall[object] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=_serve, args=(self._calls,), name=name, daemon=True)
-        self._thread.start()
-
-    @property
-    def alive(self) -> bool:
-        """True if the thread still runs."""
-        return self._thread.is_alive()
 
     def submit(self, function: Callable[[], T], mailbox: Mailbox) -> ThreadCall[T]:
         """Queues a call; on an abandoned thread it fails at once."""
@@ -96,19 +88,8 @@ class EnvThread:
             reason = "its thread is stuck in another environment that hangs; env_threads=None gives each its own"
             call.finish((ThreadAbandoned(reason), None))
         else:
-            self._calls.put(call)  # type: ignore[arg-type]
+            self.put(call.run)
         return call
-
-    def stop(self) -> None:
-        """Ends the thread after the queued calls."""
-        self._calls.put(None)
-
-
-def _serve(calls: SimpleQueue[ThreadCall[object] | None]) -> None:
-    """Runs a thread's calls; it holds no reference to its EnvThread, so a forgotten pool can be collected."""
-    while (call := calls.get()) is not None:
-        call.run()
-        del call  # or the last environment would live until the next call
 
 
 class EnvThreads:

@@ -9,7 +9,6 @@ import asyncio
 import dataclasses
 import json
 import logging
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from agentgym.testing.fake_server.model import FakeModel
 from agentgym.testing.fake_server.sampler import FakeSampler
 from agentgym.testing.fake_server.script import random_reply
 from agentgym.testing.fake_server.weights import FakeWeights
+from agentgym.tools.calling.background_loop import BackgroundLoop
 from agentgym.types import JSON
 
 __all__ = ["FakeConfig", "FakeServer", "FakeSglang", "FakeStats"]
@@ -240,14 +240,13 @@ class FakeSglang:
         self.config = config or FakeConfig()
         self.url = ""
         """The URL at which it listens, once started."""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="fake-sglang", daemon=True)
+        self._background = BackgroundLoop("fake-sglang")
         self._server: FakeServer | None = None
         self._closed = False
 
     def start(self) -> Self:
         """Begins to serve; raises ConfigError if the port is taken."""
-        self._thread.start()
+        self._closed = False
         try:
             self.url = self._run(self._begin())
         except BaseException:
@@ -286,9 +285,7 @@ class FakeSglang:
         self._closed = True
         if self._server is not None:
             self._run(self._server.host.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(PATIENCE_S)
-        self._loop.close()
+        self._background.close(PATIENCE_S)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -309,4 +306,4 @@ class FakeSglang:
         async def run() -> Any:
             return await work
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE_S)
+        return self._background.submit(run()).result(PATIENCE_S)

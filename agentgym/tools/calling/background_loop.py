@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import os
 import threading
+import weakref
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ class BackgroundLoop:
     def __init__(self, name: str) -> None:
         self._name = name
         self._begin()
-        os.register_at_fork(after_in_child=self._begin)
+        _all.add(self)
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
@@ -45,3 +46,24 @@ class BackgroundLoop:
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Runs the coroutine on the loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def close(self, wait_s: float | None = None) -> None:
+        """Ends the loop and its thread, after waiting `wait_s` at most for a callback; the next use starts others."""
+        with self._lock:
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        if loop is not None and thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(wait_s)
+            loop.close()
+
+
+_all: weakref.WeakSet[BackgroundLoop] = weakref.WeakSet()
+
+
+def _begin_all() -> None:
+    for background in _all:
+        background._begin()
+
+
+os.register_at_fork(after_in_child=_begin_all)

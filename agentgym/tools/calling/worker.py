@@ -1,23 +1,23 @@
-"""Threads that user code runs on: one that keeps an owner's calls together, and a loop for callers without one."""
+"""A thread that keeps the calls of an owner's sync code together, and a loop for coroutines of sync callers."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import queue
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from agentgym.tools.calling.background_loop import BackgroundLoop
+from agentgym.tools.calling.worker_thread import WorkerThread
 
 __all__ = ["AROUND_CALLS", "Worker", "run_sync"]
 
 T = TypeVar("T")
 Around: TypeAlias = Callable[[], AbstractContextManager[None]]
-Job = tuple[Callable[[], Any], "concurrent.futures.Future[Any]", Around]
 AROUND_CALLS: ContextVar[Around] = ContextVar("AROUND_CALLS", default=nullcontext)
 """Makes the context manager that a call runs in on a worker's thread; read when the call is submitted."""
 
@@ -30,8 +30,7 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._jobs: queue.SimpleQueue[Job | None] | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: WorkerThread | None = None
         self._lock = threading.Lock()
         self.num_abandoned = 0
 
@@ -39,11 +38,9 @@ class Worker:
         """Runs `fn` after the calls before it."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         with self._lock:
-            if self._jobs is None:
-                self._jobs = queue.SimpleQueue()
-                self._thread = threading.Thread(target=_serve, args=(self._jobs,), name=self._name, daemon=True)
-                self._thread.start()
-            self._jobs.put((fn, future, AROUND_CALLS.get()))
+            if self._thread is None:
+                self._thread = WorkerThread(self._name)
+            self._thread.put(partial(_run, fn, future, AROUND_CALLS.get()))
         return future
 
     async def run(self, fn: Callable[[], T]) -> T:
@@ -58,17 +55,12 @@ class Worker:
 
     def run_sync(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Calls `run_sync`; on this worker's own thread, its calls go on meanwhile, so the coroutine may await them."""
-        jobs = self._jobs
-        if threading.current_thread() is not self._thread or jobs is None:
+        thread = self._thread
+        if thread is None or not thread.is_current:
             return run_sync(coroutine)
         awaited = _background.submit(coroutine)
-        awaited.add_done_callback(lambda _: jobs.put((_nothing, concurrent.futures.Future(), nullcontext)))
-        while not awaited.done():
-            job = jobs.get()
-            if job is None:  # abandoned: the thread ends after the call that waits here
-                jobs.put(None)
-                break
-            _run(*job)
+        awaited.add_done_callback(lambda _: thread.put(_nothing))
+        thread.serve_until(awaited.done)
         return awaited.result()
 
     async def run_within(self, fn: Callable[[], object], timeout_s: float) -> None:
@@ -83,26 +75,20 @@ class Worker:
     def abandon(self) -> None:
         """Abandons the thread with its current call; it ends as soon as the call does."""
         with self._lock:
-            if self._jobs is not None:
+            if self._thread is not None:
                 self.num_abandoned += 1
-                self._jobs.put(None)
-                self._jobs = None
+                self._thread.stop()
+                self._thread = None
 
     def stop(self) -> None:
         """Ends the thread after the calls already submitted; a later call starts a new one."""
         with self._lock:
-            if self._jobs is not None:
-                self._jobs.put(None)
-                self._jobs = None
+            if self._thread is not None:
+                self._thread.stop()
+                self._thread = None
 
     def __reduce__(self) -> tuple[object, ...]:  # a copy starts a thread of its own
         return (Worker, (self._name,))
-
-
-def _serve(jobs: queue.SimpleQueue[Job | None]) -> None:
-    while (job := jobs.get()) is not None:
-        _run(*job)
-        del job
 
 
 def _run(fn: Callable[[], Any], future: concurrent.futures.Future[Any], around: Around) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
-from queue import SimpleQueue
 
+from agentgym.tools.calling.worker_thread import WorkerThread
 from agentgym.trainers.trackers.protocol import TrackedRun, Tracker
 
 __all__ = ["Follower"]
@@ -25,31 +24,30 @@ class Follower:
         """True if the tracker failed and is switched off."""
         self._tracker = tracker
         self._room = room
-        self._told: SimpleQueue[Callable[[Tracker], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name=f"agentgym-tracker-{name}", daemon=True)
+        self._thread = WorkerThread(f"agentgym-tracker-{name}")
 
     def begin(self, run: TrackedRun) -> None:
-        """Starts the thread."""
-        self._told.put(lambda tracker: tracker.begin(run))
-        self._thread.start()
+        """Queues the run's begin, the first entry."""
+        self._put(lambda tracker: tracker.begin(run))
 
     def tell(self, what: Callable[[Tracker], None]) -> None:
         """Queues `what` to be called with the tracker; never waits."""
         if self.failed:
             return
-        if self._told.qsize() >= self._room:
+        if self._thread.num_waiting >= self._room:
             self.num_dropped += 1
             return
-        self._told.put(what)
+        self._put(what)
 
     def finish(self, wait_s: float) -> None:
         """Waits at most `wait_s` for the remaining entries, and logs what was lost."""
-        self._told.put(None)
+        self._put(lambda tracker: tracker.finish())
+        self._thread.stop()
         self._thread.join(wait_s)
-        if self._thread.is_alive():
+        if self._thread.alive:
             logger.warning(
                 "the tracker %s has not finished after %g s (tracking.finish_s) and is left: about %d entries are lost",
-                *(self.name, wait_s, self._told.qsize()),
+                *(self.name, wait_s, self._thread.num_waiting - 1),  # without the mark of the thread's end
             )
         if self.num_dropped:
             logger.warning(
@@ -58,10 +56,8 @@ class Follower:
                 *(self.name, self.num_dropped),
             )
 
-    def _work(self) -> None:
-        while (what := self._told.get()) is not None:
-            self._do(what)
-        self._do(lambda tracker: tracker.finish())
+    def _put(self, what: Callable[[Tracker], None]) -> None:
+        self._thread.put(lambda: self._do(what))
 
     def _do(self, what: Callable[[Tracker], None]) -> None:
         if self.failed:

@@ -17,14 +17,6 @@ async def thread_name() -> str:
     return threading.current_thread().name
 
 
-def end(background: BackgroundLoop) -> None:
-    loop = background.loop
-    loop.call_soon_threadsafe(loop.stop)
-    while loop.is_running():
-        time.sleep(0.001)
-    loop.close()
-
-
 def test_threads_that_ask_first_at_once_get_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     background = BackgroundLoop("agentgym-test")
     pid, found = os.getpid(), []
@@ -44,7 +36,7 @@ def test_threads_that_ask_first_at_once_get_one_loop(monkeypatch: pytest.MonkeyP
     found.append(background.loop)
     second.join()
     assert found[0] is found[1]
-    end(background)
+    background.close()
 
 
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
@@ -62,7 +54,18 @@ def test_a_forked_child_has_a_loop_of_its_own() -> None:
     assert told.get(timeout=20) == "agentgym-test"
     forked.join()
     assert not background.is_current and asyncio.run(_is_current(background))
-    end(background)
+    background.close()
+
+
+def test_a_closed_loop_has_no_thread_and_the_next_use_starts_another() -> None:
+    background = BackgroundLoop("agentgym-test-closed")
+    before = background.loop
+    background.close()
+    assert before.is_closed()
+    assert "agentgym-test-closed" not in {thread.name for thread in threading.enumerate()}
+    assert background.submit(thread_name()).result() == "agentgym-test-closed"
+    background.close()
+    background.close()
 
 
 async def _is_current(background: BackgroundLoop) -> bool:
