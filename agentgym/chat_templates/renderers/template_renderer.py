@@ -126,11 +126,6 @@ class TemplateRenderer:
         return self.reply_format.thinking
 
     @property
-    def prefix_preserving(self) -> bool:
-        """True if a longer conversation's ids begin with those of the shorter; `rewrites` lists the differences."""
-        return not self.rewrites
-
-    @property
     def reads_calls(self) -> bool:
         """True if `parse` reads the calls that the template writes; if not, `render` refuses tools."""
         return not self.unread

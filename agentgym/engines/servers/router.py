@@ -47,20 +47,13 @@ class ReplicaRouter:
         self.margin = margin
         self._loads = [_Load() for _ in range(num_replicas)]
         self._home: dict[str, int] = {}
-        self.num_kept = 0
-        """The number of requests that went to the replica of their session's last one."""
         self.num_moved = 0
-        """The number of requests that did not, for load or death."""
+        """The number of requests that did not go to the replica of their session's last one, for load or death."""
 
     @property
     def alive(self) -> list[int]:
         """The replicas that are not known to be dead."""
         return [index for index, load in enumerate(self._loads) if load.alive]
-
-    @property
-    def affinity(self) -> float:
-        """The share of requests, without each session's first one, that stayed with their session's replica."""
-        return self.num_kept / max(1, self.num_kept + self.num_moved)
 
     def acquire(self, session: str) -> int:
         """Returns the replica for the session's next request; raises EngineError if all are dead."""
@@ -68,9 +61,7 @@ class ReplicaRouter:
         index = self._choose(home)
         if home is None:
             self._loads[index].num_sessions += 1
-        elif home == index:
-            self.num_kept += 1
-        else:
+        elif home != index:
             self.num_moved += 1
             self._loads[home].num_sessions -= 1
             self._loads[index].num_sessions += 1

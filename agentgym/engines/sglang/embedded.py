@@ -37,8 +37,6 @@ _ORDERS = {
     "/init_weights_update_group": ("InitWeightsUpdateGroupReqInput", "init_weights_update_group"),
     "/load_lora_adapter_from_tensors": ("LoadLoRAAdapterFromTensorsReqInput", "load_lora_adapter_from_tensors"),
     "/pause_generation": ("PauseGenerationReqInput", "pause_generation"),
-    "/release_memory_occupation": ("ReleaseMemoryOccupationReqInput", "release_memory_occupation"),
-    "/resume_memory_occupation": ("ResumeMemoryOccupationReqInput", "resume_memory_occupation"),
     "/unload_lora_adapter": ("UnloadLoRAAdapterReqInput", "unload_lora_adapter"),
     "/update_weight_version": ("UpdateWeightVersionReqInput", "update_weight_version"),
     "/update_weights_from_disk": ("UpdateWeightFromDiskReqInput", "update_weights_from_disk"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.engines.servers.http import HttpRefusal, HttpUnreachable, check_token
@@ -134,14 +134,6 @@ class SglangReplica:
         checksum = await self.sync.verify(tensors, version) if self.settings.verify_sync else ""
         load_s = report.load_s + time.perf_counter() - loaded
         return replace(report, checksum=checksum, gather_s=report.gather_s + gathered - started, load_s=load_s)
-
-    async def release_memory(self, *tags: Literal["weights", "kv_cache"]) -> None:
-        """Frees the memory of weights, cache or both (no tag), for a trainer on the same GPU. Untested on a GPU."""
-        await self._order("/release_memory_occupation", {"tags": list(tags)} if tags else {})
-
-    async def resume_memory(self, *tags: Literal["weights", "kv_cache"]) -> None:
-        """Allocates the memory again; the weights must then be sent again. Untested on a GPU."""
-        await self._order("/resume_memory_occupation", {"tags": list(tags)} if tags else {})
 
     async def close(self) -> None:
         """Disconnects from the server, and ends it if it was started for us."""

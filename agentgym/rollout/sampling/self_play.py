@@ -166,14 +166,6 @@ class SelfPlaySampler(Sampler):
         self._tables: dict[TableName, asyncio.Future[SelfPlayGame]] = {}
         self._tasks: dict[SelfPlayGame, list[asyncio.Task[None]]] = {}
 
-    def check_seats(self, seats: tuple[str, ...]) -> None:
-        """Raises ConfigError if a game could wait for a seat that no episode is left to play."""
-        if self.rival is None and self.config.concurrency < len(seats):
-            raise ConfigError(
-                f"a game of {len(seats)} seats takes sampler.concurrency of at least {len(seats)}, got"
-                f" {self.config.concurrency}"
-            )
-
     async def play(self, episode: Episode) -> Trajectory:
         """Plays one seat of a game; the last seat to leave closes the environment."""
         try:

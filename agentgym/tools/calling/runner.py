@@ -49,8 +49,6 @@ class ToolRunner:
         self.inline = inline
         self.worker = worker or Worker("agentgym-tools")
         self.max_result_chars = max_result_chars
-        self.num_abandoned = 0
-        """The number of calls that went past their time-out and could not be stopped."""
         self._stopped = stopped or (lambda: False)
 
     def add(self, tool: Tool) -> None:
@@ -179,15 +177,13 @@ class ToolRunner:
         try:
             done, _ = await asyncio.wait({future}, timeout=tool.timeout_s)
         except asyncio.CancelledError:
-            self.num_abandoned += 1
-            worker.abandon()
+            worker.stop()
             raise
         if done:
             if worker is not self.worker:
                 worker.stop()
             return future.result()
-        self.num_abandoned += 1
-        worker.abandon()
+        worker.stop()
         future.add_done_callback(_forget)
         log.warning("tool %r went past its time-out and cannot be stopped; its thread is left behind", tool.name)
         return _timed_out(tool, call)
@@ -215,8 +211,6 @@ class ToolRunner:
     async def _give_up(self, task: asyncio.Task[ToolResult]) -> None:
         task.cancel()
         await asyncio.wait({task}, timeout=CANCEL_GRACE_S)
-        if not task.done():
-            self.num_abandoned += 1
         task.add_done_callback(_forget)
 
     def _result(self, tool: Tool, call: ToolCall, value: object) -> ToolResult:

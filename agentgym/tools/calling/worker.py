@@ -25,14 +25,13 @@ AROUND_CALLS: ContextVar[Around] = ContextVar("AROUND_CALLS", default=nullcontex
 class Worker:
     """One daemon thread, started at the first call, that runs calls one after the other: always the same thread.
 
-    A call that never returns cannot be stopped; `abandon` gives up its thread and the next call starts another.
+    A call that never returns cannot be stopped; `stop` abandons its thread, and the next call starts another.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._thread: WorkerThread | None = None
         self._lock = threading.Lock()
-        self.num_abandoned = 0
 
     def submit(self, fn: Callable[[], T]) -> concurrent.futures.Future[T]:
         """Runs `fn` after the calls before it."""
@@ -50,7 +49,7 @@ class Worker:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             if future.running() or not future.cancelled():
-                self.abandon()
+                self.stop()
             raise
 
     def run_sync(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -70,18 +69,13 @@ class Worker:
         if done:
             future.result()
         else:
-            self.abandon()
-
-    def abandon(self) -> None:
-        """Abandons the thread with its current call; it ends as soon as the call does."""
-        with self._lock:
-            if self._thread is not None:
-                self.num_abandoned += 1
-                self._thread.stop()
-                self._thread = None
+            self.stop()
 
     def stop(self) -> None:
-        """Ends the thread after the calls already submitted; a later call starts a new one."""
+        """Ends the thread after the calls already submitted, or abandons it in one that hangs.
+
+        A later call starts a new thread.
+        """
         with self._lock:
             if self._thread is not None:
                 self._thread.stop()

@@ -85,7 +85,7 @@ def test_where_the_next_message_s_mark_ends_a_reply_it_stands_once(bare_backend:
     assert said(renderer, "Hi.<|observation|>", result) == "A wall.<|assistant|>"
     assert said(renderer, "Hi.<|user|>", result) == "<|observation|>A wall.<|assistant|>"
     assert said(renderer, "Hi.<|user|>", Message("system", "x"), ASK) == "<|system|>x<|user|>Where?<|assistant|>"
-    assert renderer.prefix_preserving
+    assert not renderer.rewrites
 
 
 MISTRAL = (
@@ -109,7 +109,7 @@ def test_tools_that_move_stay_where_they_were_shown_and_ids_get_nine_characters(
     assert "aB3456789" in said(renderer, "Hi.</s>", kept)
     calls = Message("assistant", "", tool_calls=(ToolCall("call_0", "go", {}),))
     assert given in renderer.decode(renderer.render([ASK, calls, Message("tool", "x", tool_call_id="call_0")]))
-    assert not renderer.prefix_preserving
+    assert renderer.rewrites
     assert any("AVAILABLE_TOOLS" in sentence and "line" in sentence for sentence in renderer.rewrites)
 
 

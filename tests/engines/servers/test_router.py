@@ -41,7 +41,7 @@ def test_sessions_are_spread_evenly() -> None:
 def test_a_session_stays_when_load_is_balanced() -> None:
     router = ReplicaRouter(2)
     answered = play(router, [1.0, 1.0], num_sessions=64, num_requests=5000)
-    assert router.affinity >= 0.95
+    assert router.num_moved <= 0.05 * 5000
     assert min(answered) > 2000
 
 

@@ -197,7 +197,7 @@ def test_a_hanging_tool_is_left_behind_and_its_turn_goes_on() -> None:
     results = answers(runner, call("hang", 0), call("echo", 1, text="x"))
     assert time.monotonic() - before < 2
     assert [result.error for result in results] == ["timeout", None]
-    assert runner.num_abandoned == 1
+    assert "agentgym-tool-hang" in {thread.name for thread in threading.enumerate()}
     release.set()
 
 
@@ -217,7 +217,8 @@ def test_an_async_tool_that_ignores_cancellation_is_left_behind() -> None:
 
         runner = ToolRunner([stubborn])
         (result,) = await runner.run([call("stubborn")])
-        assert (result.error, runner.num_abandoned) == ("timeout", 1)
+        assert result.error == "timeout"
+        assert len(asyncio.all_tasks()) == 2, "it still runs, beside this"
         done.set()
         await asyncio.sleep(0.01)
 
@@ -238,7 +239,7 @@ def test_an_async_tool_past_its_time_is_cancelled() -> None:
 
     runner = ToolRunner([slow])
     (result,) = answers(runner, call("slow"))
-    assert (result.error, ended, runner.num_abandoned) == ("timeout", [True], 0)
+    assert (result.error, ended) == ("timeout", [True])
 
 
 def test_a_tool_runs_at_most_so_often_at_once() -> None:
