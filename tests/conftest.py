@@ -23,6 +23,7 @@ from aiohttp import web
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 import agentgym.chat_templates
+from agentgym.tools.calling.background_loop import BackgroundLoop
 
 if TYPE_CHECKING:
     from agentgym.trainers.config import TrainConfig
@@ -151,42 +152,35 @@ class Endpoint:
         """Fields of a request that are answered with 400."""
         self.bodies: list[dict[str, Any]] = []
         self._lock = threading.Lock()
-        self._loop = asyncio.new_event_loop()
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._background = BackgroundLoop("endpoint")
 
     def start(self, port: int = 0) -> Endpoint:
-        self._port = port
-        self._thread.start()
-        self._ready.wait(10)
+        self._background.submit(self._begin(port)).result(10)
         return self
 
     def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._background.submit(self._end()).result(10)
+        self._background.close(10)
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}"
 
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
+    async def _begin(self, port: int) -> None:
         app = web.Application()
         app.router.add_get("/v1/models", self._list)
         app.router.add_post("/v1/chat/completions", self._chat)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        self._loop.run_until_complete(runner.setup())
-        site = web.TCPSite(runner, "127.0.0.1", self._port)
-        self._loop.run_until_complete(site.start())
-        self._port = runner.addresses[0][1]
-        self._ready.set()
-        self._loop.run_forever()
-        self._loop.run_until_complete(runner.cleanup())
-        hanging = asyncio.all_tasks(self._loop)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", port).start()
+        self._port = self._runner.addresses[0][1]
+
+    async def _end(self) -> None:
+        await self._runner.cleanup()
+        hanging = asyncio.all_tasks() - {asyncio.current_task()}
         for task in hanging:
             task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*hanging, return_exceptions=True))
-        self._loop.close()
+        await asyncio.gather(*hanging, return_exceptions=True)
 
     def _denied(self, request: web.Request) -> web.Response | None:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
