@@ -6,14 +6,22 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from types import UnionType
 from typing import Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from agentgym.errors import ConfigError, nearest
 from agentgym.loading import convert_user_errors
 
-__all__ = ["Contract", "convert_function_errors", "is_bundled", "replaced_by", "settings_of", "with_settings"]
+__all__ = [
+    "Contract",
+    "convert_function_errors",
+    "is_bundled",
+    "replaced_by",
+    "settings_of",
+    "with_inputs",
+    "with_settings",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -111,6 +119,27 @@ def settings_of(function: Callable[..., object], inputs: Collection[str] = ()) -
         for parameter in parameters
         if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in inputs
     }
+
+
+def with_inputs(function: Callable[..., R], gather: Callable[..., object]) -> Callable[..., R]:
+    """Returns `function` as a function of the inputs of `gather` and its own settings.
+
+    `function` takes the result of `gather`, and its settings as keywords.
+
+    >>> squared = with_inputs(lambda total, *, power=2: total**power, lambda first, second=0: first + second)
+    >>> squared(1, second=2), squared(1, 2, power=3)
+    (9, 27)
+    """
+    inputs = inspect.signature(gather).parameters
+    settings = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+
+    @wraps(function)
+    def call(*args: object, **keywords: object) -> R:
+        given = {name: keywords.pop(name) for name in inputs if name in keywords}
+        return function(gather(*args, **given), **keywords)
+
+    vars(call)["__signature__"] = inspect.Signature([*inputs.values(), *settings])
+    return call
 
 
 def with_settings(

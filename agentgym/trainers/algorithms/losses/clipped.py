@@ -5,20 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from agentgym.trainers.algorithms.losses.policy_loss import LOSSES, PolicyLoss, Tokens, loss_stats, require, traits
+from agentgym.trainers.algorithms.losses.policy_loss import PolicyLoss, Tokens, bundled_loss, loss_stats, require
 
 __all__ = ["check_clip", "clipped_surrogate", "ppo_clip"]
 
 
-@LOSSES.register("ppo_clip")
-@traits(elementwise=True, silent_at_zero=True)
+@bundled_loss("ppo_clip", elementwise=True, silent_at_zero=True)
 def ppo_clip(
-    logp: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
+    tokens: Tokens,
     *,
-    sequences: Tensor | None = None,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     dual_clip: float | None = 3.0,
@@ -41,7 +36,6 @@ def ppo_clip(
     check_clip(clip_low, clip_high, "0.2 and 0.28 are usual")
     above_one = dual_clip is None or dual_clip > 1
     require(above_one, "dual_clip", dual_clip, "be above 1 (3.0 is usual), or None for no bound")
-    tokens = Tokens.of(logp, old_logp, advantages, mask)
     loss, clipped = clipped_surrogate(tokens.ratio, tokens.gain, clip_low, clip_high)
     dual_clipped = torch.zeros_like(clipped)
     if dual_clip is not None:

@@ -6,20 +6,15 @@ import torch
 from torch import Tensor
 
 from agentgym.trainers.algorithms.losses.clipped import check_clip, clipped_surrogate
-from agentgym.trainers.algorithms.losses.policy_loss import LOSSES, PolicyLoss, Tokens, loss_stats, require, traits
+from agentgym.trainers.algorithms.losses.policy_loss import PolicyLoss, Tokens, bundled_loss, loss_stats, require
 
 __all__ = ["clip_cov", "kl_cov"]
 
 
-@LOSSES.register("clip_cov")
-@traits()
-def clip_cov(
-    logp: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
+@bundled_loss("clip_cov")
+def clip_cov(  # noqa: PLR0913 - six settings, which a run sets by these names
+    tokens: Tokens,
     *,
-    sequences: Tensor | None = None,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     fraction: float = 2e-4,
@@ -41,30 +36,19 @@ def clip_cov(
     check_clip(clip_low, clip_high, "0.2 is usual")
     require(0 < fraction <= 1, "fraction", fraction, "lie in (0, 1] (2e-4 is usual)")
     require(cov_low < cov_high, "cov_low", cov_low, f"be below cov_high, which is {cov_high}")
-    tokens = Tokens.of(logp, old_logp, advantages, mask)
     loss, clipped = clipped_surrogate(tokens.ratio, tokens.gain, clip_low, clip_high)
     covariance = _covariance(tokens)
-    candidates = mask & ~clipped & (covariance > cov_low) & (covariance < cov_high)
+    candidates = tokens.mask & ~clipped & (covariance > cov_low) & (covariance < cov_high)
     place = candidates.reshape(-1).nonzero()[:, 0]
     order = torch.randperm(len(place), generator=torch.Generator().manual_seed(seed)).to(place.device)
-    dropped = torch.zeros_like(mask).reshape(-1)
-    dropped[place[order[: _share(fraction, mask)]]] = True
-    dropped = dropped.reshape(mask.shape)
+    dropped = torch.zeros_like(tokens.mask).reshape(-1)
+    dropped[place[order[: _share(fraction, tokens.mask)]]] = True
+    dropped = dropped.reshape(tokens.mask.shape)
     return PolicyLoss(torch.where(dropped, 0.0, loss), loss_stats(tokens, clipped | dropped))
 
 
-@LOSSES.register("kl_cov")
-@traits()
-def kl_cov(
-    logp: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    sequences: Tensor | None = None,
-    fraction: float = 2e-4,
-    kl_coefficient: float = 1.0,
-) -> PolicyLoss:
+@bundled_loss("kl_cov")
+def kl_cov(tokens: Tokens, *, fraction: float = 2e-4, kl_coefficient: float = 1.0) -> PolicyLoss:
     """`-r A` without clip, plus `kl_coefficient * |logp - old_logp|` for the tokens of the largest covariance.
 
     Cui et al. 2025 (The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models), KL-Cov: the
@@ -76,12 +60,11 @@ def kl_cov(
     """
     require(0 < fraction <= 1, "fraction", fraction, "lie in (0, 1] (2e-4 is usual)")
     require(kl_coefficient >= 0, "kl_coefficient", kl_coefficient, "be at least 0 (1.0 is usual)")
-    tokens = Tokens.of(logp, old_logp, advantages, mask)
-    covariance = torch.where(mask, _covariance(tokens), -torch.inf).reshape(-1)
-    first = covariance.sort(descending=True, stable=True).indices[: _share(fraction, mask)]
-    chosen = torch.zeros_like(mask).reshape(-1)
+    covariance = torch.where(tokens.mask, _covariance(tokens), -torch.inf).reshape(-1)
+    first = covariance.sort(descending=True, stable=True).indices[: _share(fraction, tokens.mask)]
+    chosen = torch.zeros_like(tokens.mask).reshape(-1)
     chosen[first] = True
-    chosen = chosen.reshape(mask.shape) & mask
+    chosen = chosen.reshape(tokens.mask.shape) & tokens.mask
     held = kl_coefficient * torch.where(chosen, tokens.difference, 0.0).abs()
     return PolicyLoss(held - tokens.gain * tokens.ratio, loss_stats(tokens, chosen))
 

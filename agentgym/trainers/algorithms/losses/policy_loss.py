@@ -7,7 +7,8 @@ ratio is taken against. `advantages`: one number per token. `mask`: bool, True w
 shape, packed `[N]` or padded `[B, T]`. `sequences`: int64, the number of every token's trajectory, for losses with a
 ratio per sequence; `[B, T]` has its rows as a default. The result is a loss per token, which an aggregation weighs and
 sums. `logp` alone carries gradient; outside of `mask` loss and gradient are exactly 0 whatever the numbers there are,
-NaN included. Settings are keywords with the published defaults, and raise ConfigError where they cannot work.
+NaN included. Settings are keywords with the published defaults, and raise ConfigError where they cannot work. The
+bundled losses are written as `(tokens, *, <settings>)` over `Tokens`, and `bundled_loss` gives them this signature.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from agentgym.errors import ConfigError, InvalidTrajectory
 from agentgym.registry import Registry
-from agentgym.settings import Contract, convert_function_errors, is_bundled, with_settings
+from agentgym.settings import Contract, convert_function_errors, is_bundled, with_inputs, with_settings
 from agentgym.trainers.algorithms.kl import MAX_LOG_RATIO, k3
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "PolicyLoss",
     "PolicyLossFn",
     "Tokens",
+    "bundled_loss",
     "check_shapes",
     "is_elementwise",
     "is_silent_at_zero",
@@ -213,9 +215,13 @@ class Tokens:
     gain: Tensor
     """The advantages."""
     mask: Tensor
+    sequences: Tensor | None = None
+    """The number of every token's trajectory, see the module."""
 
     @classmethod
-    def of(cls, logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor) -> Tokens:
+    def of(
+        cls, logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor, *, sequences: Tensor | None = None
+    ) -> Tokens:
         """Masks the inputs; raises InvalidTrajectory for tensors of different shapes, or a mask that is not bool."""
         check_shapes(mask, logp=logp, old_logp=old_logp, advantages=advantages)
         old, gain = old_logp.detach(), advantages.detach()
@@ -229,7 +235,16 @@ class Tokens:
             old_logp=torch.where(mask, old.to(logp.dtype), 0.0),
             gain=torch.where(mask, gain.to(logp.dtype), 0.0),
             mask=mask,
+            sequences=sequences,
         )
+
+
+def bundled_loss(
+    name: str, *, elementwise: bool = False, silent_at_zero: bool = False
+) -> Callable[[PolicyLossFn], PolicyLossFn]:
+    """Registers a loss of `(tokens, *, <settings>)` as an entry of `LOSSES`, with the traits given (see `traits`)."""
+    mark = traits(elementwise=elementwise, silent_at_zero=silent_at_zero)
+    return lambda loss: LOSSES.add(name, mark(with_inputs(loss, Tokens.of)))
 
 
 @torch.no_grad()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from agentgym.trainers.algorithms.kl import MAX_LOG_RATIO
 from agentgym.trainers.algorithms.losses.clipped import check_clip, clipped_surrogate
-from agentgym.trainers.algorithms.losses.policy_loss import LOSSES, PolicyLoss, Tokens, loss_stats, require, traits
+from agentgym.trainers.algorithms.losses.policy_loss import PolicyLoss, Tokens, bundled_loss, loss_stats, require
 from agentgym.trainers.algorithms.sequences import Sequences
 
 __all__ = ["geo_mean", "gspo"]
@@ -16,18 +15,8 @@ MAX_SEQUENCE_LOG_RATIO = 10.0
 """Nats; the upper bound of GSPO's log ratio."""
 
 
-@LOSSES.register("gspo")
-@traits(silent_at_zero=True)
-def gspo(
-    logp: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    sequences: Tensor | None = None,
-    clip_low: float = 3e-4,
-    clip_high: float = 4e-4,
-) -> PolicyLoss:
+@bundled_loss("gspo", silent_at_zero=True)
+def gspo(tokens: Tokens, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> PolicyLoss:
     """`-min(s A, clip(s, 1 - clip_low, 1 + clip_high) A)` with s the geometric mean of a trajectory's token ratios.
 
     Zheng et al. 2025 (Group Sequence Policy Optimization), eq. 5 and 7, in the token form of eq. 13 and 14:
@@ -41,27 +30,16 @@ def gspo(
     rows has one ratio, not one a row.
     """
     check_clip(clip_low, clip_high, "3e-4 and 4e-4 are usual")
-    tokens = Tokens.of(logp, old_logp, advantages, mask)
-    whole = Sequences.of(sequences, logp, "gspo")
-    mean = whole.spread(whole.mean(tokens.difference.detach(), mask)).to(logp.dtype)
+    whole = Sequences.of(tokens.sequences, tokens.logp, "gspo")
+    mean = whole.spread(whole.mean(tokens.difference.detach(), tokens.mask)).to(tokens.logp.dtype)
     own = tokens.logp - tokens.logp.detach()
     ratio = (own + mean).clamp(max=MAX_SEQUENCE_LOG_RATIO).exp()
     loss, clipped = clipped_surrogate(ratio, tokens.gain, clip_low, clip_high)
     return PolicyLoss(loss, loss_stats(tokens, clipped))
 
 
-@LOSSES.register("geo_mean")
-@traits(silent_at_zero=True)
-def geo_mean(
-    logp: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    sequences: Tensor | None = None,
-    clip_low: float = 0.4,
-    clip_high: float = 0.4,
-) -> PolicyLoss:
+@bundled_loss("geo_mean", silent_at_zero=True)
+def geo_mean(tokens: Tokens, *, clip_low: float = 0.4, clip_high: float = 0.4) -> PolicyLoss:
     """`-A r` for every token of a trajectory, with r the geometric mean of its token ratios, each clipped.
 
     Zhao et al. 2025 (Geometric-Mean Policy Optimization), clipped token by token: with `d = logp - old_logp`,
@@ -75,12 +53,11 @@ def geo_mean(
     """
     require(clip_low > 0, "clip_low", clip_low, "be above 0 (0.4 is usual)")
     require(clip_high > 0, "clip_high", clip_high, "be above 0 (0.4 is usual)")
-    tokens = Tokens.of(logp, old_logp, advantages, mask)
-    whole = Sequences.of(sequences, logp, "geo_mean")
+    whole = Sequences.of(tokens.sequences, tokens.logp, "geo_mean")
     sign, bounded = tokens.gain.sign(), tokens.difference.clamp(-clip_low, clip_high)
     clipped = sign * bounded < sign * tokens.difference
     used = torch.where(clipped, bounded, tokens.difference) * sign.square()
-    ratio_S = whole.mean(used, mask).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    loss_S = -whole.mean(tokens.gain, mask) * ratio_S
-    loss = torch.where(mask, whole.spread(loss_S).to(logp.dtype), 0.0)
+    ratio_S = whole.mean(used, tokens.mask).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    loss_S = -whole.mean(tokens.gain, tokens.mask) * ratio_S
+    loss = torch.where(tokens.mask, whole.spread(loss_S).to(tokens.logp.dtype), 0.0)
     return PolicyLoss(loss, loss_stats(tokens, clipped))

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from agentgym.trainers.algorithms.losses.policy_loss import LOSSES, PolicyLoss, Tokens, loss_stats, require, traits
+from agentgym.trainers.algorithms.losses.policy_loss import PolicyLoss, Tokens, bundled_loss, loss_stats, require
 
 __all__ = ["dro", "sapo"]
 
 
-@LOSSES.register("sapo")
-@traits(elementwise=True, silent_at_zero=True)
-def sapo(
-    logp: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    sequences: Tensor | None = None,
-    tau_positive: float = 1.0,
-    tau_negative: float = 1.05,
-) -> PolicyLoss:
+@bundled_loss("sapo", elementwise=True, silent_at_zero=True)
+def sapo(tokens: Tokens, *, tau_positive: float = 1.0, tau_negative: float = 1.05) -> PolicyLoss:
     """`-f(r) A` with the gate `f(r) = sigmoid(tau (r - 1)) * 4 / tau`.
 
     Gao et al. 2025 (Soft Adaptive Policy Optimization); r = exp(logp - old_logp), and tau is
@@ -33,23 +22,13 @@ def sapo(
     """
     require(tau_positive > 0, "tau_positive", tau_positive, "be above 0 (1.0 is usual)")
     require(tau_negative > 0, "tau_negative", tau_negative, "be above 0 (1.05 is usual)")
-    tokens = Tokens.of(logp, old_logp, advantages, mask)
     up = torch.sigmoid(tau_positive * (tokens.ratio - 1)) * (4 / tau_positive)
     down = torch.sigmoid(tau_negative * (tokens.ratio - 1)) * (4 / tau_negative)
     return PolicyLoss(-torch.where(tokens.gain > 0, up, down) * tokens.gain, loss_stats(tokens))
 
 
-@LOSSES.register("dro")
-@traits(elementwise=True)
-def dro(
-    logp: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    sequences: Tensor | None = None,
-    beta: float = 1.0,
-) -> PolicyLoss:
+@bundled_loss("dro", elementwise=True)
+def dro(tokens: Tokens, *, beta: float = 1.0) -> PolicyLoss:
     """`-(A logp - beta / 2 (logp - old_logp)^2)`: a spring pulls each token to where it was sampled.
 
     Richemond et al. 2024 (Offline Regularised Reinforcement Learning for Large Language Models Alignment), the policy's
@@ -61,6 +40,5 @@ def dro(
     Difference from the papers: their square is of the whole sequence's log ratio, ours of each token's.
     """
     require(beta >= 0, "beta", beta, "be at least 0")
-    tokens = Tokens.of(logp, old_logp, advantages, mask)
     spring = 0.5 * beta * tokens.difference.square()
     return PolicyLoss(spring - tokens.gain * tokens.logp, loss_stats(tokens))

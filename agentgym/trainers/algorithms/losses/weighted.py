@@ -5,24 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from agentgym.trainers.algorithms.losses.policy_loss import LOSSES, PolicyLoss, Tokens, loss_stats, require, traits
+from agentgym.trainers.algorithms.losses.policy_loss import PolicyLoss, Tokens, bundled_loss, loss_stats, require
 
 __all__ = ["cispo", "dppo_kl", "dppo_tv", "gpg", "reinforce"]
 
 PROBABILITY_EPSILON = 1e-8
 
 
-@LOSSES.register("reinforce")
-@traits(elementwise=True, silent_at_zero=True)
-def reinforce(
-    logp: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    sequences: Tensor | None = None,
-    max_ratio: float | None = None,
-) -> PolicyLoss:
+@bundled_loss("reinforce", elementwise=True, silent_at_zero=True)
+def reinforce(tokens: Tokens, *, max_ratio: float | None = None) -> PolicyLoss:
     """`-A logp`, or `-sg(min(r, max_ratio)) A logp` where `max_ratio` is given; sg stops the gradient.
 
     Williams 1992 (REINFORCE), section 4. With r = exp(logp - old_logp) the second form is the policy gradient under
@@ -34,39 +25,25 @@ def reinforce(
     its rollout correction: ours are `CORRECTIONS` or `max_ratio`.
     """
     require(max_ratio is None or max_ratio > 0, "max_ratio", max_ratio, "be above 0 (2.0 is usual), or None")
-    tokens = Tokens.of(logp, old_logp, advantages, mask)
     if max_ratio is None:
         return PolicyLoss(-tokens.gain * tokens.logp, loss_stats(tokens))
     weight = tokens.ratio.detach().clamp(max=max_ratio)
     return PolicyLoss(-weight * tokens.gain * tokens.logp, loss_stats(tokens, tokens.ratio > max_ratio))
 
 
-@LOSSES.register("gpg")
-@traits(elementwise=True, silent_at_zero=True)
-def gpg(
-    logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor, *, sequences: Tensor | None = None
-) -> PolicyLoss:
+@bundled_loss("gpg", elementwise=True, silent_at_zero=True)
+def gpg(tokens: Tokens) -> PolicyLoss:
     """`-A logp`: the plain policy gradient, without ratio and without clip.
 
     Chu et al. 2025 (GPG: A Simple and Strong Reinforcement Learning Baseline); the paper's rescaling of the
     advantages by the share of live groups is the estimator `gpg`. The arguments are those of every loss, see
     `policy_loss`. `old_logp` only enters the statistics. Equal to verl's `gpg`.
     """
-    return reinforce(logp, old_logp, advantages, mask)
+    return PolicyLoss(-tokens.gain * tokens.logp, loss_stats(tokens))
 
 
-@LOSSES.register("cispo")
-@traits(elementwise=True, silent_at_zero=True)
-def cispo(
-    logp: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    sequences: Tensor | None = None,
-    clip_low: float = 1.0,
-    clip_high: float = 0.2,
-) -> PolicyLoss:
+@bundled_loss("cispo", elementwise=True, silent_at_zero=True)
+def cispo(tokens: Tokens, *, clip_low: float = 1.0, clip_high: float = 0.2) -> PolicyLoss:
     """`-sg(clip(r, 1 - clip_low, 1 + clip_high)) A logp`: the weight is clipped, the gradient never cut off.
 
     MiniMax et al. 2025 (MiniMax-M1), eq. 4 and 5; r = exp(logp - old_logp), sg stops the gradient. The arguments are
@@ -78,25 +55,13 @@ def cispo(
     """
     require(clip_low > 0, "clip_low", clip_low, "be above 0 (1 and more are no bound)")
     require(clip_high > 0, "clip_high", clip_high, "be above 0 (0.2 is usual)")
-    tokens = Tokens.of(logp, old_logp, advantages, mask)
     ratio = tokens.ratio.detach()
     weight = ratio.clamp(1 - clip_low, 1 + clip_high)
     return PolicyLoss(-weight * tokens.gain * tokens.logp, loss_stats(tokens, weight != ratio))
 
 
-@LOSSES.register("dppo_tv")
-@traits(elementwise=True, silent_at_zero=True)
-def dppo_tv(
-    logp: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    sequences: Tensor | None = None,
-    clip_low: float = 0.15,
-    clip_high: float = 0.15,
-    max_ratio: float = 20.0,
-) -> PolicyLoss:
+@bundled_loss("dppo_tv", elementwise=True, silent_at_zero=True)
+def dppo_tv(tokens: Tokens, *, clip_low: float = 0.15, clip_high: float = 0.15, max_ratio: float = 20.0) -> PolicyLoss:
     """`-sg(min(r, max_ratio)) A logp` for tokens inside a trust region of total variation, 0 for those that leave it.
 
     Qi et al. 2026 (Rethinking the Trust Region in LLM Reinforcement Learning), DPPO with the binary approximation: with
@@ -108,24 +73,12 @@ def dppo_tv(
     recipe. Equal to verl's `dppo_tv` with the same settings.
     """
     _check_region(clip_low, clip_high, max_ratio)
-    tokens = Tokens.of(logp, old_logp, advantages, mask)
     gap = tokens.logp.detach().double().exp() - tokens.old_logp.double().exp()
     return _inside_region(tokens, torch.where(tokens.gain > 0, gap <= clip_high, gap >= -clip_low), max_ratio)
 
 
-@LOSSES.register("dppo_kl")
-@traits(elementwise=True, silent_at_zero=True)
-def dppo_kl(
-    logp: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    sequences: Tensor | None = None,
-    clip_low: float = 0.05,
-    clip_high: float = 0.05,
-    max_ratio: float = 20.0,
-) -> PolicyLoss:
+@bundled_loss("dppo_kl", elementwise=True, silent_at_zero=True)
+def dppo_kl(tokens: Tokens, *, clip_low: float = 0.05, clip_high: float = 0.05, max_ratio: float = 20.0) -> PolicyLoss:
     """`-sg(min(r, max_ratio)) A logp` for tokens inside a trust region of KL divergence, 0 for those that leave it.
 
     Qi et al. 2026 (Rethinking the Trust Region in LLM Reinforcement Learning), DPPO with the binary approximation: with
@@ -138,7 +91,6 @@ def dppo_kl(
     settings, its 1e-8 added to `1 - q` and `1 - p` included; D itself is computed in float64.
     """
     _check_region(clip_low, clip_high, max_ratio)
-    tokens = Tokens.of(logp, old_logp, advantages, mask)
     logp64, old64 = tokens.logp.detach().double(), tokens.old_logp.double()
     new, old = logp64.exp(), old64.exp()
     rest = (1 - old) * ((1 - old + PROBABILITY_EPSILON) / (1 - new + PROBABILITY_EPSILON)).log()
