@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from agentgym.errors import RenderError, RunFolderError
 
-__all__ = ["ChatTokenizer", "HoldsTokenizer"]
+__all__ = ["ChatTokenizer", "HoldsTokenizer", "read_json_object"]
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -137,7 +137,7 @@ class ChatTokenizer:
         if not (path / "tokenizer.json").is_file():
             what = "tokenizer.json, the fast tokenizer"
             raise RunFolderError(f"{str(path)!r} has no {what}: save it there with AutoTokenizer...save_pretrained()")
-        config = _read_json(path / "tokenizer_config.json")
+        config = read_json_object(path / "tokenizer_config.json")
         try:
             backend = Tokenizer.from_file(str(path / "tokenizer.json"))
         except Exception as error:
@@ -149,7 +149,7 @@ class ChatTokenizer:
             raise RunFolderError(f"added_tokens_decoder of {where!r} is malformed: {error!r}") from error
         special = {name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name)))}
         stops = [special["eos_token"]] if "eos_token" in special else []
-        eos = _read_json(path / "generation_config.json").get("eos_token_id")
+        eos = read_json_object(path / "generation_config.json").get("eos_token_id")
         for index in eos if isinstance(eos, list) else [eos]:
             text = backend.id_to_token(index) if isinstance(index, int) else None
             stops += [text] if text is not None else []
@@ -206,7 +206,8 @@ def _token_text(entry: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _read_json(file: Path) -> dict[str, object]:
+def read_json_object(file: Path) -> dict[str, object]:
+    """Returns the object of a JSON file, {} if there is no file; raises RunFolderError for anything else."""
     if not file.is_file():
         return {}
     try:

@@ -32,7 +32,7 @@ from agentgym.trainers.tasks.mix import read_mix
 from agentgym.trainers.tasks.practice import PracticeConfig
 from agentgym.url_credentials import refuse_credentials
 
-__all__ = ["AdvantageConfig", "TrainConfig", "config_from_mapping", "with_current_names"]
+__all__ = ["AdvantageConfig", "TrainConfig", "config_from_mapping", "flatten_settings", "with_current_names"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,11 +243,25 @@ C = TypeVar("C")
 
 
 def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a run with today's names: the `local` engine was called `hf` in runs of version 0.1."""
+    """Returns the settings of a run of an earlier version with today's names.
+
+    The `local` engine was called `hf`, and `learner.lora` had a `dropout` that was always 0.
+    """
     renamed = {"local" if name == "hf" else name: value for name, value in settings.items()}
     if renamed.get("engine") == "hf":
         renamed["engine"] = "local"
+    learner = renamed.get("learner")
+    if isinstance(learner, Mapping) and isinstance(lora := learner.get("lora"), Mapping) and lora.get("dropout") == 0:
+        renamed["learner"] = {**learner, "lora": {name: value for name, value in lora.items() if name != "dropout"}}
     return renamed
+
+
+def flatten_settings(settings: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Flattens `{"optimizer": {"name": "adamw"}}` to `{"optimizer.name": "adamw"}`."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= flatten_settings(value, f"{where}{name}.") if isinstance(value, Mapping) else {where + name: value}
+    return flat
 
 
 def config_from_mapping(kind: type[C], given: Mapping[str, object], where: str = "") -> C:

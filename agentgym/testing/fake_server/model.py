@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
 from agentgym.chat_templates.families import renderer_for
 from agentgym.chat_templates.protocol import Renderer
-from agentgym.chat_templates.tokenizer import ChatTokenizer
+from agentgym.chat_templates.tokenizer import ChatTokenizer, read_json_object
 from agentgym.embedded import embedded_folder
-from agentgym.errors import RunFolderError
 
 __all__ = ["FakeModel"]
 
@@ -24,8 +22,8 @@ class FakeModel:
     def __init__(self, folder: Path | str | None = None) -> None:
         self.folder = Path(folder) if folder is not None else embedded_folder()
         self.tokenizer = ChatTokenizer.load(self.folder)
-        config = _read(self.folder / "config.json")
-        generation = _read(self.folder / "generation_config.json")
+        config = read_json_object(self.folder / "config.json")
+        generation = read_json_object(self.folder / "generation_config.json")
         size = config.get("vocab_size")
         self.vocab_size = size if isinstance(size, int) else self.tokenizer.backend.get_vocab_size()
         window = config.get("max_position_embeddings")
@@ -58,15 +56,3 @@ class FakeModel:
         texts = self.tokenizer.stop_tokens
         ids += [index for text in texts if (index := self.tokenizer.backend.token_to_id(text)) is not None]
         return tuple(dict.fromkeys(ids))
-
-
-def _read(file: Path) -> dict[str, object]:
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RunFolderError(f"{str(file)!r} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise RunFolderError(f"{str(file)!r} holds no JSON object")
-    return value

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from safetensors.torch import save_file
 
 from agentgym.embedded import embedded_folder
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.model.model_folder import load_decoder, reading, save_decoder
 from agentgym.rollout.record.manifest import MANIFEST
-from agentgym.trainers.checkpoints.adapter_folder import write_adapter
 from agentgym.trainers.checkpoints.checkpoint import (
     Checkpoint,
     checkpoint_folders,
@@ -27,7 +28,7 @@ from agentgym.trainers.checkpoints.checkpoint import (
 from agentgym.trainers.checkpoints.run_folder import read_settings
 from agentgym.trainers.checkpoints.writer import BEST
 
-__all__ = ["DType", "Exported", "export_adapter", "export_model", "find_checkpoint"]
+__all__ = ["DType", "Exported", "export_adapter", "export_model", "find_checkpoint", "write_adapter"]
 
 DType = Literal["float32", "bfloat16", "float16"]
 
@@ -104,6 +105,32 @@ def export_adapter(checkpoint: Checkpoint, folder: Path, *, dtype: DType = "floa
     with _new_folder(checkpoint, folder) as part:
         write_adapter(state, part, _first_model(checkpoint), getattr(torch, dtype))
     return Exported(folder=folder.resolve(), checkpoint=checkpoint.path, step=checkpoint.step, dtype=dtype)
+
+
+def write_adapter(state: Mapping[str, Any], folder: Path, base: str | None, dtype: torch.dtype) -> None:
+    """Writes a state of `Adapters.state_dict` as a folder that `peft` loads.
+
+    `base` is the folder or name of the model that the adapter belongs to, if it is known.
+    """
+    settings = state["settings"]
+    alpha = float(settings["alpha"])
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": settings["rank"],
+        "lora_alpha": int(alpha) if alpha.is_integer() else alpha,
+        "lora_dropout": 0.0,
+        "target_modules": sorted(settings["target_modules"]),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "modules_to_save": None,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    tensors = {name: tensor.to(dtype).contiguous() for name, tensor in state["tensors"].items()}
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def _first_model(checkpoint: Checkpoint) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +19,7 @@ from agentgym.rollout.record.folder_digests import discard_digests, file_digest,
 from agentgym.rollout.record.folder_lock import FolderLock
 from agentgym.trainers.checkpoints.checkpoint import Checkpoint, copy_tokenizer, guard_writes
 from agentgym.trainers.checkpoints.writer import Checkpoints
-from agentgym.trainers.config import TrainConfig, config_from_mapping, with_current_names
+from agentgym.trainers.config import TrainConfig, config_from_mapping, flatten_settings, with_current_names
 from agentgym.trainers.monitoring.metrics import StepMetrics
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.types import JSON
@@ -67,7 +66,10 @@ class RunFolder:
     @classmethod
     def reopen(cls, path: Path, config: TrainConfig) -> tuple[RunFolder, Checkpoint | None]:
         """Opens a run and its newest checkpoint; refuses a configuration that differs in more than the run's length."""
-        stored, given = _flat(_fill_defaults(read_settings(path))), _flat(json.loads(json.dumps(asdict(config))))
+        stored, given = (
+            flatten_settings(_fill_defaults(read_settings(path))),
+            flatten_settings(json.loads(json.dumps(asdict(config)))),
+        )
         free = {"steps", "max_minutes", "eval_episodes"}
         names = [*given, *(name for name in stored if name not in given)]
         if stored.get("date") is None:  # no date was recorded: each process used its own
@@ -192,11 +194,3 @@ def _fill_defaults(settings: dict[str, Any]) -> dict[str, Any]:
         return settings
     completed: dict[str, Any] = json.loads(json.dumps(asdict(config)))
     return completed
-
-
-def _flat(settings: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Flattens `{"optimizer": {"name": "adamw"}}` to `{"optimizer.name": "adamw"}`."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        flat |= _flat(value, f"{where}{key}.") if isinstance(value, dict) else {where + key: value}
-    return flat

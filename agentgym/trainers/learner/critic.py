@@ -80,12 +80,12 @@ class Critic:
         self.config = config
         self.head = ValueHead(policy.config.width).to(policy.embed.device)
         world.spread(self.head)
-        self.trunk = policy if config.trunk == "shared" else world.copy(policy)
+        self.backbone = policy if config.trunk == "shared" else world.copy(policy)
         self.optimizer: PolicyOptimizer | None = None
         if config.trunk == "own":
             rate = config.learning_rate or RATE * optimizer.learning_rate
             settings = replace(optimizer, learning_rate=rate)
-            self.optimizer = PolicyOptimizer(self.trunk, settings, total_steps, self.head.parameters())
+            self.optimizer = PolicyOptimizer(self.backbone, settings, total_steps, self.head.parameters())
         self._micro_batch_tokens = micro_batch_tokens
         self._world = world
 
@@ -153,14 +153,14 @@ class Critic:
         """
         state: dict[str, Any] = {"head": _whole_state(self.head)}
         if self.optimizer is not None:
-            state |= {"trunk": _whole_state(self.trunk), "optimizer": self.optimizer.state_dict()}
+            state |= {"trunk": _whole_state(self.backbone), "optimizer": self.optimizer.state_dict()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads the saved state of a critic of the same configuration."""
         _load_whole(self.head, state["head"])
         if self.optimizer is not None:
-            _load_whole(self.trunk, state["trunk"])
+            _load_whole(self.backbone, state["trunk"])
             self.optimizer.load_state_dict(state["optimizer"])
 
     def _read(self, part: TrainingBatch) -> tuple[Tensor, Tensor]:
@@ -173,7 +173,7 @@ class Critic:
         ids_N, wanted_N = torch.cat(ids), torch.cat(wanted)
         seqlens = [length + 1 for length in part.seqlens]
         layout = self._world.layout(seqlens, ids_N, wanted_N)
-        value_W: Tensor = self.trunk(ids_N, layout, lambda hidden_OE, _: self.head(hidden_OE, layout.exchange))
+        value_W: Tensor = self.backbone(ids_N, layout, lambda hidden_OE, _: self.head(hidden_OE, layout.exchange))
         is_end_N = torch.cat([torch.arange(length + 1, device=ids_N.device) == length for length in part.seqlens])
         is_end_W = is_end_N[wanted_N]
         return value_W[~is_end_W], value_W[is_end_W]
@@ -181,7 +181,9 @@ class Critic:
     def _compute(self, given: tuple[TrainingBatch, bool]) -> MicroResult[Tensor]:
         part, is_idle = given
         layout = self._world.layout(part.seqlens, part.ids_N, part.mask_N)
-        loss: Tensor = self.trunk(part.ids_N, layout, lambda hidden_OE, _: self.loss(hidden_OE, part, layout.exchange))
+        loss: Tensor = self.backbone(
+            part.ids_N, layout, lambda hidden_OE, _: self.loss(hidden_OE, part, layout.exchange)
+        )
         loss = 0 * loss if is_idle else loss
         return MicroResult(loss, loss.detach())
 

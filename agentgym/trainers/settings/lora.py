@@ -32,9 +32,6 @@ class LoraConfig:
     learning_rate: float | None = None
     """The adapters' learning rate; None takes ten times `optimizer.learning_rate`, the rate for training all weights
     (Schulman et al. 2025)."""
-    dropout: float = 0.0
-    """0 is the only value: units dropped in training are there while sampling, so that every token would be
-    off-policy."""
     seed: int | None = None
     """The adapters' first values follow from it; None is the seed of the run."""
 
@@ -54,10 +51,6 @@ class LoraConfig:
             raise ConfigError(f"lora.target_modules names nothing to adapt; known: {', '.join(PROJECTIONS)}")
         if self.learning_rate is not None and not self.learning_rate > 0:
             raise ConfigError(f"lora.learning_rate must be above 0, got {self.learning_rate}")
-        if self.dropout:
-            raise ConfigError(
-                f"lora.dropout {self.dropout} would drop in training what is there while sampling: leave it at 0"
-            )
 
     def optimizer_settings(self, optimizer: OptimizerConfig) -> OptimizerConfig:
         """The optimizer's settings, with the adapters' learning rate if adapters are trained."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 from agentgym.rollout.sampling.group_stream import GroupRequest
-from agentgym.trainers.tasks.source import TaskSource
+from agentgym.trainers.tasks.source import TaskSource, task_to_json
 from agentgym.trajectory import Group
 from agentgym.types import JSON, Task
 
@@ -75,7 +75,9 @@ class AheadTasks:
 
     def state(self) -> Mapping[str, JSON]:
         """Returns the requests that are not finished, the place of the next one, and the state of the source."""
-        ahead: list[JSON] = [[request.step, request.key, _to_json(request.task)] for request in self._ahead.values()]
+        ahead: list[JSON] = [
+            [request.step, request.key, task_to_json(request.task)] for request in self._ahead.values()
+        ]
         return {"ahead": ahead, "next": list(self._next), "source": self.source.state()}
 
     def load(self, state: Mapping[str, JSON]) -> None:
@@ -87,7 +89,3 @@ class AheadTasks:
         step, place = cast(tuple[int, int], state["next"])
         self._next = (step, place)
         self.source.load(cast(Mapping[str, JSON], state["source"]))
-
-
-def _to_json(task: Task) -> dict[str, JSON]:
-    return {"env_id": task.env_id, "seed": task.seed, "options": task.options, "kwargs": task.kwargs}

@@ -8,7 +8,7 @@ from typing import cast
 
 from agentgym.trainers.tasks.filtering import success_rate
 from agentgym.trainers.tasks.practice import ReplayConfig
-from agentgym.trainers.tasks.source import TaskSource
+from agentgym.trainers.tasks.source import TaskSource, task_to_json
 from agentgym.trajectory import Group
 from agentgym.types import JSON, Task
 
@@ -23,14 +23,7 @@ class _Memory:
     replays: int = 0
 
     def to_json(self) -> Mapping[str, JSON]:
-        task = self.task
-        fields: Mapping[str, JSON] = {
-            "env_id": task.env_id,
-            "seed": task.seed,
-            "options": task.options,
-            "kwargs": task.kwargs,
-        }
-        return {"task": fields, "replays": self.replays}
+        return {"task": task_to_json(self.task), "replays": self.replays}
 
     @classmethod
     def of(cls, stored: Mapping[str, JSON]) -> _Memory:

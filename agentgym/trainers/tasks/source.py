@@ -11,7 +11,7 @@ from agentgym.rollout.seeds import derive
 from agentgym.trajectory import Group
 from agentgym.types import JSON, Task
 
-__all__ = ["EnvTasks", "TaskSource"]
+__all__ = ["EnvTasks", "TaskSource", "task_to_json"]
 
 
 class TaskSource(Protocol):
@@ -91,3 +91,8 @@ class EnvTasks:
 
     def load(self, state: Mapping[str, JSON]) -> None:
         """Changes nothing."""
+
+
+def task_to_json(task: Task) -> dict[str, JSON]:
+    """Returns the fields of a task for the state of a source; `Task(**fields)` is the task again."""
+    return {"env_id": task.env_id, "seed": task.seed, "options": task.options, "kwargs": task.kwargs}

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
+from agentgym.trainers.config import flatten_settings
 from agentgym.trainers.trackers.protocol import ShownEpisode, TrackedRun
-from agentgym.types import JSON
 
 __all__ = ["MlflowTracker"]
 
@@ -40,7 +40,7 @@ class MlflowTracker:
         number = experiment.experiment_id if experiment else self._client.create_experiment(run.project, place)
         self._id = self._client.create_run(number, run_name=run.name).info.run_id
         run.keep("mlflow", self._id)
-        params = [Param(name, value[:_LONGEST]) for name, value in _flat(run.config).items()]
+        params = [Param(name, str(value)[:_LONGEST]) for name, value in flatten_settings(run.config).items()]
         for start in range(0, len(params), _PARAMS_AT_ONCE):
             self._client.log_batch(self._id, params=params[start : start + _PARAMS_AT_ONCE])
 
@@ -58,11 +58,3 @@ class MlflowTracker:
     def finish(self) -> None:
         """Ends the run."""
         self._client.set_terminated(self._id)
-
-
-def _flat(settings: Mapping[str, JSON], where: str = "") -> dict[str, str]:
-    """Flattens `{"optimizer": {"name": "adamw"}}` to `{"optimizer.name": "adamw"}`."""
-    flat: dict[str, str] = {}
-    for name, value in settings.items():
-        flat |= _flat(value, f"{where}{name}.") if isinstance(value, Mapping) else {where + name: str(value)}
-    return flat

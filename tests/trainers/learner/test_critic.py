@@ -51,7 +51,7 @@ def plain_values(critic: Critic, batch: TrainingBatch, row: int) -> Tensor:
     part = batch.select([row])
     ids_T = torch.cat([part.ids_N, part.target_N[-1:]])
     with torch.no_grad():
-        hidden_TE = critic.trunk.hidden_states(ids_T, PackedLayout([len(ids_T)]))
+        hidden_TE = critic.backbone.hidden_states(ids_T, PackedLayout([len(ids_T)]))
         return hidden_TE @ critic.head.weight_E + critic.head.bias
 
 
@@ -101,7 +101,7 @@ def test_the_gradient_is_that_of_half_the_squared_error(tiny: Tiny, fresh_batch:
         weight_N, return_N = batch.weight_N.split(batch.seqlens), batch.return_N.split(batch.seqlens)
         for row in range(batch.num_rows):
             part = batch.select([row])
-            hidden_TE = critic.trunk.hidden_states(part.ids_N, PackedLayout(part.seqlens))
+            hidden_TE = critic.backbone.hidden_states(part.ids_N, PackedLayout(part.seqlens))
             value_T = hidden_TE @ critic.head.weight_E + critic.head.bias
             total = total + 0.5 * (weight_N[row] * (value_T - return_N[row]).square()).sum()
         assert critic.optimizer is not None
@@ -112,7 +112,7 @@ def test_the_gradient_is_that_of_half_the_squared_error(tiny: Tiny, fresh_batch:
 
 def moved(critic: Critic, name: str, place: int, by: float) -> None:
     """One weight of the critic, moved."""
-    own = {"trunk": critic.trunk.embed, "weight": critic.head.weight_E, "bias": critic.head.bias}[name]
+    own = {"trunk": critic.backbone.embed, "weight": critic.head.weight_E, "bias": critic.head.bias}[name]
     with torch.no_grad():
         own.view(-1)[place] += by
 
@@ -146,9 +146,9 @@ def test_the_gradient_under_a_bound_is_the_slope_of_the_clipped_error(
     loss = torch.zeros(())
     for part in batch.split(30):
         layout = PackedLayout(part.seqlens, ids_N=part.ids_N, wanted_N=part.mask_N)
-        loss = loss + critic.loss(critic.trunk.hidden_states(part.ids_N, layout), part)
+        loss = loss + critic.loss(critic.backbone.hidden_states(part.ids_N, layout), part)
     loss.backward()
-    owner = {"trunk": critic.trunk.embed, "weight": critic.head.weight_E, "bias": critic.head.bias}[name]
+    owner = {"trunk": critic.backbone.embed, "weight": critic.head.weight_E, "bias": critic.head.bias}[name]
     assert owner.grad is not None and abs(slope) > 1e-3
     assert float(owner.grad.view(-1)[place]) == pytest.approx(slope, rel=0.02, abs=1e-4)
     learner.close()

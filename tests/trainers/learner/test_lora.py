@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import Tensor
 
 from agentgym.embedded import embedded_folder
@@ -19,9 +20,9 @@ from agentgym.model.decoder import Decoder
 from agentgym.model.model_folder import load_decoder, published_views, save_decoder
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers.batch.batch import TrainingBatch
-from agentgym.trainers.checkpoints.adapter_folder import write_adapter
-from agentgym.trainers.checkpoints.export import export_adapter, export_model, find_checkpoint
-from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.checkpoints.export import export_adapter, export_model, find_checkpoint, write_adapter
+from agentgym.trainers.checkpoints.run_folder import read_settings
+from agentgym.trainers.config import TrainConfig, config_from_mapping
 from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.learner.lora import adapt
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
@@ -237,7 +238,7 @@ def test_a_critic_learns_by_adapters_of_its_own_or_by_the_policys(trunk: Any, ti
     again.load_state_dict(state)
     assert torch.equal(again.critic.read(batch)[0], learner.critic.read(batch)[0])
     first = dict(published_views(tiny()))
-    assert all(torch.equal(one, first[name]) for name, one in published_views(learner.critic.trunk))
+    assert all(torch.equal(one, first[name]) for name, one in published_views(learner.critic.backbone))
 
 
 def test_a_saved_state_goes_on_to_the_bit(tiny: Tiny, fresh_batch: Fresh) -> None:
@@ -273,12 +274,21 @@ def test_either_optimizer_trains_adapters(name: Any, tiny: Tiny, fresh_batch: Fr
         ({"rank": 4, "target_modules": ("q_prj",)}, "did you mean 'q_proj'"),
         ({"rank": 4, "target_modules": ()}, "names nothing to adapt"),
         ({"rank": 4, "learning_rate": 0.0}, "learning_rate must be above 0"),
-        ({"rank": 4, "dropout": 0.1}, "leave it at 0"),
     ],
 )
 def test_settings_that_cannot_work_say_what_to_do(given: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         LoraConfig(**given)
+
+
+def test_a_recorded_run_loads_with_the_dropout_of_0_that_adapters_had(tmp_path: Path) -> None:
+    recorded = {"algo": "grpo", "env": "X", "learner": {"lora": {"rank": 4, "dropout": 0.0}}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(recorded))
+    assert config_from_mapping(TrainConfig, read_settings(tmp_path)).learner.lora == LoraConfig(rank=4)
+    recorded["learner"] = {"lora": {"rank": 4, "dropout": 0.1}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(recorded))
+    with pytest.raises(ConfigError, match=r"unknown setting 'learner\.lora\.dropout'"):
+        config_from_mapping(TrainConfig, read_settings(tmp_path))
 
 
 @pytest.mark.slow

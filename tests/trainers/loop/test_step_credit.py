@@ -69,7 +69,7 @@ def value_after(learner: Learner, ids: list[int]) -> float:
     """The critic's value after these ids, from a forward pass of them alone."""
     assert learner.critic is not None
     with torch.no_grad():
-        hidden_TE = learner.critic.trunk.hidden_states(torch.tensor(ids), PackedLayout([len(ids)]))
+        hidden_TE = learner.critic.backbone.hidden_states(torch.tensor(ids), PackedLayout([len(ids)]))
         return float(learner.critic.head(hidden_TE)[-1])
 
 
