@@ -148,7 +148,7 @@ class _Tree:
             if self._seqlens[row] > done:
                 alike.setdefault(self._key(row, done), []).append(row)
         for members in alike.values():
-            length = self._common(members, done)
+            length = self._num_common_tokens(members, done)
             number = len(self.segments)
             self.segments.append(Segment(self.num_tokens, length, ancestors))
             for row in members:
@@ -163,7 +163,7 @@ class _Tree:
             return row
         return self._rows[row][done : done + self._min_shared].tobytes()
 
-    def _common(self, members: Sequence[int], done: int) -> int:
+    def _num_common_tokens(self, members: Sequence[int], done: int) -> int:
         if self._rows is None or len(members) == 1:
             return self._seqlens[members[0]] - done
         first = self._rows[members[0]][done:]

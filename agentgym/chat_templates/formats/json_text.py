@@ -121,7 +121,7 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"invalid JSON ({name} is not JSON)")
 
 
-def _finite(text: str) -> float:
+def _read_finite(text: str) -> float:
     value = float(text)
     if value in (float("inf"), float("-inf")):
         raise ValueError(f"invalid JSON (the number {text[:20]} is too large)")
@@ -132,6 +132,6 @@ _TOKEN = re.compile(
     r"""(?P<string>"(?:[^"\\]++|\\.)*+")|(?P<open>[{\[])|(?P<close>[}\]])|(?P<other>[\s,:\w+.\-]++)""", re.DOTALL
 )
 _GAP = re.compile(r"[\s,]*+")
-_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
+_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_read_finite)
 _SCAN: Callable[[str, int], tuple[JSON, int]] = json.scanner.make_scanner(_DECODER)  # type: ignore[arg-type]  # any decoder
 _BLANKS = " \t\n\r"

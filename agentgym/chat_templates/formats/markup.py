@@ -145,14 +145,14 @@ class _Calls:
         """Reads what begins with a frame or a call; returns where it ends."""
         wrong = self.patterns.misspelled.match(self.text, start)
         if wrong is not None:
-            return self._unread(reply, start, wrong.end(), ValueError(f"{wrong['first']} is no mark of a call"))
+            return self._keep_malformed(reply, start, wrong.end(), ValueError(f"{wrong['first']} is no mark of a call"))
         begin = self._match(self.patterns.lead, start).end()
         if not self.text.startswith(self.markup.call[0], begin):
             return self._frame(reply, start, begin)
         try:
             name, arguments, end = self._call(begin)
         except ValueError as error:
-            return self._unread(reply, start, begin + len(self.markup.call[0]), error)
+            return self._keep_malformed(reply, start, begin + len(self.markup.call[0]), error)
         reply.call(name, arguments)
         return self._match(self.patterns.trail, end).end()
 
@@ -222,15 +222,15 @@ class _Calls:
             try:
                 reply.call(*as_call(read_json(self.text[begin:end]), ("name",), ("arguments", "parameters")))
             except ValueError as error:
-                return self._unread(reply, start, end, error)
+                return self._keep_malformed(reply, start, end, error)
             return self._match(self.patterns.trail, end).end()
         stop = self._stop(begin)
         if stop is not None and stop[0] == self.markup.call[0]:
             reply.text(self.text[begin : stop.start()])
             return stop.start()
-        return self._unread(reply, start, begin, ValueError("no call stands where one belongs"))
+        return self._keep_malformed(reply, start, begin, ValueError("no call stands where one belongs"))
 
-    def _unread(self, reply: ReplyBuilder, start: int, begin: int, error: ValueError) -> int:
+    def _keep_malformed(self, reply: ReplyBuilder, start: int, begin: int, error: ValueError) -> int:
         """Keeps a call that cannot be read, up to its closing or to the next call after `begin`."""
         stop = self._stop(begin)
         end = len(self.text) if stop is None else stop.start()

@@ -24,7 +24,7 @@ class NemotronRenderer(TemplateRenderer):
 
     def extend(self, ids: Sequence[int], new_messages: Sequence[Message]) -> list[int]:
         """Returns the ids to append to `ids`; see `TemplateRenderer.extend`."""
-        return self._behind(ids, new_messages, _SWITCHED_OFF if self._is_switched_off(ids) else (USER,))
+        return self._new_ids(ids, new_messages, _SWITCHED_OFF if self._is_switched_off(ids) else (USER,))
 
     def _is_switched_off(self, ids: Sequence[int]) -> bool:
         """Returns True if the last generation prompt in `ids` closed the reasoning at once; reads only the reply."""

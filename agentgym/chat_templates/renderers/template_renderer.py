@@ -160,7 +160,7 @@ class TemplateRenderer:
 
         A reply that ends with any of `stop_ids` is complete; any other is a cut reply, which gets the template's end.
         """
-        return self._behind(ids, new_messages, (USER,))
+        return self._new_ids(ids, new_messages, (USER,))
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSpec] = (), prompt: Sequence[int] = ()) -> Message:
         """Returns the reply as a message, up to its first stop id.
@@ -234,7 +234,7 @@ class TemplateRenderer:
         dropped = RenderError(f"the chat template of {self.tokenizer.name!r} drops the reply or its end {end!r}")
         raise refusal or dropped
 
-    def _behind(self, ids: Sequence[int], new_messages: Sequence[Message], history: Sequence[Message]) -> list[int]:
+    def _new_ids(self, ids: Sequence[int], new_messages: Sequence[Message], history: Sequence[Message]) -> list[int]:
         """Returns what to append to `ids`, which end with a reply to a conversation that prompts like `history`."""
         self._check_new(new_messages)
         named = new_messages

@@ -186,7 +186,7 @@ class ChatEndpoint:
                 if revision != self._dialect.revision or self._dialect.adapt(refusal, first=not self._answered):
                     continue
                 if not is_transient(refusal):
-                    raise await self._final(refusal, attempts) from None
+                    raise await self._final_error(refusal, attempts) from None
                 failure: HttpRefusal | HttpUnreachable = refusal
             except HttpUnreachable as error:
                 failure = error
@@ -254,7 +254,7 @@ class ChatEndpoint:
             self._limit.hold(after_s)
         await self._sleep(back_off_s(place, num_retries, after_s))
 
-    async def _final(self, refusal: HttpRefusal, attempts: int) -> AgentGymError:
+    async def _final_error(self, refusal: HttpRefusal, attempts: int) -> AgentGymError:
         """Returns the error for a refusal that no retry can fix."""
         words = self._clean(refusal)
         if refusal.status == 404 and "model" in words.lower():

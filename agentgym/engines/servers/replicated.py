@@ -196,7 +196,7 @@ class ReplicatedEngine:
         if version < self._version:
             raise EngineError(f"policy versions never fall: the engine is at {self._version}, got {version}")
         await self.revive()
-        reports = await self._everywhere(lambda replica: replica.update_weights(weights, version))
+        reports = await self._command_all(lambda replica: replica.update_weights(weights, version))
         self._version = version
         if len({report.checksum for report in reports}) > 1:
             raise EngineError("the servers have different weights after the same update")
@@ -207,13 +207,13 @@ class ReplicatedEngine:
         self._open.clear()
         if self.settings.pause == "abort":
             sent = [flight for flight in self._flights.values() if flight.rid]
-            await self._everywhere(lambda replica: replica.abort(None))
-            await _landing(sent)
-        await self._everywhere(lambda replica: replica.pause())
+            await self._command_all(lambda replica: replica.abort(None))
+            await _wait_for_landing(sent)
+        await self._command_all(lambda replica: replica.pause())
 
     async def resume(self) -> None:
         """Continues after `pause`."""
-        await self._everywhere(lambda replica: replica.resume())
+        await self._command_all(lambda replica: replica.resume())
         self._open.set()
 
     async def abort(self, session: str) -> None:
@@ -223,21 +223,21 @@ class ReplicatedEngine:
             flight.aborted = True
             if flight.rid:
                 self._tell(flight)
-                await _landing([flight])
+                await _wait_for_landing([flight])
             if not flight.landed.is_set() and flight.task is not None:
                 flight.task.cancel()
         self.router.forget(session)
 
     async def flush(self) -> None:
         """Empties the prefix caches; raises EngineError if requests in flight prevent it."""
-        await self._everywhere(lambda replica: replica.flush())
+        await self._command_all(lambda replica: replica.flush())
 
     async def close(self) -> None:
         """Ends requests in flight and servers that were started for this engine; a second call does nothing."""
         if self._closed:
             return
         if not self._open.is_set():
-            await self._unpause()
+            await self._resume_all()
         self._closed = True
         for flight in list(self._flights.values()):
             flight.aborted = True
@@ -250,11 +250,11 @@ class ReplicatedEngine:
         for replica in self.replicas:
             await replica.close()
 
-    async def _unpause(self) -> None:
+    async def _resume_all(self) -> None:
         """Leaves no server paused that others use; one that does not answer is left as it is."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_ABORT_S):
-                await asyncio.gather(*(_quietly(self.replicas[index].resume()) for index in self.router.alive))
+                await asyncio.gather(*(_log_failure(self.replicas[index].resume()) for index in self.router.alive))
 
     def _check(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> None:
         if self._closed:
@@ -336,7 +336,7 @@ class ReplicatedEngine:
         """Asks the server to end a request, without waiting."""
         if not flight.rid or self._closed:
             return
-        errand = asyncio.ensure_future(_quietly(self.replicas[flight.replica].abort(flight.rid)))
+        errand = asyncio.ensure_future(_log_failure(self.replicas[flight.replica].abort(flight.rid)))
         self._errands.add(errand)
         errand.add_done_callback(self._errands.discard)
 
@@ -347,7 +347,7 @@ class ReplicatedEngine:
                 self.router.mark(index, alive=True)
                 _log.warning("server %s is back", self.replicas[index].name)
 
-    async def _everywhere(self, order: Callable[[Replica], Awaitable[_T]]) -> list[_T]:
+    async def _command_all(self, order: Callable[[Replica], Awaitable[_T]]) -> list[_T]:
         """Returns the answers to a command; a server without one is dead; raises EngineError if all are."""
         if self._closed:
             raise EngineError("the engine is closed; make a new one")
@@ -378,7 +378,7 @@ class ReplicatedEngine:
             return await order(replica)
 
 
-async def _landing(flights: Sequence[_Flight]) -> None:
+async def _wait_for_landing(flights: Sequence[_Flight]) -> None:
     """Waits a while for requests to return."""
     waits = [asyncio.ensure_future(flight.landed.wait()) for flight in flights]
     if waits:
@@ -387,7 +387,7 @@ async def _landing(flights: Sequence[_Flight]) -> None:
             wait.cancel()
 
 
-async def _quietly(work: Awaitable[None]) -> None:
+async def _log_failure(work: Awaitable[None]) -> None:
     """Runs work whose result is not waited for; a server that is gone has nothing to end."""
     try:
         await work

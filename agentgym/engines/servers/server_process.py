@@ -64,7 +64,7 @@ class ServerProcess:
         command.log.parent.mkdir(parents=True, exist_ok=True)
         guard = [sys.executable, "-m", "agentgym.engines.servers.server_guard", *command.words]
         secret = {SERVER_SECRET: command.secret} if command.secret else {}
-        with open(command.log, "ab", opener=_private) as log:
+        with open(command.log, "ab", opener=_open_private) as log:
             try:
                 self._process = subprocess.Popen(
                     guard,
@@ -137,7 +137,7 @@ class ServerProcess:
         return f"its log {command_log(self.command)} ends with\n{self.log_tail()}"
 
 
-def _private(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     """Opens a file that no other user can read: servers log their settings."""
     return os.open(path, flags, 0o600)
 

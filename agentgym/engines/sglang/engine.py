@@ -129,12 +129,12 @@ async def sglang_engine(
         for transport in transports:
             await transport.close()
         raise
-    settings = _possible(settings, replicas)
+    settings = _with_possible_pause(settings, replicas)
     lengths = [window, *(replica.context_window for replica in replicas if replica.context_window)]
     return ReplicatedEngine(replicas, settings, vocab_size=vocab_size, context_window=min(lengths), version=version)
 
 
-def _possible(settings: ServingSettings, replicas: Sequence[SglangReplica]) -> ServingSettings:
+def _with_possible_pause(settings: ServingSettings, replicas: Sequence[SglangReplica]) -> ServingSettings:
     """Returns the settings, with the only pause that is correct on all of the servers."""
     old = [replica for replica in replicas if not replica.sync.is_modern]
     if not old or settings.pause == "abort":

@@ -77,7 +77,7 @@ class Checkpoints:
         """
         final = self.path_of(snapshot.step)
         self.wait()
-        best = self._best([*map(step_of, checkpoint_folders(self.run)), snapshot.step], metrics)
+        best = self._find_best([*map(step_of, checkpoint_folders(self.run)), snapshot.step], metrics)
         self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._writing = self._thread.submit(self._write, snapshot, best)
         if not self.config.background:
@@ -139,7 +139,7 @@ class Checkpoints:
                 replace_file(self.folder / BEST, f"{self.path_of(best).name}\n")
             self._delete_old(best)
 
-    def _best(self, steps: Sequence[int], metrics: Sequence[Mapping[str, JSON]]) -> int | None:
+    def _find_best(self, steps: Sequence[int], metrics: Sequence[Mapping[str, JSON]]) -> int | None:
         name = self.config.keep_best
         if name is None:
             return None

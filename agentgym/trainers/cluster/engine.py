@@ -173,9 +173,9 @@ class ClusterEngine(ReplicatedEngine):
     def look_for_dead(self) -> None:
         """Checks in the background whether dead engines are back."""
         if len(self.router.alive) < len(self.replicas):
-            self._searching()
+            self._search_task()
 
-    def _searching(self) -> asyncio.Task[None]:
+    def _search_task(self) -> asyncio.Task[None]:
         if self._search is None or self._search.done():
             self._search = asyncio.ensure_future(self.revive())
         return self._search
@@ -184,12 +184,12 @@ class ClusterEngine(ReplicatedEngine):
         await self._until_alive()
         return await super()._acquire(session)
 
-    async def _everywhere(self, order: Callable[[Replica], Awaitable[T]]) -> list[T]:
+    async def _command_all(self, order: Callable[[Replica], Awaitable[T]]) -> list[T]:
         while True:
             await self._until_alive()
             is_hopeless = not self.router.alive
             try:
-                return await super()._everywhere(order)
+                return await super()._command_all(order)
             except EngineError:
                 if is_hopeless or self.router.alive or self._closed:
                     raise
@@ -198,6 +198,6 @@ class ClusterEngine(ReplicatedEngine):
         """Waits while all engines are dead, for as long as one may come back."""
         ends = time.monotonic() + self._patience_s
         while not self.router.alive and not self._closed and time.monotonic() < ends:
-            await asyncio.wait({self._searching()})
+            await asyncio.wait({self._search_task()})
             if not self.router.alive:
                 await asyncio.sleep(POLL_S)

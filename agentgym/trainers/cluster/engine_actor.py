@@ -59,7 +59,7 @@ class EngineActor:
 
     async def identity(self) -> EngineFacts:
         """Waits until the engine can answer, and returns its facts."""
-        async with self._answering() as inner:
+        async with self._engine_that_answers() as inner:
             engine = inner.engine
             return EngineFacts(vocab_size=engine.vocab_size, context_window=engine.context_window, dtype=inner.dtype)
 
@@ -81,7 +81,7 @@ class EngineActor:
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
         """See `Engine.generate`."""
-        async with self._answering() as inner:
+        async with self._engine_that_answers() as inner:
             return await inner.engine.generate(prompt_ids, sampling, session=session)
 
     async def abort(self, session: str) -> None:
@@ -91,7 +91,7 @@ class EngineActor:
 
     async def pause(self) -> None:
         """See `Engine.pause`."""
-        async with self._answering() as inner:
+        async with self._engine_that_answers() as inner:
             await inner.engine.pause()
             self._is_paused = True
             if self._part.config.ray.layout == "colocated" and not self._is_released:
@@ -100,7 +100,7 @@ class EngineActor:
 
     async def resume(self) -> None:
         """See `Engine.resume`; an engine whose memory was released takes the newest weights first."""
-        async with self._answering() as inner:
+        async with self._engine_that_answers() as inner:
             if self._is_released and (posted := await self._newest()) is not None:
                 await self._take(inner, posted)
             self._is_paused = False
@@ -108,13 +108,13 @@ class EngineActor:
 
     async def flush(self) -> None:
         """Empties a server's prefix cache; the in-process model reads no stale entries."""
-        async with self._answering() as inner:
+        async with self._engine_that_answers() as inner:
             if isinstance(inner.engine, ReplicatedEngine):
                 await inner.engine.flush()
 
     async def prepare(self) -> None:
         """Does now what the first request would otherwise wait for."""
-        async with self._answering() as inner:
+        async with self._engine_that_answers() as inner:
             await inner.prepare()
 
     async def update(self, parcel: Parcel, version: int) -> tuple[WeightSync, dict[str, str]]:
@@ -122,12 +122,12 @@ class EngineActor:
 
         A server compares them itself. The weights are fetched while the engine samples.
         """
-        async with self._answering() as inner:
+        async with self._engine_that_answers() as inner:
             return await self._take(inner, Posted(version, parcel))
 
     async def catch_up(self) -> None:
         """Takes the newest weights if it has older ones, and resumes; it may have missed an update."""
-        async with self._answering() as inner:
+        async with self._engine_that_answers() as inner:
             posted: Posted | None = await self._board.call("newest")
             if posted is not None and posted.version > self._version:
                 await self._take(inner, posted)
@@ -140,7 +140,7 @@ class EngineActor:
         return self._opening
 
     @asynccontextmanager
-    async def _answering(self) -> AsyncIterator[InnerEngine]:
+    async def _engine_that_answers(self) -> AsyncIterator[InnerEngine]:
         """Yields the engine once it can answer.
 
         If its server is dead, its errors and those of its restart become HttpUnreachable. The caller then waits, or

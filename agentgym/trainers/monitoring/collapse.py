@@ -79,10 +79,10 @@ class _View:
         """True if the last steps succeed more than the steps before them."""
         if not self.before:
             return False
-        return fmean(step.success for step in self.recent) > _usual([step.success for step in self.before])[1] + 0.05
+        return fmean(step.success for step in self.recent) > _medians([step.success for step in self.before])[1] + 0.05
 
 
-def _usual(before: Sequence[float]) -> tuple[float, float]:
+def _medians(before: Sequence[float]) -> tuple[float, float]:
     """Returns the median of the first steps, and that of the last ones."""
     return median(before[:FIRST]), median(before[-LATELY:])
 
@@ -183,17 +183,17 @@ def _format_lost(view: _View, config: CollapseConfig) -> str:
 
 def _tools_lost(view: _View, config: CollapseConfig) -> str:
     recent, before = view.values("tool_calls_per_turn")
-    if recent and before and max(recent) < 0.1 * max(_usual(before)):
+    if recent and before and max(recent) < 0.1 * max(_medians(before)):
         return (
-            f"the model calls {max(recent):.2g} tools a turn where it called {max(_usual(before)):.2g}; see whether the"
-            " reward pays for calls, or lower the learning rate"
+            f"the model calls {max(recent):.2g} tools a turn where it called {max(_medians(before)):.2g}; see whether"
+            " the reward pays for calls, or lower the learning rate"
         )
     return ""
 
 
 def _entropy_lost(view: _View, config: CollapseConfig) -> str:
     recent, before = view.values("entropy")
-    usual = max(_usual(before)) if before else 0.0
+    usual = max(_medians(before)) if before else 0.0
     if recent and max(recent) < max(1e-3, 0.02 * usual) and max(step.success for step in view.recent) < 0.9:
         return (
             f"the entropy fell to {max(recent):.2g} nats a token, and not all episodes succeed: the same is said again"
@@ -204,7 +204,7 @@ def _entropy_lost(view: _View, config: CollapseConfig) -> str:
 
 def _entropy_exploded(view: _View, config: CollapseConfig) -> str:
     recent, before = view.values("entropy")
-    usual = min(_usual(before)) if before else 0.0
+    usual = min(_medians(before)) if before else 0.0
     if recent and before and min(recent) > max(3 * usual, usual + 0.5) and not view.improves:
         return (
             f"the entropy rose from {usual:.2g} to {min(recent):.2g} nats a token, and the success did not: replies"
@@ -217,7 +217,7 @@ def _repetition(view: _View, config: CollapseConfig) -> str:
     descriptions = {"repeated_ngrams": "a reply's own runs of 4 tokens", "repeated_replies": "an episode's own replies"}
     for name, what in descriptions.items():
         recent, before = view.values(name)
-        rise = min(recent) - min(_usual(before)) if recent and before else 0.0
+        rise = min(recent) - min(_medians(before)) if recent and before else 0.0
         if rise > config.max_repetition_rise and not view.improves:
             return (
                 f"{min(recent):.0%} of what is said repeats {what}, {rise:.0%} more than before, and the success did"
@@ -240,7 +240,7 @@ def _gradient_exploded(view: _View, config: CollapseConfig) -> str:
     recent, before = view.values("grad_norm")
     if not recent or len(before) < MIN_BEFORE:
         return ""
-    usual = _usual(before)[1]
+    usual = _medians(before)[1]
     if min(recent) > config.max_grad_growth * usual:
         return (
             f"the gradient norm is {min(recent):.3g}, where its median was {usual:.3g}; lower the learning rate, or"

@@ -82,11 +82,11 @@ class Ranks:
 
         Each rank takes its part of one parameter after the other. Raises as `load_decoder` and `shard` do.
         """
-        model = self._empty(decoder_config(folder), dtype)
+        model = self._empty_model(decoder_config(folder), dtype)
         fill_decoder(model, folder, lambda parameter, stored: parameter.copy_(like(stored, parameter)))
         return Sharded(model, self)
 
-    def _empty(self, config: DecoderConfig, dtype: torch.dtype) -> Decoder:
+    def _empty_model(self, config: DecoderConfig, dtype: torch.dtype) -> Decoder:
         """A sharded model whose weights are not loaded yet."""
         with torch.device("meta"):
             model = Decoder(config).to(dtype)
@@ -134,13 +134,13 @@ class Ranks:
         rows = balance_rows(row_costs(batch, self._shape), self._mesh.num_data)[self.portion]
         own = batch.select(rows).to(self.device).split(max_tokens)
         # An idle part has a trained target, so that every parameter is in its graph: gradients are summed in groups.
-        idle = [batch.one_target().to(self.device)] * (self._longest(len(own), batch) - len(own))
+        idle = [batch.one_target().to(self.device)] * (self._most_micro_batches(len(own), batch) - len(own))
         first_N = torch.arange(batch.num_tokens) < sum(batch.seqlens[: rows.start])
         start = int((batch.mask_N.cpu() & first_N).sum())
         targets = IndexRange(start, start + sum(part.num_trained_tokens for part in own), batch.num_trained_tokens)
         return Share((*own, *idle), len(own), targets, IndexRange(rows.start, rows.stop, batch.num_rows))
 
-    def _longest(self, number: int, batch: TrainingBatch) -> int:
+    def _most_micro_batches(self, number: int, batch: TrainingBatch) -> int:
         """The largest number of micro-batches on any rank; raises InvalidTrajectory if the ranks' batches differ."""
         mark = crc32(batch.ids_N.cpu().numpy().tobytes())
         found = torch.tensor([number, mark, -mark], device=self.device)

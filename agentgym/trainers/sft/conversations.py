@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
-from agentgym.chat_templates.renderers.told_reply import told_reply
+from agentgym.chat_templates.renderers.written_reply import encode_written_reply
 from agentgym.errors import ConfigError, RenderError, nearest
 from agentgym.openai_wire import WireError, message_from_openai, tool_from_openai
 from agentgym.trainers.sft.demonstrations import Demonstration
@@ -68,7 +68,7 @@ def conversation_rows(renderer: TemplateRenderer, conversation: Conversation) ->
         try:
             prompt = renderer.rerender(messages[:place], tools)
             new = _extend_row(renderer, rows[-1].ids, prompt, messages[behind:place]) if rows else None
-            told = told_reply(renderer, messages[:place], reply, tools)
+            told = encode_written_reply(renderer, messages[:place], reply, tools)
         except RenderError as error:
             raise RenderError(f"{MESSAGES}[{place}]: {error}") from error
         if new is None:

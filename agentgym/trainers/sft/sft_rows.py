@@ -63,7 +63,7 @@ class SftRows:
                     malformed.append(f"{where}: {error}")
         dropped = {f"malformed, the first: {malformed[0]}": len(malformed)} if malformed else {}
         line = _report_line("conversations", num_read - len(malformed), num_read, dropped)
-        return _within(rows, window, [line])
+        return _rows_in_window(rows, window, [line])
 
     @classmethod
     def of_episodes(cls, source: EpisodeSource, renderer: TemplateRenderer, vocab_size: int, window: int) -> SftRows:
@@ -81,7 +81,7 @@ class SftRows:
             report.append(
                 f"{chosen.num_held_out} of them are of held-out tasks: evaluations on those say nothing any more"
             )
-        return replace(_within(rows, window, report), task=chosen.episodes[0].task)
+        return replace(_rows_in_window(rows, window, report), task=chosen.episodes[0].task)
 
 
 def _rows_of(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
@@ -100,7 +100,7 @@ def _without_nulls(value: object) -> object:
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def _within(rows: Sequence[Demonstration], window: int, report: Sequence[str]) -> SftRows:
+def _rows_in_window(rows: Sequence[Demonstration], window: int, report: Sequence[str]) -> SftRows:
     """Returns the rows that fit into the model's context window; raises ConfigError if none is left."""
     kept = tuple(row for row in rows if len(row.ids) <= window + 1)
     lines = list(report)

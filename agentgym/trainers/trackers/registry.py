@@ -31,7 +31,7 @@ def open_tracker(name: str) -> Tracker:
     UnknownName for an unknown name.
     """
     if is_place(name):
-        return _own(name)
+        return _open_own(name)
     if name not in TRACKERS:
         raise UnknownName(
             f"unknown tracker {name!r}{nearest(name, TRACKERS) or '.'} Known: {', '.join(TRACKERS)}, or the place of"
@@ -51,7 +51,7 @@ def open_tracker(name: str) -> Tracker:
     return tracker
 
 
-def _own(name: str) -> Tracker:
+def _open_own(name: str) -> Tracker:
     make = load_named(name, _WANTED)
     if not callable(make):
         raise ConfigError(f"the tracker {name} is a {type(make).__name__}: a class without arguments was wanted")

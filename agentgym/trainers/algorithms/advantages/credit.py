@@ -79,7 +79,7 @@ class TrainedTokens:
         taken_BL = numbers_BT.detach().to(torch.float64).gather(1, self.place_BL)
         taken_BL = torch.where(self.valid_BL, taken_BL, 0.0)
         if not bool(taken_BL.isfinite().all()):
-            raise InvalidTrajectory(f"{name} is finite at trained tokens, got {_wrong(taken_BL)}")
+            raise InvalidTrajectory(f"{name} is finite at trained tokens, got {_first_not_finite(taken_BL)}")
         return taken_BL
 
     def take_ids(self, ids_BT: Tensor, name: str) -> Tensor:
@@ -98,7 +98,7 @@ class TrainedTokens:
         if not numbers_B.is_floating_point() or numbers_B.shape != rows:
             raise InvalidTrajectory(f"{name} is float of shape {tuple(rows)}, got {_format_tensor(numbers_B)}")
         if not bool(numbers_B.isfinite().all()):
-            raise InvalidTrajectory(f"{name} is finite, got {_wrong(numbers_B)}")
+            raise InvalidTrajectory(f"{name} is finite, got {_first_not_finite(numbers_B)}")
         return numbers_B.detach().to(torch.float64)
 
     def credit(self, advantages_BL: Tensor, returns_BL: Tensor) -> Credit:
@@ -203,14 +203,14 @@ def check_rewards(rewards_BT: Tensor, mask_BT: Tensor) -> None:
             f"got {_format_tensor(rewards_BT)} and {_format_tensor(mask_BT)}"
         )
     if not bool(rewards_BT.isfinite().all()):
-        raise InvalidTrajectory(f"rewards are finite, got {_wrong(rewards_BT)}")
+        raise InvalidTrajectory(f"rewards are finite, got {_first_not_finite(rewards_BT)}")
 
 
 def _format_tensor(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
 
 
-def _wrong(tensor: Tensor) -> str:
+def _first_not_finite(tensor: Tensor) -> str:
     """The first number that is not finite, with its index."""
     place = tuple((~tensor.isfinite()).nonzero()[0].tolist())
     return f"{float(tensor[place])} at {place}"

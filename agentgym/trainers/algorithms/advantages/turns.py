@@ -92,7 +92,7 @@ def turn_group(  # noqa: PLR0913  (three of the seven are keyword-only settings)
     turns = _Turns.of(turns_BT, tokens)
     returns_BK = turns.to_go(gamma)
     group_N, number_N, return_N = turns.pack(groups_B[:, None]), turns.pack(turns.number_BK), turns.pack(returns_BK)
-    advantage_N = _relative(return_N, Groups.of(group_N, number_N), normalize_by_std)
+    advantage_N = _compare_in_group(return_N, Groups.of(group_N, number_N), normalize_by_std)
     return turns.credit(turns.unpack(advantage_N), returns_BK)
 
 
@@ -127,11 +127,11 @@ def gigpo(  # noqa: PLR0913  (four of the nine are keyword-only settings)
     groups = episode_groups(groups_B, tokens, allow_single)
     turns = _Turns.of(turns_BT, tokens)
     return_B = rewards_BT.detach().to(torch.float64).sum(-1)
-    episode_B = _relative(return_B, groups, normalize_by_std)
+    episode_B = _compare_in_group(return_B, groups, normalize_by_std)
     returns_BK = turns.to_go(gamma)
     state_N = turns.pack(turns.first(tokens.take_ids(states_BT, "states_BT")))
     anchors = Groups.of(turns.pack(groups_B[:, None]), state_N)
-    step_N = torch.where(state_N >= 0, _relative(turns.pack(returns_BK), anchors, normalize_by_std), 0.0)
+    step_N = torch.where(state_N >= 0, _compare_in_group(turns.pack(returns_BK), anchors, normalize_by_std), 0.0)
     return turns.credit(episode_B[:, None] + step_weight * turns.unpack(step_N), returns_BK)
 
 
@@ -172,7 +172,7 @@ def turn_gae(  # noqa: PLR0913  (three of the nine are keyword-only settings)
     return tokens.credit(credit_BL, turns.spread(returns_BK))
 
 
-def _relative(numbers_N: Tensor, groups: Groups, normalize_by_std: bool) -> Tensor:
+def _compare_in_group(numbers_N: Tensor, groups: Groups, normalize_by_std: bool) -> Tensor:
     return groups.z_scores(numbers_N, STD_EPSILON) if normalize_by_std else groups.subtract_mean(numbers_N)
 
 

@@ -8,7 +8,7 @@ import unicodedata
 import pytest
 
 from agentgym.chat_templates import ChatTokenizer, TemplateRenderer
-from agentgym.chat_templates.renderers.told_reply import told_reply
+from agentgym.chat_templates.renderers.written_reply import encode_written_reply
 from agentgym.errors import RenderError
 from agentgym.testing.contracts.conversations import CONVERSATIONS, SampleConversation
 from agentgym.types import Message, ToolCall
@@ -40,7 +40,7 @@ def test_every_reply_reads_back_and_stands_behind_its_prompt(
         if reply.role != "assistant" or not place:
             continue
         history, tools = conversation.messages[:place], conversation.tools
-        ids, prompt = told_reply(renderer, history, reply, tools), renderer.render(history, tools)
+        ids, prompt = encode_written_reply(renderer, history, reply, tools), renderer.render(history, tools)
         said = renderer.parse(ids, tools, prompt)
         assert said.content.split() == unicodedata.normalize("NFC", reply.content).split()
         assert calls_of(said) == calls_of(reply)
@@ -52,16 +52,16 @@ def test_every_reply_reads_back_and_stands_behind_its_prompt(
 
 def test_a_reply_goes_on_where_the_prompt_has_thought_nothing(tiny: ChatTokenizer) -> None:
     renderer = of_template(tiny, prompt="<think>\n\n</think>\n\n")
-    ids = told_reply(renderer, [ASK], Message("assistant", "In a cave."))
+    ids = encode_written_reply(renderer, [ASK], Message("assistant", "In a cave."))
     assert renderer.decode(ids) == "In a cave.<|im_end|>"
     with pytest.raises(RenderError, match=r"leaves reasoning out.*take that out of the messages"):
-        told_reply(renderer, [ASK], Message("assistant", "In a cave.", "Dark."))
+        encode_written_reply(renderer, [ASK], Message("assistant", "In a cave.", "Dark."))
 
 
 def test_a_system_prompt_that_moves_does_not_change_the_reply(tiny: ChatTokenizer) -> None:
     moving = "m.content ~ ('|' ~ messages[0].content if loop.last and messages[0].role == 'system' else '')"
     renderer = of_template(tiny, moving)
-    ids = told_reply(renderer, [Message("system", "You play."), ASK], Message("assistant", "In a cave."))
+    ids = encode_written_reply(renderer, [Message("system", "You play."), ASK], Message("assistant", "In a cave."))
     assert renderer.decode(ids) == "In a cave.<|im_end|>"
 
 
@@ -80,4 +80,4 @@ def test_a_template_that_leaves_something_out_is_refused(
     tiny: ChatTokenizer, body: str, reply: Message, told: str
 ) -> None:
     with pytest.raises(RenderError, match=told):
-        told_reply(of_template(tiny, body), [ASK], reply)
+        encode_written_reply(of_template(tiny, body), [ASK], reply)

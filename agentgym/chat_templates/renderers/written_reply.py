@@ -12,12 +12,12 @@ from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.errors import RenderError
 from agentgym.types import MalformedCall, Message, ToolCall, ToolSpec
 
-__all__ = ["told_reply"]
+__all__ = ["encode_written_reply"]
 
 _NEXT = Message("user", "?")
 
 
-def told_reply(
+def encode_written_reply(
     renderer: TemplateRenderer, history: Sequence[Message], reply: Message, tools: Sequence[ToolSpec] = ()
 ) -> list[int]:
     """Returns the ids of `reply` after `renderer.render(history, tools)`, the end token included.
@@ -30,9 +30,9 @@ def told_reply(
     """
     guard = renderer.guard_for([*history, reply], tools)
     prompt = renderer.text(history, tools, guard=guard)
-    text = _behind(renderer, history, reply, tools, guard)
+    text = _text_after_prompt(renderer, history, reply, tools, guard)
     if text is None:
-        text = _behind(renderer, [_NEXT], reply, tools, guard)
+        text = _text_after_prompt(renderer, [_NEXT], reply, tools, guard)
     if text is None:
         raise RenderError(f"the chat template does not tell the reply behind its prompt, which ends {prompt[-30:]!r}")
     prompt_ids = renderer.marks.encode(prompt, guard)
@@ -41,7 +41,7 @@ def told_reply(
     return ids
 
 
-def _behind(
+def _text_after_prompt(
     renderer: TemplateRenderer, history: Sequence[Message], reply: Message, tools: Sequence[ToolSpec], guard: str
 ) -> str | None:
     """Returns the reply's text after its prompt, and what the template puts there; None if it is written elsewhere."""
