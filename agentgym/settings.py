@@ -15,6 +15,8 @@ from agentgym.loading import convert_user_errors
 
 __all__ = [
     "Contract",
+    "check_above_zero",
+    "check_at_least",
     "convert_function_errors",
     "is_bundled",
     "replaced_by",
@@ -88,6 +90,22 @@ class Contract:
         keywords = [f"{keyword}=None" for keyword in self.keywords]
         inputs = [*self.inputs, f"any of {', '.join(self.optional)}"] if self.optional else self.inputs
         return f"Wanted: ({', '.join([*inputs, '*', *keywords, 'settings with defaults'])})"
+
+
+def check_at_least(minimum: int, settings: object, *names: str, where: str = "") -> None:
+    """Raises ConfigError for an attribute of `settings` below `minimum`; None passes. `where` goes before its name."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not value >= minimum:
+            raise ConfigError(f"{where}{name} must be at least {minimum}, got {value}")
+
+
+def check_above_zero(settings: object, *names: str, where: str = "") -> None:
+    """Raises ConfigError for an attribute of `settings` that is not above 0; None passes."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not value > 0:
+            raise ConfigError(f"{where}{name} must be above 0, got {value}")
 
 
 def is_bundled(function: Callable[..., object]) -> bool:

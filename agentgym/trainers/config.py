@@ -19,7 +19,7 @@ from agentgym.rollout.episode.history import CompactionConfig, History
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.rollout.sampling.sampler import SamplerConfig
 from agentgym.rollout.serving.http_server import ServeConfig
-from agentgym.settings import replaced_by
+from agentgym.settings import check_at_least, replaced_by
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
 from agentgym.trainers.settings.cluster import ClusterConfig
 from agentgym.trainers.settings.collapse import CollapseConfig
@@ -143,15 +143,9 @@ class TrainConfig:
         refuse_credentials(self)
         if not self.env:
             object.__setattr__(self, "env", env_of_data(self.data))
-        for name in ("steps", "tasks", "group_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.norm_tokens is not None and self.norm_tokens < 1:
-            raise ConfigError(f"norm_tokens must be at least 1, got {self.norm_tokens}")
+        check_at_least(1, self, "steps", "tasks", "group_size", "norm_tokens")
         check_date(self.date)
-        for name in ("eval_episodes", "max_staleness"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
+        check_at_least(0, self, "eval_episodes", "max_staleness")
         if self.require_token and self.serve is None:
             raise ConfigError("require_token is about agents outside, which serve admits: add --serve PORT")
         if self.serve is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from agentgym.errors import ConfigError
+from agentgym.settings import check_at_least
 from agentgym.url_credentials import read_key, refuse_credentials
 
 __all__ = ["ChatEndpointConfig", "endpoint_url", "is_url"]
@@ -49,10 +50,7 @@ class ChatEndpointConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be greater than 0, got {value}")
-        for name in ("max_retries", "price_prompt", "price_cached", "price_completion"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise ConfigError(f"{name} must be at least 0, got {value}")
+        check_at_least(0, self, "max_retries", "price_prompt", "price_cached", "price_completion")
 
     def api_key(self) -> str | None:
         """Returns the key from the environment; raises ConfigError for a key that no header can carry."""

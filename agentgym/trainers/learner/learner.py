@@ -30,10 +30,9 @@ from agentgym.trainers.learner.optimizer import PolicyOptimizer
 from agentgym.trainers.learner.step_stats import Report, StepStats
 from agentgym.trainers.learner.target_scores import TargetScores
 from agentgym.trainers.learner.token_logprobs import gradient_proxy, scorer
-from agentgym.trainers.learner.world_of import world_of
 from agentgym.trainers.parallel.gradient_threads import MicroResult
 from agentgym.trainers.parallel.sharded_tensor import whole
-from agentgym.trainers.parallel.world import Sharded, Share
+from agentgym.trainers.parallel.world import Sharded, Share, learner_ranks
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
@@ -87,7 +86,7 @@ class Learner:
         reference: Decoder | Sharded | None = None,
     ) -> None:
         self.model = model if isinstance(model, Decoder) else model.decoder
-        self.world = world_of(model, config)
+        self.world = learner_ranks(model, config)
         self.config = config
         self.adapters: Adapters | None = None
         if config.lora.rank:

@@ -14,13 +14,16 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder, DecoderConfig
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.parallel.balance import balance_rows, row_costs
 from agentgym.trainers.parallel.gradient_threads import GradientWorkers, MicroResult
+from agentgym.trainers.parallel.sharded_tensor import is_sharded
+from agentgym.trainers.settings.learner import LearnerConfig
 
-__all__ = ["IndexRange", "LearnerRanks", "OneProcess", "Sharded", "Share"]
+__all__ = ["IndexRange", "LearnerRanks", "OneProcess", "Sharded", "Share", "learner_ranks"]
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -178,3 +181,19 @@ class OneProcess(GradientWorkers):
 
     def spread(self, module: nn.Module) -> None:
         """Does nothing, since there is one rank."""
+
+
+def learner_ranks(model: Decoder | Sharded, config: LearnerConfig) -> LearnerRanks:
+    """Returns the processes of a learner of the model; raises ConfigError for settings that they cannot satisfy."""
+    if isinstance(model, Sharded):
+        if config.critic.trunk == "shared":
+            remedy = "on several ranks give it a trunk of its own (critic.trunk own)"
+            raise ConfigError(f"a critic on the policy's trunk is for a learner in one process; {remedy}")
+        config.check_shares(model.ranks.size)
+        return model.ranks
+    if is_sharded(model.embed):
+        raise ConfigError("the model is sharded: give the learner what Ranks.shard gave, which knows the ranks")
+    config.mesh.check_alone()
+    device = model.embed.device
+    num_threads = config.num_threads if device.type == "cpu" else 1
+    return OneProcess(device, num_threads, portions=config.shares or 1, shape=model.config)

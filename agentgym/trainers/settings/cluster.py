@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from agentgym.errors import ConfigError
+from agentgym.settings import check_above_zero, check_at_least
 
 __all__ = ["ClusterConfig", "Role"]
 
@@ -47,16 +48,10 @@ class ClusterConfig:
     """Seconds that the cluster may take to provide the requested resources."""
 
     def __post_init__(self) -> None:
-        for name in ("learners", "engines", "workers"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"ray.{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("cpus_per_learner", "cpus_per_engine", "cpus_per_worker", "gpus_per_learner", "gpus_per_engine"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"ray.{name} must be at least 0, got {getattr(self, name)}")
-        if self.max_restarts < 0:
-            raise ConfigError(f"ray.max_restarts must be at least 0, got {self.max_restarts}")
-        if not self.start_s > 0:
-            raise ConfigError(f"ray.start_s must be above 0, got {self.start_s}")
+        check_at_least(1, self, "learners", "engines", "workers", where="ray.")
+        check_at_least(0, self, "cpus_per_learner", "cpus_per_engine", "cpus_per_worker", where="ray.")
+        check_at_least(0, self, "gpus_per_learner", "gpus_per_engine", "max_restarts", where="ray.")
+        check_above_zero(self, "start_s", where="ray.")
 
         if self.layout == "colocated":
             self._check_colocated()

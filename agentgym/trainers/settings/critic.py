@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agentgym.errors import ConfigError
+from agentgym.settings import check_above_zero, check_at_least
 
 __all__ = ["RATE", "CriticConfig"]
 
@@ -37,14 +38,10 @@ class CriticConfig:
     """Steps at the start in which the critic learns and the policy does not; for a backbone of its own."""
 
     def __post_init__(self) -> None:
-        if self.learning_rate is not None and self.learning_rate <= 0:
-            raise ConfigError(f"critic.learning_rate must be above 0, got {self.learning_rate}")
-        if not self.coefficient > 0:
-            raise ConfigError(f"critic.coefficient must be above 0, got {self.coefficient}")
+        check_above_zero(self, "learning_rate", "coefficient", where="critic.")
         if self.clip is not None and not self.clip > 0:
             raise ConfigError(f"critic.clip must be above 0, or null for no bound, got {self.clip}")
-        if self.warmup_steps < 0:
-            raise ConfigError(f"critic.warmup_steps must be at least 0, got {self.warmup_steps}")
+        check_at_least(0, self, "warmup_steps", where="critic.")
         if self.trunk == "shared" and (self.learning_rate is not None or self.warmup_steps):
             raise ConfigError(
                 "a critic on the policy's trunk learns with the policy: leave critic.learning_rate and"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from agentgym.errors import ConfigError
+from agentgym.settings import check_above_zero
 
 __all__ = ["OptimizerConfig"]
 
@@ -33,7 +33,4 @@ class OptimizerConfig:
     """The gradient is scaled down if its global 2-norm is above this."""
 
     def __post_init__(self) -> None:
-        if self.learning_rate <= 0:
-            raise ConfigError(f"learning_rate must be above 0, got {self.learning_rate}")
-        if self.max_grad_norm <= 0:
-            raise ConfigError(f"max_grad_norm must be above 0, got {self.max_grad_norm}")
+        check_above_zero(self, "learning_rate", "max_grad_norm")

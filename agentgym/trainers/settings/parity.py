@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentgym.errors import ConfigError
+from agentgym.settings import check_at_least
 
 __all__ = ["ParityConfig"]
 
@@ -25,8 +26,6 @@ class ParityConfig:
     """The most replies of each episode; several, so that the prefix cache is probed too."""
 
     def __post_init__(self) -> None:
-        for name in ("every", "episodes", "turns"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"parity.{name} must be at least 1, got {getattr(self, name)}")
+        check_at_least(1, self, "every", "episodes", "turns", where="parity.")
         if self.max_mismatch is not None and not self.max_mismatch > 0:
             raise ConfigError(f"parity.max_mismatch must be greater than 0, got {self.max_mismatch}")

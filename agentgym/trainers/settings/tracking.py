@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentgym.errors import ConfigError
+from agentgym.settings import check_above_zero, check_at_least
 
 __all__ = ["TrackingConfig"]
 
@@ -25,12 +26,9 @@ class TrackingConfig:
     """Seconds that the end of a run waits for its trackers to finish writing."""
 
     def __post_init__(self) -> None:
-        for name in ("episodes", "room"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"tracking.{name} must be at least 1, got {getattr(self, name)}")
+        check_at_least(1, self, "episodes", "room", where="tracking.")
         if self.episodes_every < 0:
             raise ConfigError(f"tracking.episodes_every must be at least 0 (none), got {self.episodes_every}")
-        if not self.finish_s > 0:
-            raise ConfigError(f"tracking.finish_s must be above 0, got {self.finish_s}")
+        check_above_zero(self, "finish_s", where="tracking.")
         if not self.project:
             raise ConfigError("tracking.project is the name of a project, got an empty text")

@@ -17,6 +17,7 @@ from agentgym.envs.base.text_env import TextEnv
 from agentgym.errors import ConfigError, TrainingHalted
 from agentgym.model.decoder import Decoder
 from agentgym.model.packed_layout import PackedLayout
+from agentgym.settings import check_at_least
 from agentgym.trainers.learner.lora import Adapters
 from agentgym.trainers.learner.optimizer import PolicyOptimizer
 from agentgym.trainers.learner.token_logprobs import score_targets
@@ -45,9 +46,7 @@ class ImitationConfig:
     lora: LoraConfig = field(default_factory=LoraConfig)
 
     def __post_init__(self) -> None:
-        for name in ("steps", "episodes", "threads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_at_least(1, self, "steps", "episodes", "threads")
 
 
 @dataclass(frozen=True, kw_only=True)
