@@ -193,7 +193,7 @@ class _Scan:
                     raise
                 found = self._close(begin, self._body_end(longer))
             except ValueError:
-                self._close_unread(start, begin, end, error)
+                self._close_unread(start, end, error)
                 return
         self._add(found, start)
 
@@ -230,7 +230,7 @@ class _Scan:
         self.position = end + len(closing) if end < len(text) else end
         return found
 
-    def _close_unread(self, start: int, begin: int, end: int, error: ValueError) -> None:
+    def _close_unread(self, start: int, end: int, error: ValueError) -> None:
         closed = self.text.startswith(self.tags.closing, end)
         self.position = end + (len(self.tags.closing) if closed else 0)
         raw = self.text[start : self.position]

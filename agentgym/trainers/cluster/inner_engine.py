@@ -79,7 +79,7 @@ async def open_inner(part: Part) -> InnerEngine:
     """Opens the engine: loads the model, or starts a server and waits until it answers."""
     config = part.config
     if config.engine == "local":
-        return _InnerHf(part)
+        return _InnerLocal(part)
     name = config.engine
     servers = config.sglang if name == "sglang" else config.vllm
     urls = servers.urls[part.number : part.number + 1]
@@ -91,7 +91,7 @@ async def open_inner(part: Part) -> InnerEngine:
     return _InnerServer(engine)
 
 
-class _InnerHf:
+class _InnerLocal:
     """The model in this process."""
 
     def __init__(self, part: Part) -> None:

@@ -80,15 +80,7 @@ class Report:
     num_rejected: Tensor
 
     def __add__(self, other: Report) -> Report:
-        return Report(
-            loss=self.loss + other.loss,
-            entropy=self.entropy + other.entropy,
-            kl=self.kl + other.kl,
-            mismatch=self.mismatch + other.mismatch,
-            stats=self.stats + other.stats,
-            correction=self.correction + other.correction,
-            num_rejected=self.num_rejected + other.num_rejected,
-        )
+        return Report(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
     @property
     def scalars_K(self) -> Tensor:
