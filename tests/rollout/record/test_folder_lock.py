@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.trainer import Trainer
 
 HOLD = """
+import os
 import sys
 from pathlib import Path
 from agentgym.rollout.record.folder_lock import FolderLock
@@ -28,11 +30,13 @@ print("taken", flush=True)
 sys.stdin.read()
 """
 
+FORK = HOLD.replace("print(", "os.fork() and os.waitpid(-1, 0)\nprint(") + "lock.release()\nprint('the fork ends')\n"
+
 
 @contextmanager
-def another_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
+def another_process(folder: Path, source: str = HOLD) -> Iterator[subprocess.Popen[str]]:
     """A process that has the folder's lock until it ends."""
-    command = [sys.executable, "-c", HOLD, str(folder)]
+    command = [sys.executable, "-c", source, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdin is not None
         try:
@@ -67,6 +71,32 @@ def test_a_lock_that_was_released_leaves_the_folder_to_others(tmp_path: Path) ->
     mine.release()
     with another_process(tmp_path), pytest.raises(RunFolderError, match="writes in"):
         mine.take()
+
+
+def test_two_locks_of_a_process_are_one_that_ends_with_the_second(tmp_path: Path) -> None:
+    first, second = FolderLock(tmp_path), FolderLock(tmp_path)
+    first.take()
+    second.take()
+    first.release()
+    assert (tmp_path / LOCK_NAME).read_text() == f"process {os.getpid()} on {socket.gethostname()}"
+    second.release()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_forked_process_neither_has_the_lock_nor_releases_it(tmp_path: Path) -> None:
+    with another_process(tmp_path, FORK) as other:
+        with pytest.raises(RunFolderError, match=f"process {other.pid} on"):
+            FolderLock(tmp_path).take()
+        other.kill()
+        other.wait()
+        mine = FolderLock(tmp_path)
+        mine.take()
+        assert other.stdout is not None and other.stdin is not None
+        other.stdin.close()
+        assert other.stdout.read() == "the fork ends\n"
+        assert (tmp_path / LOCK_NAME).read_text().startswith(f"process {os.getpid()} ")
+    mine.release()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
