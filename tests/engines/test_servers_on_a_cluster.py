@@ -47,7 +47,7 @@ def servers_below(parent: psutil.Process, engine: str) -> list[psutil.Process]:
     for process in parent.children(recursive=True):
         with suppress(psutil.Error):
             words = process.cmdline()
-            if any(LAUNCHED[engine] in word for word in words) and not any("server_guard" in word for word in words):
+            if any(LAUNCHED[engine] in word for word in words) and not any("child_guard" in word for word in words):
                 found.append(process)
     return found
 

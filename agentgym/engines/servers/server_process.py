@@ -9,12 +9,12 @@ import random
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agentgym.child_guard import guard_command
 from agentgym.engines.servers.http import SERVER_SECRET, HttpClient, HttpRefusal, HttpUnreachable, secret_headers
 from agentgym.errors import ConfigError, EngineError
 
@@ -62,7 +62,7 @@ class ServerProcess:
         """Starts it and waits until it answers; raises EngineError with the end of its log if it does not."""
         command = self.command
         command.log.parent.mkdir(parents=True, exist_ok=True)
-        guard = [sys.executable, "-m", "agentgym.engines.servers.server_guard", *command.words]
+        guard = guard_command("server", command.words)
         secret = {SERVER_SECRET: command.secret} if command.secret else {}
         with open(command.log, "ab", opener=_open_private) as log:
             try:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -17,6 +15,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 from pydantic_core import to_json
 
+from agentgym.child_guard import guard_command
 from agentgym.errors import EnvironmentFault, ToolFailure
 from agentgym.tools.mcp.link import ServerLost
 from agentgym.tools.mcp.server import McpServer
@@ -25,7 +24,6 @@ from agentgym.types import JSON, ToolSpec
 
 __all__ = ["Connection"]
 
-GUARD = Path(__file__).with_name("guard.py")
 PING_S = 5.0
 """The seconds that a server has to answer a ping after it has not answered a call."""
 CLOSE_S = 3.5
@@ -181,11 +179,9 @@ class Connection:
                 yield client
             return
         with self._stderr.writing() as errlog:
+            program, *args = guard_command("speaker", self.server.command)
             parameters = StdioServerParameters(
-                command=sys.executable,
-                args=["-I", "-S", str(GUARD), *self.server.command],
-                env=dict(self.server.env),
-                cwd=self.server.cwd,
+                command=program, args=args, env=dict(self.server.env), cwd=self.server.cwd
             )
             async with Client(stdio_client(parameters, errlog), mode="legacy") as client:
                 errlog.close()

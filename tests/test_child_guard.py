@@ -1,4 +1,4 @@
-"""The guard of a server: what the server leaves in its temporary folder goes with it, however it ends."""
+"""The guard of a child: what a server leaves goes with it, however it ends, and how a speaker ended is told."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from agentgym.child_guard import Kind, guard_command
+
 SERVER = """
 import os, pathlib, sys, tempfile, time
 folder = pathlib.Path(tempfile.gettempdir())
@@ -26,8 +28,8 @@ LIMIT_S = 60.0
 
 def begun(told: Path, lasts_s: float) -> tuple[subprocess.Popen[bytes], int, Path]:
     """The guard, the server's process id and the folder, when the server has left something there."""
-    words = [sys.executable, "-m", "agentgym.engines.servers.server_guard", sys.executable, "-c", SERVER]
-    guard = subprocess.Popen([*words, str(told), str(lasts_s)], stdin=subprocess.PIPE)
+    words = guard_command("server", [sys.executable, "-c", SERVER, str(told), str(lasts_s)])
+    guard = subprocess.Popen(words, stdin=subprocess.PIPE)
     deadline = time.monotonic() + LIMIT_S
     while not (told.exists() and told.read_text()):
         assert time.monotonic() < deadline and guard.poll() is None
@@ -69,8 +71,54 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_server_that_is_killed_leaves_no_shared_memory(tmp_path: Path) -> None:
     """Python's resource tracker, a child of the server, is left to free it."""
     told = tmp_path / "told"
-    words = [sys.executable, "-m", "agentgym.engines.servers.server_guard", sys.executable, "-c", SHARED, str(told)]
+    words = guard_command("server", [sys.executable, "-c", SHARED, str(told)])
     with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as guard:
         assert guard.wait(LIMIT_S) == 128 + signal.SIGKILL
     with pytest.raises(FileNotFoundError):
         SharedMemory(told.read_text())
+
+
+DAEMON = """
+import pathlib, subprocess, sys, time
+daemon = subprocess.Popen(["sleep", "600"], start_new_session=True)
+pathlib.Path(sys.argv[1]).write_text(str(daemon.pid))
+sys.stdin.read()
+time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("kind", ["server", "speaker"])
+@pytest.mark.parametrize("lasts_s", [0, 600])
+def test_a_process_in_a_session_of_its_own_ends_with_the_program(kind: Kind, lasts_s: int, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    words = guard_command(kind, [sys.executable, "-c", DAEMON, str(told), str(lasts_s)])
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as guard:
+        deadline = time.monotonic() + LIMIT_S
+        while not (told.exists() and told.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert guard.stdin is not None
+        guard.stdin.close()
+        guard.wait(LIMIT_S)
+        assert not psutil.pid_exists(int(told.read_text()))
+
+
+def test_a_program_that_is_not_there_is_named_and_leaves_no_folder(tmp_path: Path) -> None:
+    for kind, told in (("server", "cannot run"), ("speaker", "[agentgym: cannot run")):
+        words = guard_command(kind, [str(tmp_path / "absent")])  # type: ignore[arg-type]
+        done = subprocess.run(
+            words, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={"TMPDIR": str(tmp_path)}
+        )
+        assert (done.returncode, done.stderr.startswith(told), list(tmp_path.iterdir())) == (127, True, [])
+
+
+def test_how_a_server_ended_is_told_where_it_was_written_to_meanwhile() -> None:
+    command = ["sh", "-c", "exec <&-; echo deaf >&2; sleep 0.3; exit 3"]
+    words = guard_command("speaker", command)
+    guard = subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with guard:
+        assert guard.stdin is not None and guard.stderr is not None
+        assert guard.stderr.readline() == "deaf\n"
+        guard.stdin.write("{}\n")
+        guard.stdin.flush()
+        assert guard.stderr.readline() == "[agentgym: the server ended with exit code 3]\n"
