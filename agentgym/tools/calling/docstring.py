@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import textwrap
+from contextlib import suppress
+
+from docstring_parser import DocstringStyle, ParseError, parse
 
 __all__ = ["argument_descriptions", "summary"]
 
 ARGUMENT_SECTIONS = ("args", "arguments", "parameters", "params", "attributes", "fields")
 SECTIONS = (*ARGUMENT_SECTIONS, "returns", "return", "raises", "yields", "example", "examples", "note")
-GOOGLE_ENTRY = re.compile(r"^(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
-NUMPY_ENTRY = re.compile(r"^(\w+)\s*(?::.*)?$")
-SPHINX_ENTRY = re.compile(r"^:param\s+(?:[^:]*\s)?(\w+):\s*(.*)$")
+GOOGLE_SECTION = re.compile(
+    rf"^[ \t]*(?i:{'|'.join(ARGUMENT_SECTIONS)}):?[ \t]*\n(?:[ \t]*\n)*(([ \t]*)[^\s-].*\n?(?:\2.+\n?|[ \t]*\n)*)",
+    re.MULTILINE,
+)
+"""A heading, and the lines below that are indented as the first of them."""
+GOOGLE_ENTRY = re.compile(r"^(\w+)[ \t]*(?:\((?:[^()]|\([^()]*\))*\))?[ \t]*:", re.MULTILINE)
 
 
 def summary(doc: str) -> str:
@@ -19,7 +25,7 @@ def summary(doc: str) -> str:
     lines = []
     for line in doc.splitlines():
         stripped = line.strip()
-        if _section(stripped) or stripped.startswith((":param", ":return", ":raises")):
+        if _is_section(stripped) or stripped.startswith((":param", ":return", ":raises")):
             break
         lines.append(stripped)
     paragraphs = "\n".join(lines).strip().split("\n\n")
@@ -27,49 +33,19 @@ def summary(doc: str) -> str:
 
 
 def argument_descriptions(doc: str) -> dict[str, str]:
-    """Returns name to description, for every argument that the docstring describes."""
-    found: dict[str, list[str]] = {}
-    name = ""
-    for style, indent, text in _entries(doc):
-        match = {"google": GOOGLE_ENTRY, "numpy": NUMPY_ENTRY, "sphinx": SPHINX_ENTRY}.get(style)
-        entry = match.match(text) if match else None
-        if entry and (indent == 0 or style == "sphinx"):
-            name = entry.group(1)
-            found[name] = [entry.group(2)] if style != "numpy" else []
-        elif name:
-            found[name].append(text)
-    return {key: " ".join(" ".join(parts).split()) for key, parts in found.items() if any(parts)}
+    """Returns name to description, for every argument that the docstring describes.
+
+    Google style is read here: docstring_parser drops all arguments where one lacks a colon, or has one in its type.
+    """
+    found: dict[str, str] = {}
+    for section, _ in GOOGLE_SECTION.findall(doc):
+        _, *parts = GOOGLE_ENTRY.split(textwrap.dedent(section))
+        found |= zip(parts[::2], parts[1::2], strict=True)
+    for style in (DocstringStyle.NUMPYDOC, DocstringStyle.REST):
+        with suppress(ParseError):
+            found |= {param.arg_name: param.description or "" for param in parse(doc, style).params}
+    return {name: " ".join(text.split()) for name, text in found.items() if text.strip()}
 
 
-def _section(line: str) -> str:
-    word = line.rstrip(":").lower()
-    return word if word in SECTIONS and (line.endswith(":") or line == line.capitalize()) else ""
-
-
-def _entries(doc: str) -> Iterator[tuple[str, int, str]]:
-    """Yields the lines of argument sections as (style, indentation beyond the first entry's, text)."""
-    lines = doc.splitlines()
-    style, base = "", -1
-    for position, line in enumerate(lines):
-        stripped = line.strip()
-        if stripped.startswith(":param"):
-            style, base = "sphinx", -1
-            yield "sphinx", 0, stripped
-            continue
-        section = _section(stripped)
-        if section:
-            underlined = position + 1 < len(lines) and set(lines[position + 1].strip()) == {"-"}
-            style = ("numpy" if underlined else "google") if section in ARGUMENT_SECTIONS else ""
-            base = -1
-            continue
-        if not style or not stripped or set(stripped) == {"-"}:
-            continue
-        if style == "sphinx" and stripped.startswith(":"):
-            style = ""
-            continue
-        indent = len(line) - len(line.lstrip())
-        base = indent if base < 0 else base
-        if style == "google" and indent < base:
-            style = ""
-            continue
-        yield style, max(0, indent - base), stripped
+def _is_section(line: str) -> bool:
+    return line.rstrip(":").lower() in SECTIONS and (line.endswith(":") or line == line.capitalize())

@@ -177,6 +177,28 @@ def test_numpy_and_sphinx_docstrings_describe_arguments_too() -> None:
     assert properties["a"]["description"] == "the one"
 
 
+def test_a_google_docstring_is_read_whatever_its_types_and_its_other_entries() -> None:
+    @tool
+    def third(a: int, b: int, c: int) -> int:
+        """Adds three.
+
+        Args:
+            a (`int`, *optional*, defaults to `int()`): the one,
+                or none
+            b (:class:`int`): the other
+            an entry without a colon
+            c: the third
+
+        Returns:
+            c: no argument
+        """
+        return a + b + c
+
+    properties: Any = as_tool(third).spec.parameters["properties"]
+    described = [properties[name]["description"] for name in "abc"]
+    assert described == ["the one, or none", "the other an entry without a colon", "the third"]
+
+
 def test_a_class_known_only_where_the_tool_is_written_is_found() -> None:
     @dataclasses.dataclass
     class Local:
