@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
 import socket
 from pathlib import Path
-
-from filelock import BaseFileLock, FileLock, Timeout
 
 from agentgym.errors import RunFolderError
 
 __all__ = ["LOCK_NAME", "FolderLock"]
 
 LOCK_NAME = ".lock"
-RELEASE_S = 0.1
-"""The seconds in which an owner that is about to release the lock may do so."""
-NO_LOCKS = (errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+MAX_OWNER_BYTES = 300
+TAKEN = (errno.EACCES, errno.EAGAIN)
 
 
 class FolderLock:
@@ -26,42 +25,51 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._lock: BaseFileLock | None = None
+        self._path = folder / LOCK_NAME
+        self._file: int | None = None
+        self._owner = 0
+        """The process that has the lock: a fork of it has not."""
 
     def take(self) -> None:
         """Raises RunFolderError, naming the owner, if another process has the lock; a second call does nothing."""
-        if self._lock is not None and self._lock.is_locked:
-            return
-        path = self._folder.resolve() / LOCK_NAME
-        lock = FileLock(path, timeout=RELEASE_S, thread_local=False, fallback_to_soft=False, is_singleton=True)
-        try:
-            self._folder.stat()  # `acquire` would create it
-            lock.acquire()
-            path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
-        except Timeout:
-            raise self._lock_error(path) from None
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise RunFolderError(f"cannot write in {str(self._folder)!r}: {error.strerror}") from error
-        else:
-            self._lock = lock
+        while self._file is None:
+            try:
+                file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            except OSError as error:
+                raise RunFolderError(f"cannot write in {str(self._path.parent)!r}: {error.strerror}") from error
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                owner = os.read(file, MAX_OWNER_BYTES).decode(errors="replace")
+                os.close(file)
+                if error.errno in TAKEN:
+                    raise self._lock_error(owner) from None
+                return
+            if self._is_at_its_place(file):
+                os.ftruncate(file, 0)
+                os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
+                self._file, self._owner = file, os.getpid()
+            else:  # the owner removed the file meanwhile
+                os.close(file)
 
     def release(self) -> None:
         """Releases the lock; a second call does nothing."""
-        lock, self._lock = self._lock, None
-        if lock is not None and lock.is_locked:  # a forked process does not have its parent's
-            if lock.lock_counter == 1:
-                Path(lock.lock_file).unlink(missing_ok=True)
-            lock.release()
+        file, self._file = self._file, None
+        if file is not None:
+            if self._owner == os.getpid():
+                with contextlib.suppress(OSError):
+                    self._path.unlink()
+            os.close(file)
 
     def __del__(self) -> None:
         self.release()
 
-    def _lock_error(self, path: Path) -> RunFolderError:
+    def _is_at_its_place(self, file: int) -> bool:
         try:
-            owner = path.read_text(errors="replace")
-        except OSError:
-            owner = ""
-        who, folder = owner or "another process", str(self._folder)
+            return os.path.samestat(os.fstat(file), os.stat(self._path))
+        except FileNotFoundError:
+            return False
+
+    def _lock_error(self, owner: str) -> RunFolderError:
+        who, folder = owner or "another process", str(self._path.parent)
         return RunFolderError(f"{who} writes in {folder!r} now: wait until it has ended, or give another --output")

@@ -73,16 +73,6 @@ def test_a_lock_that_was_released_leaves_the_folder_to_others(tmp_path: Path) ->
         mine.take()
 
 
-def test_two_locks_of_a_process_are_one_that_ends_with_the_second(tmp_path: Path) -> None:
-    first, second = FolderLock(tmp_path), FolderLock(tmp_path)
-    first.take()
-    second.take()
-    first.release()
-    assert (tmp_path / LOCK_NAME).read_text() == f"process {os.getpid()} on {socket.gethostname()}"
-    second.release()
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_forked_process_neither_has_the_lock_nor_releases_it(tmp_path: Path) -> None:
     with another_process(tmp_path, FORK) as other:
         with pytest.raises(RunFolderError, match=f"process {other.pid} on"):
@@ -123,3 +113,11 @@ def test_an_evaluation_that_is_going_on_elsewhere_is_not_resumed(tmp_path: Path)
     with another_process(run), pytest.raises(RunFolderError, match="writes in"):
         evaluate(config, output=run, resume=True)
     assert evaluate(config, output=run, resume=True).summary.num_episodes == 2
+
+
+def test_a_process_that_ends_takes_its_lock_away(tmp_path: Path) -> None:
+    with another_process(tmp_path) as other:
+        assert other.stdin is not None
+        other.stdin.close()
+        other.wait()
+        assert not list(tmp_path.iterdir())
