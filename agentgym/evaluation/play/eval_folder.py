@@ -17,6 +17,7 @@ from agentgym.rollout.record import tools_file as tool_menus
 from agentgym.rollout.record.episodes_file import FILE_NAME, EpisodeWriter, read_episodes
 from agentgym.rollout.record.folder_digests import DIGESTS, discard_digests, write_digests
 from agentgym.rollout.record.folder_lock import LOCK_NAME, FolderLock
+from agentgym.rollout.record.manifest import replace_file
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON
 
@@ -50,7 +51,7 @@ class EvalFolder:
             with name_write_errors(path):
                 path.mkdir(parents=True, exist_ok=True)
                 self._lock.take()
-                _write_whole(path / CONFIG, yaml.safe_dump(_plain(settings), sort_keys=False))
+                replace_file(path / CONFIG, yaml.safe_dump(_plain(settings), sort_keys=False))
         discard_digests(path)
         self._writer = EpisodeWriter(path)
 
@@ -94,7 +95,7 @@ class EvalFolder:
             for file in aside.iterdir():
                 os.replace(file, self.path / file.name)
             aside.rmdir()
-            _write_whole(self.path / RESULT, json.dumps(_plain(result), indent=2) + "\n")
+            replace_file(self.path / RESULT, json.dumps(_plain(result), indent=2) + "\n")
             write_digests(self.path, {FILE_NAME: head}, (CONFIG, RESULT))
 
     def close(self) -> None:
@@ -141,13 +142,6 @@ def _is_blank(path: Path) -> bool:
     """Returns True if the folder is empty, or as left by an evaluation that ended before its first episode."""
     names = {entry.name for entry in path.iterdir()} - {tool_menus.FILE_NAME, LOCK_NAME, DIGESTS}
     return not names or (names == {CONFIG, FILE_NAME} and (path / FILE_NAME).stat().st_size == 0)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Writes a file atomically."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
 
 
 def _read_yaml(path: Path) -> dict[str, JSON]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 
 from agentgym.errors import RunFolderError
-from agentgym.rollout.record.manifest import MANIFEST, sync
+from agentgym.rollout.record.manifest import MANIFEST, replace_file
 
 __all__ = [
     "DIGESTS",
@@ -60,10 +59,7 @@ def write_digests(folder: Path, heads: Mapping[str, str], files: tuple[str, ...]
     manifests = sorted(folder.glob(f"checkpoints/step-*/{MANIFEST}"))
     named = {path.relative_to(folder).as_posix(): path for path in [*(folder / name for name in files), *manifests]}
     digests = {**heads, **{name: file_digest(path) for name, path in named.items()}}
-    part = folder / f".{DIGESTS}.part"
-    part.write_text(json.dumps({**digests, RUN: run_digest(digests)}, indent=1) + "\n", encoding="ascii")
-    sync(part)
-    os.replace(part, folder / DIGESTS)
+    replace_file(folder / DIGESTS, json.dumps({**digests, RUN: run_digest(digests)}, indent=1) + "\n")
 
 
 def read_digests(folder: Path) -> dict[str, str] | None:

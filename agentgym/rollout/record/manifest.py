@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agentgym.types import JSON
 
-__all__ = ["MANIFEST", "sync", "what_is_torn", "write_manifest"]
+__all__ = ["MANIFEST", "replace_file", "sync", "what_is_torn", "write_manifest"]
 
 MANIFEST = "manifest.json"
 
@@ -52,6 +52,14 @@ def what_is_torn(folder: Path) -> str | None:
         except OSError as error:
             return f"{name} cannot be read ({error.strerror or error})"
     return None
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Writes a small file to the disk atomically."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    sync(part)
+    os.replace(part, path)
 
 
 def sync(path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,7 +27,6 @@ __all__ = [
     "copy_tokenizer",
     "guard_writes",
     "newest_whole",
-    "replace_file",
     "step_of",
 ]
 
@@ -159,10 +157,3 @@ def _room(folder: Path) -> str:
         return f"{shutil.disk_usage(folder).free / 2**20:,.1f} MiB are free there, and torch says: "
     except OSError:
         return ""
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Writes a small file atomically."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text)
-    os.replace(part, path)

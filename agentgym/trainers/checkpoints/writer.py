@@ -15,14 +15,13 @@ from typing import cast
 
 from agentgym.errors import RunFolderError, nearest
 from agentgym.model.model_folder import is_read
-from agentgym.rollout.record.manifest import sync
+from agentgym.rollout.record.manifest import replace_file, sync
 from agentgym.trainers.checkpoints.checkpoint import (
     Checkpoint,
     Snapshot,
     checkpoint_folders,
     guard_writes,
     newest_whole,
-    replace_file,
     step_of,
 )
 from agentgym.trainers.settings.checkpoint import CheckpointConfig
