@@ -49,7 +49,7 @@ COMMANDS = {
     "verify": "recompute what a run recorded, token by token",
     "export": "write a checkpoint as a model folder",
     "fake-server": "serve scripted replies as an SGLang server would, without a GPU",
-    "plan": "predict memory, step time and the best split of GPUs for a run",
+    "plan": "predict the memory of a run's GPUs",
     "doctor": "show versions, and what to install for what is missing",
 }
 """Each command's one line of help; the module of the same name (`_` for `-`) in this package is the command."""

@@ -30,7 +30,8 @@ def short_help(options: type[object], names: Sequence[str], prog: str) -> str:
         text = option_docs(kind).get(setting.name, "")
         lines.append(f"  {option}")
         lines.append(textwrap.fill(f"{text} {_default_text(setting)}".strip(), width, **_indents()))
-    return "\n".join([*lines, "", f"All settings: {prog} --help-all; as YAML: {prog} --env ID --print-config"])
+    as_yaml = f"; as YAML: {prog} --env ID --print-config" if "print_config" in names else ""
+    return "\n".join([*lines, "", f"All settings: {prog} --help-all{as_yaml}"])
 
 
 def option_docs(settings: type[object]) -> dict[str, str]:

@@ -1,1 +1,1 @@
-"""Estimates of a training run's memory and speed, from its shapes and the speeds of devices."""
+"""Estimates of the memory of a training run's GPUs, from the shape of its model and its settings."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from agentgym.trainers.planning.config import EngineSpec, EpisodeSpec, LearnerSpec
+from agentgym.trainers.planning.config import BYTES, PlanConfig
 from agentgym.trainers.planning.shapes import ModelShape
 
 __all__ = [
@@ -16,8 +16,12 @@ __all__ = [
     "engine_memory",
     "layer_floats",
     "learner_memory",
+    "micro_batches",
     "rows_together",
 ]
+
+WEIGHT_BYTES = 4
+"""The bytes of a number that the optimizer steps on, and of each number that it holds for it."""
 
 LOGITS = 4_000_000
 """The number of logits that are held at once, whatever the vocabulary."""
@@ -33,7 +37,9 @@ class LearnerMemory:
     """The peak memory of a learner's GPU, in bytes."""
 
     weights: float
-    """The GPU's share of the weights, in the type that the optimizer updates."""
+    """The GPU's share of the weights, with the float32 copies that the optimizer steps on if they are bfloat16."""
+    reference: float
+    """The GPU's share of the weights that the run began with: under adapters, or for a KL term."""
     gradients: float
     optimizer: float
     gathered: float
@@ -45,7 +51,7 @@ class LearnerMemory:
     @property
     def resting(self) -> float:
         """The bytes that stay allocated while nothing is learned."""
-        return self.weights + self.optimizer
+        return self.weights + self.reference + self.optimizer
 
     @property
     def total(self) -> float:
@@ -57,6 +63,7 @@ class LearnerMemory:
         """The bytes of each part, by name."""
         return {
             "weights": self.weights,
+            "reference": self.reference,
             "gradients": self.gradients,
             "optimizer": self.optimizer,
             "gathered layers": self.gathered,
@@ -71,7 +78,6 @@ class EngineMemory:
     """The memory of an engine's GPU, in bytes."""
 
     weights: float
-    runtime: float
     cache: float
     """The bytes left for keys and values; below 0 if the weights do not fit."""
     token: float
@@ -82,70 +88,87 @@ class EngineMemory:
         return max(0, int(self.cache / (self.token * tokens)))
 
 
-def learner_memory(
-    shape: ModelShape, spec: LearnerSpec, episode: EpisodeSpec, *, ranks: int, group_size: int, parts: float = 2
-) -> LearnerMemory:
-    """Returns the learner's memory on each of `ranks` GPUs, each of which computes `parts` micro-batches per step.
-
-    The runtime's memory is 0.
-    """
-    trained = shape.adapter_parameters(spec.lora_rank) if spec.lora_rank else shape.num_parameters
-    frozen = shape.num_parameters if spec.lora_rank else 0
-    held = _gradient_numbers(spec, trained, ranks, parts)
-    cut = ranks > 1 or spec.precision == "mixed"
-    layers = 2 * shape.layer_parameters / spec.tensor_parallel + shape.head_parameters / spec.tensor_parallel
+def learner_memory(shape: ModelShape, config: PlanConfig) -> LearnerMemory:
+    """Returns the memory of each of the learner's GPUs."""
+    learner, ranks = config.learner, config.ranks
+    lora, fsdp = learner.lora, learner.fsdp
+    trained = shape.adapter_parameters(lora.rank, lora.target_modules) if lora.rank else shape.num_parameters
+    models = 2 if learner.critic.trunk == "own" else 1
+    on_gpu = 0.0 if fsdp.cpu_offload and ranks > 1 else models / ranks
+    held = BYTES[learner.dtype]
+    stepped_on = WEIGHT_BYTES if held == WEIGHT_BYTES else held + WEIGHT_BYTES
+    frozen = shape.num_parameters if lora.rank else 0
+    refers = learner.needs_first_weights and (ranks == 1 or not lora.rank)
     return LearnerMemory(
-        weights=(trained * spec.weight_bytes + frozen * spec.compute_bytes) / ranks,
-        gradients=held * spec.weight_bytes,
-        optimizer=_optimizer_numbers(shape, spec, trained) * spec.weight_bytes / ranks,
-        gathered=layers * spec.compute_bytes if cut else 0.0,
-        activations=spec.threads * activation_bytes(shape, spec, episode, group_size),
-        logits=float(spec.threads * LOGITS * LOGIT_BYTES),
-        runtime=0.0,
+        weights=(trained * stepped_on + frozen * held) * on_gpu,
+        reference=shape.num_parameters * held * on_gpu / models if refers else 0.0,
+        gradients=_gradient_bytes(config, trained, micro_batches(config)) * models,
+        optimizer=_optimizer_numbers(shape, config, trained) * WEIGHT_BYTES * on_gpu,
+        gathered=_gathered_numbers(shape, config) * config.compute_bytes if ranks > 1 else 0.0,
+        activations=config.threads * activation_bytes(shape, config),
+        logits=float(config.threads * LOGITS * LOGIT_BYTES),
+        runtime=config.gpu.runtime,
     )
 
 
-def _gradient_numbers(spec: LearnerSpec, trained: int, ranks: int, parts: float) -> float:
-    """Returns how many numbers of gradients a rank holds between the micro-batches of a step.
+def micro_batches(config: PlanConfig) -> int:
+    """Returns the number of micro-batches that a rank computes, one after the other, for an optimizer step."""
+    episode, learner, group_size = config.episode, config.learner, config.group_size
+    shares = learner.mesh.data(config.ranks)
+    prompts = ceil(group_size / rows_together(config))
+    computed = config.tasks * (prompts * episode.prompt_tokens + group_size * episode.own_tokens)
+    episodes = config.tasks * group_size
+    uneven = ceil(episodes / shares) * shares / episodes
+    at_once = shares * learner.minibatches * learner.micro_batch_tokens * config.threads
+    return max(1, ceil(uneven * computed / at_once))
+
+
+def _gradient_bytes(config: PlanConfig, trained: int, parts: int) -> float:
+    """Returns the gradients that a rank holds between the `parts` micro-batches of a step.
 
     A rank holds the whole sum or its share; a single process holds the sum and what each of its threads adds to it.
     """
-    if parts <= 1:
-        return trained / ranks
+    ranks, fsdp = config.ranks, config.learner.fsdp
     if ranks == 1:
-        return float(trained * (1 + spec.threads))
-    return float(trained) if spec.gradients == "whole" else trained / ranks
+        return float(trained * WEIGHT_BYTES * (1 + config.threads if parts > 1 else 1))
+    if fsdp.gradients == "whole" and parts > 1:
+        return float(trained * BYTES[fsdp.reduce_dtype])
+    return 0.0 if fsdp.cpu_offload else trained * WEIGHT_BYTES / ranks
 
 
-def _optimizer_numbers(shape: ModelShape, spec: LearnerSpec, trained: int) -> int:
-    if spec.optimizer == "adamw" or spec.lora_rank:
+def _gathered_numbers(shape: ModelShape, config: PlanConfig) -> float:
+    """Returns how many whole weights of other ranks a rank holds at most."""
+    layers = 2 if config.learner.fsdp.reshard_after_forward else shape.num_layers
+    return (layers * shape.layer_parameters + shape.head_parameters) / config.learner.mesh.tensor
+
+
+def _optimizer_numbers(shape: ModelShape, config: PlanConfig, trained: int) -> int:
+    if config.optimizer.name == "adamw" or config.learner.lora.rank:
         return 2 * trained
-    matrices = shape.num_layers * sum(inputs * outputs for inputs, outputs in shape.matrices)
+    matrices = shape.num_layers * sum(inputs * outputs for inputs, outputs in shape.matrices.values())
     return 2 * trained - matrices
 
 
-def rows_together(spec: LearnerSpec, episode: EpisodeSpec, group_size: int) -> int:
+def rows_together(config: PlanConfig) -> int:
     """Returns the number of a group's rows that a micro-batch holds; their prompt counts once."""
-    return max(1, min(group_size, (spec.micro_batch_tokens - episode.prompt_tokens) // _own_tokens(episode)))
+    episode = config.episode
+    room = config.learner.micro_batch_tokens - episode.prompt_tokens
+    return max(1, min(config.group_size, room // episode.own_tokens))
 
 
-def _own_tokens(episode: EpisodeSpec) -> int:
-    """Returns the number of tokens of a row after the prompt that it shares."""
-    return episode.tokens - episode.prompt_tokens
-
-
-def activation_bytes(shape: ModelShape, spec: LearnerSpec, episode: EpisodeSpec, group_size: int) -> float:
+def activation_bytes(shape: ModelShape, config: PlanConfig) -> float:
     """Returns the bytes that a micro-batch keeps for its backward pass, on one GPU."""
-    together = rows_together(spec, episode, group_size)
-    one_group = episode.prompt_tokens + together * _own_tokens(episode)
-    computed = max(one_group, spec.micro_batch_tokens if together == group_size else 0)
+    learner, episode, together = config.learner, config.episode, rows_together(config)
+    one_group = episode.prompt_tokens + together * episode.own_tokens
+    further = min(learner.micro_batch_tokens, config.tasks * one_group) if together == config.group_size else 0
+    computed = max(one_group, further)
     groups = computed / one_group
     seen = groups * (together * episode.tokens + (episode.prompt_tokens if together > 1 else 0))
-    layer = layer_floats(shape, computed, seen) / spec.tensor_parallel
+    layer = layer_floats(shape, computed, seen) / learner.mesh.tensor
     states = shape.width * computed
-    kept = shape.num_layers * states + 2 * layer if spec.activation_checkpointing else (shape.num_layers + 1) * layer
+    kept = shape.num_layers * states + 2 * layer if learner.activation_checkpointing else (shape.num_layers + 1) * layer
     pairs = groups * (episode.prompt_tokens**2 + together * (episode.tokens**2 - episode.prompt_tokens**2)) / 2
-    return (kept * spec.compute_bytes + pairs * MASK_BYTES) / spec.sequence_parallel
+    return (kept * config.compute_bytes + pairs * MASK_BYTES) / learner.mesh.sequence
 
 
 def layer_floats(shape: ModelShape, computed: float, seen: float) -> float:
@@ -160,13 +183,11 @@ def layer_floats(shape: ModelShape, computed: float, seen: float) -> float:
     return computed * token + seen * 2 * shape.q_width
 
 
-def engine_memory(
-    shape: ModelShape, spec: EngineSpec, *, gpus: int, memory: float, resting: float, runtime: float
-) -> EngineMemory:
-    """Returns the memory of an engine on `gpus` GPUs of `memory` bytes each, of which a learner keeps `resting`."""
+def engine_memory(shape: ModelShape, config: PlanConfig, *, resting: float = 0.0) -> EngineMemory:
+    """Returns the memory of each GPU of an engine, of which a learner keeps `resting` bytes."""
+    spec, gpus = config.engine, config.engine.tensor_parallel
     weights = shape.num_parameters * spec.weight_bytes / gpus
     heads = ceil(shape.num_kv_heads / gpus)  # more GPUs than heads hold copies
     token = 2.0 * shape.num_layers * heads * shape.head_width * spec.cache_bytes
-    return EngineMemory(
-        weights=weights, runtime=runtime, cache=memory * spec.memory_fraction - resting - weights - runtime, token=token
-    )
+    available = config.gpu.memory * spec.memory_fraction - config.gpu.runtime
+    return EngineMemory(weights=weights, cache=available - resting - weights, token=token)

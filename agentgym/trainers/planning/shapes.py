@@ -1,15 +1,16 @@
-"""Shapes of decoders: their parameters, their keys and values, and the operations of a forward pass."""
+"""Shapes of decoders: their parameters, and their keys and values."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentgym.embedded import embedded_folder
 from agentgym.errors import ConfigError, nearest
 from agentgym.model.architectures import ARCHITECTURES, refusal
+from agentgym.trainers.settings.lora import PROJECTIONS
 from agentgym.types import JSON
 
 __all__ = ["SHAPES", "ModelShape", "shape_of"]
@@ -48,15 +49,15 @@ class ModelShape:
         return self.num_kv_heads * self.head_width
 
     @property
-    def matrices(self) -> tuple[tuple[int, int], ...]:
-        """The input and output widths of a layer's matrices."""
+    def matrices(self) -> Mapping[str, tuple[int, int]]:
+        """The input and output widths of a layer's matrices, by their published names."""
         e, q, kv, f = self.width, self.q_width, self.kv_width, self.ffn_width
-        return ((e, q), (e, kv), (e, kv), (q, e), (e, f), (e, f), (f, e))
+        return dict(zip(PROJECTIONS, ((e, q), (e, kv), (e, kv), (q, e), (e, f), (e, f), (f, e)), strict=True))
 
     @property
     def layer_parameters(self) -> int:
         """The number of weights of a layer, norms and biases included."""
-        matrices = sum(inputs * outputs for inputs, outputs in self.matrices)
+        matrices = sum(inputs * outputs for inputs, outputs in self.matrices.values())
         norms = 2 * self.width + (2 * self.head_width if self.qk_norm else 0)
         return matrices + norms + (self.q_width + 2 * self.kv_width if self.qkv_bias else 0)
 
@@ -71,26 +72,13 @@ class ModelShape:
         return self.num_layers * self.layer_parameters + self.head_parameters
 
     @property
-    def read_weights(self) -> int:
-        """The number of weights that a decoding step reads: all but those of an embedding that is not the head."""
-        return self.num_parameters - (0 if self.tied else self.vocab_size * self.width)
-
-    @property
     def kv_floats(self) -> int:
         """The number of values that a token has in the KV cache."""
         return 2 * self.num_layers * self.kv_width
 
-    def adapter_parameters(self, rank: int) -> int:
-        """Returns the number of weights of LoRA adapters on all matrices of the layers."""
-        return self.num_layers * sum(rank * (inputs + outputs) for inputs, outputs in self.matrices)
-
-    def forward_flops(self, tokens: float, pairs: float, targets: float) -> float:
-        """Returns the operations of a forward pass over so many tokens, pairs of a query and a key, and logits.
-
-        Each multiply-add of a matrix product counts as two, as in `metrics.jsonl`.
-        """
-        layer = 2.0 * tokens * sum(inputs * outputs for inputs, outputs in self.matrices) + 4.0 * self.q_width * pairs
-        return self.num_layers * layer + 2.0 * self.width * self.vocab_size * targets
+    def adapter_parameters(self, rank: int, modules: Sequence[str] = PROJECTIONS) -> int:
+        """Returns the number of weights of LoRA adapters on `modules` of all layers."""
+        return self.num_layers * rank * sum(sum(self.matrices[name]) for name in modules)
 
 
 def _qwen3(name: str, layers: int, width: int, heads: int, ffn: int, *, tied: bool = False) -> ModelShape:

@@ -10,19 +10,38 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from agentgym.model.decoder import Decoder, DecoderConfig
 from agentgym.model.packed_layout import PackedLayout
-from agentgym.trainers.planning.config import EngineSpec, EpisodeSpec, LearnerSpec
+from agentgym.trainers.planning.config import EngineSpec, EpisodeSpec, GpuSpec, PlanConfig
 from agentgym.trainers.planning.memory import (
+    LearnerMemory,
     activation_bytes,
     engine_memory,
     layer_floats,
     learner_memory,
+    micro_batches,
     rows_together,
 )
 from agentgym.trainers.planning.shapes import SHAPES, ModelShape
+from agentgym.trainers.settings.cluster import ClusterConfig
+from agentgym.trainers.settings.critic import CriticConfig
+from agentgym.trainers.settings.fsdp import FsdpConfig
+from agentgym.trainers.settings.kl import KLConfig
+from agentgym.trainers.settings.learner import LearnerConfig
+from agentgym.trainers.settings.lora import LoraConfig
+from agentgym.trainers.settings.mesh import MeshConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig
 
 SHAPE = SHAPES["Qwen3-8B"]
 EPISODE = EpisodeSpec(prompt_tokens=1000, reply_tokens=400, tool_tokens=200, turns=4)
 GIB = 2**30
+SMALL_STEP = PlanConfig(model="8B", tasks=1, group_size=1, learner=LearnerConfig(micro_batch_tokens=16_384))
+"""A step of one micro-batch."""
+
+
+def memory(
+    learner: LearnerConfig, *, ranks: int = 1, plan: PlanConfig = SMALL_STEP, name: str = "adamw"
+) -> LearnerMemory:
+    ray, optimizer = ClusterConfig(learners=ranks), OptimizerConfig(name=name)  # type: ignore[arg-type]
+    return learner_memory(SHAPE, replace(plan, learner=learner, ray=ray, optimizer=optimizer))
 
 
 def saved_bytes(model: Decoder, lengths: list[int], ids: torch.Tensor, *, shares: bool) -> int:
@@ -75,69 +94,112 @@ def test_activations_are_what_autograd_keeps(shares: bool) -> None:
     ids = torch.cat([torch.cat([prompt, one]) for one in own])
     kept = saved_bytes(Decoder(config).initialize(0), [384] * rows, ids, shares=shares)
     computed = 256 + rows * 128
-    spec = LearnerSpec(precision="float32", activation_checkpointing=False, micro_batch_tokens=computed)
-    predicted = activation_bytes(shape, spec, episode, rows)
+    learner = LearnerConfig(micro_batch_tokens=computed)
+    plan = PlanConfig(model="tiny", episode=episode, learner=learner, tasks=1, group_size=rows)
+    predicted = activation_bytes(shape, plan)
     working = layer_floats(shape, computed, rows * 384) * 4  # of the backward pass, in which nothing is kept yet
     assert predicted - working == pytest.approx(kept, rel=0.1)
 
 
 def test_a_learner_on_one_gpu_by_hand() -> None:
-    spec = LearnerSpec(precision="mixed")
-    found = learner_memory(SHAPE, spec, EPISODE, ranks=1, group_size=8, parts=1)
+    found = memory(LearnerConfig(micro_batch_tokens=16_384))
     parameters = 8_190_735_360
     assert (found.weights, found.gradients, found.optimizer) == (4 * parameters, 4 * parameters, 8 * parameters)
     assert found.total == sum(found.parts.values())
     assert found.resting == 12 * parameters
 
 
+def test_bfloat16_weights_have_float32_copies_and_gradients() -> None:
+    found = memory(LearnerConfig(dtype="bfloat16", micro_batch_tokens=16_384))
+    parameters = SHAPE.num_parameters
+    assert (found.weights, found.gradients, found.optimizer) == (6 * parameters, 4 * parameters, 8 * parameters)
+    assert found.activations < memory(LearnerConfig(micro_batch_tokens=16_384)).activations
+
+
 def test_shards_are_equal_parts_and_whole_gradients_are_not() -> None:
-    spec = LearnerSpec()
-    one, many = (learner_memory(SHAPE, spec, EPISODE, ranks=ranks, group_size=8, parts=1) for ranks in (1, 8))
+    one, many = (memory(LearnerConfig(micro_batch_tokens=16_384), ranks=ranks) for ranks in (1, 8))
     assert many.weights == one.weights / 8
     assert many.optimizer == one.optimizer / 8
     assert many.gradients == one.gradients / 8
-    whole = learner_memory(SHAPE, spec, EPISODE, ranks=8, group_size=8, parts=3)
+    steps = replace(SMALL_STEP, tasks=64, group_size=8)
+    whole = memory(LearnerConfig(), ranks=8, plan=steps)
     assert whole.gradients == one.gradients
-    cut = learner_memory(SHAPE, replace(spec, gradients="sharded"), EPISODE, ranks=8, group_size=8, parts=3)
+    cut = memory(LearnerConfig(fsdp=FsdpConfig(gradients="sharded")), ranks=8, plan=steps)
     assert cut.gradients == many.gradients
+    half = memory(LearnerConfig(fsdp=FsdpConfig(reduce_dtype="bfloat16")), ranks=8, plan=steps)
+    assert half.gradients == whole.gradients / 2
 
 
-def test_adapters_have_no_gradients_of_the_weights_they_stand_on() -> None:
-    found = learner_memory(SHAPE, LearnerSpec(lora_rank=16), EPISODE, ranks=1, group_size=8, parts=1)
+def test_ranks_gather_layers_in_the_type_of_their_passes() -> None:
+    whole = memory(LearnerConfig(), ranks=8)
+    assert whole.gathered == 4 * (2 * SHAPE.layer_parameters + SHAPE.head_parameters)
+    assert memory(LearnerConfig(fsdp=FsdpConfig(param_dtype="bfloat16")), ranks=8).gathered == whole.gathered / 2
+    kept = memory(LearnerConfig(fsdp=FsdpConfig(reshard_after_forward=False)), ranks=8)
+    assert kept.gathered == 4 * SHAPE.num_parameters
+    assert memory(LearnerConfig()).gathered == 0
+
+
+def test_shards_in_cpu_memory_take_none_of_a_gpu() -> None:
+    found = memory(LearnerConfig(fsdp=FsdpConfig(cpu_offload=True, gradients="sharded")), ranks=8)
+    assert (found.weights, found.gradients, found.optimizer) == (0, 0, 0)
+
+
+def test_adapters_have_no_gradients_of_the_weights_under_them() -> None:
+    found = memory(LearnerConfig(lora=LoraConfig(rank=16), micro_batch_tokens=16_384, dtype="bfloat16"))
     adapters = SHAPE.adapter_parameters(16)
-    assert found.weights == 2 * SHAPE.num_parameters + 4 * adapters
+    assert found.weights == 2 * SHAPE.num_parameters + 6 * adapters
+    assert found.reference == 2 * SHAPE.num_parameters  # the base; the run's model is merged with the adapters
     assert (found.gradients, found.optimizer) == (4 * adapters, 8 * adapters)
+    ranks = memory(LearnerConfig(lora=LoraConfig(rank=16, target_modules=("q_proj",))), ranks=8)
+    assert ranks.weights == 4 * (SHAPE.num_parameters + SHAPE.adapter_parameters(16, ("q_proj",))) / 8
+    assert ranks.reference == 0
+
+
+def test_a_kl_term_keeps_the_first_weights_and_a_critic_is_a_second_model() -> None:
+    plain, parameters = memory(LearnerConfig(), ranks=4), SHAPE.num_parameters
+    assert memory(LearnerConfig(kl=KLConfig(coefficient=0.1)), ranks=4).reference == parameters
+    critic = memory(LearnerConfig(critic=CriticConfig(trunk="own")), ranks=4)
+    assert (critic.weights, critic.optimizer) == (2 * plain.weights, 2 * plain.optimizer)
 
 
 def test_muon_keeps_one_number_of_a_matrix_and_two_of_the_rest() -> None:
-    adamw, muon = (
-        learner_memory(SHAPE, LearnerSpec(optimizer=name), EPISODE, ranks=1, group_size=8, parts=1).optimizer
-        for name in ("adamw", "muon")
-    )
+    adamw, muon = (memory(LearnerConfig(), name=name).optimizer for name in ("adamw", "muon"))
     matrices = 36 * (4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 12_288)
     assert adamw - muon == 4 * matrices
 
 
 def test_checkpointing_keeps_a_state_a_layer() -> None:
     keeps, again = (
-        activation_bytes(SHAPE, LearnerSpec(activation_checkpointing=on), EPISODE, 8) for on in (False, True)
+        memory(LearnerConfig(micro_batch_tokens=16_384, activation_checkpointing=on)).activations
+        for on in (False, True)
     )
     assert again < keeps / 5
 
 
 def test_gpus_that_share_rows_share_their_activations() -> None:
-    one, two = (activation_bytes(SHAPE, LearnerSpec(sequence_parallel=size), EPISODE, 8) for size in (1, 2))
+    one, two = (memory(LearnerConfig(mesh=MeshConfig(sequence=size)), ranks=2).activations for size in (1, 2))
     assert two == one / 2
+
+
+@pytest.mark.parametrize(
+    ("tasks", "group_size", "tokens", "parts"),
+    [(1, 1, 3200, 1), (4, 1, 3200, 4), (2, 8, 18_600, 2), (2, 8, 37_200, 1)],
+)
+def test_micro_batches_of_a_step_by_hand(tasks: int, group_size: int, tokens: int, parts: int) -> None:
+    learner = LearnerConfig(micro_batch_tokens=tokens)  # 1,000 tokens of a prompt and 8 x 2,200 after it: 18,600
+    plan = PlanConfig(model="8B", tasks=tasks, group_size=group_size, episode=EPISODE, learner=learner)
+    assert micro_batches(plan) == parts
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(100, 1), (4000, 1), (5400, 2), (100_000, 8)])
 def test_rows_of_a_group_that_a_micro_batch_holds(tokens: int, rows: int) -> None:
     assert EPISODE.tokens == 3200
-    assert rows_together(LearnerSpec(micro_batch_tokens=tokens), EPISODE, 8) == rows
+    learner = LearnerConfig(micro_batch_tokens=tokens)
+    assert rows_together(PlanConfig(model="8B", group_size=8, episode=EPISODE, learner=learner)) == rows
 
 
 def test_an_engine_by_hand() -> None:
-    found = engine_memory(SHAPE, EngineSpec(), gpus=1, memory=80 * GIB, resting=0, runtime=3 * GIB)
+    found = engine_memory(SHAPE, replace(SMALL_STEP, gpu=GpuSpec(memory_gib=80)))
     assert found.weights == 2 * 8_190_735_360
     assert found.token == 147_456  # bytes: 36 layers, 8 heads of keys and as many of values, 128 wide, in bfloat16
     assert found.cache == pytest.approx(72 * GIB - 3 * GIB - found.weights)
@@ -146,6 +208,6 @@ def test_an_engine_by_hand() -> None:
 
 def test_more_gpus_than_heads_hold_copies_of_keys_and_values() -> None:
     tokens = [
-        engine_memory(SHAPE, EngineSpec(), gpus=gpus, memory=80 * GIB, resting=0, runtime=0).token for gpus in (8, 16)
+        engine_memory(SHAPE, replace(SMALL_STEP, engine=EngineSpec(tensor_parallel=gpus))).token for gpus in (8, 16)
     ]
     assert tokens == [147_456 / 8, 147_456 / 8]

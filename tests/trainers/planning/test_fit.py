@@ -1,0 +1,62 @@
+"""Whether a run fits on its GPUs, and what would fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agentgym.errors import ConfigError
+from agentgym.trainers.planning.config import EngineSpec, GpuSpec, PlanConfig
+from agentgym.trainers.planning.fit import memory_plan, what_would_fit
+from agentgym.trainers.planning.shapes import SHAPES
+from agentgym.trainers.settings.cluster import ClusterConfig
+from agentgym.trainers.settings.fsdp import FsdpConfig
+from agentgym.trainers.settings.learner import LearnerConfig
+
+SHARDED = LearnerConfig(fsdp=FsdpConfig(gradients="sharded", param_dtype="bfloat16"), activation_checkpointing=True)
+
+
+def test_what_does_not_fit_is_named_and_what_is_offered_fits() -> None:
+    plan = PlanConfig(model="32B", ray=ClusterConfig(learners=16), learner=replace(SHARDED, fsdp=FsdpConfig()))
+    shape = SHAPES["Qwen3-32B"]
+    assert any("the learner does not fit on 16 GPUs" in problem for problem in memory_plan(shape, plan).problems)
+    assert "--learner.fsdp.gradients sharded" in what_would_fit(shape, plan)
+    assert not memory_plan(
+        shape, replace(plan, learner=replace(SHARDED, fsdp=FsdpConfig(gradients="sharded")))
+    ).problems
+
+
+def test_an_engine_that_does_not_fit_is_offered_more_gpus() -> None:
+    plan = PlanConfig(model="70B", ray=ClusterConfig(learners=64), learner=SHARDED)
+    shape = SHAPES["Llama-3.1-70B"]
+    assert "an engine with one episode does not fit on 1 GPU" in memory_plan(shape, plan).problems[0]
+    assert what_would_fit(shape, plan) == ["--engine.tensor-parallel 2"]
+    assert not memory_plan(shape, replace(plan, engine=EngineSpec(tensor_parallel=2))).problems
+
+
+def test_an_engine_that_shares_its_gpu_leaves_room_for_what_the_learner_keeps() -> None:
+    apart = PlanConfig(model="4B")
+    shared = replace(apart, ray=ClusterConfig(layout="colocated"))
+    plans = [memory_plan(SHAPES["Qwen3-4B"], plan) for plan in (apart, shared)]
+    assert plans[0].engine.cache - plans[1].engine.cache == pytest.approx(plans[0].learner.resting)
+
+
+def test_a_gpu_by_name_or_by_its_memory() -> None:
+    assert GpuSpec(name="h200").memory == 140 * 2**30
+    assert GpuSpec(name="mine", memory_gib=10).memory == 10 * 2**30
+    with pytest.raises(ConfigError, match=r"give --gpu\.memory-gib"):
+        GpuSpec(name="mine")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tasks": 0}, "tasks must be at least 1"),
+        ({"learner": LearnerConfig(dtype="bfloat16"), "ray": ClusterConfig(learners=2)}, "fsdp.param_dtype"),
+        ({"engine": EngineSpec(tensor_parallel=2), "ray": ClusterConfig(layout="colocated")}, "an engine on each GPU"),
+    ],
+)
+def test_a_plan_that_makes_no_sense_is_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PlanConfig(**{"model": "8B", **settings})  # type: ignore[arg-type]
