@@ -4,7 +4,7 @@ An episode of T turns, each a call of 60 tokens and a result of 40 words, throug
 also the whole conversation rendered again at every turn. Milliseconds a turn at T = 4 and T = 64, and their ratio:
 about 1 is linear in the new text. CPU time, the least of the repeats, each of 64 turns (16 short episodes or a long
 one), so that a busy machine disturbs both alike. Without arguments the shipped model; with `--templates` (files
-NAME.jinja) and `--tokenizers` (the unpacked folders that `agentgym.testing.contracts.stand_ins` names) every
+NAME.jinja) and `--tokenizers` (the unpacked folders that `stand_ins.py` names) every
 template over the nearest tokenizer.
 """
 
@@ -16,12 +16,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from stand_ins import STAND_INS, stand_in_tokenizer, with_marks
 from tokenizers import Tokenizer
 
 import agentgym.embedded
 from agentgym.chat_templates import TemplateRenderer, renderer_for
 from agentgym.errors import RenderError
-from agentgym.testing.contracts.stand_ins import STAND_INS, stand_in_tokenizer, with_marks
 from agentgym.types import Message, ToolCall, ToolSpec
 
 SHORT, LONG = 4, 64

@@ -1,14 +1,9 @@
-"""`agentgym tools families`: the reply formats that can be read, the models that write them, and their properties."""
+"""`agentgym tools families`: the reply formats that can be read, the models that write them, and how each is found."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from agentgym.chat_templates.families import FAMILIES
 from agentgym.chat_templates.formats.registry import FORMATS
@@ -23,8 +18,6 @@ __all__ = ["main"]
 class FamiliesOptions:
     """Shows the model families whose replies can be read: name, aliases, models, and how each one is found."""
 
-    matrix: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Write the page `docs/families.md` instead: what holds for each *.jinja of a folder of chat templates."""
     json: bool = False
     """Print one line of JSON, and all else on standard error."""
 
@@ -32,10 +25,6 @@ class FamiliesOptions:
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym tools families ...`."""
     options = parse_options(FamiliesOptions, args, prog="agentgym tools families")
-    if options.matrix is not None:
-        module = import_module("agentgym.evaluation.model_check.family_matrix")  # it loads transformers
-        say(module.matrix_markdown(module.family_matrix(options.matrix)).rstrip())
-        return 0
     recognized = {FORMATS[family.name].name for family in FAMILIES}
     formats = list(dict.fromkeys(FORMATS.values()))
     rows = [

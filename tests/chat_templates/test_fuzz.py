@@ -15,8 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from family_matrix import stand_in
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from stand_ins import STAND_INS, stand_in_tokenizer, with_marks
 from tokenizers import Tokenizer
 
 from agentgym.chat_templates import ChatTokenizer, renderer_for
@@ -24,11 +26,9 @@ from agentgym.chat_templates.formats.registry import FORMATS
 from agentgym.errors import RenderError
 from agentgym.evaluation.model_check.cases import cases_of, marks_of, with_own_ids
 from agentgym.evaluation.model_check.checks import ModelUnderTest, check_extend, check_parse, check_render
-from agentgym.evaluation.model_check.family_matrix import stand_in
 from agentgym.evaluation.model_check.findings import ModelFindings
 from agentgym.evaluation.model_check.reference import TransformersReference
 from agentgym.testing.contracts.conversations import PIECES, TOOLS, SampleConversation
-from agentgym.testing.contracts.stand_ins import STAND_INS, stand_in_tokenizer, with_marks
 from agentgym.types import JSON, MalformedCall, Message, ToolCall
 
 TEMPLATES = Path(__file__).resolve().parents[3] / "shared" / "data" / "chat_templates"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stand_ins import STAND_INS, stand_in_tokenizer, with_marks
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -18,7 +19,6 @@ from agentgym.chat_templates.jinja_template import ChatTemplate, message_dict, t
 from agentgym.chat_templates.renderers.command_r import CommandRenderer
 from agentgym.errors import RenderError
 from agentgym.testing.contracts.conversations import CONVERSATIONS, ChatExchange, SampleConversation, exchanges
-from agentgym.testing.contracts.stand_ins import STAND_INS, stand_in_tokenizer, with_marks
 from agentgym.types import Message, ToolCall, ToolSpec
 
 ASK = Message("user", "Where are you?")

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from family_matrix import stand_in
 
 from agentgym.chat_templates import renderer_for
 from agentgym.chat_templates.formats.grammar import NAME
 from agentgym.chat_templates.formats.registry import FORMATS
 from agentgym.embedded import embedded_folder
 from agentgym.errors import RenderError
-from agentgym.evaluation.model_check.family_matrix import stand_in
 from agentgym.types import Message, ToolCall, ToolSpec
 
 TEMPLATES = Path(__file__).resolve().parents[4] / "shared" / "data" / "chat_templates"

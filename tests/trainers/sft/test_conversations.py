@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from family_matrix import stand_in
+from stand_ins import STAND_INS, stand_in_tokenizer, with_marks
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from agentgym.chat_templates.families import renderer_for
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.errors import ConfigError, RenderError
-from agentgym.evaluation.model_check.family_matrix import stand_in
-from agentgym.testing.contracts.stand_ins import STAND_INS, stand_in_tokenizer, with_marks
 from agentgym.trainers.sft.conversations import Conversation, conversation_of, conversation_rows
 from agentgym.trainers.sft.demonstrations import Demonstration
 from agentgym.types import Message, ToolCall

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import itertools
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from family_matrix import family_matrix, matrix_markdown, stand_in
 
 from agentgym.chat_templates import ChatTokenizer
 from agentgym.chat_templates.formats.registry import FORMATS
-from agentgym.cli.main import main
 from agentgym.embedded import embedded_folder
-from agentgym.evaluation.model_check.family_matrix import family_matrix, matrix_markdown, stand_in
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "families.md"
-TEMPLATES = Path(__file__).resolve().parents[4] / "shared" / "data" / "chat_templates"
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "families.md"
+TEMPLATES = ROOT.parent / "shared" / "data" / "chat_templates"
 
 
 def table_rows(page: str) -> list[list[str]]:
@@ -32,6 +34,13 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "whole.jinja").write_text(template, encoding="utf-8")
     (tmp_path / "callless.jinja").write_text(template.replace("message.tool_calls", "message.none"), encoding="utf-8")
     return tmp_path
+
+
+def run_script(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs `python benchmarks/family_matrix.py FOLDER`."""
+    script = ROOT / "benchmarks" / "family_matrix.py"
+    words = [sys.executable, str(script), str(folder)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
 
 
 def ticking() -> Callable[[], float]:
@@ -92,13 +101,14 @@ def test_a_stand_in_ends_with_the_end_of_its_family() -> None:
     assert stand_in(source, "unknown").stop_tokens == ("<|end|>",)
 
 
-def test_the_command_writes_the_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tools", "families", "--matrix", str(folder)]) == 0
-    page = capsys.readouterr().out
-    assert page.startswith("# Model families\n") and "## How to read it" in page
-    assert {row[0] for row in table_rows(page)} == {entry.name for entry in FORMATS.values()}
+def test_the_script_prints_the_page(folder: Path) -> None:
+    done = run_script(folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("# Model families\n") and "## How to read it" in done.stdout
+    assert {row[0] for row in table_rows(done.stdout)} == {entry.name for entry in FORMATS.values()}
 
 
-def test_a_folder_without_templates_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tools", "families", "--matrix", str(tmp_path)]) == 2
-    assert "holds no *.jinja: give a folder of chat templates" in capsys.readouterr().err
+def test_a_folder_without_templates_is_named(tmp_path: Path) -> None:
+    done = run_script(tmp_path)
+    assert done.returncode == 2
+    assert "holds no *.jinja: give a folder of chat templates" in done.stderr

@@ -1,13 +1,20 @@
-"""Measures the properties of each model family on a folder of chat templates: `docs/families.md`."""
+"""Measures the properties of each model family on a folder of chat templates, and prints `docs/families.md`.
+
+A template is held to the checks of `agentgym verify --model`, with a stand-in for its tokenizer.
+
+    python benchmarks/family_matrix.py FOLDER_OF_TEMPLATES > docs/families.md
+"""
 
 from __future__ import annotations
 
+import argparse
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from stand_ins import STAND_INS, StandIn
 from tokenizers import Tokenizer
 
 from agentgym.chat_templates.families import family_of, renderer_for
@@ -17,14 +24,11 @@ from agentgym.chat_templates.jinja_template import ChatTemplate, message_dict, t
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.chat_templates.tokenizer import ChatTokenizer
 from agentgym.embedded import embedded_folder
-from agentgym.errors import RenderError, RunFolderError
+from agentgym.errors import RenderError
 from agentgym.evaluation.model_check.findings import ModelCheckOutcome, ModelReport, ModelVerdict
 from agentgym.evaluation.model_check.reference import TransformersReference
 from agentgym.evaluation.model_check.verify import verify_model
-from agentgym.testing.contracts.stand_ins import STAND_INS, StandIn
 from agentgym.types import JSON, Message, ToolCall, ToolSpec
-
-__all__ = ["MatrixRow", "TurnCost", "family_matrix", "matrix_markdown", "stand_in"]
 
 COLUMNS = {
     "render": "render = template",
@@ -111,10 +115,10 @@ def _written_text(template: str, special: Mapping[str, JSON]) -> str:
 
 
 def family_matrix(folder: Path, clock: Callable[[], float] = time.process_time) -> Iterator[MatrixRow]:
-    """Yields a row for each `*.jinja` of a folder, by family. Raises RunFolderError if there is none."""
+    """Yields a row for each `*.jinja` of a folder, by family. Raises ValueError if there is none."""
     files = sorted(folder.glob("*.jinja"))
     if not files:
-        raise RunFolderError(f"{str(folder)!r} holds no *.jinja: give a folder of chat templates")
+        raise ValueError(f"{str(folder)!r} holds no *.jinja: give a folder of chat templates")
     for file in files:
         tokenizer = stand_in(file.read_text(encoding="utf-8"), file.stem)
         report = verify_model(tokenizer, reference=TransformersReference.of(tokenizer))
@@ -191,7 +195,7 @@ What holds for each family, measured: every template below is held to the hundre
 `agentgym.testing.contracts.conversations` by the checks of `agentgym verify --model FOLDER`, with a stand-in vocabulary
 that has the marks which the template spells. Made by:
 
-    agentgym tools families --matrix FOLDER_OF_TEMPLATES > docs/families.md
+    python benchmarks/family_matrix.py FOLDER_OF_TEMPLATES > docs/families.md
 
 For your own model, `agentgym verify --model FOLDER` says the same with its own tokenizer, before any training.
 
@@ -223,3 +227,17 @@ REST = """## Families without a template above
 Their replies are read (`agentgym tools parse --family NAME`), as tests on replies of these models show; a model's
 own template renders them.
 """
+
+
+def main() -> None:
+    """Prints the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="a folder of chat templates, NAME.jinja")
+    try:
+        print(matrix_markdown(family_matrix(parser.parse_args().folder)).rstrip())
+    except ValueError as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()
