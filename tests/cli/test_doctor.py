@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agentgym.cli.advice import TESTED_TORCH
+from agentgym.cli.doctor import TESTED_TORCH
 
 ROOT = Path(__file__).parent.parent.parent
 Command = Callable[..., Any]
