@@ -207,7 +207,7 @@ def _token_text(entry: object) -> str | None:
 
 
 def read_json_object(file: Path) -> dict[str, object]:
-    """Returns the object of a JSON file, {} if there is no file; raises RunFolderError for anything else."""
+    """Returns the object of a JSON file, empty if there is no such file; raises RunFolderError for anything else."""
     if not file.is_file():
         return {}
     try:

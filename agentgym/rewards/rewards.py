@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Protocol
 
 from agentgym.errors import ConfigError
 from agentgym.rewards.config import RewardConfig
@@ -19,11 +20,31 @@ from agentgym.rewards.pool import PoolJob, RewardPool
 from agentgym.rewards.registry import wants_processes
 from agentgym.rewards.remote import RemoteReward
 from agentgym.rewards.reward import InvalidReward, Reward, RewardFailure, apply_failure, apply_reward, read_reward
-from agentgym.rewards.source import RewardSource
 from agentgym.rollout.episode.episode_loop import EpisodeLoop
 from agentgym.trajectory import Group, Trajectory
 
-__all__ = ["Rewards", "open_rewards"]
+__all__ = ["RewardSource", "Rewards", "open_rewards"]
+
+
+class RewardSource(Protocol):
+    """Computes a value for each episode: a function, a pool of processes, a server, a judge, a model."""
+
+    @property
+    def together(self) -> bool:
+        """True if the episodes of a step are scored in one call; otherwise each call has one."""
+
+    @property
+    def num_at_once(self) -> int:
+        """The number of calls that may run at the same time."""
+
+    async def score(self, trajectories: Sequence[Trajectory]) -> Sequence[object]:
+        """Returns a value for `read_reward`, or a RewardFailure, per episode; raises RewardFailure if all of them fail.
+
+        Raises ConfigError for a fault that every other episode would have too; it ends the run.
+        """
+
+    async def close(self) -> None:
+        """Releases its resources; a second call does nothing."""
 
 
 class Rewards:

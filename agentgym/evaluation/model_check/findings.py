@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
+from agentgym.rollout.record.ledger import Property
 from agentgym.types import JSON
 
 __all__ = [
@@ -13,40 +14,30 @@ __all__ = [
     "ModelCheckOutcome",
     "ModelFinding",
     "ModelFindings",
-    "ModelProperty",
     "ModelReport",
     "ModelVerdict",
     "verdicts_of",
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class ModelProperty:
-    """A requirement of training on a model; `unit` is what is counted."""
-
-    name: str
-    meaning: str
-    unit: str
-
-
 PROPERTIES = (
-    ModelProperty("renderer", "the template can be driven turn by turn", "renderers"),
-    ModelProperty("ids", "transformers gives a text the ids that we give it", "texts"),
-    ModelProperty("render", "render gives the ids of apply_chat_template", "conversations"),
-    ModelProperty("shown", "a prompt holds every message, tool and call", "parts"),
-    ModelProperty("extend", "extend appends what the template puts behind a reply", "replies"),
-    ModelProperty("prefix", "the template leaves what came before a reply as it was", "replies"),
-    ModelProperty("cut", "a cut reply gets its end, and goes on like a whole one", "replies"),
-    ModelProperty("stop", "a reply holds one stop id, its last", "replies"),
-    ModelProperty("parse", "a reply is read as what it says", "replies"),
-    ModelProperty("several_calls", "several calls in one reply are all read, in their order", "replies"),
-    ModelProperty("reasoning", "reasoning is told from content", "replies"),
-    ModelProperty("malformed", "of a cut or broken call nothing is lost, and no call is made up", "broken replies"),
-    ModelProperty("marks", "text that spells a mark never becomes one", "places"),
-    ModelProperty("spelled", "sampled ids that only spell a mark are text", "marks"),
-    ModelProperty("round_trip", "a text comes back from its ids", "texts"),
-    ModelProperty("resampled", "ids that decoding and encoding would change are kept", "replies"),
-    ModelProperty("repeatable", "a conversation gives the same ids at any time", "conversations"),
+    Property("renderer", "the template can be driven turn by turn", "renderers"),
+    Property("ids", "transformers gives a text the ids that we give it", "texts"),
+    Property("render", "render gives the ids of apply_chat_template", "conversations"),
+    Property("shown", "a prompt holds every message, tool and call", "parts"),
+    Property("extend", "extend appends what the template puts behind a reply", "replies"),
+    Property("prefix", "the template leaves what came before a reply as it was", "replies"),
+    Property("cut", "a cut reply gets its end, and goes on like a whole one", "replies"),
+    Property("stop", "a reply holds one stop id, its last", "replies"),
+    Property("parse", "a reply is read as what it says", "replies"),
+    Property("several_calls", "several calls in one reply are all read, in their order", "replies"),
+    Property("reasoning", "reasoning is told from content", "replies"),
+    Property("malformed", "of a cut or broken call nothing is lost, and no call is made up", "broken replies"),
+    Property("marks", "text that spells a mark never becomes one", "places"),
+    Property("spelled", "sampled ids that only spell a mark are text", "marks"),
+    Property("round_trip", "a text comes back from its ids", "texts"),
+    Property("resampled", "ids that decoding and encoding would change are kept", "replies"),
+    Property("repeatable", "a conversation gives the same ids at any time", "conversations"),
 )
 
 
@@ -115,7 +106,7 @@ class ModelFindings:
 class ModelVerdict:
     """The result for one property; `first` is the first place that decided it."""
 
-    about: ModelProperty
+    about: Property
     outcome: ModelCheckOutcome
     num_checked: int
     num_failed: int
@@ -194,18 +185,14 @@ def verdicts_of(findings: ModelFindings) -> tuple[ModelVerdict, ...]:
     return tuple(_verdict(entry, findings.tallies[entry.name]) for entry in PROPERTIES)
 
 
-def _verdict(about: ModelProperty, tally: ModelCheckTally) -> ModelVerdict:
+def _verdict(about: Property, tally: ModelCheckTally) -> ModelVerdict:
     skipped = None if tally.num_checked else tally.skipped or f"there are no {about.unit} to check"
     decisive = tally.failed or tally.noted
     if skipped is not None:
         outcome = ModelCheckOutcome.SKIPPED
+    elif tally.failed:
+        outcome = ModelCheckOutcome.FAILED
     else:
-        outcome = (
-            ModelCheckOutcome.FAILED
-            if tally.failed
-            else ModelCheckOutcome.NOTED
-            if tally.noted
-            else ModelCheckOutcome.OK
-        )
+        outcome = ModelCheckOutcome.NOTED if tally.noted else ModelCheckOutcome.OK
     first = decisive[0] if decisive else None
     return ModelVerdict(about, outcome, tally.num_checked, len(tally.failed), len(tally.noted), first, skipped)

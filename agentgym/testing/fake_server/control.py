@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.errors import RunFolderError
-from agentgym.testing.fake_server.generate import RESERVED_TOKENS, HttpError, Killed
+from agentgym.testing.fake_server.generate import RESERVED_TOKENS, HttpError
 from agentgym.testing.fake_server.http import Endpoint, HttpAnswer, HttpCall
 from agentgym.testing.fake_server.model import FakeModel
 from agentgym.testing.fake_server.sampler import FakeSampler
-from agentgym.testing.fake_server.weights import OUTSIDE_UPDATE, FakeWeights, UpdateRefused, overall
+from agentgym.testing.fake_server.weights import FakeWeights, UpdateRefused, overall
 
 __all__ = ["VERSION", "FakeControl"]
 
@@ -44,7 +44,6 @@ class FakeControl:
         """The version in `/model_info`: an update whose flush fails does not change it."""
         self.num_updates = 0
         """The number of updates that succeeded; each bucket counts."""
-        self.groups: set[str] = set()
         self.endpoints: dict[str, Endpoint] = {
             "/health": self._health,
             "/health_generate": self._health,
@@ -61,17 +60,11 @@ class FakeControl:
             "/end_weight_update": self._end,
             "/update_weights_from_tensor": self._from_tensor,
             "/update_weights_from_disk": self._from_disk,
-            "/init_weights_update_group": self._init_group,
-            "/destroy_weights_update_group": self._destroy_group,
-            "/update_weights_from_distributed": self._from_distributed,
             "/update_weight_version": self._set_version,
             "/weights_checker": self._check,
-            "/get_weights_by_name": self._by_name,
             "/load_lora_adapter": self._load_adapter,
             "/load_lora_adapter_from_tensors": self._load_adapter,
             "/unload_lora_adapter": self._unload_adapter,
-            "/release_memory_occupation": self._release,
-            "/resume_memory_occupation": self._resume_memory,
         }
 
     # ---- server information
@@ -155,14 +148,6 @@ class FakeControl:
             await asyncio.sleep(0.01)
         return HttpAnswer(FLUSHED)
 
-    async def _release(self, _: HttpCall) -> HttpAnswer:
-        if not self.sampler.can_flush():
-            raise Killed("memory was to be released with requests in flight")
-        return HttpAnswer("null")
-
-    async def _resume_memory(self, _: HttpCall) -> HttpAnswer:
-        return HttpAnswer("null")
-
     # ---- weights
 
     async def _begin(self, _: HttpCall) -> HttpAnswer:
@@ -197,20 +182,6 @@ class FakeControl:
 
         return await self._update(call.body, load, {"num_paused_requests": 0})
 
-    async def _from_distributed(self, call: HttpCall) -> HttpAnswer:
-        def load() -> str:
-            if not self.weights.is_open:
-                raise UpdateRefused(f"update_weights_from_distributed {OUTSIDE_UPDATE}")
-            group = call.body.get("group_name", "weight_update_group")
-            if group not in self.groups:
-                raise UpdateRefused(f"Failed to receive weights: group {group} is not initialized")
-            self.weights.num_tensors += len(
-                call.body.get("names") or ()
-            )  # the values travel by NCCL and do not arrive here
-            return "Succeeded to update parameter online."
-
-        return await self._update(call.body, load)
-
     async def _update(
         self, body: Mapping[str, Any], load: Callable[[], str], more: Mapping[str, object] | None = None
     ) -> HttpAnswer:
@@ -240,17 +211,6 @@ class FakeControl:
         self.version = version
         return HttpAnswer({"success": True, "message": f"Weight version updated to {version}", "new_version": version})
 
-    async def _init_group(self, call: HttpCall) -> HttpAnswer:
-        self.groups.add(call.body.get("group_name", "weight_update_group"))
-        return HttpAnswer({"success": True, "message": "Succeeded to initialize custom process group."})
-
-    async def _destroy_group(self, call: HttpCall) -> HttpAnswer:
-        group = call.body.get("group_name", "weight_update_group")
-        if group not in self.groups:
-            return HttpAnswer({"success": False, "message": "The group to be destroyed does not exist."}, 400)
-        self.groups.discard(group)
-        return HttpAnswer({"success": True, "message": "Succeeded to destroy custom process group."})
-
     async def _check(self, call: HttpCall) -> HttpAnswer:
         action = call.body.get("action", "checksum")
         if action != "checksum":
@@ -260,12 +220,6 @@ class FakeControl:
         rank = {"checksums": checksums, "per_gpu_checksum": per_gpu, "parallelism_info": [{"role": "target", **PLACE}]}
         told = {"success": True, "message": "Success.", "ranks": [rank], "per_engine_checksum": per_engine}
         return HttpAnswer(told)
-
-    async def _by_name(self, call: HttpCall) -> HttpAnswer:
-        values = self.weights.values(str(call.body.get("name")), int(call.body.get("truncate_size", 100)))
-        if values is None:
-            raise HttpError.bad("Get parameter by name failed")
-        return HttpAnswer(values)
 
     # ---- adapters
 

@@ -17,7 +17,16 @@ from agentgym.testing.fake_server.model import FakeModel
 from agentgym.testing.fake_server.sampler import DuplicateRequest, FakeSampler, Flight
 from agentgym.testing.fake_server.script import plan_reply
 
-__all__ = ["Counters", "Dropped", "GenerateRequest", "Generator", "HttpError", "Killed", "Run", "read_generate_request"]
+__all__ = [
+    "Dropped",
+    "FakeStats",
+    "GenerateRequest",
+    "Generator",
+    "HttpError",
+    "Killed",
+    "Run",
+    "read_generate_request",
+]
 
 RESERVED_TOKENS = 6
 """The tokens that the real server reserves in its window: a prompt is shorter than window - 6."""
@@ -60,28 +69,45 @@ class Killed(Exception):
     """The server has to end now."""
 
 
-@dataclass(slots=True)
-class Counters:
-    """The counts of a fake server."""
+@dataclass(kw_only=True, slots=True)
+class FakeStats:
+    """The counts of a fake server, as `GET /fake/stats` returns them."""
 
     requests: int = 0
+    """The number of requested generations, whatever their outcome."""
     answered: int = 0
-    prompt_tokens: int = 0
+    """The number of complete answers; those ended by an abort count."""
     tokens: int = 0
-    """The number of ids in complete answers."""
+    """The number of ids in those answers."""
+    prompt_tokens: int = 0
     aborted: int = 0
+    """The number of answers ended by an abort."""
     refused: int = 0
-    """The number of invalid requests."""
+    """The number of invalid requests (status 400)."""
     left: int = 0
     """The number of requests whose client closed the connection."""
+    in_flight: int = 0
     most_in_flight: int = 0
     sessions: dict[str, int] = field(default_factory=dict)
     """The number of requests by session, the part of a request id before the last `#`."""
-    rids: dict[str, int] = field(default_factory=dict)
-    prompts: set[int] = field(default_factory=set)
-    """The hashes of the prompts."""
+    duplicates: int = 0
+    """The number of requests under a request id that was used before."""
+    prompts: int = 0
+    """The number of different prompts."""
     faults: dict[FaultKind, int] = field(default_factory=dict)
-    faulted: deque[tuple[str, FaultKind]] = field(default_factory=lambda: deque(maxlen=NUM_FAULTED))
+    """The number of faults by kind."""
+    faulted: tuple[tuple[str, FaultKind], ...] = ()
+    """The request id and kind of the last 10,000 faults."""
+    version: str = ""
+    """The weight version of the next id."""
+    updates: int = 0
+    """The number of weight updates that succeeded; each bucket counts."""
+    tensors: int = 0
+    """The number of received tensors."""
+    payload_digests: tuple[str, ...] = ()
+    """The SHA-256 of each received payload, hex."""
+    adapters: tuple[str, ...] = ()
+    """The loaded LoRA adapters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +121,6 @@ class GenerateRequest:
     end_ids: tuple[int, ...]
     with_logprobs: bool = False
     skip_special: bool = True
-    with_prompt_ids: bool = False
     text_in_logprobs: bool = False
 
 
@@ -136,7 +161,6 @@ def read_generate_request(body: Mapping[str, Any], model: FakeModel) -> Generate
         end_ids=() if params.get("ignore_eos") else tuple(dict.fromkeys((*stops, *model.eos_ids))),
         with_logprobs=bool(body.get("return_logprob")),
         skip_special=bool(params.get("skip_special_tokens", True)),
-        with_prompt_ids=bool(body.get("return_prompt_token_ids")),
         text_in_logprobs=bool(body.get("return_text_in_logprobs")),
     )
 
@@ -203,10 +227,7 @@ class Run:
             spans = flight.spans()
             meta |= {"weight_version": spans[-1]["version"], "weight_versions": spans}
             meta["e2e_latency"] = time.perf_counter() - self.started
-        answer: dict[str, Any] = {"text": text, "output_ids": ids, "meta_info": meta}
-        if request.with_prompt_ids:
-            answer["prompt_token_ids"] = list(request.ids)
-        return answer
+        return {"text": text, "output_ids": ids, "meta_info": meta}
 
     def _finish(self, num_out: int) -> dict[str, Any]:
         flight = self.flight
@@ -234,7 +255,12 @@ class Generator:
     ) -> None:
         self.model = model
         self.sampler = sampler
-        self.counters = Counters()
+        self.stats = FakeStats()
+        """The counts of requests and answers; `FakeServer.stats` completes them."""
+        self.faulted: deque[tuple[str, FaultKind]] = deque(maxlen=NUM_FAULTED)
+        """The request id and kind of the last faults."""
+        self._rids: set[str] = set()
+        self._prompts: set[int] = set()
         self._reply = reply
         self._delay_s = delay_s
         self._token_s = token_s
@@ -265,7 +291,7 @@ class Generator:
             await self.sampler.admit(run.flight)
         except DuplicateRequest as error:
             raise HttpError.bad(str(error)) from error
-        self.counters.most_in_flight = max(self.counters.most_in_flight, self.sampler.num_in_flight)
+        self.stats.most_in_flight = max(self.stats.most_in_flight, self.sampler.num_in_flight)
         return run
 
     async def whole(self, run: Run) -> dict[str, Any]:
@@ -315,24 +341,26 @@ class Generator:
         return Run(request, flight, planned.logprobs or (), fault, self.model, time.perf_counter())
 
     def _count(self, request: GenerateRequest) -> FaultKind | None:
-        counters, session = self.counters, request.session
-        counters.requests += 1
-        counters.prompt_tokens += len(request.ids)
-        counters.sessions[session] = counters.sessions.get(session, 0) + 1
-        counters.rids[request.rid] = counters.rids.get(request.rid, 0) + 1
-        counters.prompts.add(hash(tuple(request.ids)))
+        stats, session = self.stats, request.session
+        stats.requests += 1
+        stats.prompt_tokens += len(request.ids)
+        stats.sessions[session] = stats.sessions.get(session, 0) + 1
+        stats.duplicates += request.rid in self._rids
+        self._rids.add(request.rid)
+        self._prompts.add(hash(tuple(request.ids)))
+        stats.prompts = len(self._prompts)
         fault = self._plan.next()
         return None if fault is None else self._record(request.rid, fault)
 
     def _record(self, rid: str, fault: FaultKind) -> FaultKind:
-        self.counters.faults[fault] = self.counters.faults.get(fault, 0) + 1
-        self.counters.faulted.append((rid, fault))
+        self.stats.faults[fault] = self.stats.faults.get(fault, 0) + 1
+        self.faulted.append((rid, fault))
         return fault
 
     def _count_answer(self, run: Run) -> None:
-        self.counters.answered += 1
-        self.counters.tokens += run.flight.num_out
-        self.counters.aborted += run.flight.abort is not None
+        self.stats.answered += 1
+        self.stats.tokens += run.flight.num_out
+        self.stats.aborted += run.flight.abort is not None
 
 
 def request_session(rid: str) -> str:

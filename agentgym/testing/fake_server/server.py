@@ -20,8 +20,15 @@ from agentgym.errors import AgentGymError, ConfigError, EngineError
 from agentgym.http_guard import HttpGuard, choose_token
 from agentgym.testing.fake_server.chat import FakeChat
 from agentgym.testing.fake_server.control import FakeControl
-from agentgym.testing.fake_server.faults import FaultKind, Faults
-from agentgym.testing.fake_server.generate import Dropped, Generator, HttpError, Killed, read_generate_request
+from agentgym.testing.fake_server.faults import Faults
+from agentgym.testing.fake_server.generate import (
+    Dropped,
+    FakeStats,
+    Generator,
+    HttpError,
+    Killed,
+    read_generate_request,
+)
 from agentgym.testing.fake_server.http import Endpoint, FakeHost, HttpAnswer, HttpCall, HttpStream
 from agentgym.testing.fake_server.model import FakeModel
 from agentgym.testing.fake_server.sampler import FakeSampler
@@ -70,47 +77,6 @@ class FakeConfig:
             raise ConfigError(f"a port is in [0, 65535], got {self.port}")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FakeStats:
-    """The counts of a fake server, as `GET /fake/stats` returns them."""
-
-    requests: int
-    """The number of requested generations, whatever their outcome."""
-    answered: int
-    """The number of complete answers; those ended by an abort count."""
-    tokens: int
-    """The number of ids in those answers."""
-    prompt_tokens: int
-    aborted: int
-    """The number of answers ended by an abort."""
-    refused: int
-    """The number of invalid requests (status 400)."""
-    left: int
-    """The number of requests whose client closed the connection."""
-    in_flight: int
-    most_in_flight: int
-    sessions: Mapping[str, int]
-    """The number of requests by session."""
-    duplicates: int
-    """The number of requests under a request id that was used before."""
-    prompts: int
-    """The number of different prompts."""
-    faults: Mapping[FaultKind, int]
-    """The number of faults by kind."""
-    faulted: tuple[tuple[str, FaultKind], ...]
-    """The request id and kind of the last 10,000 faults."""
-    version: str
-    """The weight version of the next id."""
-    updates: int
-    """The number of weight updates that succeeded; each bucket counts."""
-    tensors: int
-    """The number of received tensors."""
-    payload_digests: tuple[str, ...]
-    """The SHA-256 of each received payload, hex."""
-    adapters: tuple[str, ...]
-    """The loaded LoRA adapters."""
-
-
 class FakeServer:
     """The endpoints of a fake server, on the running event loop. `on_death` is called when the server is killed."""
 
@@ -145,24 +111,15 @@ class FakeServer:
 
     def stats(self) -> FakeStats:
         """Returns the counts so far."""
-        seen, control = self.generator.counters, self.control
-        return FakeStats(
-            requests=seen.requests,
-            answered=seen.answered,
-            tokens=seen.tokens,
-            prompt_tokens=seen.prompt_tokens,
-            aborted=seen.aborted,
-            refused=seen.refused,
-            left=seen.left,
+        seen = self.generator.stats
+        return dataclasses.replace(
+            seen,
             in_flight=self.sampler.num_in_flight,
-            most_in_flight=seen.most_in_flight,
             sessions=dict(seen.sessions),
-            duplicates=sum(count - 1 for count in seen.rids.values()),
-            prompts=len(seen.prompts),
             faults=dict(seen.faults),
-            faulted=tuple(seen.faulted),
+            faulted=tuple(self.generator.faulted),
             version=self.sampler.version,
-            updates=control.num_updates,
+            updates=self.control.num_updates,
             tensors=self.weights.num_tensors,
             payload_digests=tuple(self.weights.digests),
             adapters=tuple(self.weights.adapters),
@@ -175,7 +132,7 @@ class FakeServer:
             try:
                 return await endpoint(call)
             except HttpError as error:
-                self.generator.counters.refused += error.status == 400
+                self.generator.stats.refused += error.status == 400
                 return HttpAnswer(error.body, error.status, error.headers)
             except Dropped as error:
                 return HttpAnswer(error.answer, dropped=True)
@@ -183,7 +140,7 @@ class FakeServer:
                 await self.die(str(error))
                 return HttpAnswer(None, 500)
             except asyncio.CancelledError:
-                self.generator.counters.left += 1
+                self.generator.stats.left += 1
                 raise
 
         return answer

@@ -22,7 +22,6 @@ FUSED = {
     "up_proj": ("gate_up_proj", 1),
 }
 """The name part of a published parameter, the server's parameter that it becomes part of, and its index there."""
-OUTSIDE_UPDATE = "must run between begin_weight_update() and end_weight_update()"
 
 
 class UpdateRefused(Exception):
@@ -66,7 +65,9 @@ class FakeWeights:
     def take(self, serialized: Sequence[str], load_format: str | None) -> None:
         """Loads the tensors of `/update_weights_from_tensor`; raises UpdateRefused if they cannot be loaded."""
         if not self.is_open:
-            raise UpdateRefused(f"update_weights_from_tensor {OUTSIDE_UPDATE}")
+            raise UpdateRefused(
+                "update_weights_from_tensor must run between begin_weight_update() and end_weight_update()"
+            )
         if load_format not in (None, "direct"):
             raise UpdateRefused(f"the fake server reads no load_format {load_format!r}: leave it out")
         if not serialized:
@@ -115,16 +116,6 @@ class FakeWeights:
                     hasher.update(pieces[place].data)
                 self._hashes[name] = hasher.hexdigest()[:16]
         return {name: self._hashes[name] for name in parts if not any(part in name for part in skip)}
-
-    def values(self, name: str, count: int) -> list[list[float]] | list[float] | None:
-        """Returns the first `count` rows (or values) of a parameter by its published name; None if there is none."""
-        target, place = self._place(name)
-        tensor = self._load_parts().get(target, {}).get(place)
-        if tensor is None:
-            return None
-        width = tensor.shape[-1] if len(tensor.shape) > 1 else 0
-        flat = [float(value) for value in tensor.floats()[: count * max(width, 1)]]
-        return [flat[start : start + width] for start in range(0, len(flat), width)] if width else flat
 
     def _load_parts(self) -> dict[str, dict[int, RawTensor]]:
         if self._parts is None:
