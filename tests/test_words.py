@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("agentgym", "benchmarks", "examples", "startup")
+FOLDERS = ("agentgym", "benchmarks", "docs", "examples", "startup")
 IRREGULAR = set(
     "begun bought bound broken brought built caught chosen done drawn driven fallen fed felt forgotten found given "
     "gone grown had heard held hidden kept known laid led left lent lost made meant met paid said seen sent shown shut "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agentgym.cli.groups import Subcommand, run_group
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json, show_table
-from agentgym.trainers.algorithms.catalog import TABLES, algorithms_markdown, all_algorithms
+from agentgym.trainers.algorithms.catalog import TABLES, all_algorithms
 from agentgym.types import JSON
 
 __all__ = ["COMMANDS", "main"]
@@ -18,8 +18,6 @@ __all__ = ["COMMANDS", "main"]
 class AlgorithmsListOptions:
     """Shows every preset, advantage estimator, loss, KL penalty, aggregation and off-policy correction by name."""
 
-    markdown: bool = False
-    """Write the page `docs/algorithms.md` instead: equation, source and differences of each."""
     json: bool = False
     """End with one line of JSON: kind, name, summary, details, inputs, settings with their defaults."""
 
@@ -31,9 +29,6 @@ def main(args: Sequence[str]) -> int:
 
 def _list(args: Sequence[str]) -> int:
     options = parse_options(AlgorithmsListOptions, args, prog="agentgym algorithms list")
-    if options.markdown:
-        say(algorithms_markdown().rstrip())
-        return 0
     found = all_algorithms()
     rows = [
         [

@@ -18,7 +18,7 @@ from agentgym.cli.new import run_new
 from agentgym.cli.options import env_as_argument, parse_options
 from agentgym.cli.terminal import say, show_json, show_table
 from agentgym.envs.base.text_env import TextEnv
-from agentgym.envs.catalog.listing import Listed, describe_env, environments_markdown
+from agentgym.envs.catalog.listing import Listed, describe_env
 from agentgym.envs.catalog.plugin import BUNDLED
 from agentgym.envs.catalog.resolve import resolve_env
 from agentgym.errors import ConfigError
@@ -37,8 +37,6 @@ class EnvListOptions:
     """List instead the libraries whose environments have ids such as textarena/Wordle-v0, and how many they have."""
     namespace: str = ""
     """List instead the ids of one of those, by the part before the slash, such as textarena."""
-    markdown: bool = False
-    """Write the page `docs/environments.md` instead: the bundled environments, by their cards."""
     json: bool = False
     """End with one line of JSON: id, version, card, tools, difficulty, keywords and summary of each."""
 
@@ -74,9 +72,6 @@ def _list(args: Sequence[str]) -> int:
     options = parse_options(EnvListOptions, args, prog="agentgym env list")
     if options.adapters or options.namespace:
         return list_adapters(options.namespace, as_json=options.json)
-    if options.markdown:
-        say(environments_markdown(BUNDLED).rstrip())
-        return 0
     found = [describe_env(env_id) for env_id in playable_ids()]
     show_table(["environment", "difficulty", "tools", "what it is"], [_row(entry) for entry in found])
     say("Play one: agentgym play ID --env-kwargs NAME=VALUE.  Write your own: agentgym new env NAME.")

@@ -1,22 +1,15 @@
-"""The entries of the list of environments, and the page of the bundled ones."""
+"""The entries of the list of environments."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agentgym.envs.base.card import EnvCard, card_of, version_of
 from agentgym.envs.catalog.resolve import make_env
 from agentgym.types import JSON
 
-__all__ = ["Listed", "describe_env", "environments_markdown"]
-
-PAGE_HEAD = """# Environments
-
-Written by `agentgym env list --markdown` from the environments' cards. `agentgym env check ID` holds each to its card:
-the oracle scores 1, the cheat 0, players without sense stay below the floor, and the baseline is what it says.
-"""
+__all__ = ["Listed", "describe_env"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,44 +65,3 @@ def describe_env(env_id: str) -> Listed:
 
 def _default(parameter: inspect.Parameter) -> str:
     return "" if parameter.default is inspect.Parameter.empty else f"={parameter.default!r}"
-
-
-def environments_markdown(env_ids: Iterable[str]) -> str:
-    """The page of the environments with a card."""
-    found = [describe_env(env_id) for env_id in env_ids]
-    return "\n".join([PAGE_HEAD, *_table(found), *(line for entry in found for line in _section(entry))]) + "\n"
-
-
-def _table(found: Iterable[Listed]) -> list[str]:
-    lines = ["| environment | difficulty | tools | random |", "|---|---|---|---|"]
-    for entry in found:
-        if entry.card is not None:
-            difficulty = f"`{entry.card.difficulty}`".replace("|", ", ") if entry.card.difficulty else ""
-            random = entry.card.baseline.get("random")
-            cells = (entry.env_id, difficulty, ", ".join(entry.tools), "" if random is None else f"{random:g}")
-            lines.append(f"| {' | '.join(cells)} |")
-    return lines
-
-
-def _section(entry: Listed) -> list[str]:
-    card = entry.card
-    if card is None:
-        return []
-    low, high = card.reward_range
-    lines = ["", f"## {entry.env_id}", "", card.task, ""]
-    if entry.keywords:
-        lines.append(f"- *Keywords:* `{entry.keywords}`")
-    if card.difficulty is not None:
-        levels = "; ".join(f"{value}: {text}" for value, text in card.difficulty.values.items())
-        lines.append(f"- *Difficulty* (`{card.difficulty.keyword}`): {levels}")
-    lines.append(f"- *Reward* ({low:g} to {high:g}): {card.reward}")
-    if card.oracle:
-        lines.append(f"- *Oracle* (scores 1): {card.oracle}")
-    if card.cheat:
-        lines.append(f"- *Cheat* (scores 0): {card.cheat}")
-    lines.append(f"- *Players without sense* score at most {card.canary_floor:g}")
-    if card.baseline:
-        scores = ", ".join(f"{policy} {score:g}" for policy, score in card.baseline.items())
-        lines.append(f"- *Baseline:* {scores} (mean score, default keywords)")
-    lines.append(f"- *Data:* {card.data}. *Licence:* {card.licence or 'not told'}")
-    return lines

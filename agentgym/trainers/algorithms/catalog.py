@@ -14,7 +14,7 @@ from agentgym.trainers.algorithms.kl import KL_PENALTIES
 from agentgym.trainers.algorithms.losses import LOSSES
 from agentgym.trainers.algorithms.presets import PRESETS
 
-__all__ = ["TABLES", "Algorithm", "AlgorithmTable", "algorithms_markdown", "all_algorithms"]
+__all__ = ["TABLES", "Algorithm", "AlgorithmTable", "all_algorithms"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,35 +75,6 @@ def all_algorithms() -> list[Algorithm]:
         for name, preset in PRESETS.items()
     ]
     return presets + [_read(table, name, function) for table in TABLES for name, function in table.entries.items()]
-
-
-def algorithms_markdown() -> str:
-    """The page `docs/algorithms.md`."""
-    lines = [
-        "# Algorithms",
-        "",
-        "Pure functions by name, read off their signatures and docstrings by `agentgym algorithms list --markdown`.",
-        "`agentgym.trainers` has the tables; `ADVANTAGES.register(name)` and its like add a function of yours, and",
-        "every option takes one by its place too, `path/to/file.py:name` ([how](write_your_own.md)).",
-    ]
-    found = all_algorithms()
-    lines += ["", "## Presets", "", "`train` takes them as `--algo NAME`; what is set beside it wins.", ""]
-    for preset in (algorithm for algorithm in found if algorithm.kind == "preset"):
-        lines.append(f"- **{preset.name}**: {preset.summary} {_settings(preset)}")
-    for table in TABLES:
-        lines += ["", f"## `{table.variable}`", "", f"`train` takes it as `{table.option}`."]
-        for entry in (algorithm for algorithm in found if algorithm.kind == table.kind):
-            lines += ["", f"### {entry.name}", "", entry.summary, ""]
-            lines += [
-                *([entry.details, ""] if entry.details else []),
-                f"Takes: {', '.join(entry.inputs)}. {_settings(entry)}",
-            ]
-    return "\n".join(lines) + "\n"
-
-
-def _settings(algorithm: Algorithm) -> str:
-    given = [f"`{name}={default!r}`" for name, default in algorithm.settings.items()]
-    return f"Settings: {', '.join(given)}." if given else "No settings."
 
 
 def _read(table: AlgorithmTable, name: str, function: Callable[..., object]) -> Algorithm:

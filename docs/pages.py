@@ -1,0 +1,97 @@
+"""Writes `docs/algorithms.md` and `docs/environments.md` from the package: python docs/pages.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from agentgym.envs.catalog.listing import Listed, describe_env
+from agentgym.envs.catalog.plugin import BUNDLED
+from agentgym.trainers.algorithms.catalog import TABLES, Algorithm, all_algorithms
+
+PAGE_HEAD = """# Environments
+
+Written by `python docs/pages.py` from the environments' cards. `agentgym env check ID` holds each to its card:
+the oracle scores 1, the cheat 0, players without sense stay below the floor, and the baseline is what it says.
+"""
+
+
+def algorithms_page() -> str:
+    """Returns the page `docs/algorithms.md`."""
+    lines = [
+        "# Algorithms",
+        "",
+        "Pure functions by name, read off their signatures and docstrings by `python docs/pages.py`.",
+        "`agentgym.trainers` has the tables; `ADVANTAGES.register(name)` and its like add a function of yours, and",
+        "every option takes one by its place too, `path/to/file.py:name` ([how](write_your_own.md)).",
+    ]
+    found = all_algorithms()
+    lines += ["", "## Presets", "", "`train` takes them as `--algo NAME`; what is set beside it wins.", ""]
+    for preset in (algorithm for algorithm in found if algorithm.kind == "preset"):
+        lines.append(f"- **{preset.name}**: {preset.summary} {_settings_text(preset)}")
+    for table in TABLES:
+        lines += ["", f"## `{table.variable}`", "", f"`train` takes it as `{table.option}`."]
+        for entry in (algorithm for algorithm in found if algorithm.kind == table.kind):
+            lines += ["", f"### {entry.name}", "", entry.summary, ""]
+            lines += [
+                *([entry.details, ""] if entry.details else []),
+                f"Takes: {', '.join(entry.inputs)}. {_settings_text(entry)}",
+            ]
+    return "\n".join(lines) + "\n"
+
+
+def _settings_text(algorithm: Algorithm) -> str:
+    given = [f"`{name}={default!r}`" for name, default in algorithm.settings.items()]
+    return f"Settings: {', '.join(given)}." if given else "No settings."
+
+
+def environments_page() -> str:
+    """Returns the page `docs/environments.md`: the bundled environments, by their cards."""
+    found = [describe_env(env_id) for env_id in BUNDLED]
+    return "\n".join([PAGE_HEAD, *_table(found), *(line for entry in found for line in _section(entry))]) + "\n"
+
+
+def _table(found: Iterable[Listed]) -> list[str]:
+    lines = ["| environment | difficulty | tools | random |", "|---|---|---|---|"]
+    for entry in found:
+        if entry.card is not None:
+            difficulty = f"`{entry.card.difficulty}`".replace("|", ", ") if entry.card.difficulty else ""
+            random = entry.card.baseline.get("random")
+            cells = (entry.env_id, difficulty, ", ".join(entry.tools), "" if random is None else f"{random:g}")
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _section(entry: Listed) -> list[str]:
+    card = entry.card
+    if card is None:
+        return []
+    low, high = card.reward_range
+    lines = ["", f"## {entry.env_id}", "", card.task, ""]
+    if entry.keywords:
+        lines.append(f"- *Keywords:* `{entry.keywords}`")
+    if card.difficulty is not None:
+        levels = "; ".join(f"{value}: {text}" for value, text in card.difficulty.values.items())
+        lines.append(f"- *Difficulty* (`{card.difficulty.keyword}`): {levels}")
+    lines.append(f"- *Reward* ({low:g} to {high:g}): {card.reward}")
+    if card.oracle:
+        lines.append(f"- *Oracle* (scores 1): {card.oracle}")
+    if card.cheat:
+        lines.append(f"- *Cheat* (scores 0): {card.cheat}")
+    lines.append(f"- *Players without sense* score at most {card.canary_floor:g}")
+    if card.baseline:
+        scores = ", ".join(f"{policy} {score:g}" for policy, score in card.baseline.items())
+        lines.append(f"- *Baseline:* {scores} (mean score, default keywords)")
+    lines.append(f"- *Data:* {card.data}. *Licence:* {card.licence or 'not told'}")
+    return lines
+
+
+def main() -> None:
+    """Writes the pages."""
+    folder = Path(__file__).parent
+    (folder / "algorithms.md").write_text(algorithms_page(), encoding="utf-8")
+    (folder / "environments.md").write_text(environments_page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
