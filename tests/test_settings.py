@@ -90,10 +90,18 @@ def test_what_does_not_fit_is_refused(contract: Contract, function: Callable[...
 
 
 def test_what_fits_is_taken() -> None:
-    PAIR.check("a", lambda first, second, *, sequences=None, scale=1.0: None)
-    PAIR.check("b", lambda first, second, **others: None)
-    CHOICE.check("c", lambda mask_BT: None)
-    CHOICE.check("d", lambda mask_BT, rewards_BT=None, *, scale=1.0: None)
+    def pair(first: int, second: int, *, sequences: object = None, scale: float = 1.0) -> int:
+        return second
+
+    def choice(mask_BT: int, rewards_BT: object = None, *, scale: float = 1.0) -> int:
+        return mask_BT
+
+    for function in (pair, lambda first, second, **others: second):
+        PAIR.check("mine", function)
+        assert function(1, 2, sequences=None) == 2  # as every function of this contract is called
+    for function in (choice, lambda mask_BT: mask_BT):
+        CHOICE.check("mine", function)
+        assert function(mask_BT=1) == 1
 
 
 def test_only_what_a_users_function_raises_is_blamed_on_it() -> None:

@@ -36,7 +36,10 @@ def test_a_url_with_a_secret_is_refused_wherever_it_is_and_is_not_repeated(url: 
 
 
 def test_plain_urls_and_texts_pass() -> None:
-    refuse_credentials(["http://host:8000/v1?page=2&design=1&keyboard=us", "a@b.example", "file.py:Name", 3, None])
+    plain = ["http://host:8000/v1?page=2&design=1&keyboard=us", "a@b.example", "file.py:Name", 3, None]
+    refuse_credentials(plain)
+    with pytest.raises(ConfigError, match="holds a"):  # none of them ends the search
+        refuse_credentials([*plain, f"https://user:{SECRET}@host"])
 
 
 @pytest.mark.parametrize(

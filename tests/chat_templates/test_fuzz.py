@@ -78,6 +78,7 @@ class Model:
         self.marks = marks_of(self.renderer)
         ordered = sorted(self.marks, key=len, reverse=True)
         self.spelled = re.compile("|".join(map(re.escape, ordered)))
+        self.num_held = self.num_withstood = 0
 
     def hold(self, conversation: SampleConversation) -> None:
         """Asserts that render, extend and parse are exact on a conversation that spells no mark."""
@@ -88,6 +89,8 @@ class Model:
         )
         for check in CHECKS:
             check(findings, subject)
+        compared = findings.tallies["render"]
+        self.num_held += compared.num_checked > len(compared.noted)
         failed = [finding for tally in findings.tallies.values() for finding in tally.failed]
         assert [str(one) for one in failed if one.where == conversation.name] == []
 
@@ -102,6 +105,7 @@ class Model:
             return  # refused, whatever its texts are
         for text, index in self.marks.items():
             assert ids.count(index) == expected.count(index), text
+        self.num_withstood += 1
         new = [message for message in hostile.messages[-1:] if message.role in ("user", "tool")]
         if not self.renderer.refusals.keys() & {message.role for message in new}:
             appended = self.renderer.extend((), new)
@@ -226,6 +230,7 @@ def fuzz(model: Model, num_examples: int) -> None:
     half = num_examples // 2
     profile(num_examples - half)(given(ordinary(model))(model.hold))()
     profile(half)(given(hostile(model))(model.withstand))()
+    assert model.num_held and model.num_withstood, "every conversation was refused"
 
 
 @every_template

@@ -119,8 +119,11 @@ def test_a_text_that_stops_too_early_is_refused(literal: JSON) -> None:
 
 @given(st.text(alphabet="'\"\\nxuN{}[]():,0123456789eE.+-_ \nrbfTrueNone", max_size=30))
 def test_any_text_is_read_or_refused(text: str) -> None:
+    reader = LiteralReader(text)
     try:
-        read = LiteralReader(text).value()
+        read = reader.value()
     except ValueError:
+        assert 0 <= reader.position <= len(text)
         return
-    json.dumps(read, ensure_ascii=False).encode()
+    assert value(text[: reader.position]) == read
+    assert json.loads(json.dumps(read, ensure_ascii=False, allow_nan=False).encode()) == read

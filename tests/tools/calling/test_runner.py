@@ -6,7 +6,6 @@ import asyncio
 import errno
 import re
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -193,9 +192,7 @@ def test_a_hanging_tool_is_left_behind_and_its_turn_goes_on() -> None:
         return "late"
 
     runner = ToolRunner([hang, echo])
-    before = time.monotonic()
-    results = answers(runner, call("hang", 0), call("echo", 1, text="x"))
-    assert time.monotonic() - before < 2
+    results = answers(runner, call("hang", 0), call("echo", 1, text="x"))  # while the first still hangs
     assert [result.error for result in results] == ["timeout", None]
     assert "agentgym-tool-hang" in {thread.name for thread in threading.enumerate()}
     release.set()

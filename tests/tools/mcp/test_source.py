@@ -75,9 +75,7 @@ def test_an_answer_is_cut_as_every_tool_s(long_desk: Any) -> None:
 
 
 def test_the_calls_of_a_turn_run_at_once(long_desk: Any) -> None:
-    started = time.monotonic()
-    answers = long_desk.ask_all(*[("nap", {"seconds": 0.5})] * 4)
-    assert answers == [("rested", None)] * 4 and time.monotonic() - started < 1.9
+    assert long_desk.ask_all(*[("meet", {"num_calls": 4})] * 4) == [("met", None)] * 4
 
 
 def test_a_server_gets_the_variables_it_was_given_and_no_other(long_desk: Any) -> None:

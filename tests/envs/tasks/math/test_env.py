@@ -114,9 +114,9 @@ def test_a_hostile_answer_costs_seconds_at_most_and_no_later_verdict(bomb: str) 
 @pytest.mark.parametrize("form", ["number", "surd", "polynomial", "set"])
 def test_the_form_of_an_answer_that_repeats_itself_is_found_at_once(unit: str, form: str) -> None:
     for end in ("y", "123y", "!"):
-        started = time.monotonic()
+        started = time.thread_time()
         assert in_form((unit * 200)[: 200 - len(end)] + end, form) is None
-        assert time.monotonic() - started < 2
+        assert time.thread_time() - started < 2
 
 
 def test_a_comparison_that_takes_too_long_is_wrong_and_the_next_one_is_made() -> None:

@@ -125,10 +125,10 @@ def test_an_answer_is_read_as_its_form_says(text: str, truth: str | int, right: 
     answer = read_number(str(truth))
     assert answer is not None
     env.problem = type(env.problem)("How many?", f"#### {truth}", answer)
-    began = time.monotonic()
+    began = time.process_time()
     _, reward, terminated, metrics = say(env, text)
     assert (reward, terminated, metrics["success"]) == (float(right), True, float(right)), why
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 2
 
 
 def test_numbers_elsewhere_are_read_where_they_are_asked_for() -> None:

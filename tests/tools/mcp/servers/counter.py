@@ -80,6 +80,15 @@ async def nap(seconds: float) -> str:
 
 
 @server.tool(structured_output=False)
+async def meet(num_calls: int) -> str:
+    """Answers once so many calls of it are here at a time."""
+    counts["meet"] = counts.get("meet", 0) + 1
+    while counts["meet"] < num_calls:
+        await anyio.sleep(0.001)
+    return "met"
+
+
+@server.tool(structured_output=False)
 def secret(variable: str) -> str:
     """Tells an environment variable."""
     return os.environ.get(variable, "unset")

@@ -158,5 +158,5 @@ def episodes_of() -> Callable[[Batch], list[Episode]]:
 
 
 @pytest.fixture
-def expected() -> Callable[..., None]:
+def check_credit() -> Callable[..., None]:
     return expect

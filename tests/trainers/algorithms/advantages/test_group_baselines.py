@@ -61,7 +61,7 @@ def by_group(name: str, episodes: list[Any], episode: Any, settings: dict[str, A
     ],
 )
 def test_each_episode_is_held_against_its_group(
-    name: str, settings: dict[str, Any], seed: int, make_batch: Any, episodes_of: Any, expected: Any
+    name: str, settings: dict[str, Any], seed: int, make_batch: Any, episodes_of: Any, check_credit: Any
 ) -> None:
     batch = make_batch(seed, positive=name == "maxrl")
     if seed % 2:  # some returns of exactly 0, for gpg
@@ -69,7 +69,7 @@ def test_each_episode_is_held_against_its_group(
     episodes = episodes_of(batch)
     advantages = [[by_group(name, episodes, one, settings)] * len(one.places) for one in episodes]
     returns = [[one.score] * len(one.places) for one in episodes]
-    expected(batch.estimate(name, **settings), batch, advantages, returns)
+    check_credit(batch.estimate(name, **settings), batch, advantages, returns)
 
 
 def whitened(rows: list[list[float]]) -> list[list[float]]:
@@ -80,7 +80,7 @@ def whitened(rows: list[list[float]]) -> list[list[float]]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_reinforce_plus_plus_baseline_whitens_over_trained_tokens(
-    seed: int, make_batch: Any, episodes_of: Any, expected: Any
+    seed: int, make_batch: Any, episodes_of: Any, check_credit: Any
 ) -> None:
     batch = make_batch(seed)
     episodes = episodes_of(batch)
@@ -89,13 +89,13 @@ def test_reinforce_plus_plus_baseline_whitens_over_trained_tokens(
         for one in episodes
     ]
     returns = [[one.score] * len(one.places) for one in episodes]
-    expected(batch.estimate("reinforce_plus_plus_baseline"), batch, whitened(centred), returns)
+    check_credit(batch.estimate("reinforce_plus_plus_baseline"), batch, whitened(centred), returns)
 
 
 @pytest.mark.parametrize("weights", [None, [1.0, -0.5, 3.0]])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_gdpo_normalizes_each_component_before_it_adds_them(
-    weights: list[float] | None, seed: int, make_batch: Any, episodes_of: Any, expected: Any
+    weights: list[float] | None, seed: int, make_batch: Any, episodes_of: Any, check_credit: Any
 ) -> None:
     batch = make_batch(seed)
     episodes = episodes_of(batch)
@@ -107,7 +107,7 @@ def test_gdpo_normalizes_each_component_before_it_adds_them(
             total += weight * (one.components[k] - statistics.fmean(scores)) / (statistics.stdev(scores) + 1e-6)
         combined.append([total] * len(one.places))
     returns = [[one.score] * len(one.places) for one in episodes]
-    expected(batch.estimate("gdpo", weights=weights), batch, whitened(combined), returns)
+    check_credit(batch.estimate("gdpo", weights=weights), batch, whitened(combined), returns)
 
 
 def test_gdpo_wants_a_weight_for_each_component(make_batch: Any) -> None:

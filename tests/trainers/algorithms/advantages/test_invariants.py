@@ -31,7 +31,7 @@ def batch_for(name: str, seed: int, make_batch: Any, **settings: Any) -> Any:
     return make_batch(seed, positive=name == "maxrl", **settings)
 
 
-def close(first: Credit, second: Credit) -> None:
+def check_close(first: Credit, second: Credit) -> None:
     for one, other in zip(first, second, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
@@ -105,13 +105,13 @@ def test_the_order_of_the_rows_does_not_matter(name: str, seed: int, make_batch:
     batch = batch_for(name, seed, make_batch)
     order = torch.randperm(len(batch.groups_B), generator=torch.Generator().manual_seed(seed)).tolist()
     whole = batch.estimate(name)
-    close(batch.take(order).estimate(name), Credit(whole.advantages_BT[order], whole.returns_BT[order]))
+    check_close(batch.take(order).estimate(name), Credit(whole.advantages_BT[order], whole.returns_BT[order]))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_ids_of_the_groups_do_not_matter(name: str, make_batch: Any) -> None:
     batch = batch_for(name, 0, make_batch)
-    close(replace(batch, groups_B=-3 * batch.groups_B + 11).estimate(name), batch.estimate(name))
+    check_close(replace(batch, groups_B=-3 * batch.groups_B + 11).estimate(name), batch.estimate(name))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -125,7 +125,7 @@ def test_a_reward_that_arrives_behind_the_last_trained_token_is_not_lost(name: s
     late = batch.estimate(name)
     moved = batch.rewards_BT.clone()
     moved[:, -3], moved[:, -1] = batch.rewards_BT[:, -1], 0.0
-    close(late, replace(batch, rewards_BT=moved).estimate(name))
+    check_close(late, replace(batch, rewards_BT=moved).estimate(name))
     nothing = batch.rewards_BT.clone()
     nothing[:, -1] = 0.0
     assert not torch.allclose(late.returns_BT, replace(batch, rewards_BT=nothing).estimate(name).returns_BT)
@@ -140,7 +140,7 @@ def test_a_reward_before_the_first_trained_token_is_not_lost(name: str, make_bat
     batch.rewards_BT[:, 1] = 0.0
     moved = batch.rewards_BT.clone()
     moved[:, 1], moved[:, 0] = batch.rewards_BT[:, 0], 0.0
-    close(batch.estimate(name), replace(batch, rewards_BT=moved).estimate(name))
+    check_close(batch.estimate(name), replace(batch, rewards_BT=moved).estimate(name))
 
 
 @pytest.mark.parametrize("name", WITH_GROUPS)
@@ -261,7 +261,7 @@ def test_what_stands_at_untrained_tokens_is_never_read(name: str, make_batch: An
         for key, tensor in batch.further.items()
         if key in ("values_BT", "proxy_BT", "turns_BT", "states_BT")
     }
-    close(replace(batch, further=batch.further | garbage).estimate(name), batch.estimate(name))
+    check_close(replace(batch, further=batch.further | garbage).estimate(name), batch.estimate(name))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -24,7 +24,7 @@ def whitened(rows: list[list[float]]) -> list[list[float]]:
 @pytest.mark.parametrize("discounts", DISCOUNTS)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_gae_is_the_discounted_sum_of_residuals(
-    seed: int, discounts: tuple[float, float, bool], make_batch: Any, episodes_of: Any, expected: Any
+    seed: int, discounts: tuple[float, float, bool], make_batch: Any, episodes_of: Any, check_credit: Any
 ) -> None:
     gamma, lam, whiten = discounts
     batch = make_batch(seed)
@@ -38,37 +38,37 @@ def test_gae_is_the_discounted_sum_of_residuals(
         rows.append(row)
         returns.append([a + v for a, v in zip(row, one.values, strict=True)])
     credit = batch.estimate("gae", gamma=gamma, lam=lam, whiten_advantages=whiten)
-    expected(credit, batch, whitened(rows) if whiten else rows, returns)
+    check_credit(credit, batch, whitened(rows) if whiten else rows, returns)
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.7])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_reinforce_plus_plus_whitens_discounted_rewards_to_go(
-    seed: int, gamma: float, make_batch: Any, episodes_of: Any, expected: Any
+    seed: int, gamma: float, make_batch: Any, episodes_of: Any, check_credit: Any
 ) -> None:
     batch = make_batch(seed)
     rows = [
         [sum(gamma ** (j - t) * one.rewards[j] for j in range(t, len(one.rewards))) for t in range(len(one.rewards))]
         for one in episodes_of(batch)
     ]
-    expected(batch.estimate("reinforce_plus_plus", gamma=gamma), batch, whitened(rows), rows)
+    check_credit(batch.estimate("reinforce_plus_plus", gamma=gamma), batch, whitened(rows), rows)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_remax_takes_the_greedy_reward_off_the_reward_to_go(
-    seed: int, make_batch: Any, episodes_of: Any, expected: Any
+    seed: int, make_batch: Any, episodes_of: Any, check_credit: Any
 ) -> None:
     batch = make_batch(seed)
     episodes = episodes_of(batch)
     rows = [[number - one.greedy for number in one.to_go] for one in episodes]
-    expected(batch.estimate("remax"), batch, rows, [one.to_go for one in episodes])
+    check_credit(batch.estimate("remax"), batch, rows, [one.to_go for one in episodes])
 
 
 @pytest.mark.parametrize("zero_tail", [True, False, None])
 @pytest.mark.parametrize("name", ["optimal_token_baseline", "tir_optimal_token_baseline"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_optimal_token_baseline_weighs_returns_by_the_gradient_spent(
-    seed: int, name: str, zero_tail: bool | None, make_batch: Any, episodes_of: Any, expected: Any
+    seed: int, name: str, zero_tail: bool | None, make_batch: Any, episodes_of: Any, check_credit: Any
 ) -> None:
     batch = make_batch(seed)
     episodes = episodes_of(batch)
@@ -85,7 +85,7 @@ def test_the_optimal_token_baseline_weighs_returns_by_the_gradient_spent(
             row.append(to_go - (0.0 if alone else weighted / (sum(weights) + 1e-8)) if compared else 0.0)
         rows.append(row)
     settings = {} if zero_tail is None else {"zero_tail": zero_tail}
-    expected(batch.estimate(name, **settings), batch, rows, [one.to_go for one in episodes])
+    check_credit(batch.estimate(name, **settings), batch, rows, [one.to_go for one in episodes])
 
 
 def test_the_tail_that_only_the_longest_episode_has_gets_its_raw_return_only_with_zero_tail() -> None:

@@ -33,16 +33,18 @@ def relative(number: float, group: list[float], normalize: bool) -> float:
 @pytest.mark.parametrize("gamma", [1.0, 0.6])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_turn_returns_discount_by_turn(
-    seed: int, gamma: float, make_batch: Any, episodes_of: Any, expected: Any
+    seed: int, gamma: float, make_batch: Any, episodes_of: Any, check_credit: Any
 ) -> None:
     batch = make_batch(seed)
     episodes = episodes_of(batch)
     returns = at_tokens(episodes, [one.turn_returns(gamma) for one in episodes])
-    expected(batch.estimate("turn_returns", gamma=gamma), batch, returns, returns)
+    check_credit(batch.estimate("turn_returns", gamma=gamma), batch, returns, returns)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_return_batch_norm_counts_every_turn_once(seed: int, make_batch: Any, episodes_of: Any, expected: Any) -> None:
+def test_return_batch_norm_counts_every_turn_once(
+    seed: int, make_batch: Any, episodes_of: Any, check_credit: Any
+) -> None:
     batch = make_batch(seed)
     episodes = episodes_of(batch)
     returns = [one.turn_returns(0.9) for one in episodes]
@@ -50,13 +52,13 @@ def test_return_batch_norm_counts_every_turn_once(seed: int, make_batch: Any, ep
     mean, scale = statistics.fmean(flat), math.sqrt(statistics.variance(flat) + 1e-8)
     advantages = [[(number - mean) / scale for number in row] for row in returns]
     wanted = at_tokens(episodes, advantages), at_tokens(episodes, returns)
-    expected(batch.estimate("return_batch_norm"), batch, *wanted)
+    check_credit(batch.estimate("return_batch_norm"), batch, *wanted)
 
 
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_turn_group_holds_a_turn_against_the_same_turn_of_the_others(
-    seed: int, normalize: bool, make_batch: Any, episodes_of: Any, expected: Any
+    seed: int, normalize: bool, make_batch: Any, episodes_of: Any, check_credit: Any
 ) -> None:
     batch = make_batch(seed)
     episodes = episodes_of(batch)
@@ -75,13 +77,13 @@ def test_turn_group_holds_a_turn_against_the_same_turn_of_the_others(
             row.append(relative(number, group, normalize))
         advantages.append(row)
     credit = batch.estimate("turn_group", gamma=0.9, normalize_by_std=normalize)
-    expected(credit, batch, at_tokens(episodes, advantages), at_tokens(episodes, returns))
+    check_credit(credit, batch, at_tokens(episodes, advantages), at_tokens(episodes, returns))
 
 
 @pytest.mark.parametrize("settings", [{}, {"normalize_by_std": False, "step_weight": 0.3, "gamma": 0.5}])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_gigpo_adds_the_episode_and_the_turns_sampled_in_the_same_state(
-    seed: int, settings: dict[str, Any], make_batch: Any, episodes_of: Any, expected: Any
+    seed: int, settings: dict[str, Any], make_batch: Any, episodes_of: Any, check_credit: Any
 ) -> None:
     batch = make_batch(seed)
     episodes = episodes_of(batch)
@@ -100,13 +102,13 @@ def test_gigpo_adds_the_episode_and_the_turns_sampled_in_the_same_state(
         ]
         advantages.append([whole + weight * step for step in steps])
     wanted = at_tokens(episodes, advantages), at_tokens(episodes, returns)
-    expected(batch.estimate("gigpo", **settings), batch, *wanted)
+    check_credit(batch.estimate("gigpo", **settings), batch, *wanted)
 
 
 @pytest.mark.parametrize("whiten", [True, False])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_turn_gae_has_one_value_a_turn(
-    seed: int, whiten: bool, make_batch: Any, episodes_of: Any, expected: Any
+    seed: int, whiten: bool, make_batch: Any, episodes_of: Any, check_credit: Any
 ) -> None:
     gamma, lam = 0.99, 0.9
     batch = make_batch(seed)
@@ -126,7 +128,7 @@ def test_turn_gae_has_one_value_a_turn(
         mean, scale = statistics.fmean(flat), math.sqrt(statistics.variance(flat) + 1e-8)
         tokens = [[(number - mean) / scale for number in row] for row in tokens]
     credit = batch.estimate("turn_gae", whiten_advantages=whiten)
-    expected(credit, batch, tokens, at_tokens(episodes, returns))
+    check_credit(credit, batch, tokens, at_tokens(episodes, returns))
 
 
 def test_what_the_environment_pays_after_a_turn_belongs_to_that_turn() -> None:
