@@ -15,7 +15,7 @@ from agentgym.testing.fake_server.generate import (
     GenerateRequest,
     Generator,
     HttpError,
-    Run,
+    PlayedReply,
     read_generate_request,
 )
 from agentgym.testing.fake_server.http import HttpAnswer, HttpCall, HttpStream
@@ -126,7 +126,7 @@ class FakeChat:
         ]
         return message.content or None, told
 
-    async def _events(self, chat: _Chat, run: Run) -> AsyncIterator[str | None]:
+    async def _events(self, chat: _Chat, run: PlayedReply) -> AsyncIterator[str | None]:
         sent, answer = "", {}
         yield _chunk(chat, {"role": "assistant", "content": ""})
         try:

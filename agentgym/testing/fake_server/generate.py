@@ -24,7 +24,7 @@ __all__ = [
     "Generator",
     "HttpError",
     "Killed",
-    "Run",
+    "PlayedReply",
     "read_generate_request",
 ]
 
@@ -189,7 +189,7 @@ def _check_lengths(num_ids: int, num_new: int, window: int) -> None:
 
 
 @dataclass(slots=True)
-class Run:
+class PlayedReply:
     """A reply that is being made into an answer."""
 
     request: GenerateRequest
@@ -275,7 +275,7 @@ class Generator:
     def faults(self, faults: Faults) -> None:
         self._plan = FaultPlan(faults)
 
-    async def start(self, request: GenerateRequest) -> Run:
+    async def start(self, request: GenerateRequest) -> PlayedReply:
         """Begins the reply, once sampling is allowed; raises HttpError, or Killed for an id outside the vocabulary."""
         fault = self._count(request)
         if fault == "error":
@@ -294,7 +294,7 @@ class Generator:
         self.stats.most_in_flight = max(self.stats.most_in_flight, self.sampler.num_in_flight)
         return run
 
-    async def whole(self, run: Run) -> dict[str, Any]:
+    async def whole(self, run: PlayedReply) -> dict[str, Any]:
         """Returns the answer when the reply is out; raises Dropped or Killed."""
         await self.sampler.land(run.flight)
         answer = run.answer(run.flight.num_out)
@@ -305,7 +305,7 @@ class Generator:
         self._count_answer(run)
         return answer
 
-    async def pieces(self, run: Run) -> AsyncIterator[dict[str, Any]]:
+    async def pieces(self, run: PlayedReply) -> AsyncIterator[dict[str, Any]]:
         """Yields the answer after each id, the last one with a finish reason; raises Dropped or Killed half way.
 
         As on the real server, a request with the same id is aborted two seconds later.
@@ -325,7 +325,7 @@ class Generator:
         self._count_answer(run)
         yield run.answer(run.flight.num_out)
 
-    def _plan_run(self, request: GenerateRequest, fault: FaultKind | None) -> Run:
+    def _plan_run(self, request: GenerateRequest, fault: FaultKind | None) -> PlayedReply:
         sampling = request.sampling
         planned = plan_reply(self._reply(request.session, request.ids, sampling), sampling, request.end_ids)
         if planned.fault is not None and fault is None:
@@ -338,7 +338,7 @@ class Generator:
         factor = self.faults.slow_factor
         delay_s = (self._delay_s() + planned.delay_s) * factor
         flight = Flight(request.rid, ids, delay_s, self._token_s * factor, hangs=fault == "hang")
-        return Run(request, flight, planned.logprobs or (), fault, self.model, time.perf_counter())
+        return PlayedReply(request, flight, planned.logprobs or (), fault, self.model, time.perf_counter())
 
     def _count(self, request: GenerateRequest) -> FaultKind | None:
         stats, session = self.stats, request.session
@@ -357,7 +357,7 @@ class Generator:
         self.faulted.append((rid, fault))
         return fault
 
-    def _count_answer(self, run: Run) -> None:
+    def _count_answer(self, run: PlayedReply) -> None:
         self.stats.answered += 1
         self.stats.tokens += run.flight.num_out
         self.stats.aborted += run.flight.abort is not None

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from agentgym.engines.protocol import WeightSync
@@ -51,8 +52,8 @@ async def learn_step(
             step = _with_batch(session, groups, credits)
             if step.batch.num_rows:
                 if done >= config.learner.critic.warmup_steps:
-                    bound = session.gate.bound
-                    stats = await _call(session, learner.update, step.batch, version=done, max_mismatch=bound)
+                    update = partial(learner.update, step.batch, version=done, max_mismatch=session.gate.bound)
+                    stats = await asyncio.to_thread(update) if config.max_staleness else update()
                     session.instruments.record_update(step.batch)
                     check_finite(await _call(session, learner.logprobs, step.batch.select([0])))
                 critic = await _call(session, learner.update_critic, step.batch)
