@@ -70,16 +70,21 @@ def _run_server(command: Sequence[str]) -> int:
     is_short = len(parent) < LONGEST - len("/agentgym-12345678")
     folder = tempfile.mkdtemp(prefix="agentgym-", dir=parent if is_short else "/tmp")
     try:
-        server = Child(command, stdin=subprocess.DEVNULL, env=_environment(folder))
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: server.ask_to_end())
-        threading.Thread(target=_watch, args=(server,), daemon=True).start()
-        return _exit_code(server.wait())
+        return _run_in(_environment(folder), command)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run_in(environment: Mapping[str, str], command: Sequence[str]) -> int:
+    try:
+        server = Child(command, stdin=subprocess.DEVNULL, env=environment)
     except OSError as error:
         print(f"cannot run {command[0]!r}: {error.strerror}", file=sys.stderr, flush=True)
         return 127
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: server.ask_to_end())
+    threading.Thread(target=_watch, args=(server,), daemon=True).start()
+    return _exit_code(server.wait())
 
 
 def _environment(folder: str) -> dict[str, str]:
