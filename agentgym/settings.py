@@ -71,11 +71,11 @@ class Contract:
         for parameter in plain:
             if parameter.name not in known:
                 near = nearest(parameter.name, known).removeprefix(": ").removesuffix("?")
-                return f"{parameter.name!r} is no input ({near or 'a setting stands behind a *'})"
+                return f"{parameter.name!r} is no input ({near or 'a setting comes after a *'})"
         if lacking := [name for name in self.inputs if name not in parameters]:
             return f"it lacks {', '.join(lacking)}"
         if not self.optional and [parameter.name for parameter in plain] != list(self.inputs):
-            return "the inputs stand in another order"
+            return "the inputs are in another order"
         if self.optional and any(parameter.kind is parameter.POSITIONAL_ONLY for parameter in plain):
             return "its inputs are given by name"
         for parameter in named:

@@ -69,12 +69,12 @@ def by_position(rewards_BT: int, /) -> None: ...
 @pytest.mark.parametrize(
     ("contract", "function", "told"),
     [
-        (PAIR, swapped, "the inputs stand in another order"),
+        (PAIR, swapped, "the inputs are in another order"),
         (PAIR, short, "it lacks second"),
         (PAIR, other, "'secnd' is no input (did you mean 'second')"),
         (PAIR, without_keyword, "it lacks the keyword sequences"),
         (PAIR, without_default, "the setting 'scale' has no default"),
-        (PAIR, plain_setting, "'scale' is no input (a setting stands behind a *)"),
+        (PAIR, plain_setting, "'scale' is no input (a setting comes after a *)"),
         (PAIR, 3, "is no function, but of the type int"),
         (CHOICE, misnamed, "'reward_BT' is no input (did you mean 'rewards_BT')"),
         (CHOICE, by_position, "its inputs are given by name"),

@@ -43,7 +43,7 @@ COMMANDS = {
     "new": "write a small environment, tool, reward or algorithm of your own, with its test",
     "tools": "list tools; read replies and the calls in them",
     "corpus": "make documents searchable for tools; search and read them",
-    "sandbox": "run a program that nobody trusts, in a box",
+    "sandbox": "run an untrusted program, in a box",
     "algorithms": "list advantage estimators, losses and what else training takes by name",
     "view": "write a run's report: curves, episodes, every token",
     "verify": "recompute what a run recorded, token by token",

@@ -128,7 +128,7 @@ def _reap(args: Sequence[str]) -> int:
     for name in done["busy"]:
         say(f"left: image {name} is used by a container")
     if not any(done.values()):
-        say("nothing was left behind")
+        say("nothing was left over")
     if options.json:
         show_json({name: list(names) for name, names in done.items()})
     return 0

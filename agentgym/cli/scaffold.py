@@ -106,7 +106,7 @@ def _check_name(name: str, module: str, kind: str) -> None:
         raise ConfigError(f"{name!r} cannot name {noun}: it is a word of Python's; take another, such as 'my_{module}'")
     if not _is_free(module):
         raise ConfigError(
-            f"{name!r} cannot name {noun}: the file {module}.py would stand in the way of the module {module!r}; take "
+            f"{name!r} cannot name {noun}: the file {module}.py would hide the module {module!r}; take "
             f"another, such as 'my_{module}'"
         )
 

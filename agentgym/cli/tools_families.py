@@ -32,7 +32,7 @@ def main(args: Sequence[str]) -> int:
         for entry in formats
     ]
     show_table(["family", "also called", "recognized", "models"], rows)
-    say(f"{len(formats)} families; `recognized`: a model's chat template tells it, else name it with --family")
+    say(f"{len(formats)} families; `recognized`: found by a model's chat template; else give --family")
     if options.json:
         families: list[JSON] = [
             {

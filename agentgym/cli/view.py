@@ -47,7 +47,7 @@ def main(args: Sequence[str]) -> int:
         raise RunFolderError(f"cannot write the report of {str(options.run)!r}: {error.strerror or error}") from error
     say(f"report: {path}")
     if renderer is None:
-        say("no tokenizer is known: any token ids stand there as numbers; --tokenizer FOLDER (of the model) names them")
+        say("no tokenizer is known: any token ids are shown as numbers; --tokenizer FOLDER (of the model) names them")
     opened = options.open and webbrowser.open(path.resolve().as_uri())
     if options.open and not opened:
         say("no browser could be opened; open the file in one yourself")

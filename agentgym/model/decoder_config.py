@@ -44,7 +44,7 @@ class DecoderConfig:
         if reason is not None:
             raise ConfigError(
                 f"this model cannot be trained or run in process: {reason}. Supported are {SUPPORTED}. Others can be"
-                " evaluated behind a server: `agentgym eval --policy http://HOST:PORT/v1`"
+                " evaluated on a server: `agentgym eval --policy http://HOST:PORT/v1`"
             )
         rope = rope_of(config)
         family = str(config["model_type"])

@@ -154,7 +154,7 @@ def _with_settings(name: str, function: RewardFunction, settings: Mapping[str, o
     for setting in settings:
         if setting in parameters and parameters[setting].kind in POSITIONAL:
             raise ConfigError(
-                f"{setting!r} of reward {name!r} is a setting where it stands after a `*` in {_signature(function)}"
+                f"{setting!r} of reward {name!r} is a setting if it comes after a `*` in {_signature(function)}"
             )
     return with_settings(f"reward {name!r}", function, settings)
 

@@ -48,7 +48,7 @@ class RewardModel:
             raise RunFolderError(f"{str(path)!r} is no trained classifier: it lacks {missing[0]!r}")
         if self._tokenizer.chat_template is None:
             raise ConfigError(
-                f"the tokenizer in {str(path)!r} has no chat template: put a chat_template.jinja beside it"
+                f"the tokenizer in {str(path)!r} has no chat template: put a chat_template.jinja next to it"
             )
         num_labels = int(loaded.config.num_labels)
         if (label is None and num_labels != 1) or (label is not None and label >= num_labels):

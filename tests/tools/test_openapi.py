@@ -257,7 +257,7 @@ def test_an_argument_cannot_lead_out_of_its_place_in_the_path(value: str) -> Non
 @pytest.mark.parametrize("value", ["", ".", ".."])
 def test_a_part_of_the_path_that_means_another_path_is_refused(value: str) -> None:
     result = call("getPet", {"id": value})
-    assert result.error == "tool_error" and "stands in the path" in result.content
+    assert result.error == "tool_error" and "is part of the path" in result.content
 
 
 def test_a_header_is_one_line() -> None:
@@ -368,7 +368,7 @@ def test_a_charset_that_there_is_not_is_read_as_utf_8(charset: str) -> None:
         ({"paths": {"/a": {"get": {"parameters": [{"$ref": "#/components/none"}]}}}}, "leads nowhere"),
         ({"paths": {}}, "has no operations under `paths`"),
         ({"paths": []}, "has no operations under `paths`"),
-        ({"paths": ["/a"]}, "what stands under paths is no object"),
+        ({"paths": ["/a"]}, "the value of paths is no object"),
         ({"paths": {"/a": None}}, "path '/a' is no object, but 'None'"),
         ({"paths": {"/a": {"get": "x"}}}, "get of path '/a' is no object"),
         ({"paths": {"/a": {"get": {"parameters": ["x"]}}}}, "a parameter of 'get_a' is no object, but 'x'"),

@@ -164,14 +164,14 @@ def drops_of(chat: Probed) -> dict[str, str]:
             break
     thought = Message("assistant", PROBE, "Qv7thought", _CALLS)
     told = _try_text(chat, [USER, thought, _RESULT], (TOOL,))
-    for text, kind, sign in ((PROBE, "text beside calls", "tool_calls"), ("Qv7thought", "reasoning", "reason|think")):
+    for text, kind, sign in ((PROBE, "text with calls", "tool_calls"), ("Qv7thought", "reasoning", "reason|think")):
         if told is not None and text not in told:
             drops[kind] = f"the chat template leaves {kind} out ({_lines(chat.source, sign)})"
     said = replace(thought, reasoning=None, tool_calls=calls[:1])
     told = _try_text(chat, [USER, said, results[0]], (TOOL,))
     if "calls" not in drops and told is not None and PROBE in told and "Qv7place0" not in told:
         lines = _lines(chat.source, "tool_calls")
-        drops["calls beside text"] = f"the chat template leaves calls out where a reply has text as well ({lines})"
+        drops["calls with text"] = f"the chat template leaves calls out where a reply has text as well ({lines})"
     return drops
 
 
@@ -317,9 +317,9 @@ def _rewrite(chat: Probed, case: _Case) -> str | None:
     kept = shared_start(prompt, whole)
     if kept != prompt:
         was, became = prompt[len(kept) :][:40], whole[len(kept) :][:40]
-        return f"behind {name}, {became!r} stands where the prompt said {was!r} ({lines})"
+        return f"after {name}, {became!r} is in place of {was!r} of the prompt ({lines})"
     gone = reply.reasoning and reply.reasoning in alone and reply.reasoning not in whole
-    return f"behind {name}, the reasoning is gone ({lines})" if gone else None
+    return f"after {name}, the reasoning is gone ({lines})" if gone else None
 
 
 def _lines(source: str, pattern: str | re.Pattern[str]) -> str:

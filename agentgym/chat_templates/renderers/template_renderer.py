@@ -103,7 +103,7 @@ class TemplateRenderer:
         row that was extended keeps what was shown; a history that is rendered again loses it."""
         self.drops: Mapping[str, str] = drops_of(self)
         """The omissions of the template, each with a sentence: `tools`, `calls`, `further calls` (all but one of a
-        reply), `text beside calls`, `calls beside text`, `reasoning`, and `arguments` if what it writes of them cannot
+        reply), `text with calls`, `calls with text`, `reasoning`, and `arguments` if what it writes of them cannot
         be read back, though sampled calls are read."""
         self.unread = self._find_unread()
         """The reason why the calls that the template writes are not read; empty if they are."""

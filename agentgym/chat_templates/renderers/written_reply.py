@@ -34,7 +34,9 @@ def encode_written_reply(
     if text is None:
         text = _text_after_prompt(renderer, [_NEXT], reply, tools, guard)
     if text is None:
-        raise RenderError(f"the chat template does not tell the reply behind its prompt, which ends {prompt[-30:]!r}")
+        raise RenderError(
+            f"the chat template does not continue its prompt with the reply; the prompt ends {prompt[-30:]!r}"
+        )
     prompt_ids = renderer.marks.encode(prompt, guard)
     ids = _cut_after_end(renderer, prompt_ids, renderer.marks.encode(text, guard), reply)
     _check_read(renderer, reply, renderer.parse(ids, tools, prompt_ids))
@@ -81,8 +83,8 @@ def _cut_after_end(renderer: TemplateRenderer, prompt: Sequence[int], ids: list[
         answer = _NEXT if call is None else Message("tool", "?", tool_call_id=call.id, name=call.name)
         ids = ids + renderer.extend([*prompt, *ids], [answer])
         place = _first_stop(renderer, ids)
-    elif behind := renderer.decode([index for index in ids[place + 1 :] if index not in renderer.marks.texts]).strip():
-        raise RenderError(f"the chat template ends the reply before all of it is told: {behind[:40]!r} stands behind")
+    elif rest := renderer.decode([index for index in ids[place + 1 :] if index not in renderer.marks.texts]).strip():
+        raise RenderError(f"the chat template ends the reply before all of it is rendered: {rest[:40]!r} follows it")
     if place is None:
         raise RenderError("the chat template puts no end token after a reply")
     return ids[: place + 1]
@@ -99,14 +101,14 @@ def _check_read(renderer: TemplateRenderer, reply: Message, said: Message) -> No
     unread = next((call.error for call in said.tool_calls if isinstance(call, MalformedCall)), "")
     if told != wanted or unread:
         lost = "calls" if len(wanted) < 2 or not told else "further calls"
-        why = unread or renderer.drops.get(lost) or renderer.drops.get("calls beside text") or renderer.unread
+        why = unread or renderer.drops.get(lost) or renderer.drops.get("calls with text") or renderer.unread
         raise RenderError(
-            f"the chat template tells calls of {', '.join(wanted) or 'no tool'} so that {', '.join(told) or 'none'} is "
-            f"read{f': {why}' if why else ''}"
+            f"the chat template renders calls of {', '.join(wanted) or 'no tool'} so that {', '.join(told) or 'none'}"
+            f" is read{f': {why}' if why else ''}"
         )
     if _words(said.content) != _words(reply.content):
-        why = renderer.drops.get("text beside calls") or f"{said.content[:40]!r} is read"
-        raise RenderError(f"the chat template tells the reply {reply.content[:40]!r} otherwise: {why}")
+        why = renderer.drops.get("text with calls") or f"{said.content[:40]!r} is read"
+        raise RenderError(f"the chat template renders the reply {reply.content[:40]!r} otherwise: {why}")
 
 
 def _words(text: str) -> str:

@@ -37,8 +37,8 @@ def batch_invariance_findings(runner: StepRunner | CompiledStep) -> list[str]:
             [(0, 0, length - 3)],
             *([(0, position, 1)] for position in range(length - 3, length)),
         ],
-        "a prompt read alone and the same prompt read beside others": [[(0, 0, length), *beside]],
-        "a token decoded alone and the same token decoded beside longer sequences": [
+        "a prompt read alone and the same prompt read with others": [[(0, 0, length), *beside]],
+        "a token decoded alone and the same token decoded with longer sequences": [
             [(0, 0, length - 1), *beside],
             [(0, length - 1, 1), *((slot, window - slot, 1) for slot in others)],
         ],

@@ -176,7 +176,7 @@ class HttpClient:
 
 @contextmanager
 def _connection_errors(url: str, timeout_s: float | None) -> Iterator[None]:
-    """Raises HttpUnreachable for a connection that broke: there is no answer, and it is unknown what was begun."""
+    """Raises HttpUnreachable for a connection that broke: there is no answer, and it is unknown what was started."""
     try:
         yield
     except TimeoutError as error:

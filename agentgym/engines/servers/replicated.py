@@ -309,7 +309,7 @@ class ReplicatedEngine:
                 num_errors += 1
                 if num_errors > self.settings.max_retries:
                     raise
-                _log.warning("sent anew (%d of %d): %s", num_errors, self.settings.max_retries, error)
+                _log.warning("sent again (%d of %d): %s", num_errors, self.settings.max_retries, error)
             finally:
                 self.router.release(index, answered_s)
                 flight.rid = ""

@@ -115,12 +115,14 @@ def read_spans(spans: Any, num_ids: int, *, name: str, version: int) -> tuple[in
             number = int(span["version"])
         except ValueError as error:
             raise EngineError(
-                f"{name} sampled with weights of version {span['version']!r}, which is none of ours: somebody else"
+                f"{name} sampled with weights of version {span['version']!r}, which is none of ours: another client"
                 " updates them"
             ) from error
         versions += [number] * (min(int(span["end"]), num_ids) - len(versions))
     if any(later < earlier for earlier, later in pairwise(versions)):
-        raise EngineError(f"{name} went back from newer weights to older ones in one reply: somebody else updates them")
+        raise EngineError(
+            f"{name} went back from newer weights to older ones in one reply: another client updates them"
+        )
     if len(versions) != num_ids:
         raise EngineError(f"{name} names the weights of {len(versions)} ids of a reply of {num_ids}")
     return tuple(versions)

@@ -178,7 +178,7 @@ def _versions(spans: Sequence[tuple[str, int, int]], num_ids: int, name: str) ->
         if start != len(versions) or not version.isdecimal():
             raise EngineError(
                 f"{name} says that id {start} was sampled with weights {version!r}, which are none of ours or not in"
-                " order: somebody else updates them"
+                " order: another client updates them"
             )
         versions += [int(version)] * (end - start)
     if len(versions) != num_ids:

@@ -74,9 +74,7 @@ class VllmReplica:
         salt = f"v{version}.{num_updates}"
         reply = await self.transport.generate(prompt_ids, params, rid=rid, cache_salt=salt)
         if reply.finish_reason is None and num_updates != self._num_updates:
-            raise HttpUnreachable(
-                f"{self.name} died over a weight update: nobody knows the versions of what it sampled"
-            )
+            raise HttpUnreachable(f"{self.name} died over a weight update: the versions of what it sampled are unknown")
         return read_vllm_completion(reply, name=self.name, num_prompt_ids=len(prompt_ids), version=version)
 
     async def abort(self, rid: str | None) -> None:

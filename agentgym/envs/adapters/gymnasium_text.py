@@ -183,7 +183,7 @@ def _words(env_id: str, space: Space[Any]) -> tuple[str, ...] | None:
 def _check_observations(env_id: str, space: Space[Any]) -> None:
     if _size(space) > MOST_NUMBERS:
         raise ConfigError(
-            f"text/{env_id} cannot be told: its observations are {space}, more than {MOST_NUMBERS} numbers"
+            f"text/{env_id} cannot be shown as text: its observations are {space}, more than {MOST_NUMBERS} numbers"
         )
 
 

@@ -50,7 +50,7 @@ NAMESPACES = {
         module="gymnasium_text",
         environment="GymnasiumText",
         keyword="env_id",
-        source="Gymnasium environments with few actions, told as text",
+        source="Gymnasium environments with few actions, as text",
         example="text/FrozenLake-v1",
     ),
     "reasoning_gym": Namespace(

@@ -1,4 +1,4 @@
-"""`openenv/http://HOST:PORT`: an environment behind an OpenEnv server; each episode is a WebSocket session."""
+"""`openenv/http://HOST:PORT`: an environment of an OpenEnv server; each episode is a WebSocket session."""
 
 from __future__ import annotations
 

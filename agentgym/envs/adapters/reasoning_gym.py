@@ -39,7 +39,7 @@ PARTIAL = 0.1
 class ReasoningGym(TextEnv):
     """One question, one reply; the reward is what the dataset's own scorer says, from 0 to 1.
 
-    The answer is what stands in the last `<answer>...</answer>` of the reply, or the whole reply where there is none.
+    The answer is the text of the last `<answer>...</answer>` of the reply, or the whole reply where there is none.
     Further keywords are the dataset's own configuration, such as `min_animals=2`.
     """
 

@@ -59,7 +59,7 @@ def resolve_env(name: str, kwargs: Mapping[str, JSON] | None = None) -> Callable
         except TypeError as error:
             raise ConfigError(f"environment {name!r} does not take the keywords {settings}: {error}") from error
         if not isinstance(env, TextEnv):
-            as_text = f"; try 'text/{name}', which tells it as text" if name in registry else ""
+            as_text = f"; try 'text/{name}', which shows it as text" if name in registry else ""
             raise ConfigError(f"{name!r} makes a {type(env).__name__}, which is not an agentgym.envs.TextEnv{as_text}")
         return env
 

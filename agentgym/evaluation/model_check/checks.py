@@ -144,7 +144,7 @@ def _reason_to_differ(renderer: TemplateRenderer, case: Case) -> str:
     if "further calls" in renderer.drops and len(reply.tool_calls) > 1:
         return "the template leaves out the calls that are answered"
     if not (reply.content.strip() or reply.tool_calls) and _lacks_end(renderer, case):
-        return "the template writes no end behind a reply that says nothing"
+        return "the template writes no end after an empty reply"
     if len(results) != len(reply.tool_calls) or (reply.tool_calls and reply.content):
         return "the template writes another end of such a reply than of a call or a text alone"
     return ""
@@ -171,7 +171,7 @@ def check_cut(findings: ModelFindings, subject: ModelUnderTest) -> None:
             end = cut[: len(cut) - len(ended)] or cut[:1]
             is_sound = cut[-len(ended) :] == ended and any(index in marks for index in end)
             text = renderer.decode(cut)[:SHOWN_CHARACTERS]
-            findings.check("cut", case.name, "" if is_sound else f"behind {length} ids of the reply stands {text!r}")
+            findings.check("cut", case.name, "" if is_sound else f"after {length} ids of the reply comes {text!r}")
 
 
 def check_stop(findings: ModelFindings, subject: ModelUnderTest) -> None:
@@ -227,7 +227,7 @@ def _check_content(findings: ModelFindings, subject: ModelUnderTest, case: Case,
     raws = "".join(call.raw for call in read.tool_calls if isinstance(call, MalformedCall))
     if _compose(given) == _compose(got) or (raws and letters(got + raws) == letters(given)):
         findings.add_pass("parse")
-    elif _leaves_out(subject, case, "text beside calls" if case.exchange.reply.tool_calls else "", text):
+    elif _leaves_out(subject, case, "text with calls" if case.exchange.reply.tool_calls else "", text):
         findings.add_note(
             "parse", case.name, f"the template leaves out {given[:SHOWN_CHARACTERS]!r}, which a reply says"
         )

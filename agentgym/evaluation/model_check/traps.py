@@ -98,11 +98,11 @@ def _check_tools_shown(findings: ModelFindings, renderer: TemplateRenderer) -> N
     if not play:
         findings.add_failure("shown", "a call", renderer.unread or "the template refuses a reply with text and a call")
         return
-    dropped = next((renderer.drops[kind] for kind in ("calls", "calls beside text") if kind in renderer.drops), "")
+    dropped = next((renderer.drops[kind] for kind in ("calls", "calls with text") if kind in renderer.drops), "")
     dropped = f"{dropped or 'the template drops the calls of a reply'}; {KEPT}"
     findings.check("shown", "a call", "" if writes_calls else dropped)
     findings.check("shown", "a tool's result", "" if "Qv7found." in play else "the template drops it")
-    for kind in ("further calls", "text beside calls"):
+    for kind in ("further calls", "text with calls"):
         if kind in renderer.drops:
             findings.add_note("shown", kind, f"{renderer.drops[kind]}; history=append keeps them as sampled")
 

@@ -115,7 +115,7 @@ def _check_spans(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
         if not sources or sources[0] != "prompt" or not stored["spans"][0]["ids"]:
             problem = Violation(line, row, problem="the row does not begin with a prompt")
         elif "prompt" in sources[1:]:
-            problem = Violation(line, row, problem="a prompt stands inside the row")
+            problem = Violation(line, row, problem="a prompt is inside the row")
         for index, (source, following) in enumerate(pairwise(sources)):
             if source == following == "policy" and problem is None:
                 reply = replies_before + sources[: index + 1].count("policy")
@@ -224,7 +224,7 @@ def _check_ids(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
         if ended and ends[-1:] != [len(span.ids) - 1]:
             problem = at(token=span.start + len(span.ids) - 1, problem="the reply does not end with a stop id")
         elif len(ends) > ended:
-            problem = at(token=span.start + ends[0], problem="a stop id stands inside the reply")
+            problem = at(token=span.start + ends[0], problem="a stop id is inside the reply")
         ledger.check("stop_token", problem)
         if by_endpoint(record):
             continue
@@ -303,7 +303,7 @@ def _answer_problem(
         if index > best:
             given = f"id {answer_ids[index]}" if index < len(answer_ids) else "the end"
             other = f"id {wanted[index]}" if index < len(wanted) else "the end"
-            best, said = index, f"{given} stands where the render of the recorded answer has {other}"
+            best, said = index, f"{given} where the render of the recorded answer has {other}"
     return max(best, 0), said
 
 

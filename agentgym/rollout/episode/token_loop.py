@@ -214,7 +214,7 @@ class RolloutLoop(EpisodeLoop):
         try:
             return self.renderer.extend(draft.ids, answer.messages)
         except RenderError as error:
-            how = 'with the history "rerender" the template tells the whole conversation at every turn'
+            how = 'with the history "rerender" the template renders the whole conversation at every turn'
             raise RenderError(f"{error}; {how}") from error
 
     def _is_long(self, draft: Draft, answer: EnvStep, messages: Sequence[Message], tools: tuple[ToolSpec, ...]) -> bool:

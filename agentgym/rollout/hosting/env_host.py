@@ -114,7 +114,7 @@ class LocalEnv(HostedEnv):
                 raise
             if not call.future.done():
                 self._home.threads.abandon(thread)
-                return f"the environment was still busy {limit_s:g} s after it was told to close"
+                return f"the environment was still busy {limit_s:g} s after it was asked to close"
             self._home.threads.release(thread)
             unwrap_outcome(call.future.result())
         return None
@@ -134,7 +134,7 @@ class LocalEnv(HostedEnv):
 
 
 class Home:
-    """Places environments, and bounds what hung environments leave behind.
+    """Places environments, and bounds what hung environments leave over.
 
     With `num_processes`, they run in that many processes. Without `runs_inline`, each has a thread, whatever its class
     promises.

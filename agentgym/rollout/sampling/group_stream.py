@@ -41,7 +41,7 @@ class StreamReport:
     learner_wait_s: float
     """Seconds that steps waited for groups."""
     sampling_wait_s: float
-    """Seconds in which an episode could have begun, but the bound on staleness kept its group back."""
+    """Seconds in which an episode could have started, but the bound on staleness kept its group back."""
     held_groups: int
     """Groups that a step needed and that were not finished when it asked for them."""
 

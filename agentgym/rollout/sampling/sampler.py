@@ -346,7 +346,7 @@ class Sampler:
             num_failed = sum(bool(info.get("split_failed")) for info in own)
             logger.warning(
                 "%d of %d episodes of %s are of tasks that may be both trained on and evaluated on: there are too few"
-                " tasks, or their prompts do not tell them apart (then give it a method task_identity); `agentgym env"
+                " tasks, or their prompts are equal (then give it a method task_identity); `agentgym env"
                 " check %s` counts them",
                 *(num_failed, len(own), env_id, env_id),
             )
@@ -361,7 +361,7 @@ class Sampler:
             if name not in self._warned_tools and all(result.error for result in made):
                 self._warned_tools.add(name)
                 logger.warning(
-                    "tool %r failed in all of its %d calls, and only the model was told. The first: %s",
+                    "tool %r failed in all of its %d calls, and only the model saw the errors. The first: %s",
                     name,
                     len(made),
                     made[0].content,

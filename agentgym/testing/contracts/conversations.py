@@ -172,7 +172,7 @@ def _plays() -> Iterator[tuple[str, _Script]]:
     wall = ("A wall.",)
     yield "tools", _Script(ASK)
     yield "tools and a system prompt", _Script(SYSTEM, ASK)
-    yield "tools that nobody calls", _Script(SYSTEM, ASK, SAY, MORE)
+    yield "tools that are never called", _Script(SYSTEM, ASK, SAY, MORE)
     yield "a call", _Script(ASK).call(NORTH, results=wall)
     yield "a call under a system prompt", _Script(SYSTEM, ASK).call(NORTH, results=wall)
     yield "a call and text", _Script(ASK).call(NORTH, results=wall, content="I walk.")

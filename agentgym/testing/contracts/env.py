@@ -133,7 +133,7 @@ def _makes(make: EnvUnderTest) -> Iterator[Complaint]:
     observation, _ = env.reset(seed=0)
     env.close()
     if not env.system_prompt and not observation.strip():
-        yield "error", "there is neither a system_prompt nor a first observation: nothing tells what to do"
+        yield "error", "there is neither a system_prompt nor a first observation: nothing says what to do"
 
 
 def _gymnasium(make: EnvUnderTest) -> Iterator[Complaint]:

@@ -45,7 +45,7 @@ def _complete(make: EnvUnderTest) -> Iterator[Complaint]:
     for policy, method in (("oracle", "make_oracle"), ("cheat", "make_cheat")):
         claim, there = getattr(card, policy), hasattr(env, method)
         if claim and not there:
-            yield "error", f"the card tells of {_an(policy)}, and there is no method {method}"
+            yield "error", f"the card claims {_an(policy)}, and there is no method {method}"
         if there and not claim:
             yield "error", f"there is {_an(policy)} ({method}), and the card does not say how it plays"
     missing = [name for name in ("oracle", "cheat", "licence", "baseline") if not getattr(card, name)]
@@ -112,7 +112,7 @@ def _canaries(make: EnvUnderTest) -> Iterator[Complaint]:
 def _baseline(make: EnvUnderTest) -> Iterator[Complaint]:
     card = make.card()
     if card is None or not card.baseline:
-        yield "not claimed", NO_CARD if card is None else "the card tells no baseline"
+        yield "not claimed", NO_CARD if card is None else "the card names no baseline"
         return
     if make.kwargs:
         yield "not claimed", f"a baseline is of the default keywords, and this is {make}"
@@ -181,7 +181,7 @@ class _SecretWatch:
         for place, shown in (("system prompt", prompt), ("observation", observation), *_infos(info)):
             for secret in self._env.secrets():
                 if _holds(shown, secret) and not _holds(self._said, secret):
-                    self.found = f"the answer {secret[:40]!r} stands in the {place} before it is earned"
+                    self.found = f"the answer {secret[:40]!r} is in the {place} before it is earned"
                     return
 
 

@@ -145,7 +145,7 @@ def _identical_starts(make: EnvUnderTest) -> Iterator[Complaint]:
             yield (
                 "error",
                 f"one seed begins with another {what} after other episodes: {difference([left], [right])}; "
-                "set everything anew in start or reset",
+                "set everything again in start or reset",
             )
             return
 

@@ -32,14 +32,14 @@ def _held_out_tasks(make: EnvUnderTest) -> Iterator[Complaint]:
         yield (
             "not claimed",
             f"{drawn}, and the model is shown the same at the begin of all: what differs is held out by seed alone. "
-            "task_identity() says what tells tasks apart",
+            "task_identity() says what distinguishes tasks",
         )
     elif shared:
         overlap = sum(digest in shared for digest in held_out)
         yield (
             "not claimed" if env.own_split else "warning",
             f"{drawn}: {overlap} of the held-out ones are training tasks, so an evaluation measures what was trained "
-            "on. There are too few tasks: draw from more, or let task_identity() say what tells them apart",
+            "on. There are too few tasks: draw from more, or let task_identity() say what distinguishes them",
         )
     elif distinct < LEAST_DISTINCT * len(held_out):
         yield (

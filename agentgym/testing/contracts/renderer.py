@@ -79,7 +79,7 @@ def a_cut_reply_is_ended(renderer: Renderer) -> Iterator[str]:
     cut = renderer.extend(prompt, [USER])
     missing = len(cut) - len(ended)
     if cut[missing:] != ended or not (missing > 0 or set(cut[:1]) & set(renderer.stop_ids)):
-        yield f"behind a cut reply stands {renderer.decode(cut)!r}, behind an ended one {renderer.decode(ended)!r}"
+        yield f"after a cut reply comes {renderer.decode(cut)!r}, after an ended one {renderer.decode(ended)!r}"
 
 
 def extending_does_not_read_the_history(renderer: Renderer) -> Iterator[str]:

@@ -185,7 +185,7 @@ class ToolRunner:
             return future.result()
         worker.stop()
         future.add_done_callback(_forget)
-        log.warning("tool %r went past its time-out and cannot be stopped; its thread is left behind", tool.name)
+        log.warning("tool %r went past its time-out and cannot be stopped; its thread is abandoned", tool.name)
         return _timed_out(tool, call)
 
     async def _run_async(self, tool: Tool, call: ToolCall) -> ToolResult:

@@ -1,4 +1,4 @@
-"""A thread for code that may hang: it runs jobs one after the other, and can be left behind."""
+"""A thread for code that may hang: it runs jobs one after the other, and can be abandoned."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class WorkerThread:
 
     @property
     def num_waiting(self) -> int:
-        """The number of jobs that have not begun, about."""
+        """The approximate number of jobs that have not started."""
         return self._jobs.qsize()
 
     def put(self, job: Callable[[], object]) -> None:

@@ -147,12 +147,12 @@ class Connection:
 
     def _not_started(self, error: Exception) -> str:
         if isinstance(error, TimeoutError):
-            return f"told no tools within {self.server.start_timeout_s:g} s, and was ended"
+            return f"listed no tools within {self.server.start_timeout_s:g} s, and was ended"
         innermost: BaseException = error
         while isinstance(innermost, BaseExceptionGroup):
             innermost = innermost.exceptions[0]
         if isinstance(innermost, MCPError) and innermost.code == CONNECTION_CLOSED and not self.server.url:
-            return "ended before it told its tools"
+            return "ended before it listed its tools"
         return f"could not be {'reached' if self.server.url else 'started'}: {innermost}"
 
     async def _check_status(self, response: httpx2.Response) -> None:

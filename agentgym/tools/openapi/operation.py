@@ -145,7 +145,7 @@ def names_of(document: OpenApiDocument) -> list[str]:
 
 def _list_operations(document: OpenApiDocument) -> Iterator[tuple[str, str, str]]:
     """Yields the name, method and path of each operation."""
-    for path, item in document.object_at(document.root.get("paths") or {}, "what stands under paths").items():
+    for path, item in document.object_at(document.root.get("paths") or {}, "the value of paths").items():
         for method, node in document.object_at(item, f"path {path!r}").items():
             if method in METHODS:
                 yield _name_of(document.object_at(node, f"{method} of path {path!r}"), method, path), method, path
@@ -199,7 +199,7 @@ def _segment(argument: str, value: JSON, place: _Place) -> str:
     """Returns a value as a segment of the path, which it cannot leave."""
     text = _join_value(place, value)
     if text in ("", ".", ".."):
-        raise ToolFailure(f"argument {argument!r} stands in the path of a URL, where {text!r} cannot stand")
+        raise ToolFailure(f"argument {argument!r} is part of the path of a URL, where {text!r} is not possible")
     return quote(text.encode("utf-8", "replace"), safe="")
 
 

@@ -71,7 +71,7 @@ def load_index(path: Path) -> SearchIndex:
         raise ConfigError(f"{str(path)!r} is no search index; `agentgym corpus index DIR -o INDEX` writes one")
     if first != b"%s%d" % (MAGIC, VERSION):
         version = first.removeprefix(MAGIC).decode("ascii", "replace")[:20]
-        raise ConfigError(f"the index {str(path)!r} is of version {version}, this reads {VERSION}: build it anew")
+        raise ConfigError(f"the index {str(path)!r} is of version {version}, this reads {VERSION}: rebuild it")
     header, _, body = rest.partition(b"\n")
     sizes = _sections(header, body, path)
     parts: dict[str, bytes] = {}
@@ -92,11 +92,11 @@ def _sections(header: bytes, body: bytes, path: Path) -> dict[str, int]:
         sizes, digest = dict(told["sections"]), str(told["sha256"])
         total = sum(sizes.values())
     except (ValueError, KeyError, TypeError):
-        raise ConfigError(f"the index {str(path)!r} is torn: its header cannot be read; build it anew") from None
+        raise ConfigError(f"the index {str(path)!r} is torn: its header cannot be read; rebuild it") from None
     if total != len(body):
-        raise ConfigError(f"the index {str(path)!r} is torn: it has {len(body)} bytes of {total}; build it anew")
+        raise ConfigError(f"the index {str(path)!r} is torn: it has {len(body)} bytes of {total}; rebuild it")
     if _digest(sizes, body) != digest:
-        raise ConfigError(f"the index {str(path)!r} was changed: its SHA-256 is not as written; build it anew")
+        raise ConfigError(f"the index {str(path)!r} was changed: its SHA-256 is not as written; rebuild it")
     return sizes
 
 

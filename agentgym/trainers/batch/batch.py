@@ -106,8 +106,14 @@ class TrainingBatch:
         yield ((self.old_logp_N > 1e-6) | (self.sampled_logp_N > 1e-6)).any(), "logprobs are at most 0"
         yield (self.correction_N < 0).any(), "corrections are at least 0"
         yield (self.weight_N[self.mask_N] <= 0).any(), "weights are above 0 wherever the target is trained"
-        yield ((self.policy_version_N >= 0) != self.mask_N).any(), "a policy version stands exactly at trained targets"
-        yield ((self.reply_version_N >= 0) != self.mask_N).any(), "a reply version stands exactly at trained targets"
+        yield (
+            ((self.policy_version_N >= 0) != self.mask_N).any(),
+            "policy versions are given for exactly the trained targets",
+        )
+        yield (
+            ((self.reply_version_N >= 0) != self.mask_N).any(),
+            "reply versions are given for exactly the trained targets",
+        )
         yield (self.reply_version_N > self.policy_version_N).any(), "no token is older than its reply"
         joined_N = self.ids_N[1:] != self.target_N[:-1]
         yield (joined_N & inside_N[1:]).any(), "within a row, each input is the target before it"

@@ -146,7 +146,7 @@ class Checkpoints:
         if best is None and metrics and not self._told:
             self._told = True
             logger.warning(
-                "no step has a number %r to tell the best checkpoint by%s (checkpoint.keep_best; metrics.jsonl has"
+                "no step has a number %r to find the best checkpoint by%s (checkpoint.keep_best; metrics.jsonl has"
                 " their names)",
                 *(name, nearest(name, metrics[-1]).removesuffix(".")),
             )

@@ -177,7 +177,7 @@ def _raise_deaths(asked: Mapping[Any, Actor]) -> None:
 def _shortage(error: RayError) -> str:
     found = re.search(r"was (\S+) used / (\S+) limit", str(error))
     used = f" ({found[1]} of {found[2]} used)" if found else ""
-    return f"Ray ended it, because its node was low on memory{used}: have fewer actors there, or less beside them"
+    return f"Ray ended it, because its node was low on memory{used}: have fewer actors there, or fewer other processes"
 
 
 def was_restarted() -> bool:
@@ -340,7 +340,7 @@ def _check_answers(address: str) -> None:
     try:
         socket.create_connection((named[1], int(named[2])), timeout=ANSWER_S).close()
     except (OSError, OverflowError) as error:
-        raise EngineError(f"cannot join the Ray cluster at {address!r}: nobody answers there ({error})") from error
+        raise EngineError(f"cannot join the Ray cluster at {address!r}: nothing answers there ({error})") from error
 
 
 def _way_in(address: str | None) -> str:

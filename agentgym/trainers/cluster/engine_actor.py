@@ -70,7 +70,7 @@ class EngineActor:
             return False
         if (failure := opening.exception()) is not None:
             if self._inner is None:
-                _log.warning("it cannot be begun anew: %s", failure)
+                _log.warning("it cannot be restarted: %s", failure)
             self._opening = None
             return False
         if await opening.result().is_alive():
@@ -189,6 +189,6 @@ class EngineActor:
     async def _end_with(self, inner: InnerEngine) -> None:
         told = await inner.end()
         try:
-            await self._board.call("warn", self._label, logging.WARNING, f"{told}; both are begun anew")
+            await self._board.call("warn", self._label, logging.WARNING, f"{told}; both are restarted")
         finally:
             os._exit(1)  # the only end after which Ray restarts an actor

@@ -138,7 +138,7 @@ class ClusterStage:
                 await asyncio.sleep(RETRY_S)
                 continue
             except AgentGymError as error:
-                _log.warning("%s cannot be begun anew: %s", worker.label, error)
+                _log.warning("%s cannot be restarted: %s", worker.label, error)
                 return
             del self._recovering[worker]
             _log.warning("%s is back", worker.label)

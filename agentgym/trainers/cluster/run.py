@@ -25,13 +25,13 @@ LAST_WORDS_S = 5.0
 
 
 async def open_cluster(
-    config: TrainConfig, origin: Origin, stack: AsyncExitStack, tell: Callable[[str], None]
+    config: TrainConfig, origin: Origin, stack: AsyncExitStack, show: Callable[[str], None]
 ) -> RunParts:
-    """Starts the actors of a run; the stack ends them. `tell` is called with lines that a user should see."""
+    """Starts the actors of a run; the stack ends them. `show` is called with lines that a user should see."""
     config.learner.mesh.check(origin.model.config, config.ray.learners)
     cluster = stack.enter_context(Cluster(config.cluster))
     for line in resource_plan(config, cluster.nodes(), cluster.cores):
-        tell(line)
+        show(line)
     board = cluster.post("the board", Board)
     keeper = BoardKeeper(board)
     stack.push_async_callback(_end_relay, asyncio.ensure_future(keeper.relay()), keeper)
@@ -124,7 +124,7 @@ def resource_plan(config: TrainConfig, nodes: list[str], cores: int | None = Non
         where = ", ".join(node if many == number else f"{node} {many}" for node, many in stand.items())
         lines.append(f"{number} {role}{'s' if number > 1 else ''} ({needs} each) on {where}")
     if cluster.layout == "colocated":
-        lines.append("colocated: an engine gives its memory up while the rank beside it learns")
+        lines.append("colocated: an engine releases its memory while the rank next to it learns")
     if cores is not None:
         lines.append(f"all on this machine, which has {cores} core{'s' if cores > 1 else ''} for them")
     return lines

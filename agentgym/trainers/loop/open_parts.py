@@ -24,12 +24,12 @@ async def open_parts(
     config: TrainConfig,
     origin: Origin,
     stack: AsyncExitStack,
-    tell: Callable[[str], None],
+    show: Callable[[str], None],
     metered: Callable[[Engine], Engine] = lambda engine: engine,
 ) -> RunParts:
     """Creates the parts; the stack closes them, the last one first.
 
-    `tell` is called with lines that a user should see. `metered` returns the engine that plays the episodes of this
+    `show` is called with lines that a user should see. `metered` returns the engine that plays the episodes of this
     process.
     """
     if config.executor == "ray":
@@ -37,16 +37,16 @@ async def open_parts(
             cluster = import_module("agentgym.trainers.cluster.run")
         except ImportError as error:
             raise ConfigError(NO_RAY.format(error=error)) from error
-        parts: RunParts = await cluster.open_cluster(config, origin, stack, tell)
+        parts: RunParts = await cluster.open_cluster(config, origin, stack, show)
         return parts
     if config.engine != "local":
-        tell(f"start {config.engine}")
+        show(f"start {config.engine}")
     engine = await open_engine(
         config, origin.model, origin.model_folder, version=origin.version, log_folder=origin.logs
     )
     stack.push_async_callback(engine.close)
     if isinstance(engine, LocalEngine) and engine.compiles:
-        tell("compile")
+        show("compile")
         await engine.prepare()
     learner = Learner(
         origin.model,

@@ -95,7 +95,7 @@ class ParityGate:
                         bound = f", and may be {staleness} updates older" if staleness else ""
                         raise TrainingHalted(
                             f"stale weights: a reply that was sampled at policy version {version} bears version"
-                            f" {found}{bound}: the update of the engine's weights was skipped, or somebody else made"
+                            f" {found}{bound}: the update of the engine's weights was skipped, or another client made"
                             " one"
                         )
 

@@ -59,7 +59,7 @@ class ClusterConfig:
     def _check_colocated(self) -> None:
         if self.engines != self.learners:
             raise ConfigError(
-                f"ray.layout colocated has one engine beside every learner rank: got ray.learners={self.learners} and"
+                f"ray.layout colocated has one engine with every learner rank: got ray.learners={self.learners} and"
                 f" ray.engines={self.engines}"
             )
         if self.gpus_per_learner != self.gpus_per_engine or self.gpus_per_engine not in (0.0, 1.0):

@@ -357,7 +357,7 @@ def test_a_server_of_a_model_of_another_shape_is_refused_before_weights_are_sent
 
 def test_weights_that_somebody_else_updates_are_noticed() -> None:
     spans = [{"version": "3", "start": 0, "end": 2}, {"version": "1", "start": 2, "end": 4}]
-    with pytest.raises(EngineError, match="somebody else updates them"):
+    with pytest.raises(EngineError, match="another client updates them"):
         read_spans(spans, 4, name="s", version=3)
     with pytest.raises(EngineError, match="'default', which is none of ours"):
         read_spans([{"version": "default", "start": 0, "end": 4}], 4, name="s", version=3)

@@ -69,7 +69,7 @@ def test_each_id_bears_the_version_that_the_server_says_it_was_sampled_with() ->
         ({"token_ids": [9, 3]}, "other ids"),
         ({"weight_versions": SPANS[:1]}, "weights of 1 ids in a reply of 2"),
         ({"weight_versions": SPANS[1:]}, "id 1 was sampled with weights '4'"),
-        ({"weight_versions": [{"version": "default", "start": 0, "end": 2}]}, "somebody else"),
+        ({"weight_versions": [{"version": "default", "start": 0, "end": 2}]}, "another client"),
         ({"finish_reason": "error"}, "ended a reply with 'error'"),
         ({"logprobs": {"content": [{"token_id": 9, "logprob": -9999.0}, {"token_id": 2, "logprob": 0.0}]}}, "diverged"),
         ({"logprobs": {"content": [{"token_id": 9}]}}, "without 'logprob'"),

@@ -151,8 +151,8 @@ def test_env_check_counts_tasks_and_warns_where_held_out_ones_are_trained_on() -
         (verdict,) = examine_env(kind, only=("held-out tasks",))
         return f"{verdict.verdict}: {verdict.not_claimed}{''.join(one.message for one in verdict.findings)}"
 
-    assert "task_identity() says what tells tasks apart" in seen(Single)
-    assert "task_identity() says what tells tasks apart" in seen(Hidden)
+    assert "task_identity() says what distinguishes tasks" in seen(Single)
+    assert "task_identity() says what distinguishes tasks" in seen(Hidden)
     assert "of the held-out ones are distinct" in seen(Declared)
     trained = [number for number in range(20) if not is_held_out(digest_of(number, {}))][:2]
 

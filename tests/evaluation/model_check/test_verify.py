@@ -217,7 +217,7 @@ def test_a_reply_without_words_that_gets_no_end_is_noted(embedded: ChatTokenizer
     template = broken(embedded, ENDED, ENDED.replace("{{- '<|im_end|>\\n' -}}", ended, 1))
     noted = [verdict for verdict in verify_model(template).verdicts if verdict.about.name == "extend"]
     assert [verdict.outcome for verdict in noted] == [ModelCheckOutcome.NOTED]
-    assert "writes no end behind a reply that says nothing" in str(noted[0].first)
+    assert "writes no end after an empty reply" in str(noted[0].first)
 
 
 def test_what_closes_a_reply_may_merge_with_its_last_letter(embedded: ChatTokenizer) -> None:

@@ -322,7 +322,7 @@ def test_an_environment_that_does_not_close_is_named_and_delays_nobody(
     assert not closed.acquire(blocking=False)
     over.set()
     assert len(by_status(groups, Status.COMPLETED)) == 4
-    assert any("still busy 0.05 s after it was told to close" in text for text in warnings_of())
+    assert any("still busy 0.05 s after it was asked to close" in text for text in warnings_of())
 
 
 def test_cancelling_in_the_middle_closes_everything(renderer: Renderer, raw: Raw) -> None:
@@ -488,7 +488,9 @@ def test_a_tool_that_always_fails_is_told_to_the_user_once(
         asyncio.run(sampler.sample([Task("Broken-v0", 1)], 2))
     told = [text for text in warnings_of() if "failed in all" in text]
     first = "search failed: KeyError: 'index'"
-    assert told == [f"tool 'search' failed in all of its 4 calls, and only the model was told. The first: {first}"]
+    assert told == [
+        f"tool 'search' failed in all of its 4 calls, and only the model saw the errors. The first: {first}"
+    ]
 
 
 def test_thousands_of_episodes_begin_without_holding_up_the_event_loop(renderer: Renderer, raw: Raw) -> None:

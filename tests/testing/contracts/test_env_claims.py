@@ -520,7 +520,7 @@ class LeaksInMetrics(Fair):
 def test_a_leak_of_the_answer_is_found(env: type[TextEnv], place: str) -> None:
     verdict = verdict_of(env, "answer leak")
     assert verdict.verdict == "failed"
-    assert f"stands in the {place} before it is earned" in verdict.findings[0].message
+    assert f"is in the {place} before it is earned" in verdict.findings[0].message
 
 
 class TellsAtTheEnd(Fair):

@@ -178,9 +178,9 @@ def test_what_is_no_message_is_passed_over_and_told_where_the_server_fails(desk:
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        (("-c", "print('Hello')"), r"ended before it told its tools.*\nHello\n\[agentgym: the server ended with"),
-        (("-c", "import sys; sys.exit('no such model')"), r"ended before it told its tools.*\nno such model"),
-        (("-c", "import time; time.sleep(60)"), "told no tools within 0.5 s, and was ended"),
+        (("-c", "print('Hello')"), r"ended before it listed its tools.*\nHello\n\[agentgym: the server ended with"),
+        (("-c", "import sys; sys.exit('no such model')"), r"ended before it listed its tools.*\nno such model"),
+        (("-c", "import time; time.sleep(60)"), "listed no tools within 0.5 s, and was ended"),
     ],
 )
 def test_a_server_that_does_not_start_is_told_with_its_standard_error(

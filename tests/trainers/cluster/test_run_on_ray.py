@@ -289,7 +289,7 @@ def test_an_address_at_which_nobody_answers_is_named_at_once(tmp_path: Path) -> 
         ended = joining(address, tmp_path / "run", tmp_path)
     assert time.monotonic() - started < 60
     assert ended.returncode == 1
-    assert f"error: cannot join the Ray cluster at '{address}': nobody answers there" in ended.stderr
+    assert f"error: cannot join the Ray cluster at '{address}': nothing answers there" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert not (tmp_path / "run").exists()
 
