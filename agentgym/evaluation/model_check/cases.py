@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from agentgym.chat_templates.jinja_template import message_dict, tool_dict
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.errors import RenderError
+from agentgym.evaluation.run_check.record_checks import first_difference
 from agentgym.testing.contracts.conversations import ASK, ChatExchange, SampleConversation, exchanges
 from agentgym.types import Message
 
@@ -95,7 +96,7 @@ def _reply_ids(
         if tail and list(ids[-len(tail) :]) == list(tail):
             end = tail[0] if tail[0] in renderer.stop_ids else renderer.stop_ids[0]
             ids = [*ids[: len(ids) - len(tail)], end]
-        rest = ids[_num_shared(prompt, ids) :]
+        rest = ids[first_difference(prompt, ids) :]
         place = next((place for place, index in enumerate(rest) if index in renderer.stop_ids), None)
         if place is not None:
             return [*start, *rest[: place + 1]]
@@ -110,7 +111,7 @@ def _is_prompted(renderer: TemplateRenderer, exchange: ChatExchange) -> bool:
         bare, prompted = (renderer.text([ASK], exchange.tools, generation_prompt=wanted) for wanted in (False, True))
     except RenderError:
         return True
-    return renderer.text(exchange.history, exchange.tools).endswith(prompted[_num_shared(bare, prompted) :])
+    return renderer.text(exchange.history, exchange.tools).endswith(prompted[first_difference(bare, prompted) :])
 
 
 def _reply_start(renderer: TemplateRenderer, prompt: Sequence[int], ids: Sequence[int]) -> list[int] | None:
@@ -120,18 +121,13 @@ def _reply_start(renderer: TemplateRenderer, prompt: Sequence[int], ids: Sequenc
     something else.
     """
     think, end_think = renderer.thinking
-    num_shared = _num_shared(prompt, ids)
+    num_shared = first_difference(prompt, ids)
     opened = renderer.decode(prompt[num_shared:]).strip()
     if think and opened == think and renderer.decode(ids[num_shared:]).lstrip().startswith(end_think):
         return []
     if not opened or (think and "".join(opened.split()) == think + end_think):
         return []
     return renderer.tokenizer.encode(f"\n{end_think}\n\n") if think and opened == think else None
-
-
-def _num_shared(left: Sequence[int] | str, right: Sequence[int] | str) -> int:
-    pairs = zip(left, right, strict=False)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
 
 
 def with_own_ids(

@@ -13,6 +13,7 @@ from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.errors import RenderError
 from agentgym.evaluation.model_check.cases import Case, marks_of, spells
 from agentgym.evaluation.model_check.findings import ModelFindings
+from agentgym.evaluation.run_check.record_checks import first_difference
 from agentgym.testing.contracts.conversations import SampleConversation
 from agentgym.types import AnyCall, MalformedCall, Message, ToolSpec
 
@@ -335,8 +336,7 @@ def _row(subject: ModelUnderTest, case: Case) -> list[int]:
 
 def _difference(renderer: TemplateRenderer, ours: list[int], theirs: list[int], whose: str) -> str:
     """Returns the index where two lists of ids begin to differ, with a few ids of each from there on."""
-    pairs = zip(ours, theirs, strict=False)
-    place = next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
+    place = first_difference(ours, theirs)
     parts = [repr(renderer.decode(ids[place : place + 12])[:SHOWN_CHARACTERS]) for ids in (ours, theirs)]
     return f"at token {place} here {parts[0]}, {whose} {parts[1]}"
 
