@@ -10,18 +10,18 @@ from typing import Annotated
 import gymnasium
 import tyro
 
-from agentgym.cli.env_adapters import list_adapters
 from agentgym.cli.env_serve import run_serve
 from agentgym.cli.environment import unwrap_user_outcome
 from agentgym.cli.groups import Subcommand, run_group
 from agentgym.cli.new import run_new
 from agentgym.cli.options import env_as_argument, parse_options
 from agentgym.cli.terminal import say, show_json, show_table
+from agentgym.envs.adapters.namespaces import NAMESPACES
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.catalog.listing import Listed, describe_env
 from agentgym.envs.catalog.plugin import BUNDLED
 from agentgym.envs.catalog.resolve import resolve_env
-from agentgym.errors import ConfigError
+from agentgym.errors import ConfigError, UnknownName, nearest
 from agentgym.rollout.hosting.env_code import attempt
 from agentgym.testing.contracts.env import Verdict, examine_env
 from agentgym.types import JSON
@@ -70,8 +70,10 @@ def main(args: Sequence[str]) -> int:
 
 def _list(args: Sequence[str]) -> int:
     options = parse_options(EnvListOptions, args, prog="agentgym env list")
-    if options.adapters or options.namespace:
-        return list_adapters(options.namespace, as_json=options.json)
+    if options.namespace:
+        return _list_ids(options.namespace, options.json)
+    if options.adapters:
+        return _list_namespaces(options.json)
     found = [describe_env(env_id) for env_id in playable_ids()]
     show_table(["environment", "difficulty", "tools", "what it is"], [_row(entry) for entry in found])
     say("Play one: agentgym play ID --env-kwargs NAME=VALUE.  Write your own: agentgym new env NAME.")
@@ -102,6 +104,43 @@ def _is_text_env(env_id: str) -> bool:
         except ImportError:  # a plug-in whose own libraries are missing
             return False
     return isinstance(entry, type) and issubclass(entry, TextEnv)
+
+
+def _list_ids(namespace: str, as_json: bool) -> int:
+    """Shows the ids of one of the libraries whose environments are played by adapters."""
+    if namespace not in NAMESPACES:
+        near = nearest(namespace, NAMESPACES) or "."
+        raise UnknownName(f"no namespace {namespace!r}{near} Known: {', '.join(NAMESPACES)}")
+    ids = _ids(namespace)
+    for env_id in ids:
+        say(env_id)
+    if as_json:
+        show_json({"namespace": namespace, "ids": list[JSON](ids)})
+    return 0
+
+
+def _list_namespaces(as_json: bool) -> int:
+    """Shows those libraries, by what is installed."""
+    rows: list[list[str]] = []
+    namespaces: list[JSON] = []
+    for name, namespace in NAMESPACES.items():
+        try:
+            ids, lacks = _ids(name), ""
+        except ConfigError as error:  # its library is not installed
+            ids, lacks = [], str(error)
+        rows.append([f"{name}/", namespace.source, lacks or (str(len(ids)) if ids else "any"), namespace.example])
+        namespaces.append(
+            {"namespace": name, "source": namespace.source, "ids": list[JSON](ids), "lacks": lacks or None}
+        )
+    show_table(["namespace", "whose environments", "ids", "for example"], rows)
+    say("The ids of one: agentgym env list --namespace NAME.  Play one: agentgym play NAMESPACE/NAME.")
+    if as_json:
+        show_json({"namespaces": namespaces})
+    return 0
+
+
+def _ids(namespace: str) -> list[str]:
+    return [f"{namespace}/{name}" for name in NAMESPACES[namespace].names()]
 
 
 def _check(args: Sequence[str]) -> int:
