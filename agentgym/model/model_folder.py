@@ -166,8 +166,8 @@ class _StoredTensors:
         if missing := sorted(wanted.keys() - found):
             raise RunFolderError(f"{str(self._path)!r} lacks {len(missing)} tensors, the first is {missing[0]!r}")
         if unknown := sorted(found - wanted.keys()):
-            told = f"{len(unknown)} tensors of no known use, the first is {unknown[0]!r}"
-            raise RunFolderError(f"{str(self._path)!r} holds {told}")
+            unknown_tensors = f"{len(unknown)} tensors of no known use, the first is {unknown[0]!r}"
+            raise RunFolderError(f"{str(self._path)!r} holds {unknown_tensors}")
         for name, shape in wanted.items():
             stored = tuple(self._files[name].get_slice(name).get_shape())
             if stored != tuple(shape):

@@ -157,19 +157,19 @@ def drops_of(chat: Probed) -> dict[str, str]:
         drops["tools"] = f"the chat template shows no tools ({_lines(chat.source, 'tools')})"
     for number, kind in ((1, "calls"), (2, "further calls")):
         reply = Message("assistant", "", tool_calls=calls[:number])
-        told = _try_text(chat, [USER, reply, *results[:number]], (TOOL,))
-        told = told or _try_text(chat, [USER, reply, _MORE], (TOOL,))
-        if told is not None and f"Qv7place{number - 1}" not in told:
+        shown = _try_text(chat, [USER, reply, *results[:number]], (TOOL,))
+        shown = shown or _try_text(chat, [USER, reply, _MORE], (TOOL,))
+        if shown is not None and f"Qv7place{number - 1}" not in shown:
             drops[kind] = f"the chat template leaves {kind} of a reply out ({_lines(chat.source, 'tool_calls')})"
             break
     thought = Message("assistant", PROBE, "Qv7thought", _CALLS)
-    told = _try_text(chat, [USER, thought, _RESULT], (TOOL,))
+    shown = _try_text(chat, [USER, thought, _RESULT], (TOOL,))
     for text, kind, sign in ((PROBE, "text with calls", "tool_calls"), ("Qv7thought", "reasoning", "reason|think")):
-        if told is not None and text not in told:
+        if shown is not None and text not in shown:
             drops[kind] = f"the chat template leaves {kind} out ({_lines(chat.source, sign)})"
     said = replace(thought, reasoning=None, tool_calls=calls[:1])
-    told = _try_text(chat, [USER, said, results[0]], (TOOL,))
-    if "calls" not in drops and told is not None and PROBE in told and "Qv7place0" not in told:
+    shown = _try_text(chat, [USER, said, results[0]], (TOOL,))
+    if "calls" not in drops and shown is not None and PROBE in shown and "Qv7place0" not in shown:
         lines = _lines(chat.source, "tool_calls")
         drops["calls with text"] = f"the chat template leaves calls out where a reply has text as well ({lines})"
     return drops

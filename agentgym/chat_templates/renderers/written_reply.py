@@ -97,13 +97,13 @@ def _first_stop(renderer: TemplateRenderer, ids: Sequence[int]) -> int | None:
 def _check_read(renderer: TemplateRenderer, reply: Message, said: Message) -> None:
     """Raises RenderError if the ids parse into something else than the reply."""
     wanted = [getattr(call, "name", "") for call in reply.tool_calls]
-    told = [getattr(call, "name", "") for call in said.tool_calls]
+    read = [getattr(call, "name", "") for call in said.tool_calls]
     unread = next((call.error for call in said.tool_calls if isinstance(call, MalformedCall)), "")
-    if told != wanted or unread:
-        lost = "calls" if len(wanted) < 2 or not told else "further calls"
+    if read != wanted or unread:
+        lost = "calls" if len(wanted) < 2 or not read else "further calls"
         why = unread or renderer.drops.get(lost) or renderer.drops.get("calls with text") or renderer.unread
         raise RenderError(
-            f"the chat template renders calls of {', '.join(wanted) or 'no tool'} so that {', '.join(told) or 'none'}"
+            f"the chat template renders calls of {', '.join(wanted) or 'no tool'} so that {', '.join(read) or 'none'}"
             f" is read{f': {why}' if why else ''}"
         )
     if _words(said.content) != _words(reply.content):

@@ -64,8 +64,8 @@ def find_checkpoint(source: Path, *, step: int | None = None, best: bool = False
     if step is not None:
         found = [folder for folder in folders if step_of(folder) == step]
         if not found:
-            told = ", ".join(str(step_of(folder)) for folder in folders)
-            raise ConfigError(f"the run in {str(source)!r} has no checkpoint of step {step}; there are those of {told}")
+            kept = ", ".join(str(step_of(folder)) for folder in folders)
+            raise ConfigError(f"the run in {str(source)!r} has no checkpoint of step {step}; there are those of {kept}")
         return Checkpoint(found[0])
     if best:
         try:

@@ -77,8 +77,8 @@ class RunFolder:
         changed = [name for name in names if name not in free and stored.get(name) != given.get(name)]
         changed = [name for name in changed if not name.startswith(FREE)]
         if changed:
-            told = "; ".join(f"{name}: {stored.get(name)!r} there, {given.get(name)!r} here" for name in changed)
-            raise RunFolderError(f"the run in {str(path)!r} has other settings ({told}); resume with the same ones")
+            diff = "; ".join(f"{name}: {stored.get(name)!r} there, {given.get(name)!r} here" for name in changed)
+            raise RunFolderError(f"the run in {str(path)!r} has other settings ({diff}); resume with the same ones")
         folder = cls(path, config.checkpoint)
         folder.lock.take()
         newest = folder.checkpoints.resume()

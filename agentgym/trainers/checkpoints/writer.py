@@ -50,7 +50,7 @@ class Checkpoints:
         self._thread: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
         self._newest: Path | None = None
-        self._told = False
+        self._has_warned = False
 
     def resume(self) -> Checkpoint | None:
         """Returns the newest complete checkpoint, or None if there is none to resume from.
@@ -143,8 +143,8 @@ class Checkpoints:
         if name is None:
             return None
         best = best_step(steps, metrics, name, max(WINDOW, self.config.every))
-        if best is None and metrics and not self._told:
-            self._told = True
+        if best is None and metrics and not self._has_warned:
+            self._has_warned = True
             logger.warning(
                 "no step has a number %r to find the best checkpoint by%s (checkpoint.keep_best; metrics.jsonl has"
                 " their names)",

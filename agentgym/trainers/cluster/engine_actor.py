@@ -187,8 +187,8 @@ class EngineActor:
         return sync, digests
 
     async def _end_with(self, inner: InnerEngine) -> None:
-        told = await inner.end()
+        ending = await inner.end()
         try:
-            await self._board.call("warn", self._label, logging.WARNING, f"{told}; both are restarted")
+            await self._board.call("warn", self._label, logging.WARNING, f"{ending}; both are restarted")
         finally:
             os._exit(1)  # the only end after which Ray restarts an actor

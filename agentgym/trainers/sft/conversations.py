@@ -68,13 +68,13 @@ def conversation_rows(renderer: TemplateRenderer, conversation: Conversation) ->
         try:
             prompt = renderer.rerender(messages[:place], tools)
             new = _extend_row(renderer, rows[-1].ids, prompt, messages[behind:place]) if rows else None
-            told = encode_written_reply(renderer, messages[:place], reply, tools)
+            reply_ids = encode_written_reply(renderer, messages[:place], reply, tools)
         except RenderError as error:
             raise RenderError(f"{MESSAGES}[{place}]: {error}") from error
         if new is None:
             rows.append(_Row([], []))
         rows[-1].add(prompt if new is None else new, learned=False)
-        rows[-1].add(told, learned=True)
+        rows[-1].add(reply_ids, learned=True)
         behind = place + 1
     return [Demonstration(tuple(row.ids), tuple(row.mask)) for row in rows]
 

@@ -66,6 +66,6 @@ class Follower:
             what(self._tracker)
         except Exception as error:  # the boundary around libraries and the user's trackers
             self.failed = True
-            told = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-            logger.warning("the tracker %s failed and is switched off, the run goes on: %s", self.name, told)
+            failure = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            logger.warning("the tracker %s failed and is switched off, the run goes on: %s", self.name, failure)
             logger.debug("the tracker %s failed", self.name, exc_info=error)

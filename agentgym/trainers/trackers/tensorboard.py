@@ -36,8 +36,8 @@ class TensorBoardTracker:
         for number, episode in enumerate(sample):
             facts = dict(zip(episode.columns(), episode.cells, strict=True))
             prompt, replies = str(facts.pop("prompt")), str(facts.pop("replies"))
-            told = "  \n".join(f"{name}: {value}" for name, value in facts.items())
-            self._writer.add_text(f"episodes/{number}", f"{told}\n\n{_code(prompt)}\n\n{_code(replies)}", step)
+            facts_text = "  \n".join(f"{name}: {value}" for name, value in facts.items())
+            self._writer.add_text(f"episodes/{number}", f"{facts_text}\n\n{_code(prompt)}\n\n{_code(replies)}", step)
 
     def finish(self) -> None:
         """Closes the event file."""
