@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import importlib.util
 import io
 import json
@@ -55,17 +56,27 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that `agentgym train` finished: two steps of three groups of four, two evaluations of eight
     episodes, a checkpoint after each step.
 
-    All tests share it: read it, and copy it (`shutil.copytree`) before you change it.
+    All tests share it, those of other xdist workers too: read it, and copy it (`shutil.copytree`) before you change it.
     """
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    run, done = folder / "finished", folder / "finished.done"
+    with (folder / "finished.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            finish_run(run)
+            done.touch()
+    return run
+
+
+def finish_run(run: Path) -> None:
     from agentgym.cli.main import main  # here, and not above: only those who train need torch
 
-    run = tmp_path_factory.mktemp("finished") / "run"
     words = "--steps 2 --tasks 3 --group-size 4 --eval-episodes 8 --checkpoint.every 1 --optimizer.learning-rate 1e-3"
     settings = ["--env", "TextGame-v0", "--env-kwargs", "level=1", *words.split(), "--output", str(run)]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         status = main(["train", *settings])
     assert status == 0, printed.getvalue()
-    return run
 
 
 @pytest.fixture(scope="session")

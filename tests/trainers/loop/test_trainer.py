@@ -41,8 +41,8 @@ Train = Callable[..., Any]
 
 @pytest.fixture
 def small_run(small_run: TrainConfig) -> TrainConfig:
-    """The small run with evaluations, and with small steps."""
-    return replace(small_run, eval_episodes=4, optimizer=OptimizerConfig(learning_rate=1e-4))
+    """A smaller run with evaluations, and with small steps."""
+    return replace(small_run, tasks=2, group_size=3, eval_episodes=4, optimizer=OptimizerConfig(learning_rate=1e-4))
 
 
 class ThreadedGame(TextGame):
@@ -76,7 +76,7 @@ def test_a_run_leaves_metrics_episodes_and_a_checkpoint_that_transformers_loads(
     assert [line["step"] for line in lines] == [1, 2]
     assert [name for name in watcher.phases if name != "compile"] == ["eval_before", "train", "eval_after"]
     records = list(read_episodes(tmp_path / "run" / "episodes.jsonl"))
-    assert [record.phase for record in records] == ["eval_before"] * 4 + ["train"] * 24 + ["eval_after"] * 4
+    assert [record.phase for record in records] == ["eval_before"] * 4 + ["train"] * 12 + ["eval_after"] * 4
     assert result.checkpoint is not None and result.after is not None
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

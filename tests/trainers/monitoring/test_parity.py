@@ -17,7 +17,7 @@ import agentgym.trainers.loop.run as run_module
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.errors import ConfigError, TrainingHalted
-from agentgym.rollout.limits import SamplingConfig
+from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.mismatch import Mismatch, MismatchFound, MismatchSums
 from agentgym.trainers.settings.parity import ParityConfig
@@ -89,7 +89,8 @@ class Lying(Deaf):
 
 @pytest.fixture
 def train_on(small_run: TrainConfig, train: Train, monkeypatch: pytest.MonkeyPatch) -> Train:
-    """`train_on(engine, folder, **changes)`: a small run with those settings that samples from such an engine."""
+    """`train_on(engine, folder, **changes)`: a short run with those settings that samples from such an engine."""
+    short = replace(small_run, tasks=2, group_size=2, limits=Limits(max_turns=4, turn_tokens=32))
 
     def run(engine: type[LocalEngine], folder: Path, **changes: Any) -> None:
         async def opened(
@@ -98,7 +99,7 @@ def train_on(small_run: TrainConfig, train: Train, monkeypatch: pytest.MonkeyPat
             return engine(model, version=version)
 
         monkeypatch.setattr(parts_module, "open_engine", opened)
-        train(replace(small_run, **changes), folder)
+        train(replace(short, **changes), folder)
 
     return run
 
