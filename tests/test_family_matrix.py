@@ -101,6 +101,7 @@ def test_a_stand_in_ends_with_the_end_of_its_family() -> None:
     assert stand_in(source, "unknown").stop_tokens == ("<|end|>",)
 
 
+@pytest.mark.slow
 def test_the_script_prints_the_page(folder: Path) -> None:
     done = run_script(folder)
     assert done.returncode == 0, done.stderr

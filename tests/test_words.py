@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -57,8 +58,13 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield statement.lineno, text.strip()
 
 
-def offences(path: Path) -> Iterator[tuple[str, int, str]]:
-    """Yields each offence of a file: its kind, its line, and the name or the first words."""
+@functools.cache
+def offences(path: Path) -> tuple[tuple[str, int, str], ...]:
+    return tuple(read_offences(path))
+
+
+def read_offences(path: Path) -> Iterator[tuple[str, int, str]]:
+    """Yields each offence of a file: its kind, its line, and the name or the first words; and each docstring."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -69,6 +75,7 @@ def offences(path: Path) -> Iterator[tuple[str, int, str]]:
         elif isinstance(node, ast.arg) and node.arg in ("one", "it"):
             yield "one", node.lineno, node.arg
     for line, text in docstrings(tree):
+        yield "docstring", line, text[:60]
         if FRAGMENT.match(text):
             yield "fragment", line, text[:60]
         elif QUESTION.match(text):
@@ -106,7 +113,7 @@ def test_a_public_name_means_one_thing_in_the_package() -> None:
 
 
 def test_few_docstrings_begin_as_a_question() -> None:
-    num = sum(1 for path in files() for _ in docstrings(ast.parse(path.read_text(encoding="utf-8"))))
+    num = len(found("docstring"))
     questions = found("question")
     assert num > 3000
     assert len(questions) <= MOST_QUESTIONS * num, questions

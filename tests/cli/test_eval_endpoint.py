@@ -140,6 +140,7 @@ def test_the_key_goes_to_the_endpoint_and_into_no_file(
     assert "test-model" in Path("run/config.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_a_tool_that_holds_the_interpreter_ends_its_own_episode_alone(agentgym: Command, chat_endpoint: Start) -> None:
     Path("regex.py").write_text(REGEX)
     endpoint = chat_endpoint(

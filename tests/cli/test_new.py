@@ -36,6 +36,7 @@ def test_every_kind_is_tried_here() -> None:
     assert set(NEW) == set(KINDS)
 
 
+@pytest.mark.slow
 def test_the_written_tests_pass_with_plain_pytest(agentgym: Command, tmp_path: Path) -> None:
     tests = []
     for kind, words in NEW.items():

@@ -67,6 +67,7 @@ def run_agent(url: str, parallel: int) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_openai_client_plays_what_is_served_and_leaves_the_record_of_eval(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

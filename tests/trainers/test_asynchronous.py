@@ -103,6 +103,7 @@ async def by_hand(config: TrainConfig) -> list[StepStats | None]:
     return updates
 
 
+@pytest.mark.slow
 def test_a_bound_of_0_is_the_synchronous_loop_to_the_bit(small_run: TrainConfig, train: Train, tmp_path: Path) -> None:
     config = replace(small_run, local=replace(small_run.local, compile=False))
     _, watcher = train(replace(config, max_staleness=0), tmp_path / "run")

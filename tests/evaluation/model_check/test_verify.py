@@ -127,6 +127,7 @@ def test_packaged_tokenizers_are_sound_and_what_their_templates_drop_is_noted(
         assert "the template knows none" in first(report, "shown")
 
 
+@pytest.mark.slow
 def test_the_known_traps_of_qwen3_are_told(shared_tokenizers: Path) -> None:
     report = verify_folder(shared_tokenizers / "qwen3")
     assert first(report, "round_trip").startswith("text in NFD: the tokenizer reads it in NFC")

@@ -56,6 +56,7 @@ def test_the_plan_names_the_most_tokens_of_a_reply() -> None:
     assert plan["most tokens per reply"] == 256
 
 
+@pytest.mark.slow
 def test_held_out_play_of_training_and_an_evaluation_by_default_have_the_same_ids(
     guesses: TrainConfig, train: Train, tmp_path: Path
 ) -> None:

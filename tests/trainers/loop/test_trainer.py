@@ -220,6 +220,7 @@ def test_a_run_is_resumed_with_another_stall_s(small_run: TrainConfig, train: Tr
     assert result.steps == 2
 
 
+@pytest.mark.slow
 def test_a_run_of_a_version_with_fewer_settings_goes_on_with_their_defaults(
     small_run: TrainConfig, train: Train, tmp_path: Path
 ) -> None:

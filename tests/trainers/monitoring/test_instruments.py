@@ -68,6 +68,7 @@ def small_run(small_run: TrainConfig) -> TrainConfig:
     return replace(small_run, tasks=2, group_size=2, local=LocalEngineConfig(compile=False))
 
 
+@pytest.mark.slow
 def test_a_run_with_trackers_and_a_trace_plays_and_learns_what_one_without_does(
     small_run: TrainConfig, train: Train, tmp_path: Path, own: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -168,8 +168,9 @@ LEARNED = [
     "untied",
     "loaded",
 ]
-QUICK = ["ppo_clip-1", "ppo_clip-4", "ppo_clip-16", "kl", "gathered-once", "critic", "lora", "ppo_clip-4-sequence"]
+QUICK = ["ppo_clip-4", "lora"]
 """The cases of every run of the tests; the others are learned with the slow ones."""
+MORE = ["ppo_clip-1", "ppo_clip-16", "kl", "gathered-once", "critic", "ppo_clip-4-sequence"]
 SHARED_PASSES = [
     *(
         "ppo_clip-4-sequence",
@@ -207,9 +208,15 @@ def on_ranks(cases: dict[str, Case], size: int, folder: Path) -> list[dict[str, 
 
 
 @pytest.fixture(scope="module")
+def quick_ranks(cases: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
+    """What each of two ranks found of the quick cases."""
+    return on_ranks({name: cases[name] for name in QUICK}, 2, tmp_path_factory.mktemp("quick"))
+
+
+@pytest.fixture(scope="module")
 def two_ranks(cases: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
     """What each of two ranks found."""
-    chosen = {name: cases[name] for name in [*QUICK, *REFUSED, "muon", "bfloat16", "resumed", "lora-resumed"]}
+    chosen = {name: cases[name] for name in [*QUICK, *MORE, *REFUSED, "muon", "bfloat16", "resumed", "lora-resumed"]}
     return on_ranks(chosen, 2, tmp_path_factory.mktemp("ranks"))
 
 
@@ -241,11 +248,15 @@ def assert_close(found: list[Tensor], wanted: list[Tensor], bound: float) -> Non
         torch.testing.assert_close(one, two, rtol=0, atol=bound)
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [(name, "quick_ranks") for name in QUICK]
+    + [pytest.param(name, "two_ranks", marks=pytest.mark.slow) for name in MORE],
+)
 def test_two_ranks_learn_what_one_process_learns(
-    name: str, cases: dict[str, Case], two_ranks: list[dict[str, Found]]
+    name: str, ranks: str, cases: dict[str, Case], request: pytest.FixtureRequest
 ) -> None:
-    check([rank[name] for rank in two_ranks], in_one_process(cases[name]))
+    check([rank[name] for rank in request.getfixturevalue(ranks)], in_one_process(cases[name]))
 
 
 @pytest.mark.slow
@@ -289,9 +300,8 @@ def test_any_number_of_ranks_learns_what_one_process_learns(size: int, cases: di
         check([rank[name] for rank in found], in_one_process(cases[name]))
 
 
-@pytest.mark.parametrize(
-    ("name", "ranks"), [("muon", "two_ranks"), pytest.param("muon-tensor", "one_block", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "ranks"), [("muon", "two_ranks"), ("muon-tensor", "one_block")])
 def test_muon_orthogonalizes_whole_matrices_up_to_its_bfloat16(
     name: str, ranks: str, cases: dict[str, Case], request: pytest.FixtureRequest
 ) -> None:
@@ -302,14 +312,8 @@ def test_muon_orthogonalizes_whole_matrices_up_to_its_bfloat16(
         assert (one - wanted["weights"][name]).norm() < 0.05 * moved_by, name
 
 
-@pytest.mark.parametrize(
-    ("mesh", "ranks"),
-    [
-        ("", "two_ranks"),
-        pytest.param("-sequence", "one_block", marks=pytest.mark.slow),
-        pytest.param("-tensor", "one_block", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("mesh", "ranks"), [("", "two_ranks"), ("-sequence", "one_block"), ("-tensor", "one_block")])
 def test_a_state_of_two_ranks_goes_on_in_one_process_and_back(
     mesh: str, ranks: str, cases: dict[str, Case], request: pytest.FixtureRequest
 ) -> None:
@@ -324,6 +328,7 @@ def test_a_state_of_two_ranks_goes_on_in_one_process_and_back(
     assert alone["last"].learning_rate == back["last"].learning_rate
 
 
+@pytest.mark.slow
 def test_adapters_of_two_ranks_go_on_in_one_process_and_back(
     cases: dict[str, Case], two_ranks: list[dict[str, Found]]
 ) -> None:
@@ -339,6 +344,7 @@ def test_adapters_of_two_ranks_go_on_in_one_process_and_back(
         assert asdict(one["last"]) == pytest.approx(asdict(two["last"]), rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_whole_weights_and_states_go_to_rank_0_alone(cases: dict[str, Case], two_ranks: list[dict[str, Found]]) -> None:
     first, second = (rank["critic"] for rank in two_ranks)
     assert not second["weights"] and not second["state"]
@@ -352,6 +358,7 @@ def test_whole_weights_and_states_go_to_rank_0_alone(cases: dict[str, Case], two
         )
 
 
+@pytest.mark.slow
 def test_ranks_exchange_gradients_once_a_step_however_many_micro_batches_it_has(
     cases: dict[str, Case], two_ranks: list[dict[str, Found]]
 ) -> None:
@@ -365,6 +372,7 @@ def test_ranks_exchange_gradients_once_a_step_however_many_micro_batches_it_has(
     assert two_ranks[0]["gathered-once"]["calls"]["c10d::_allgather_base_"] == 2 * units
 
 
+@pytest.mark.slow
 def test_mixed_precision_computes_in_bfloat16_and_steps_in_float32(
     cases: dict[str, Case], two_ranks: list[dict[str, Found]]
 ) -> None:
@@ -375,6 +383,7 @@ def test_mixed_precision_computes_in_bfloat16_and_steps_in_float32(
     assert {one.dtype for one in found["weights"].values()} == {torch.float32}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_ranks_cannot_do_is_refused(name: str, two_ranks: list[dict[str, Found]]) -> None:
     for rank in two_ranks:

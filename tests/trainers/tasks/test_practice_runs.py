@@ -107,6 +107,7 @@ def test_the_groups_that_are_kept_are_those_of_a_run_without_a_filter_and_more(
         assert ids[0] == ids[1]
 
 
+@pytest.mark.slow
 def test_a_step_without_any_signal_ends_at_the_cap_is_told_once_and_learns_nothing(
     small_run: TrainConfig, train: Train, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
