@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -98,11 +97,15 @@ def write_lines(path: Path) -> str:
 
 
 def save_dataset(path: Path) -> str:
+    import datasets  # here, and not above: collected by every process, and costly
+
     datasets.Dataset.from_list(ROWS).save_to_disk(path)
     return str(path)
 
 
 def save_splits(path: Path) -> str:
+    import datasets  # here, and not above: collected by every process, and costly
+
     whole = datasets.Dataset.from_list(ROWS)
     datasets.DatasetDict({"train": whole, "test": whole.select([0])}).save_to_disk(path)
     return f"{path}:train"

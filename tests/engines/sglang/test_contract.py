@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import aiohttp
-import openai
 import pytest
 import torch
 
@@ -468,6 +467,8 @@ def test_what_a_server_says_of_itself(url: str) -> None:
 
 
 def test_the_openai_client_reads_chat_completions_and_their_exact_ids(url: str) -> None:
+    import openai  # here, and not above: collected by every process, and costly
+
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
     extra = {"return_token_ids": True, "return_prompt_token_ids": True, "return_meta_info": True}
     with client:
@@ -495,6 +496,8 @@ def test_the_openai_client_reads_chat_completions_and_their_exact_ids(url: str) 
 
 
 def test_the_openai_client_reads_a_stream(url: str) -> None:
+    import openai  # here, and not above: collected by every process, and costly
+
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
     with client:
         chunks = list(

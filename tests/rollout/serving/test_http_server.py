@@ -11,7 +11,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from openai import APIStatusError, AsyncOpenAI, BadRequestError
 
 from agentgym.chat_templates.families import renderer_for
 from agentgym.chat_templates.protocol import Renderer
@@ -675,6 +674,12 @@ def test_a_streamed_reply_is_the_same_reply_in_parts(renderer: Renderer, raw: Ra
 
 
 def test_the_official_client_streams_and_reads_errors(renderer: Renderer, raw: Raw) -> None:
+    from openai import (  # here, and not above: collected by every process, and costly
+        APIStatusError,
+        AsyncOpenAI,
+        BadRequestError,
+    )
+
     async def agent(one: Agent) -> None:
         async with AsyncOpenAI(base_url=one.opening["base_url"], api_key="none") as client:
             asked = {"model": "policy", "messages": one.messages, "tools": one.opening["tools"]}

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import openai
 import pytest
 
 from agentgym.cli.main import main
@@ -156,6 +155,8 @@ def test_chat_calls_come_parsed_where_tools_are_given(fake_sglang: Start) -> Non
     model = FakeModel()
     server = fake_sglang(reply=lambda *_: model.encode(CALL))
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    import openai  # here, and not above: collected by every process, and costly
+
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         ask = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
         (choice,) = client.chat.completions.create(**ask, tools=[tool]).choices  # type: ignore[call-overload]

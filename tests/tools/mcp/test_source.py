@@ -18,7 +18,6 @@ import pytest
 
 from agentgym.errors import ConfigError, EnvironmentFault
 from agentgym.tools.mcp import McpServer, McpTools
-from agentgym.tools.mcp.connection import CLOSE_S, PING_S
 from agentgym.tools.mcp.content import as_text
 
 ServerOf = Callable[..., McpServer]
@@ -222,6 +221,11 @@ def test_arguments_that_no_message_can_hold_are_refused_and_the_server_goes_on(
 
 
 def test_a_call_is_given_up_only_when_its_server_has_been(desk: Desk, server_of: ServerOf) -> None:
+    from agentgym.tools.mcp.connection import (  # here, and not above: collected by every process, and costly
+        CLOSE_S,
+        PING_S,
+    )
+
     one_call_s = 40 + PING_S + 2 * CLOSE_S
     for stateless, needed_s in ((True, 2 * one_call_s + 50), (False, one_call_s)):
         server = server_of("careless", stateless=stateless, call_timeout_s=40, start_timeout_s=50)
