@@ -116,7 +116,7 @@ def test_a_new_environment_keeps_its_contract_however_its_name_is_spelled(name: 
         ("match", "it is a word of Python's; take another, such as 'my_match'"),
         ("json", r"json\.py would hide the module 'json'"),
         ("Torch", r"torch\.py would hide the module 'torch'; take another, such as 'my_torch'"),
-        ("agentgym", "in the way of the module 'agentgym'"),
+        ("agentgym", "would hide the module 'agentgym'"),
         ("tool", "a name that the file itself needs; take another, such as 'my_tool'"),
     ],
 )

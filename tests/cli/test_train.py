@@ -211,7 +211,7 @@ def test_a_server_that_is_none_is_named_and_the_folder_stays_free(
     assert "no server answers at http://127.0.0.1:9" in capsys.readouterr().err
     with FakeSglang() as server:
         assert main([*SMALL, "--engine", "vllm", "--vllm.urls", server.url, "--output", str(tmp_path / "run")]) == 1
-        assert "is no vLLM server that tells its weights" in capsys.readouterr().err
+        assert "is no vLLM server that reports its weights" in capsys.readouterr().err
         assert not (tmp_path / "run").exists()
         # what a fake server says is not what the model would: only a bound that is off lets it through
         assert main([*given, f"{server.url}/v1"]) == 1

@@ -322,9 +322,7 @@ class ServedLoop(RolloutLoop):
     def _render(self, request: ChatRequest) -> list[int]:
         """Returns the ids of what the agent sent; raises RequestRefused if the chat format cannot render it."""
         if request.messages[-1].role == "assistant":
-            raise RequestRefused(
-                "the last message is the assistant's: a reply is not started by the agent", "no_prefill"
-            )
+            raise RequestRefused("the last message is the assistant's: no agent starts a reply", "no_prefill")
         try:
             return self.renderer.render(request.messages, request.tools)
         except RenderError as error:
