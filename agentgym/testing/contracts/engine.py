@@ -109,6 +109,9 @@ async def _window(bench: _Bench) -> AsyncIterator[str]:
 
 async def _stops(bench: _Bench) -> AsyncIterator[str]:
     free = await bench.reply(0, "a")
+    if not free.ids:
+        yield f"a request got no id, finish {free.finish_reason!r}; abort ends the running requests of a session alone"
+        return
     stop = free.ids[len(free.ids) // 2]
     want = free.ids[: free.ids.index(stop) + 1]
     reply = await bench.reply(0, "b", stop_ids=(stop,))

@@ -81,3 +81,21 @@ def test_a_reply_without_its_stop_id_is_found_out() -> None:
             return Completion(full.ids[:-1], full.logprobs[:-1], full.policy_versions[:-1], "stop")
 
     assert failed_checks(Cut(seeded, vocab_size=100, context_window=500)) == {"stop ids"}
+
+
+def test_an_engine_whose_aborts_last_is_found_out() -> None:
+    class Aborting(Careful):
+        def __init__(self) -> None:
+            super().__init__(seeded, vocab_size=100, context_window=500)
+            self.aborted: set[str] = set()
+
+        async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str) -> Completion:
+            if session in self.aborted:
+                return Completion((), (), (), "abort")
+            return await super().generate(prompt_ids, sampling, session=session)
+
+        async def abort(self, session: str) -> None:
+            self.aborted.add(session)
+            await super().abort(session)
+
+    assert "stop ids" in failed_checks(Aborting())
