@@ -45,7 +45,7 @@ class Family:
 
     name: str
     """The name of the family's reply format."""
-    signs: tuple[str, ...]
+    fragments: tuple[str, ...]
     """Texts that a template of the family contains, all of them."""
     renderer: RendererFactory = TemplateRenderer
     tokens: tuple[str, ...] = ()
@@ -97,10 +97,11 @@ without a family is found in that way too, or requested by name."""
 
 
 def family_of(tokenizer: ChatTokenizer) -> Family | None:
-    """Returns the family whose signs the tokenizer and its template contain, or None if there is none."""
+    """Returns the family whose texts the tokenizer and its template contain, or None if there is none."""
     template, has = tokenizer.template + tokenizer.tool_template, tokenizer.backend.token_to_id
     for family in FAMILIES:
-        if all(sign in template for sign in family.signs) and all(has(token) is not None for token in family.tokens):
+        is_written = all(fragment in template for fragment in family.fragments)
+        if is_written and all(has(token) is not None for token in family.tokens):
             return family
     return None
 

@@ -138,4 +138,4 @@ async def _leave_out(session: TrainingSession, step: HaltedStep, halted: Trainin
             raise NotFinite(f"{lost}. First seen as: {message}" if lost.args != halted.args else message) from halted
     if "nan" in session.config.collapse.stop_on:
         raise NotFinite(f"{message}. Without nan in collapse.stop_on, such a step is left out") from halted
-    session.watch.add_sign("nan", f"{message}; the step is left out")
+    session.watch.add_symptom("nan", f"{message}; the step is left out")

@@ -1,4 +1,4 @@
-"""Detects signs that a run has stopped learning, while there is still something to save."""
+"""Detects symptoms that a run has stopped learning, while there is still something to save."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from agentgym.trainers.monitoring.vitals import Vitals
-from agentgym.trainers.settings.collapse import CollapseConfig, SignName
+from agentgym.trainers.settings.collapse import CollapseConfig, SymptomName
 
-__all__ = ["Sign", "signs_of_collapse"]
+__all__ = ["Symptom", "symptoms_of_collapse"]
 
 
 FIRST, LATELY = 5, 20
@@ -24,10 +24,10 @@ MIN_BEFORE = 3
 
 
 @dataclass(frozen=True)
-class Sign:
-    """A sign of collapse."""
+class Symptom:
+    """A symptom of collapse."""
 
-    name: SignName
+    name: SymptomName
     step: int
     """The step that showed it first."""
     text: str
@@ -37,8 +37,8 @@ class Sign:
         return f"{self.name}: {self.text}"
 
 
-def signs_of_collapse(history: Sequence[Vitals], config: CollapseConfig) -> dict[SignName, str]:
-    """Returns the signs that all of the last steps show, one sentence by name.
+def symptoms_of_collapse(history: Sequence[Vitals], config: CollapseConfig) -> dict[SymptomName, str]:
+    """Returns the symptoms that all of the last steps show, one sentence by name.
 
     The result is empty for a healthy run and for a short history. A step is compared with the run itself: its first
     steps, and the last ones before those that are judged.
@@ -259,7 +259,7 @@ def _kl_exploded(view: _View, config: CollapseConfig) -> str:
     return ""
 
 
-_RULES: Mapping[SignName, Callable[[_View, CollapseConfig], str]] = {
+_RULES: Mapping[SymptomName, Callable[[_View, CollapseConfig], str]] = {
     "tool_faults": _tool_faults,
     "replies_cut": _replies_cut,
     "dead_groups": _dead_groups,
@@ -275,4 +275,4 @@ _RULES: Mapping[SignName, Callable[[_View, CollapseConfig], str]] = {
     "gradient_exploded": _gradient_exploded,
     "kl_exploded": _kl_exploded,
 }
-"""The rule of each sign; `nan` has none, as the update that finds it raises."""
+"""The rule of each symptom; `nan` has none, as the update that finds it raises."""

@@ -11,7 +11,7 @@ from agentgym.rollout.record.task_names import task_names
 from agentgym.trainers.batch.credits import GroupCredit
 from agentgym.trainers.learner.critic import CriticStats
 from agentgym.trainers.learner.step_stats import StepStats
-from agentgym.trainers.monitoring.collapse import Sign
+from agentgym.trainers.monitoring.collapse import Symptom
 from agentgym.trainers.monitoring.repetition import Repetition
 from agentgym.trainers.monitoring.tool_faults import ToolFaults
 from agentgym.trainers.speed.step_speed import StepSpeed
@@ -164,11 +164,11 @@ class StepMetrics:
     practice: Mapping[str, float] = field(default_factory=dict)
     """The metrics of mixes, curriculum, replay and filter, by name, and how far ahead the step was played:
     `docs/sampling.md` and `docs/asynchronous.md` list them."""
-    signs: tuple[Sign, ...] = ()
-    """The signs of collapse at this step."""
+    symptoms: tuple[Symptom, ...] = ()
+    """The symptoms of collapse at this step."""
 
     def to_json(self) -> dict[str, JSON]:
-        """Returns a flat mapping with the names that curves and viewers use; `warnings` has the step's new signs."""
+        """Returns a flat mapping with the names that curves and viewers use; `warnings` has the step's new symptoms."""
         update: dict[str, JSON] = asdict(self.update) if self.update else {"loss": 0.0}
         if self.update and not self.update.kl_coefficient:
             update["kl"] = None  # without a reference model there is none, which is not the same as 0
@@ -177,9 +177,9 @@ class StepMetrics:
         times |= {f"sync_{name}": getattr(self.sync, name) for name in ("gather_s", "transfer_s", "load_s")}
         rounded = {name: round(value, 4) for name, value in times.items()}
         sync = {"sync_version": self.sync.version, "sync_checksum": self.sync.checksum}
-        signs: dict[str, JSON] = {
-            "signs": [sign.name for sign in self.signs],
-            "warnings": [str(sign) for sign in self.signs if sign.step == self.step],
+        symptoms: dict[str, JSON] = {
+            "signs": [symptom.name for symptom in self.symptoms],
+            "warnings": [str(symptom) for symptom in self.symptoms if symptom.step == self.step],
         }
         speed = asdict(self.speed) if self.speed else {}
         return {
@@ -190,7 +190,7 @@ class StepMetrics:
             **rounded,
             **speed,
             **self.practice,
-            **signs,
+            **symptoms,
         }
 
 

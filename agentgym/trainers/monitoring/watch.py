@@ -1,4 +1,4 @@
-"""Watches a run for signs of collapse: logs each once, and stops the run if its settings ask for it."""
+"""Watches a run for symptoms of collapse: logs each once, and stops the run if its settings ask for it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from agentgym.errors import TrainingHalted
-from agentgym.trainers.monitoring.collapse import Sign, signs_of_collapse
+from agentgym.trainers.monitoring.collapse import Symptom, symptoms_of_collapse
 from agentgym.trainers.monitoring.metrics import StepMetrics
 from agentgym.trainers.monitoring.vitals import Vitals
-from agentgym.trainers.settings.collapse import SIGNS, CollapseConfig, SignName
+from agentgym.trainers.settings.collapse import SYMPTOMS, CollapseConfig, SymptomName
 from agentgym.types import JSON
 
 __all__ = ["CollapseWatch"]
@@ -24,9 +24,9 @@ class CollapseWatch:
     def __init__(self, config: CollapseConfig, lines: Iterable[Mapping[str, JSON]] = ()) -> None:
         self.config = config
         self._history: list[Vitals] = []
-        self._named: dict[SignName, Sign] = {}
-        self._found: dict[SignName, str] = {}
-        self._now: tuple[Sign, ...] = ()
+        self._named: dict[SymptomName, Symptom] = {}
+        self._found: dict[SymptomName, str] = {}
+        self._now: tuple[Symptom, ...] = ()
         for line in lines:
             self._history.append(Vitals.of(line))
             self._recall(line)
@@ -35,25 +35,25 @@ class CollapseWatch:
         warnings, step = line.get("warnings"), line.get("step")
         for text in warnings if isinstance(warnings, list) else ():
             given, _, sentence = str(text).partition(": ")
-            for name in SIGNS:
+            for name in SYMPTOMS:
                 if name == given and isinstance(step, int):
-                    self._named.setdefault(name, Sign(name, step, sentence))
+                    self._named.setdefault(name, Symptom(name, step, sentence))
 
-    def add_sign(self, name: SignName, text: str) -> None:
-        """Adds a sign that the step itself found; the next `see` logs it."""
+    def add_symptom(self, name: SymptomName, text: str) -> None:
+        """Adds a symptom that the step itself found; the next `see` logs it."""
         self._found[name] = text
 
     def see(self, metrics: StepMetrics) -> StepMetrics:
-        """Returns the step's metrics with the signs of the step; logs those that are new."""
+        """Returns the step's metrics with the symptoms of the step; logs those that are new."""
         self._history.append(Vitals.of(metrics.to_json()))
-        texts = {**self._found, **signs_of_collapse(self._history, self.config)}
+        texts = {**self._found, **symptoms_of_collapse(self._history, self.config)}
         self._found = {}
         for name, text in texts.items():
             if name not in self._named:
-                self._named[name] = Sign(name, metrics.step, text)
+                self._named[name] = Symptom(name, metrics.step, text)
                 logger.warning("step %d: %s", metrics.step, self._named[name])
         self._now = tuple(self._named[name] for name in texts)
-        return replace(metrics, signs=self._now)
+        return replace(metrics, symptoms=self._now)
 
     @property
     def is_finished(self) -> bool:
@@ -63,15 +63,16 @@ class CollapseWatch:
     @property
     def halt(self) -> TrainingHalted | None:
         """The error that ends the run after the last step; None if it goes on."""
-        sign = next(
+        symptom = next(
             (found for name in self.config.stop_on if name not in ("nan", "solved") and (found := self._stops(name))),
             None,
         )
-        if sign is None:
+        if symptom is None:
             return None
         return TrainingHalted(
-            f"{sign} (first seen at step {sign.step}; collapse.stop_on names {sign.name}, so training stops here)"
+            f"{symptom} (first seen at step {symptom.step}; collapse.stop_on names {symptom.name}, so training stops"
+            " here)"
         )
 
-    def _stops(self, name: SignName) -> Sign | None:
-        return next((sign for sign in self._now if sign.name == name and name in self.config.stop_on), None)
+    def _stops(self, name: SymptomName) -> Symptom | None:
+        return next((symptom for symptom in self._now if symptom.name == name and name in self.config.stop_on), None)

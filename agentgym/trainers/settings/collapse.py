@@ -7,9 +7,9 @@ from typing import Literal, TypeAlias, get_args
 
 from agentgym.errors import ConfigError, nearest
 
-__all__ = ["SIGNS", "CollapseConfig", "SignName"]
+__all__ = ["SYMPTOMS", "CollapseConfig", "SymptomName"]
 
-SignName: TypeAlias = Literal[
+SymptomName: TypeAlias = Literal[
     "nan",
     "tool_faults",
     "replies_cut",
@@ -28,7 +28,7 @@ SignName: TypeAlias = Literal[
 ]
 
 
-SIGNS: tuple[SignName, ...] = get_args(SignName)
+SYMPTOMS: tuple[SymptomName, ...] = get_args(SymptomName)
 """Every symptom by name; `docs/collapse.md` describes how each is detected."""
 
 
@@ -36,7 +36,7 @@ SIGNS: tuple[SignName, ...] = get_args(SignName)
 class CollapseConfig:
     """The thresholds of a collapsing run's symptoms, and the symptoms that end it."""
 
-    stop_on: tuple[SignName, ...] = ("nan",)
+    stop_on: tuple[SymptomName, ...] = ("nan",)
     """The symptoms that end training, with a checkpoint of the last whole step; the others only log a warning. Without
     `nan`, a step whose loss or gradient is not finite is left out, and training goes on. `solved` ends training as the
     last step would."""
@@ -56,9 +56,9 @@ class CollapseConfig:
 
     def __post_init__(self) -> None:
         for name in self.stop_on:
-            if name not in SIGNS:
+            if name not in SYMPTOMS:
                 raise ConfigError(
-                    f"collapse.stop_on names {name!r}{nearest(name, SIGNS) or '.'} Known: {', '.join(SIGNS)}"
+                    f"collapse.stop_on names {name!r}{nearest(name, SYMPTOMS) or '.'} Known: {', '.join(SYMPTOMS)}"
                 )
         if self.patience < 1:
             raise ConfigError(f"collapse.patience must be at least 1, got {self.patience}")

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.errors import ConfigError
-from agentgym.trainers.monitoring.collapse import signs_of_collapse
+from agentgym.trainers.monitoring.collapse import symptoms_of_collapse
 from agentgym.trainers.monitoring.vitals import Vitals
-from agentgym.trainers.settings.collapse import SIGNS, CollapseConfig, SignName
+from agentgym.trainers.settings.collapse import SYMPTOMS, CollapseConfig, SymptomName
 
 DATA = Path(__file__).parents[1] / "data"
 CONFIG = CollapseConfig()
@@ -36,7 +36,7 @@ HEALTHY = Vitals(
 )
 Change = Callable[[int], dict[str, Any]]
 """What the n-th step of a collapse, from 0, has other than a healthy one."""
-COLLAPSES: dict[SignName, Change] = {
+COLLAPSES: dict[SymptomName, Change] = {
     "tool_faults": lambda n: {"tool_fault_share": 0.1 * (n + 1), "faulty_tool": "search"},
     "replies_cut": lambda n: {"episodes": 64, "replies_cut": 30 + n, "longest_reply": 128},
     "dead_groups": lambda n: {"dead_groups": 8, "success": 0.0, "grad_norm": None, "kl": None, "clip_fraction": None},
@@ -53,17 +53,17 @@ COLLAPSES: dict[SignName, Change] = {
 
 
 def first_signs(history: list[Vitals], config: CollapseConfig = CONFIG) -> dict[str, int]:
-    """By name, the step (from 1) at which a sign first stands."""
+    """By name, the step (from 1) at which a symptom first stands."""
     found: dict[str, int] = {}
     for end in range(1, len(history) + 1):
-        for name in signs_of_collapse(history[:end], config):
+        for name in symptoms_of_collapse(history[:end], config):
             found.setdefault(name, end)
     return found
 
 
 @pytest.mark.parametrize("name", COLLAPSES)
 @pytest.mark.parametrize("healthy", [4, 40])
-def test_a_scripted_collapse_is_named_within_three_steps_and_for_what_it_is(name: SignName, healthy: int) -> None:
+def test_a_scripted_collapse_is_named_within_three_steps_and_for_what_it_is(name: SymptomName, healthy: int) -> None:
     collapse = [replace(HEALTHY, **COLLAPSES[name](step)) for step in range(3)]
     found = first_signs([HEALTHY] * healthy + collapse)
     assert list(found) == [name]
@@ -71,7 +71,7 @@ def test_a_scripted_collapse_is_named_within_three_steps_and_for_what_it_is(name
 
 
 def test_every_sign_has_its_scripted_collapse_or_its_own_test() -> None:
-    assert {*COLLAPSES, "nan", "no_format", "success_lost"} == set(SIGNS)
+    assert {*COLLAPSES, "nan", "no_format", "success_lost"} == set(SYMPTOMS)
 
 
 @pytest.mark.parametrize(("groups", "step"), [(8, 10), (1, None)])
@@ -94,17 +94,20 @@ def test_groups_that_are_all_dead_from_the_first_step_on_are_told_apart_by_their
 
 def test_a_format_that_never_was_is_not_called_lost() -> None:
     broken = replace(HEALTHY, lost_calls=60)
-    assert "agentgym sft" in signs_of_collapse([broken] * 2, CONFIG)["no_format"]
-    assert "learning rate" in signs_of_collapse([HEALTHY, broken, broken], CONFIG)["format_lost"]
+    assert "agentgym sft" in symptoms_of_collapse([broken] * 2, CONFIG)["no_format"]
+    assert "learning rate" in symptoms_of_collapse([HEALTHY, broken, broken], CONFIG)["format_lost"]
 
 
 def test_cut_replies_are_named_before_what_follows_from_them_and_with_the_setting_to_change() -> None:
     cut = replace(HEALTHY, episodes=64, replies_cut=60, longest_reply=256, success=0.0, dead_groups=8, lost_calls=60)
-    signs = signs_of_collapse([cut] * 2, CONFIG)
-    assert list(signs) == ["replies_cut", "dead_groups"]  # and not no_format, whose advice is wrong here
-    assert "120 replies in 128 episodes" in signs["replies_cut"] and "--limits.turn-tokens 1024" in signs["replies_cut"]
-    assert "limit" in signs["dead_groups"] and "easier" not in signs["dead_groups"]
-    full = signs_of_collapse([replace(cut, replies_cut_by_window=60)] * 2, CONFIG)["replies_cut"]
+    symptoms = symptoms_of_collapse([cut] * 2, CONFIG)
+    assert list(symptoms) == ["replies_cut", "dead_groups"]  # and not no_format, whose advice is wrong here
+    assert (
+        "120 replies in 128 episodes" in symptoms["replies_cut"]
+        and "--limits.turn-tokens 1024" in symptoms["replies_cut"]
+    )
+    assert "limit" in symptoms["dead_groups"] and "easier" not in symptoms["dead_groups"]
+    full = symptoms_of_collapse([replace(cut, replies_cut_by_window=60)] * 2, CONFIG)["replies_cut"]
     assert "context_window" in full and "turn-tokens" not in full
 
 
@@ -119,7 +122,7 @@ def test_a_few_calls_where_there_is_nothing_to_call_are_no_lost_format() -> None
 
 def test_replies_that_an_agent_repeats_over_and_over_are_named() -> None:
     rising = [replace(HEALTHY, repeated_replies=0.2 + 0.3 * step) for step in range(1, 4)]
-    (text,) = signs_of_collapse([HEALTHY] * 4 + rising, CONFIG).values()
+    (text,) = symptoms_of_collapse([HEALTHY] * 4 + rising, CONFIG).values()
     assert "an episode's own replies" in text
 
 
@@ -131,7 +134,7 @@ def test_recorded_healthy_runs_show_no_sign(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", COLLAPSES)
-def test_one_bad_step_is_no_collapse(name: SignName) -> None:
+def test_one_bad_step_is_no_collapse(name: SymptomName) -> None:
     bad = replace(HEALTHY, **COLLAPSES[name](1))
     assert not first_signs([HEALTHY] * 6 + [bad] + [HEALTHY] * 3)
 
@@ -157,7 +160,7 @@ healthy_steps = st.builds(
 
 @given(st.lists(healthy_steps, max_size=12))
 def test_noise_around_a_healthy_step_shows_no_sign(history: list[Vitals]) -> None:
-    assert not signs_of_collapse(history, CONFIG)
+    assert not symptoms_of_collapse(history, CONFIG)
 
 
 @given(st.integers(5, 60), st.floats(0.2, 0.6), st.floats(0.02, 0.1))
@@ -180,7 +183,7 @@ def test_a_run_that_learns_until_it_is_good_shows_no_sign(steps: int, entropy: f
 
 @given(st.lists(healthy_steps, min_size=3, max_size=12), st.sampled_from(sorted(COLLAPSES)))
 def test_a_collapse_after_any_healthy_history_is_named_within_three_steps(
-    history: list[Vitals], name: SignName
+    history: list[Vitals], name: SymptomName
 ) -> None:
     before = [replace(one, success=0.5) for one in history]
     collapse = [replace(HEALTHY, **COLLAPSES[name](step)) for step in range(1, 4)]
@@ -191,15 +194,15 @@ def test_a_collapse_after_any_healthy_history_is_named_within_three_steps(
 def test_patience_is_how_many_steps_in_a_row_show_a_sign(history: list[Vitals], patience: int) -> None:
     config = CollapseConfig(patience=patience)
     dead = replace(HEALTHY, dead_groups=8, success=0.0)
-    assert "dead_groups" not in signs_of_collapse([*history, *[dead] * (patience - 1)], config)
-    assert "dead_groups" in signs_of_collapse([*history, *[dead] * patience], config)
+    assert "dead_groups" not in symptoms_of_collapse([*history, *[dead] * (patience - 1)], config)
+    assert "dead_groups" in symptoms_of_collapse([*history, *[dead] * patience], config)
 
 
 def test_steps_without_an_update_neither_hide_a_sign_nor_show_one() -> None:
     still = replace(HEALTHY, grad_norm=None, clip_fraction=None, kl=None)
     burst = replace(HEALTHY, grad_norm=50.0)
-    assert not signs_of_collapse([HEALTHY] * 4 + [burst, still], CONFIG)
-    assert "gradient_exploded" in signs_of_collapse([HEALTHY] * 4 + [burst, still, burst], CONFIG)
+    assert not symptoms_of_collapse([HEALTHY] * 4 + [burst, still], CONFIG)
+    assert "gradient_exploded" in symptoms_of_collapse([HEALTHY] * 4 + [burst, still, burst], CONFIG)
 
 
 def test_an_entropy_that_creeps_away_is_held_against_the_first_steps() -> None:
@@ -209,7 +212,7 @@ def test_an_entropy_that_creeps_away_is_held_against_the_first_steps() -> None:
 
 def test_what_rises_with_the_success_is_no_collapse() -> None:
     better = replace(HEALTHY, repeated_ngrams=0.6, entropy=1.5, success=0.8)
-    assert not signs_of_collapse([HEALTHY] * 6 + [better] * 2, CONFIG)
+    assert not symptoms_of_collapse([HEALTHY] * 6 + [better] * 2, CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -221,10 +224,10 @@ def test_what_rises_with_the_success_is_no_collapse() -> None:
         ("max_repetition_rise", 0.9, "repetition"),
     ],
 )
-def test_a_threshold_moves_its_sign(setting: str, quiet: float, name: SignName) -> None:
+def test_a_threshold_moves_its_sign(setting: str, quiet: float, name: SymptomName) -> None:
     history = [HEALTHY] * 5 + [replace(HEALTHY, **COLLAPSES[name](step)) for step in range(2)]
-    assert name in signs_of_collapse(history, CONFIG)
-    assert name not in signs_of_collapse(history, CollapseConfig(**{setting: quiet}))  # type: ignore[arg-type]
+    assert name in symptoms_of_collapse(history, CONFIG)
+    assert name not in symptoms_of_collapse(history, CollapseConfig(**{setting: quiet}))  # type: ignore[arg-type]
 
 
 def test_settings_that_cannot_work_are_refused_with_the_nearest_name() -> None:
@@ -242,5 +245,5 @@ def test_a_line_without_the_newer_numbers_or_with_broken_ones_is_read() -> None:
 
 def test_the_docs_explain_every_sign_and_no_other() -> None:
     text = (Path(__file__).parents[3] / "docs" / "collapse.md").read_text(encoding="utf-8")
-    table = text[text.index("| Sign |") : text.index("## What ends")]
-    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(SIGNS)
+    table = text[text.index("| Symptom |") : text.index("## What ends")]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(SYMPTOMS)

@@ -93,8 +93,8 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def first(steps: list[StepMetrics]) -> dict[str, int]:
-    """By name, the step that showed a sign first."""
-    return {sign.name: sign.step for step in reversed(steps) for sign in step.signs}
+    """By name, the step that showed a symptom first."""
+    return {symptom.name: symptom.step for step in reversed(steps) for symptom in step.symptoms}
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_an_environment_that_always_pays_the_same_is_named(
     other = {"dead_groups", "solved"} - {name}
     assert not other & first(watcher.steps).keys()
     said = [record.getMessage() for record in caplog.records if f" {name}: " in record.getMessage()]
-    assert len(said) == 1, "a sign is named once"
+    assert len(said) == 1, "a symptom is named once"
     written = lines(tmp_path / "run")
     assert [line["dead_group_share"] for line in written] == [1.0] * 4
     assert name in written[-1]["signs"] and name not in written[0]["signs"]
@@ -241,9 +241,9 @@ def test_without_nan_among_the_signs_that_stop_the_step_is_left_out(
     _, watcher = train(config, tmp_path / "run")
     assert [step.step for step in watcher.steps] == [1, 2, 3]
     left_out, *after = watcher.steps
-    assert left_out.update is None and [sign.name for sign in left_out.signs] == ["nan"]
+    assert left_out.update is None and [symptom.name for symptom in left_out.symptoms] == ["nan"]
     assert any(step.update for step in after)
-    assert all("nan" not in [sign.name for sign in step.signs] for step in after)
+    assert all("nan" not in [symptom.name for symptom in step.symptoms] for step in after)
     assert (tmp_path / "run" / "halted" / "step-000001" / "batch.pt").is_file()
 
 
@@ -258,7 +258,7 @@ def test_a_return_that_no_float_holds_stops_with_the_episodes_saved_or_leaves_th
     assert all(one.advantages is None for one in kept)
     _, watcher = train(replace(config, collapse=CollapseConfig(stop_on=())), tmp_path / "left_out")
     assert [step.update for step in watcher.steps] == [None, None]
-    assert [sign.name for sign in watcher.steps[0].signs] == ["nan"]
+    assert [symptom.name for symptom in watcher.steps[0].symptoms] == ["nan"]
 
 
 @pytest.mark.parametrize(("rate", "epochs"), [(1e39, 1), (1e18, 1), (1e18, 2)])

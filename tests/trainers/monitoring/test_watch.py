@@ -1,4 +1,4 @@
-"""The watch names a sign once, over interruptions too, and says what ends a run."""
+"""The watch names a symptom once, over interruptions too, and says what ends a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentgym.engines.protocol import WeightSync
-from agentgym.trainers.monitoring.collapse import Sign
+from agentgym.trainers.monitoring.collapse import Symptom
 from agentgym.trainers.monitoring.metrics import RolloutSummary, StepMetrics
 from agentgym.trainers.monitoring.watch import CollapseWatch
 from agentgym.trainers.settings.collapse import CollapseConfig
@@ -31,10 +31,10 @@ def test_a_sign_is_logged_once_and_stands_as_long_as_it_is_shown(caplog: pytest.
     caplog.set_level(logging.WARNING)
     watch = CollapseWatch(CollapseConfig())
     seen = [watch.see(one) for one in (step(1), dead(2), dead(3), dead(4), step(5), dead(6), dead(7))]
-    assert [[sign.name for sign in one.signs] for one in seen] == [
+    assert [[symptom.name for symptom in one.symptoms] for one in seen] == [
         [], [], ["dead_groups"], ["dead_groups"], [], [], ["dead_groups"],
     ]  # fmt: skip
-    assert {sign.step for one in seen for sign in one.signs} == {3}
+    assert {symptom.step for one in seen for symptom in one.symptoms} == {3}
     (record,) = caplog.records
     assert record.getMessage().startswith("step 3: dead_groups: no episode succeeds")
     assert [len(one.to_json()["warnings"]) for one in seen] == [0, 0, 1, 0, 0, 0, 0]  # type: ignore[arg-type]
@@ -55,10 +55,10 @@ def test_a_watch_that_begins_with_recorded_lines_goes_on_as_if_it_had_seen_them(
 
 def test_what_a_step_found_itself_stands_at_that_step_alone() -> None:
     watch = CollapseWatch(CollapseConfig(stop_on=()))
-    watch.add_sign("nan", "the loss is not finite")
+    watch.add_symptom("nan", "the loss is not finite")
     first, second = watch.see(step(1)), watch.see(step(2))
-    assert first.signs == (Sign("nan", 1, "the loss is not finite"),)
-    assert second.signs == () and second.to_json()["signs"] == []
+    assert first.symptoms == (Symptom("nan", 1, "the loss is not finite"),)
+    assert second.symptoms == () and second.to_json()["signs"] == []
 
 
 def test_a_sign_ends_the_run_only_where_it_is_among_those_that_stop() -> None:
