@@ -67,7 +67,7 @@ def print_plan(config: TrainConfig, *, as_json: bool) -> int:
 @contextmanager
 def open_trainer(options: TrainOptions) -> Iterator[Trainer]:
     """Yields the trainer of a new or resumed run, which is displayed while it trains."""
-    folder = _output(options, options.run)
+    folder = _output_folder(options, options.run)
     with TrainingDisplay(options.run, folder) as display:
         trainer = Trainer(options.run, folder, display, resume=options.resume)
         try:
@@ -77,7 +77,7 @@ def open_trainer(options: TrainOptions) -> Iterator[Trainer]:
             raise
 
 
-def _output(options: TrainOptions, config: TrainConfig) -> Path:
+def _output_folder(options: TrainOptions, config: TrainConfig) -> Path:
     if options.output is not None:
         return options.output
     if options.resume:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agentgym.envs.adapters.namespaces import needs, unknown
+from agentgym.envs.adapters.namespaces import needs, unknown_name
 from agentgym.envs.adapters.own_randomness import OwnRandomness
 from agentgym.envs.adapters.reasoning_gym import evaluates, judge_answer, scored_beside
 from agentgym.envs.base.card import EnvCard
@@ -30,7 +30,7 @@ class Gem(TextEnv):
     def __init__(self, render_mode: str | None = None, *, gem_id: str, **settings: Any) -> None:
         super().__init__(render_mode)
         if gem_id not in names():
-            raise unknown("gem", gem_id, names())
+            raise unknown_name("gem", gem_id, names())
         self.gem_id = gem_id
         self._randomness = OwnRandomness()
         self._env = self._make_env(settings)

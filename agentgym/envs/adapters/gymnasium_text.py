@@ -13,7 +13,7 @@ from gymnasium.envs.registration import registry
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from gymnasium.spaces import Text as GymnasiumTextSpace
 
-from agentgym.envs.adapters.namespaces import unknown
+from agentgym.envs.adapters.namespaces import unknown_name
 from agentgym.envs.adapters.own_randomness import OwnRandomness
 from agentgym.envs.base.card import EnvCard, version_of
 from agentgym.envs.base.text_env import Info, StepResult
@@ -54,7 +54,7 @@ class GymnasiumText(ToolEnv):
 
     def __init__(self, render_mode: str | None = None, *, env_id: str, **settings: Any) -> None:
         if env_id not in registry:
-            raise unknown("text", env_id, names())
+            raise unknown_name("text", env_id, names())
         self.runs_inline = _place(registry[env_id].entry_point).startswith(TOYS)
         self._randomness = None if self.runs_inline else OwnRandomness()
         self._draws = "ansi" in _render_modes(env_id)

@@ -12,7 +12,7 @@ from gymnasium.envs.registration import EnvSpec, registry
 
 from agentgym.errors import ConfigError, UnknownName, nearest
 
-__all__ = ["NAMESPACES", "Namespace", "namespace_of", "needs", "spec_of", "unknown"]
+__all__ = ["NAMESPACES", "Namespace", "namespace_of", "needs", "spec_of", "unknown_name"]
 
 HOME = "agentgym.envs.adapters"
 URLS = ("http://", "https://", "ws://", "wss://")
@@ -124,7 +124,7 @@ def needs(library: str, extra: str, error: ImportError) -> ConfigError:
     return ConfigError(f"{library} cannot be imported ({error}): pip install 'agentgym-llm[{extra}]'")
 
 
-def unknown(namespace: str, name: str, known: list[str]) -> UnknownName:
+def unknown_name(namespace: str, name: str, known: list[str]) -> UnknownName:
     """The error of a name that the library does not know."""
     near = nearest(name, known) or "."
     return UnknownName(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from agentgym.envs.adapters.namespaces import needs, unknown
+from agentgym.envs.adapters.namespaces import needs, unknown_name
 from agentgym.envs.adapters.own_randomness import OwnRandomness
 from agentgym.envs.base.card import EnvCard
 from agentgym.envs.base.policies import Policy, game_of
@@ -50,7 +50,7 @@ class ReasoningGym(TextEnv):
     def __init__(self, render_mode: str | None = None, *, dataset: str, **config: Any) -> None:
         super().__init__(render_mode)
         if dataset not in names():
-            raise unknown("reasoning_gym", dataset, names())
+            raise unknown_name("reasoning_gym", dataset, names())
         self.dataset = dataset
         self._config = config
         self._randomness = OwnRandomness()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from agentgym.envs.adapters.namespaces import needs, unknown
+from agentgym.envs.adapters.namespaces import needs, unknown_name
 from agentgym.envs.adapters.own_randomness import OwnRandomness
 from agentgym.envs.base.card import EnvCard, version_of
 from agentgym.envs.base.policies import Policy, RandomPolicy
@@ -51,7 +51,7 @@ class TextArena(TextEnv):
     ) -> None:
         super().__init__(render_mode)
         if game not in names():
-            raise unknown("textarena", game, names())
+            raise unknown_name("textarena", game, names())
         self.game = game
         self.seat = seat
         self._settings = settings

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from agentgym.envs.adapters.namespaces import needs, unknown
+from agentgym.envs.adapters.namespaces import needs, unknown_name
 from agentgym.envs.adapters.own_randomness import OwnRandomness
 from agentgym.envs.adapters.verifiers_rollout import Asked, Rollout, RolloutEnded, library, watch
 from agentgym.envs.base.action import Action
@@ -166,7 +166,7 @@ def _load_environment(name: str, settings: dict[str, Any]) -> Any:
 
 def _make_environment(vf: Any, name: str, settings: dict[str, Any]) -> Any:
     if not name.endswith(".py") and not _is_module(name):
-        raise unknown("verifiers", name, names())
+        raise unknown_name("verifiers", name, names())
     try:
         with OwnRandomness().start_stream(0):
             if name.endswith(".py"):

@@ -134,7 +134,7 @@ class LocalEnv(HostedEnv):
 
 
 class Home:
-    """Places environments, and bounds what hung environments leave over.
+    """Places environments, and bounds the threads that hung environments keep.
 
     With `num_processes`, they run in that many processes. Without `runs_inline`, each has a thread, whatever its class
     promises.

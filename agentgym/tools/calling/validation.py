@@ -46,7 +46,7 @@ class ArgumentCheck:
         where = _place(error)
         writers: dict[str, Callable[[ValidationError], str]] = {
             "required": _missing,
-            "additionalProperties": _unknown,
+            "additionalProperties": _describe_unknown,
             "type": _wrong_type,
             "anyOf": _no_option,
             "oneOf": _no_option,
@@ -62,7 +62,7 @@ def _missing(error: ValidationError) -> str:
     return f"missing {_noun(error)}{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
-def _unknown(error: ValidationError) -> str:
+def _describe_unknown(error: ValidationError) -> str:
     if error.validator_value is not False or not isinstance(error.schema, Mapping):
         return _plain(error)
     given: Any = error.instance
