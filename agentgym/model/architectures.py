@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agentgym.model.architecture_keys import unknown_key
+from agentgym.model.rope import rope_refusal
 from agentgym.types import JSON
 
-__all__ = ["ARCHITECTURES", "SUPPORTED", "refusal", "rope_of"]
+__all__ = ["ARCHITECTURES", "SUPPORTED", "refusal"]
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -16,16 +17,8 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 """The `model_type` of a `config.json`, mapped to the class in transformers."""
-SUPPORTED = "Llama, Mistral, Qwen2 and Qwen3 (dense, with plain rotary embeddings and full attention)"
+SUPPORTED = "Llama, Mistral, Qwen2 and Qwen3 (dense, with full attention)"
 """The supported models, as error messages name them."""
-ROPE_KEYS = {"rope_type", "type", "rope_theta"}
-"""The keys of plain rotary embeddings."""
-
-
-def rope_of(config: Mapping[str, JSON]) -> Mapping[str, JSON]:
-    """Returns the parameters of the rotary embeddings; empty if the configuration has none except `rope_theta`."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    return rope if isinstance(rope, Mapping) else {"rope_type": str(rope)}
 
 
 def refusal(config: Mapping[str, JSON]) -> str | None:
@@ -43,17 +36,7 @@ def refusal(config: Mapping[str, JSON]) -> str | None:
     classes = config.get("architectures") or [ARCHITECTURES[family]]
     if isinstance(classes, list) and ARCHITECTURES[family] not in classes:
         return f"architectures {classes!r} is not supported, only {ARCHITECTURES[family]!r} is"
-    return _rope_refusal(config) or _attention_refusal(family, config) or _layer_refusal(config) or unknown_key(config)
-
-
-def _rope_refusal(config: Mapping[str, JSON]) -> str | None:
-    rope = rope_of(config)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        return f"rope scaling {kind!r} is not supported, only plain rotary embeddings are"
-    factors = {"partial_rotary_factor": config.get("partial_rotary_factor"), **rope}
-    odd = sorted(key for key in factors.keys() - ROPE_KEYS if factors[key] not in (None, 1, 1.0))
-    return f"rotary embeddings with {', '.join(odd)} are not supported" if odd else None
+    return rope_refusal(config) or _attention_refusal(family, config) or _layer_refusal(config) or unknown_key(config)
 
 
 def _attention_refusal(family: str, config: Mapping[str, JSON]) -> str | None:

@@ -21,6 +21,7 @@ from agentgym.model.lora_layer import LayerAdapters
 from agentgym.model.packed_layout import LayoutRows, PackedLayout
 from agentgym.model.projections import GATE_UP, QKV
 from agentgym.model.rms_norm import rms_norm
+from agentgym.model.rope import rope_frequencies
 
 __all__ = ["Decoder", "DecoderConfig", "DecoderLayer", "apply_rope"]
 
@@ -145,10 +146,12 @@ class Decoder(nn.Module):
     def make_rope(self) -> None:
         """Computes the tables of the rotary embedding; a model that was made without memory has none yet."""
         c = self.config
-        frequency = c.rope_theta ** -(torch.arange(0, c.head_width, 2, dtype=torch.float64) / c.head_width)
-        angle_TD = torch.outer(torch.arange(c.context_window, dtype=torch.float64), frequency)
-        sin_TD = angle_TD.sin()
-        self.register_buffer("cos_TD", torch.cat([angle_TD.cos()] * 2, -1).float(), persistent=False)
+        frequency_D, factor = rope_frequencies(
+            c.head_width, c.rope_theta, c.rope_scaling, context_window=c.context_window
+        )
+        angle_TD = torch.outer(torch.arange(c.context_window, dtype=torch.float64), frequency_D)
+        cos_TD, sin_TD = angle_TD.cos() * factor, angle_TD.sin() * factor
+        self.register_buffer("cos_TD", torch.cat([cos_TD] * 2, -1).float(), persistent=False)
         self.register_buffer("sin_TD", torch.cat([-sin_TD, sin_TD], -1).float(), persistent=False)
 
     @torch.no_grad()

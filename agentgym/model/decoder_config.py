@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import cast
 
 from agentgym.errors import ConfigError
-from agentgym.model.architectures import ARCHITECTURES, SUPPORTED, refusal, rope_of
+from agentgym.model.architectures import ARCHITECTURES, SUPPORTED, refusal
 from agentgym.model.context_window import declared_window
+from agentgym.model.rope import RopeScaling, rope_of, rope_scaling
 from agentgym.types import JSON
 
 __all__ = ["DecoderConfig"]
@@ -28,6 +29,7 @@ class DecoderConfig:
     ffn_width: int
     context_window: int
     rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling = ()
     norm_eps: float = 1e-6
     tied: bool = True
     qk_norm: bool = False
@@ -72,6 +74,7 @@ class DecoderConfig:
             ffn_width=integer("intermediate_size"),
             context_window=declared_window(config),
             rope_theta=float(cast(float, theta)),
+            rope_scaling=rope_scaling(rope),
             norm_eps=float(cast(float, config.get("rms_norm_eps", 1e-6))),
             tied=bool(config.get("tie_word_embeddings", False)),
             qk_norm=family == "qwen3",
@@ -80,7 +83,8 @@ class DecoderConfig:
 
     def to_hf(self) -> dict[str, JSON]:
         """Returns the `config.json` that `transformers` reads."""
-        return {
+        scaling: dict[str, JSON] = {"rope_scaling": dict(self.rope_scaling)} if self.rope_scaling else {}
+        return scaling | {
             "architectures": [ARCHITECTURES[self.family]],
             "model_type": self.family,
             "vocab_size": self.vocab_size,

@@ -30,13 +30,29 @@ SMALL: dict[str, Any] = {
     "max_position_embeddings": 64,
     "rms_norm_eps": 1e-5,
 }
+LLAMA_3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {"factor": 4.0, "original_max_position_embeddings": 16}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "gemma3"}, "model_type 'gemma3'"),
     ({"model_type": "qwen3_moe"}, "model_type 'qwen3_moe'"),
     ({"model_type": "llama", "hidden_act": "relu"}, "hidden_act 'relu'"),
     ({"model_type": "qwen3", "hidden_act": "gelu_pytorch_tanh"}, "hidden_act 'gelu_pytorch_tanh'"),
-    ({"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope scaling 'llama3'"),
-    ({"model_type": "qwen2", "rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope scaling 'yarn'"),
+    ({"model_type": "llama", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope scaling 'dynamic'"),
+    (
+        {"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+        "rope scaling 'llama3' needs a positive number 'high_freq_factor', got None",
+    ),
+    (
+        {"model_type": "qwen2", "rope_scaling": {"type": "yarn", "factor": "4"}},
+        "rope scaling 'yarn' needs a positive number 'factor', got '4'",
+    ),
+    ({"model_type": "llama", "rope_scaling": {"rope_type": "linear", "factor": 2.0, "alpha": 3}}, "with alpha are not"),
     ({"model_type": "llama", "rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     ({"model_type": "llama", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window 4096"),
@@ -62,6 +78,15 @@ ACCEPTED: list[dict[str, Any]] = [
     {"model_type": "qwen2", "max_window_layers": 1, "layer_types": ["full_attention"] * 2},
     {"model_type": "qwen3", "head_dim": 16, "rope_theta": 1_000_000.0, "rms_norm_eps": 1e-6},
     {"model_type": "qwen3", "head_dim": 16, "attention_bias": False, "attention_dropout": 0.0},
+    {"model_type": "llama", "head_dim": 16, "rope_theta": 500_000.0, "rope_scaling": LLAMA_3, "mlp_bias": False},
+    {"model_type": "llama", "head_dim": 16, "rope_parameters": {**LLAMA_3, "rope_theta": 500_000.0}},
+    {"model_type": "qwen2", "rope_theta": 1_000_000.0, "rope_scaling": {**YARN, "type": "yarn"}},
+    {
+        "model_type": "qwen3",
+        "head_dim": 16,
+        "rope_scaling": {**YARN, "rope_type": "yarn", "beta_fast": 16, "mscale": 1},
+    },
+    {"model_type": "mistral", "sliding_window": None, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
 ]
 
 
@@ -90,6 +115,9 @@ def test_an_accepted_configuration_computes_what_transformers_computes(config: d
     ours_NV = ours.logits(ours.hidden_states(ids_N, PackedLayout([40]))).log_softmax(-1)
     theirs_NV = theirs(ids_N[None]).logits[0].log_softmax(-1)
     assert (ours_NV - theirs_NV).abs().max() < 2e-4
+    save_decoder(ours, tmp_path / "saved")
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert (saved(ids_N[None]).logits[0].log_softmax(-1) - theirs_NV).abs().max() < 2e-4
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)
@@ -165,6 +193,7 @@ def test_verifying_a_models_template_says_why_the_model_does_not_train(
     assert "the model itself does not train here: model_type 'gemma3'" in " ".join(capsys.readouterr().out.split())
 
 
-def test_the_plan_of_a_model_that_does_not_train_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--model", "Llama-3.1-8B", "--learner.lora.rank", "32", "--learner.dtype", "bfloat16"]) == 0
-    assert "does not train this model yet: rope scaling 'llama3'" in " ".join(capsys.readouterr().out.split())
+def test_the_plan_of_a_model_that_does_not_train_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": "llama", "mlp_bias": True}))
+    assert main(["plan", "--model", str(tmp_path), "--learner.dtype", "bfloat16"]) == 0
+    assert "does not train this model yet: mlp_bias is not supported" in " ".join(capsys.readouterr().out.split())

@@ -52,11 +52,9 @@ class StepRunner:
         c = model.config
         self.model, self.cache = model, cache
         self._num_rotated = c.num_heads + c.num_kv_heads
-        # The rotary table of the queries includes their scale, so that scores need no pass of their own.
-        scale_H1 = torch.ones(self._num_rotated, 1, device=model.cos_TD.device, dtype=model.cos_TD.dtype)
-        scale_H1[: c.num_heads] = c.head_width**-0.5
-        self._cos_WHD = model.cos_TD[: cache.window, None] * scale_H1
-        self._sin_WHD = model.sin_TD[: cache.window, None] * scale_H1
+        # The rotation of the queries includes their scale, so that scores need no pass of their own.
+        self._scale_H1 = torch.ones(self._num_rotated, 1, device=model.cos_TD.device, dtype=model.cos_TD.dtype)
+        self._scale_H1[: c.num_heads] = c.head_width**-0.5
         self._products = Products(model.embed)
 
     def forward(self, rows: Rows) -> Tensor:
@@ -66,7 +64,7 @@ class StepRunner:
         position_N = pad_rows(rows.position_N)
         ids_N = pad_rows(cache.tokens_SW[rows.slot_N, rows.position_N])
         index_N = torch.from_numpy(position_N).to(device)
-        cos_NHD, sin_NHD = self._cos_WHD[index_N], self._sin_WHD[index_N]
+        cos_NHD, sin_NHD = (table_TD[index_N, None] * self._scale_H1 for table_TD in (model.cos_TD, model.sin_TD))
         write_M = torch.from_numpy(cache.flat_indices(slot_N, position_N)).to(device)
         attention = AttentionPlan(cache, rows.slot_N, rows.position_N, rows.num_decode, rows.extends)
         x_NE = F.embedding(torch.from_numpy(ids_N).to(device), model.embed)

@@ -110,9 +110,6 @@ def _grouped_query_shape(name: str, layers: int, width: int, ffn: int, vocab: in
     )
 
 
-LLAMA_3 = refusal({"model_type": "llama", "rope_scaling": {"rope_type": "llama3"}}) or ""
-
-
 def _known_shapes() -> dict[str, ModelShape]:
     shapes = [
         _qwen3("Qwen3-0.6B", 28, 1024, 16, 3072, tied=True),
@@ -123,8 +120,8 @@ def _known_shapes() -> dict[str, ModelShape]:
         _qwen3("Qwen3-32B", 64, 5120, 64, 25_600),
         replace(_grouped_query_shape("Qwen2.5-7B", 28, 3584, 18_944, 152_064), num_kv_heads=4, qkv_bias=True),
         replace(_grouped_query_shape("Qwen2.5-72B", 80, 8192, 29_568, 152_064), qkv_bias=True),
-        replace(_grouped_query_shape("Llama-3.1-8B", 32, 4096, 14_336, 128_256), refusal=LLAMA_3),
-        replace(_grouped_query_shape("Llama-3.1-70B", 80, 8192, 28_672, 128_256), refusal=LLAMA_3),
+        _grouped_query_shape("Llama-3.1-8B", 32, 4096, 14_336, 128_256),
+        _grouped_query_shape("Llama-3.1-70B", 80, 8192, 28_672, 128_256),
     ]
     return {shape.name: shape for shape in shapes}
 

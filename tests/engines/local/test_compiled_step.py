@@ -42,7 +42,12 @@ def config(family: str) -> DecoderConfig:
     }
     qwen3 = family == "qwen3"
     heads = {"num_heads": 4, "num_kv_heads": 2} if qwen3 else {"num_heads": 2, "num_kv_heads": 2}
-    return DecoderConfig(family=family, tied=qwen3, qk_norm=qwen3, qkv_bias=family == "qwen2", **shape, **heads)
+    yarn = (("factor", 4.0), ("original_max_position_embeddings", 80), ("rope_type", "yarn"))  # cos and sin scaled too
+    scaling = () if qwen3 else yarn
+    bias = family == "qwen2"
+    return DecoderConfig(
+        family=family, tied=qwen3, qk_norm=qwen3, qkv_bias=bias, rope_scaling=scaling, **shape, **heads
+    )
 
 
 Pair = tuple[CompiledStep, StepRunner]

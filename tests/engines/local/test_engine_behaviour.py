@@ -131,7 +131,9 @@ def test_turns_of_an_episode_reuse_their_prefix_and_have_the_bits_of_one_without
 
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
 def test_the_engine_keeps_every_promise_of_the_protocol(family: str) -> None:
-    config = replace(decoder().config, family=family, qk_norm=family == "qwen3", tied=family == "qwen3")
+    yarn = (("factor", 4.0), ("original_max_position_embeddings", 80), ("rope_type", "yarn"))
+    qwen3 = family == "qwen3"
+    config = replace(decoder().config, family=family, qk_norm=qwen3, tied=qwen3, rope_scaling=() if qwen3 else yarn)
     model = Decoder(config).initialize(1)
 
     async def play() -> None:
