@@ -33,7 +33,7 @@ from agentgym.embedded import embedded_folder
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.sglang.engine import SglangConfig
 from agentgym.model.decoder import Decoder, DecoderConfig
-from agentgym.model.model_folder import save_decoder
+from agentgym.model.model_folder import save_model_folder
 from agentgym.rollout.limits import Limits
 from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.rollout.sampling.sampler import SamplerConfig
@@ -145,7 +145,7 @@ class Job:
 
 def make_model(job: Job) -> None:
     """Saves random weights in bfloat16, as published checkpoints are, with the embedded model's tokenizer."""
-    save_decoder(Decoder(job.shape).initialize(0), job.model, dtype=torch.bfloat16)
+    save_model_folder(Decoder(job.shape).initialize(0), job.model, dtype=torch.bfloat16)
     copy_tokenizer(embedded_folder(), job.model)
 
 

@@ -34,7 +34,7 @@ from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.protocol import Completion, Sampling
 from agentgym.model.decoder import Decoder, DecoderConfig
-from agentgym.model.model_folder import load_decoder, save_decoder
+from agentgym.model.model_folder import load_decoder, save_model_folder
 from agentgym.rollout.seeds import derive
 from agentgym.trainers.batch.batch import TrainingBatch, build_batch
 from agentgym.trainers.batch.credits import credit_groups, flat_credit
@@ -110,7 +110,7 @@ def make_model(folder: Path) -> Decoder:
         qk_norm=True,
     )
     model = Decoder(config).initialize(0)
-    save_decoder(model, folder)
+    save_model_folder(model, folder)
     return model
 
 

@@ -38,7 +38,7 @@ from torch import Tensor
 from trl_environment import run_beside_trl
 
 from agentgym.model.decoder import Decoder, DecoderConfig
-from agentgym.model.model_folder import load_decoder, published_views, save_decoder
+from agentgym.model.model_folder import load_decoder, published_views, save_model_folder
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers.learner.token_logprobs import score_targets
 
@@ -261,7 +261,7 @@ def compare(given: argparse.Namespace) -> dict[str, dict[str, float]]:
     rows = Rows.draw(given.group, given.prompt, given.words)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        save_decoder(Decoder(config_of(given.words, given.prompt + 128)).initialize(0), folder)
+        save_model_folder(Decoder(config_of(given.words, given.prompt + 128)).initialize(0), folder)
         print(f"logprobs and gradients of the sides differ by {check(folder, given.words, trl=given.trl):.1e} at most")
         sizes = ["--group", str(given.group), "--prompt", str(given.prompt), "--repeats", str(given.repeats)]
         found = {side: aside([*sizes, "--side", side, "--folder", name]) for side in SIDES}

@@ -6,9 +6,6 @@ engine use the same memory. `model_folder` maps the tensors to and from the publ
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,19 +13,19 @@ from torch.utils.checkpoint import checkpoint
 
 from agentgym.model.decoder_config import DecoderConfig
 from agentgym.model.exchange import Exchange
+from agentgym.model.language_model import KvShape, LanguageModel
 from agentgym.model.linear import linear
 from agentgym.model.lora_layer import LayerAdapters
-from agentgym.model.packed_layout import LayoutRows, PackedLayout
+from agentgym.model.packed_layout import LayoutRows, PackedLayout, split_histories
 from agentgym.model.projections import GATE_UP, QKV
 from agentgym.model.rms_norm import rms_norm
 from agentgym.model.rope import rope_frequencies
+from agentgym.types import JSON
 
 __all__ = ["Decoder", "DecoderConfig", "DecoderLayer", "apply_rope"]
 
 # Shape suffixes: N packed tokens, H query heads, K key/value heads, D head width, E model width, T positions,
 # V vocabulary.
-
-T = TypeVar("T")
 
 
 def apply_rope(x_NHD: Tensor, cos_ND: Tensor, sin_ND: Tensor) -> Tensor:
@@ -128,7 +125,7 @@ class DecoderLayer(nn.Module):
         return x_NE + summed(self._add_adapters(linear(inner, weight(self.down)), inner, ("down_proj",)))
 
 
-class Decoder(nn.Module):
+class Decoder(LanguageModel):
     """The whole model. `hidden_states` is differentiable; `logits` are computed only where they are needed."""
 
     cos_TD: Tensor
@@ -137,6 +134,7 @@ class Decoder(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
+        self.vocab_size, self.width, self.context_window = config.vocab_size, config.width, config.context_window
         self.embed = nn.Parameter(torch.empty(config.vocab_size, config.width))
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
         self.final_norm = nn.Parameter(torch.ones(config.width))
@@ -176,16 +174,14 @@ class Decoder(nn.Module):
         return other.to(self.embed.device, self.embed.dtype)
 
     @property
+    def kv_shapes(self) -> tuple[KvShape, ...]:
+        """The sizes of keys and values, equal in all layers."""
+        return (KvShape(self.config.num_kv_heads, self.config.head_width),) * self.config.num_layers
+
+    @property
     def head_weight(self) -> Tensor:
         """The `[V, E]` output matrix (the embedding itself if tied)."""
         return self.embed if self.head is None else self.head
-
-    def forward(self, ids_N: Tensor, layout: PackedLayout, read: Callable[[Tensor, Tensor], T]) -> T:
-        """Returns `read(hidden_ME, head_weight)`, where `hidden_ME` are the final states.
-
-        Sharded parameters are whole only during this call. `read` then has to return tensors: one, or a tuple.
-        """
-        return read(self.hidden_states(ids_N, layout), layout.exchange.whole_weight(self.head_weight))
 
     def hidden_states(self, ids_N: Tensor, layout: PackedLayout) -> Tensor:
         """Returns the final normalized states `[M, E]` of the wanted entries of packed sequences (by default of all N).
@@ -200,9 +196,15 @@ class Decoder(nn.Module):
             x_NE = layer(x_NE, rope, layout, index == self.config.num_layers - 1)
         return rms_norm(x_NE[layout.entry_M], layout.exchange.weight(self.final_norm), self.config.norm_eps)
 
-    def logits(self, hidden_NE: Tensor) -> Tensor:
-        """Returns logits `[N, V]`; for training, compute them in chunks, never for a whole batch."""
-        return F.linear(hidden_NE, self.head_weight)
+    def set_recompute(self, recomputes: bool) -> None:
+        """See `LanguageModel.set_recompute`."""
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            layer.recomputes = recomputes
+
+    def to_hf(self) -> dict[str, JSON]:
+        """See `DecoderConfig.to_hf`."""
+        return self.config.to_hf()
 
 
 def _attend(q_RHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, layout: PackedLayout, rows: LayoutRows) -> Tensor:
@@ -211,7 +213,7 @@ def _attend(q_RHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, layout: PackedLayout, r
     repeats = q_RHD.shape[1] // k_NKD.shape[1]
     if repeats > 1:
         k_NKD, v_NKD = k_NKD.repeat_interleave(repeats, 1), v_NKD.repeat_interleave(repeats, 1)
-    keys, values = (_histories(x_NHD, layout) for x_NHD in (k_NKD, v_NKD))
+    keys, values = (split_histories(x_NHD, layout) for x_NHD in (k_NKD, v_NKD))
     *queries, padding = q_RHD.split([*(block.num_rows for block in rows.blocks), rows.num_padding])
     attended = []
     for block, q_THD in zip(rows.blocks, queries, strict=True):
@@ -220,12 +222,3 @@ def _attend(q_RHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, layout: PackedLayout, r
         bias = {"is_causal": True} if block.bias_TL is None else {"attn_mask": block.bias_TL.to(q_RHD.dtype)}
         attended.append(F.scaled_dot_product_attention(q_HTD, k_HLD, v_HLD, **bias)[0].transpose(0, 1))
     return torch.cat([*attended, torch.zeros_like(padding)])
-
-
-def _histories(x_NHD: Tensor, layout: PackedLayout) -> list[Tensor]:
-    """Returns what each segment's queries attend to: its ancestors' parts and its own, `[L, H, D]`."""
-    parts = x_NHD.split([*(segment.length for segment in layout.segments), layout.every.num_padding])
-    return [
-        torch.cat([parts[number] for number in (*segment.ancestors, index)]) if segment.ancestors else parts[index]
-        for index, segment in enumerate(layout.segments)
-    ]

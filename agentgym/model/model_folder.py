@@ -1,4 +1,4 @@
-"""Reads and writes decoders as model folders, under the parameter names that `transformers` publishes."""
+"""Reads and writes models as folders, under the parameter names that `transformers` publishes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,7 +17,10 @@ from torch import Tensor, nn
 
 from agentgym.errors import ConfigError, EngineError, RunFolderError
 from agentgym.model.decoder import Decoder, DecoderConfig, DecoderLayer
+from agentgym.model.language_model import LanguageModel
 from agentgym.model.published_weights import LoraWeights, Weights
+from agentgym.model.transformers_model import TransformersModel
+from agentgym.types import JSON
 
 __all__ = [
     "decoder_config",
@@ -29,21 +32,28 @@ __all__ = [
     "own_tensors",
     "published_views",
     "reading",
-    "save_decoder",
+    "save_model_folder",
     "write_model",
 ]
+
+Model = TypeVar("Model", bound=LanguageModel)
 
 LOCKED = "config.json"
 """The file of a model folder that readers lock."""
 
 
 def published_views(
-    model: Decoder, whole: Callable[[Tensor], Tensor] = lambda parameter: parameter
+    model: LanguageModel, whole: Callable[[Tensor], Tensor] = lambda parameter: parameter
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields every parameter under its published name, as a view of the model's own memory.
 
-    With `whole`, the views are of what it returns for each parameter.
+    With `whole`, the views are of what it returns for each parameter of a decoder. Of a model of transformers, tensors
+    that are stored in another form than they are published are copies.
     """
+    if isinstance(model, TransformersModel):
+        yield from model.published_tensors().items()
+        return
+    assert isinstance(model, Decoder)
     yield "model.embed_tokens.weight", whole(model.embed)
     for index, layer in enumerate(model.layers):
         assert isinstance(layer, DecoderLayer)
@@ -71,7 +81,7 @@ def _layer_views(prefix: str, layer: DecoderLayer, whole: Callable[[Tensor], Ten
     yield prefix + "mlp.down_proj.weight", whole(layer.down)
 
 
-def own_tensors(model: Decoder, weights: Weights) -> list[tuple[Tensor, Tensor]]:
+def own_tensors(model: LanguageModel, weights: Weights) -> list[tuple[Tensor, Tensor]]:
     """Returns pairs of a model's tensor and the tensor that replaces it; empty if there are no weights.
 
     Raises EngineError if the weights are not exactly those of this model.
@@ -81,6 +91,11 @@ def own_tensors(model: Decoder, weights: Weights) -> list[tuple[Tensor, Tensor]]
     wanted, given = dict(published_views(model)), dict(weights)
     if not given:
         return []
+    if isinstance(model, TransformersModel) and (copied := _first_copy(model, wanted)):
+        raise EngineError(
+            f"{copied!r} is stored in another form than it is published, so the local engine cannot take new weights of"
+            " this model from outside: train with max_staleness 0, or sample on a server"
+        )
     if odd := sorted(wanted.keys() ^ given.keys()):
         raise EngineError(f"weights of another model: {len(odd)} tensors are of one alone, the first is {odd[0]!r}")
     pairs = []
@@ -90,6 +105,12 @@ def own_tensors(model: Decoder, weights: Weights) -> list[tuple[Tensor, Tensor]]
             raise EngineError(f"a tensor of shape {tuple(own.shape)} was wanted as {name!r}, got {new!r:.100}")
         pairs.append((own, new))
     return pairs
+
+
+def _first_copy(model: TransformersModel, tensors: Mapping[str, Tensor]) -> str | None:
+    """Returns the name of the first tensor that does not share memory with the model."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in model.hf.state_dict().values()}
+    return next((name for name, tensor in tensors.items() if tensor.untyped_storage().data_ptr() not in own), None)
 
 
 def load_decoder(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32) -> Decoder:
@@ -181,7 +202,7 @@ class _StoredTensors:
         return tensor
 
 
-def on_device(model: Decoder, device: str) -> Decoder:
+def on_device(model: Model, device: str) -> Model:
     """Moves the model to a device and returns it; raises ConfigError if the device is not available."""
     try:
         return model.to(device)
@@ -211,7 +232,7 @@ def is_read(folder: Path) -> bool:
     return False
 
 
-def model_tensors(model: Decoder, *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+def model_tensors(model: LanguageModel, *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """Copies every parameter to the CPU under its published name.
 
     Later changes of the model do not affect the copies.
@@ -222,19 +243,22 @@ def model_tensors(model: Decoder, *, dtype: torch.dtype | None = None) -> dict[s
     }
 
 
-def write_model(config: DecoderConfig, tensors: Mapping[str, Tensor], folder: str | os.PathLike[str]) -> None:
-    """Writes `config.json`, with the dtype of the tensors, and `model.safetensors`.
+def write_model(config: Mapping[str, JSON], tensors: Mapping[str, Tensor], folder: str | os.PathLike[str]) -> None:
+    """Writes `config.json`, of which `config` is the contents, with the dtype of the tensors, and `model.safetensors`.
 
     `transformers`' `from_pretrained` reads the folder.
     """
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     dtype = next(iter(tensors.values())).dtype
-    settings = config.to_hf() | {"torch_dtype": str(dtype).removeprefix("torch.")}
+    settings = {**config, "torch_dtype": str(dtype).removeprefix("torch.")}
+    settings.pop("dtype", None)  # a newer name of the same key
     (path / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
     save_file(dict(tensors), path / "model.safetensors", metadata={"format": "pt"})
 
 
-def save_decoder(model: Decoder, folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> None:
+def save_model_folder(
+    model: LanguageModel, folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None
+) -> None:
     """Writes the model as `write_model` does, in its own dtype or another one."""
-    write_model(model.config, model_tensors(model, dtype=dtype), folder)
+    write_model(model.to_hf(), model_tensors(model, dtype=dtype), folder)

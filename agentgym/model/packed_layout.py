@@ -20,7 +20,16 @@ from torch import Tensor
 from agentgym.model.exchange import ALONE, Exchange
 from agentgym.model.linear import padded_size
 
-__all__ = ["MIN_SHARED", "Block", "LayoutRows", "PackedLayout", "Segment", "num_computed", "shared_length"]
+__all__ = [
+    "MIN_SHARED",
+    "Block",
+    "LayoutRows",
+    "PackedLayout",
+    "Segment",
+    "num_computed",
+    "shared_length",
+    "split_histories",
+]
 
 # Shape suffixes: N entries of the packed sequences, U computed tokens, M wanted entries, T rows of a block, L keys.
 
@@ -85,6 +94,7 @@ class PackedLayout:
     ) -> None:
         ids = None if ids_N is None else ids_N.cpu().numpy()
         self.exchange: Exchange = ALONE
+        self.seqlens, self.wanted_N = tuple(seqlens), wanted_N
         tree = _Tree(seqlens, ids, min_shared)
         self.segments, place_N = tuple(tree.segments), tree.place_N
         self.num_tokens = tree.num_tokens
@@ -126,6 +136,15 @@ class PackedLayout:
             torch.from_numpy(_pad_index(position_U[index_U])),
         )
         return LayoutRows(padded, padded, position.to(device), tuple(blocks), len(padded) - len(index_U))
+
+
+def split_histories(x_NHD: Tensor, layout: PackedLayout) -> list[Tensor]:
+    """Returns what each segment's queries attend to: its ancestors' parts and its own, `[L, H, D]`."""
+    parts = x_NHD.split([*(segment.length for segment in layout.segments), layout.every.num_padding])
+    return [
+        torch.cat([parts[number] for number in (*segment.ancestors, index)]) if segment.ancestors else parts[index]
+        for index, segment in enumerate(layout.segments)
+    ]
 
 
 class _Tree:

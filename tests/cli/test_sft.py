@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from agentgym.model.decoder import Decoder, DecoderConfig
-from agentgym.model.model_folder import load_decoder, published_views, save_decoder
+from agentgym.model.model_folder import load_decoder, published_views, save_model_folder
 
 Command = Callable[..., Any]
 QUICK = ("--steps", 3, "--batch-size", 2, "--threads", 1)
@@ -40,7 +40,7 @@ def model(tokenizer_folder: Path, tmp_path: Path) -> Path:
         context_window=2048,
         qk_norm=True,
     )
-    save_decoder(Decoder(config).initialize(0), folder)
+    save_model_folder(Decoder(config).initialize(0), folder)
     return folder
 
 

@@ -16,7 +16,7 @@ from agentgym.engines.local.kv_cache import fitting_slots
 from agentgym.errors import ConfigError
 from agentgym.model.architectures import ARCHITECTURES, refusal
 from agentgym.model.decoder import Decoder, DecoderConfig
-from agentgym.model.model_folder import load_decoder, save_decoder
+from agentgym.model.model_folder import load_decoder, save_model_folder
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.transformers_check import check_forward
 
@@ -115,7 +115,7 @@ def test_an_accepted_configuration_computes_what_transformers_computes(config: d
     ours_NV = ours.logits(ours.hidden_states(ids_N, PackedLayout([40]))).log_softmax(-1)
     theirs_NV = theirs(ids_N[None]).logits[0].log_softmax(-1)
     assert (ours_NV - theirs_NV).abs().max() < 2e-4
-    save_decoder(ours, tmp_path / "saved")
+    save_model_folder(ours, tmp_path / "saved")
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     assert (saved(ids_N[None]).logits[0].log_softmax(-1) - theirs_NV).abs().max() < 2e-4
 
@@ -161,7 +161,7 @@ def test_a_model_that_transformers_computes_differently_is_named_with_the_differ
 
 
 def test_a_folder_that_agentgym_wrote_is_not_compared(foreign: Path, tmp_path: Path) -> None:
-    save_decoder(load_decoder(foreign), tmp_path / "ours")
+    save_model_folder(load_decoder(foreign), tmp_path / "ours")
     assert check_forward(load_decoder(tmp_path / "ours"), tmp_path / "ours") is None
     assert check_forward(load_decoder(embedded_folder()), embedded_folder()) is None
 

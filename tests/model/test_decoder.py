@@ -9,7 +9,7 @@ import torch
 
 from agentgym.errors import AgentGymError, EngineError, RunFolderError
 from agentgym.model.decoder import Decoder, DecoderConfig
-from agentgym.model.model_folder import load_decoder, own_tensors, published_views, save_decoder
+from agentgym.model.model_folder import load_decoder, own_tensors, published_views, save_model_folder
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.published_weights import LoraWeights
 
@@ -46,7 +46,7 @@ def test_a_saved_decoder_gives_the_logits_of_transformers_for_packed_sequences(f
     from transformers import AutoModelForCausalLM
 
     model = tiny(family)
-    save_decoder(model, tmp_path)
+    save_model_folder(model, tmp_path)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
     ids_N = torch.randint(0, 100, (30,), generator=torch.Generator().manual_seed(1))
     ours_NV = model.logits(model.hidden_states(ids_N, PackedLayout([10, 7, 13])))
@@ -56,7 +56,7 @@ def test_a_saved_decoder_gives_the_logits_of_transformers_for_packed_sequences(f
 
 def test_a_saved_decoder_loads_bitwise(tmp_path: Path) -> None:
     model = tiny("qwen3")
-    save_decoder(model, tmp_path)
+    save_model_folder(model, tmp_path)
     again = load_decoder(tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
@@ -86,7 +86,7 @@ def test_activation_checkpointing_keeps_less_and_has_the_same_gradients() -> Non
 def test_a_missing_or_torn_model_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"config\.json"):
         load_decoder(tmp_path / "absent")
-    save_decoder(tiny("qwen3"), tmp_path)
+    save_model_folder(tiny("qwen3"), tmp_path)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(RunFolderError, match="torn"):

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from agentgym.errors import RunFolderError
-from agentgym.model.decoder import Decoder, DecoderConfig
+from agentgym.model.decoder import Decoder
 from agentgym.model.model_folder import model_tensors, write_model
 from agentgym.rollout.record.manifest import what_is_torn, write_manifest
 from agentgym.trainers.checkpoints.sharded_state import copy_to_cpu, load_state, save_state
@@ -65,7 +65,8 @@ class Snapshot:
     """A copy of all that a checkpoint of a step contains; later changes of the run do not affect it."""
 
     step: int
-    config: DecoderConfig
+    config: Mapping[str, JSON]
+    """The contents of `config.json`."""
     model: Mapping[str, Tensor]
     """The weights by published name."""
     learner: Mapping[str, Any]
@@ -81,7 +82,7 @@ class Snapshot:
         cls, step: int, model: Decoder, learner: Mapping[str, Any], *, tokenizer: Path, **states: Mapping[str, JSON]
     ) -> Snapshot:
         """Copies the tensors of the model and of the learner's state; `states` are `tasks`, `random` and `record`."""
-        tensors, config = model_tensors(model), model.config
+        tensors, config = model_tensors(model), model.to_hf()
         return cls(step=step, config=config, model=tensors, learner=copy_to_cpu(learner), tokenizer=tokenizer, **states)
 
     def write(self, folder: Path) -> None:

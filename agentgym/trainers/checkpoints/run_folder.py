@@ -13,7 +13,7 @@ import yaml
 from agentgym.envs.catalog.resolve import stem_of
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.model.decoder import Decoder
-from agentgym.model.model_folder import save_decoder
+from agentgym.model.model_folder import save_model_folder
 from agentgym.rollout.record.chain import CHAIN, ChainedFile
 from agentgym.rollout.record.folder_digests import discard_digests, file_digest, write_digests
 from agentgym.rollout.record.folder_lock import FolderLock
@@ -155,7 +155,7 @@ def _step_of_line(line: bytes, number: int, path: Path) -> int:
 
 def save_model(model: Decoder, folder: Path, tokenizer: Path) -> Path:
     """Writes the model with the tokenizer of the folder `tokenizer`, in the format of `transformers` and agentgym."""
-    save_decoder(model, folder)
+    save_model_folder(model, folder)
     copy_tokenizer(tokenizer, folder)
     return folder
 

@@ -24,7 +24,7 @@ from agentgym.envs.base.policies import policy_for
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.envs.catalog.resolve import make_env
 from agentgym.model.decoder import Decoder, DecoderConfig
-from agentgym.model.model_folder import save_decoder
+from agentgym.model.model_folder import save_model_folder
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.sft.demonstrations import DemonstrationConfig
 from agentgym.trainers.sft.loop import ImitationConfig, ImitationStep, imitate
@@ -125,7 +125,7 @@ def make_embedded(output: Path, config: RecipeConfig) -> None:
         _log.info("lesson: %s", name)
         imitate(model, renderer, lesson_envs(levels), lesson, first_seed=seed, on_step=_show)
         seed += lesson.steps * lesson.episodes
-        save_decoder(model, output / name if name != "careless" else output)
+        save_model_folder(model, output / name if name != "careless" else output)
 
 
 def lesson_envs(levels: Sequence[int]) -> list[TextEnv]:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from agentgym.errors import RunFolderError
 from agentgym.model.decoder import Decoder
-from agentgym.model.model_folder import save_decoder
+from agentgym.model.model_folder import save_model_folder
 from agentgym.trainers.checkpoints.checkpoint import copy_tokenizer
 from agentgym.trainers.sft.loop import ImitationStep
 from agentgym.types import JSON
@@ -43,7 +43,7 @@ class SftFolder:
         """Writes the model, with the tokenizer's files of the folder `source`."""
         with self._convert_errors():
             copy_tokenizer(source, self.path)
-            save_decoder(model, self.path)
+            save_model_folder(model, self.path)
 
     @contextmanager
     def _convert_errors(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ from agentgym.embedded import embedded_folder
 from agentgym.engines.sglang.embedded import SglangEmbedded, open_embedded_sglang
 from agentgym.engines.weights.buckets import fused_digests, overall_digest
 from agentgym.errors import ConfigError, RunFolderError
-from agentgym.model.model_folder import save_decoder
+from agentgym.model.model_folder import save_model_folder
 
 TOLERANCE = 1e-4
 ROUNDING = 1e-3
@@ -44,7 +44,7 @@ def told(
     """What `embedded_sglang.py` saw, which plays with the engine in SGLang's environment."""
     folder = tmp_path_factory.mktemp("embedded")
     for version in (0, 1):
-        save_decoder(reference(version).decoder, folder / str(version))
+        save_model_folder(reference(version).decoder, folder / str(version))
     adapt(reference(1), folder / "adapter")
     story: dict[str, Any] = told_by(
         sglang_python, "embedded_sglang.py", *(folder / name for name in ("0", "1", "adapter"))

@@ -26,7 +26,7 @@ from agentgym.engines.vllm.replica import VllmReplica
 from agentgym.engines.vllm.server import VllmServer
 from agentgym.engines.weights.buckets import fused_digests, overall_digest, safetensors_bytes
 from agentgym.errors import EngineError
-from agentgym.model.model_folder import save_decoder
+from agentgym.model.model_folder import save_model_folder
 from agentgym.testing.contracts.engine import check_engine
 
 pytestmark = pytest.mark.engine
@@ -304,7 +304,7 @@ def test_a_packed_output_head_stays_old_where_vllm_reloads_and_is_new_where_we_l
 ) -> None:
     prompt, sampling = prompt_of(40), Sampling(max_tokens=8, seed=1, temperature=2.0)
     new = reference(1)
-    save_decoder(new.decoder, tmp_path)
+    save_model_folder(new.decoder, tmp_path)
     plain = start_vllm("--enable-scale-out", "--no-enable-chunked-prefill")
 
     async def naive() -> Completion:
@@ -441,7 +441,7 @@ def test_async_llm_in_process_samples_what_the_trainer_computes_over_updates(
 ) -> None:
     models = reference(0), reference(1)
     for version, model in enumerate(models):
-        save_decoder(model.decoder, tmp_path / str(version))
+        save_model_folder(model.decoder, tmp_path / str(version))
     found = told_by(vllm_python, "embedded_vllm.py", tmp_path / "0", tmp_path / "1")
     for version, temperature, ids, logprobs, versions, checksum in found["replies"]:
         model, sampling = models[version], Sampling(max_tokens=20, temperature=temperature)

@@ -75,7 +75,7 @@ def flaky(tmp_path: Path) -> str:
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
     from agentgym.model.decoder import Decoder, DecoderConfig
-    from agentgym.model.model_folder import save_decoder
+    from agentgym.model.model_folder import save_model_folder
 
     folder = tmp_path_factory.mktemp("model")
     shape = DecoderConfig(
@@ -90,7 +90,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Pat
         context_window=4096,
         qk_norm=True,
     )
-    save_decoder(Decoder(shape).initialize(0), folder)
+    save_model_folder(Decoder(shape).initialize(0), folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes((tokenizer_folder / name).read_bytes())
     return folder

@@ -17,7 +17,7 @@ from torch import Tensor
 from agentgym.embedded import embedded_folder
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.model.decoder import Decoder
-from agentgym.model.model_folder import load_decoder, published_views, save_decoder
+from agentgym.model.model_folder import load_decoder, published_views, save_model_folder
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.checkpoints.export import export_adapter, export_model, find_checkpoint, write_adapter
@@ -70,7 +70,7 @@ def in_peft(model: Decoder, state: dict[str, Any], folder: Path) -> Any:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    save_decoder(model, folder / "base")
+    save_model_folder(model, folder / "base")
     (folder / "adapter").mkdir()
     write_adapter(state["lora"], folder / "adapter", str(folder / "base"), torch.float32)
     base = AutoModelForCausalLM.from_pretrained(folder / "base")

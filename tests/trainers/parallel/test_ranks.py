@@ -16,7 +16,7 @@ from torch import Tensor
 
 from agentgym.errors import AgentGymError, ConfigError
 from agentgym.model.decoder import Decoder
-from agentgym.model.model_folder import save_decoder
+from agentgym.model.model_folder import save_model_folder
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.learner.learner import LearnerConfig
 from agentgym.trainers.parallel.ranks import Ranks
@@ -108,7 +108,7 @@ def cases(make_tiny: Tiny, make_batch: Fresh, tmp_path_factory: pytest.TempPathF
     }
     settings |= {name: {"micro_batch_tokens": 44, **own} for name, own in SETTINGS.items()}
     folder = tmp_path_factory.mktemp("model")
-    save_decoder(model, folder)
+    save_model_folder(model, folder)
     long_model = make_tiny(window=4096)
     long_batch = moved(make_batch(long_model, num_groups=1, shared=900, longer=2000)).select([0, 1])
     base = {"model": model, "optimizer": STEP, "batch": batch}

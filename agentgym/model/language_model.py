@@ -1,0 +1,81 @@
+"""The interface of a causal language model: learners, engines and checkpoints use the fast decoder and others alike."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from agentgym.model.packed_layout import PackedLayout
+from agentgym.types import JSON
+
+__all__ = ["KvShape", "LanguageModel", "cap_logits"]
+
+# Shape suffixes: N packed tokens, M wanted entries, E model width, V vocabulary.
+
+T = TypeVar("T")
+
+
+class KvShape(NamedTuple):
+    """The sizes of the keys and values that one attention layer keeps for each token."""
+
+    num_heads: int
+    width: int
+    """The width of a head; of keys and values that differ, the larger one."""
+
+
+class LanguageModel(nn.Module):
+    """A causal language model over packed sequences; `Decoder` and `TransformersModel` implement it."""
+
+    softcap: float | None = None
+    """Logits are `softcap * tanh(raw / softcap)`; None for none."""
+    packs = True
+    """True if sequences may share a pass and their prefixes; otherwise each sequence takes a pass of its own."""
+
+    vocab_size: int
+    width: int
+    context_window: int
+    embed: Tensor
+    """The `[V, E]` embedding; its device and dtype are those of the model."""
+
+    @property
+    @abstractmethod
+    def head_weight(self) -> Tensor:
+        """The `[V, E]` output matrix (the embedding itself if tied)."""
+
+    @property
+    @abstractmethod
+    def kv_shapes(self) -> tuple[KvShape, ...]:
+        """The sizes of each attention layer's keys and values, in the order of the layers."""
+
+    @abstractmethod
+    def hidden_states(self, ids_N: Tensor, layout: PackedLayout) -> Tensor:
+        """Returns the final normalized states `[M, E]` of the wanted entries of packed sequences."""
+
+    @abstractmethod
+    def set_recompute(self, recomputes: bool) -> None:
+        """Chooses whether the backward pass recomputes the inner states of each block instead of keeping them."""
+
+    @abstractmethod
+    def to_hf(self) -> dict[str, JSON]:
+        """Returns the `config.json` that `transformers` reads."""
+
+    def forward(self, ids_N: Tensor, layout: PackedLayout, read: Callable[[Tensor, Tensor], T]) -> T:
+        """Returns `read(hidden_ME, head_weight)`, where `hidden_ME` are the final states.
+
+        Sharded parameters are whole only during this call. `read` then has to return tensors: one, or a tuple.
+        """
+        return read(self.hidden_states(ids_N, layout), layout.exchange.whole_weight(self.head_weight))
+
+    def logits(self, hidden_NE: Tensor) -> Tensor:
+        """Returns logits `[N, V]`; for training, compute them in chunks, never for a whole batch."""
+        return cap_logits(F.linear(hidden_NE, self.head_weight), self.softcap)
+
+
+def cap_logits(logits_NV: Tensor, softcap: float | None) -> Tensor:
+    """Returns logits within `softcap` of 0, or the logits themselves for None."""
+    return logits_NV if softcap is None else torch.tanh(logits_NV / softcap) * softcap

@@ -1,0 +1,177 @@
+"""The attention of transformers' models inside our passes: over packed sequences, or over an engine's cache.
+
+One function is registered with transformers' `AttentionInterface`. The masks that a model makes are replaced by a
+`PositionMask`: it holds the attention of the pass and the model's own mask function (causal, sliding windows, chunks),
+which is asked by the positions of tokens in their sequences. A block that the backward pass computes again has the mask
+among its arguments, so it finds the same attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from agentgym.errors import ConfigError
+from agentgym.model.packed_layout import Block, PackedLayout, split_histories
+
+__all__ = [
+    "HOOK",
+    "PackedAttention",
+    "PassAttention",
+    "PositionMask",
+    "Scores",
+    "attend",
+    "attention_of",
+    "register_hook",
+]
+
+# Shape suffixes: N tokens of a pass, T queries, L keys, H query heads, K key/value heads, D width of keys or values.
+
+HOOK = "agentgym"
+"""The name of our attention in transformers."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """The treatment of the products of queries and keys in one layer."""
+
+    scale: float
+    softcap: float | None = None
+    sinks_H: Tensor | None = None
+    """The logit of attending to nothing, by head."""
+
+
+class PassAttention(Protocol):
+    """The attention of all layers in one pass."""
+
+    def attend(
+        self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scores: Scores, mask: PositionMask
+    ) -> Tensor:
+        """Returns the attention outputs `[N, H, D]` of all tokens."""
+
+
+class PositionMask:
+    """A model's own rule of which positions a token attends to."""
+
+    def __init__(self, rule: Callable[..., Tensor], is_causal: bool, attention: PassAttention) -> None:
+        self.rule, self.is_causal, self.attention = rule, is_causal, attention
+        self.made: dict[object, tuple[int, Tensor]] = {}
+        """Biases that layers of the pass share, by what the attention chooses as their key."""
+
+    def allowed_TL(self, position_T: Tensor, num_keys: int) -> Tensor:
+        """Returns a mask `[T, L]`, true for the keys of its own sequence that a token at each position attends to."""
+        keys_L = torch.arange(num_keys, device=position_T.device)
+        found = self.rule(0, 0, position_T[:, None], keys_L[None])
+        return found.expand(len(position_T), num_keys)
+
+
+_attention: ContextVar[PassAttention] = ContextVar("attention")
+
+
+@contextmanager
+def attention_of(attention: PassAttention) -> Iterator[None]:
+    """Makes passes of transformers' models inside the context use this attention."""
+    token = _attention.set(attention)
+    try:
+        yield
+    finally:
+        _attention.reset(token)
+
+
+def register_hook() -> None:
+    """Registers our attention and masks with transformers; a second call changes nothing."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(HOOK, _attend_module)
+    AttentionMaskInterface.register(HOOK, _make_mask)
+
+
+def _make_mask(*_: object, mask_function: Callable[..., Tensor] | None = None, **__: object) -> PositionMask:
+    from transformers.masking_utils import causal_mask_function
+
+    rule = causal_mask_function if mask_function is None else mask_function
+    return PositionMask(rule, rule is causal_mask_function, _attention.get())
+
+
+def _attend_module(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: object, **given: Any
+) -> tuple[Tensor, None]:
+    """Computes the attention of one layer in transformers' form: `[1, H, N, D]` in, `[1, N, H, D]` out."""
+    if not isinstance(attention_mask, PositionMask):
+        raise ConfigError(f"{type(module).__name__} makes its own attention masks, which is not supported")
+    scaling, sinks_H = given.get("scaling"), given.get("s_aux")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    sinks_H = getattr(module, "sinks", None) if sinks_H is None else sinks_H
+    q_NHD, k_NKD, v_NKD = (states[0].transpose(0, 1) for states in (query, key, value))
+    scores, layer = Scores(scale, given.get("softcap"), sinks_H), int(getattr(module, "layer_idx", 0))
+    return attention_mask.attention.attend(layer, q_NHD, k_NKD, v_NKD, scores, attention_mask)[None], None
+
+
+def attend(q_BHTD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, bias: Tensor | None, scores: Scores) -> Tensor:
+    """Returns attention outputs `[B, H, T, D]`; `bias` is 0 or -inf and broadcasts to `[B, H, T, L]`, None is causal.
+
+    With a soft cap or sinks, scores and weights are computed in float32.
+    """
+    if scores.softcap is None and scores.sinks_H is None:
+        how = {"is_causal": True} if bias is None else {"attn_mask": bias}
+        return F.scaled_dot_product_attention(q_BHTD, k_BHLD, v_BHLD, scale=scores.scale, **how)
+    score = (q_BHTD @ k_BHLD.transpose(2, 3)).float() * scores.scale
+    if scores.softcap is not None:
+        score = torch.tanh(score / scores.softcap) * scores.softcap
+    if bias is None:
+        bias = torch.full(score.shape[-2:], -torch.inf, device=score.device).triu(1)
+    score = score + bias
+    if scores.sinks_H is None:
+        return score.softmax(-1).to(v_BHLD.dtype) @ v_BHLD
+    sinks = scores.sinks_H.float().view(1, -1, 1, 1).expand(*score.shape[:3], 1)
+    return torch.cat([score, sinks], -1).softmax(-1)[..., :-1].to(v_BHLD.dtype) @ v_BHLD
+
+
+class PackedAttention:
+    """Attention inside the sequences of a packed layout, each shared prefix once."""
+
+    def __init__(self, layout: PackedLayout) -> None:
+        self._layout = layout
+
+    def attend(
+        self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scores: Scores, mask: PositionMask
+    ) -> Tensor:
+        """See `PassAttention`."""
+        layout, rows = self._layout, self._layout.every
+        repeats = q_NHD.shape[1] // k_NKD.shape[1]
+        if repeats > 1:
+            k_NKD, v_NKD = k_NKD.repeat_interleave(repeats, 1), v_NKD.repeat_interleave(repeats, 1)
+        keys, values = split_histories(k_NKD, layout), split_histories(v_NKD, layout)
+        sizes = [*(block.num_rows for block in rows.blocks), rows.num_padding]
+        *queries, _ = q_NHD.split(sizes)
+        *positions, _ = rows.position_U.split(sizes)
+        attended = []
+        for number, block in enumerate(rows.blocks):
+            first, bias = self._bias(number, block, positions[number], mask, q_NHD.dtype)
+            seen = slice(first, block.num_keys)
+            parts = queries[number], keys[block.segment][seen], values[block.segment][seen]
+            q_HTD, k_HLD, v_HLD = (part.transpose(0, 1)[None] for part in parts)
+            attended.append(attend(q_HTD, k_HLD, v_HLD, bias, scores)[0].transpose(0, 1))
+        padding = q_NHD.new_zeros(rows.num_padding, q_NHD.shape[1], v_NKD.shape[-1])
+        return torch.cat([*attended, padding])
+
+    def _bias(
+        self, number: int, block: Block, position_T: Tensor, mask: PositionMask, dtype: torch.dtype
+    ) -> tuple[int, Tensor | None]:
+        """Returns the first key that any row of the block sees, and the bias from there on; None is plainly causal."""
+        if mask.is_causal:
+            return 0, None if block.bias_TL is None else block.bias_TL.to(dtype)
+        if number not in mask.made:
+            allowed_TL = mask.allowed_TL(position_T, block.num_keys)
+            first = int(allowed_TL.any(0).int().argmax())
+            bias_TL = torch.zeros(allowed_TL.shape, dtype=dtype, device=position_T.device)
+            mask.made[number] = first, bias_TL.masked_fill_(~allowed_TL, -torch.inf)[:, first:]
+        return mask.made[number]

@@ -1,0 +1,57 @@
+"""Loads the model of a folder: with the fast decoder where it computes the architecture, else with transformers."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from agentgym.errors import RunFolderError
+from agentgym.model.architectures import refusal
+from agentgym.model.language_model import LanguageModel
+from agentgym.model.model_folder import load_decoder, reading
+from agentgym.model.transformers_model import TransformersModel, load_transformers_model
+
+__all__ = ["ModelBackend", "backend_line", "load_policy"]
+
+ModelBackend = Literal["auto", "fast", "transformers"]
+
+
+def load_policy(
+    folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32, backend: ModelBackend = "auto"
+) -> LanguageModel:
+    """Loads the model of a folder.
+
+    Raises RunFolderError for a folder without a whole model, ConfigError for a model that cannot be computed.
+    """
+    path = Path(folder)
+    if backend == "transformers" or (backend == "auto" and _reason(path) is not None):
+        with reading(path):
+            return load_transformers_model(path, dtype=dtype)
+    return load_decoder(path, dtype=dtype)
+
+
+def backend_line(model: LanguageModel, folder: str | os.PathLike[str]) -> str | None:
+    """Returns a line that says why a model is computed by transformers and what that costs; None for the decoder."""
+    if not isinstance(model, TransformersModel):
+        return None
+    reason = _reason(Path(folder)) or "model_backend is transformers"
+    rows = "" if model.packs else "; it keeps a state, so each row takes a pass of its own and prefixes are not shared"
+    return f"the model is computed by transformers ({reason}){rows}"
+
+
+def _reason(path: Path) -> str | None:
+    """Returns why the fast decoder does not compute the model of a folder, or None if it does."""
+    config_path = path / "config.json"
+    if not config_path.is_file():
+        raise RunFolderError(f"no model in {str(path)!r}: it needs a config.json and safetensors; give a model folder")
+    try:
+        config = json.loads(config_path.read_text())
+    except ValueError as error:
+        raise RunFolderError(f"{str(config_path)!r} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise RunFolderError(f"{str(config_path)!r} holds no settings")
+    return refusal(config)

@@ -1,0 +1,274 @@
+"""Any causal language model of transformers over packed sequences, with shared prefixes, in place of the fast decoder.
+
+The model's own modules compute; only attention is ours (`pass_attention`). Recurrent and hybrid models keep a state
+that would pass from one sequence to the next, so each of their sequences takes a pass of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from agentgym.errors import ConfigError, RunFolderError
+from agentgym.model.context_window import declared_window
+from agentgym.model.language_model import KvShape, LanguageModel
+from agentgym.model.packed_layout import PackedLayout
+from agentgym.model.pass_attention import (
+    HOOK,
+    PackedAttention,
+    PassAttention,
+    PositionMask,
+    Scores,
+    attention_of,
+    register_hook,
+)
+from agentgym.types import JSON
+
+__all__ = ["TransformersModel", "load_transformers_model"]
+
+# Shape suffixes: N packed tokens, M wanted entries, U computed tokens, E model width, V vocabulary.
+
+STATELESS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention", "global", "local"})
+"""The kinds of layers, by `layer_types` of a config.json, that keep nothing but keys and values."""
+SCALES: Mapping[str, int] = {"logit_scale": 1, "logits_scaling": -1, "lm_head_multiplier": 1}
+"""The keys of a config.json that scale the logits, with the exponent of the scale."""
+PROBE_TOKENS = 96
+"""Tokens of each sequence in the check of packed passes: more than the shortest shared prefix."""
+MAX_DIFFERENCE = 1e-3
+"""The largest difference in nats that rounding explains between a packed pass and a pass of its own in float32."""
+
+
+class TransformersModel(LanguageModel):
+    """A model of transformers behind the interface of our models; it stays in evaluation mode, without dropout."""
+
+    def __init__(self, hf: Any, settings: Mapping[str, JSON]) -> None:
+        super().__init__()
+        self.hf = hf.eval()
+        self.settings = dict(settings)
+        """The config.json of the model's folder."""
+        text = hf.config.get_text_config()
+        self.vocab_size, self.width = self.embed.shape
+        self.context_window = declared_window(
+            {"max_position_embeddings": getattr(text, "max_position_embeddings", None)}
+        )
+        self.softcap = getattr(text, "final_logit_softcapping", None)
+        self.scale = 1.0
+        for name, exponent in SCALES.items():
+            self.scale *= float(getattr(text, name, None) or 1.0) ** exponent
+        self.packs = not _keeps_state(hf, text)
+        self._kv: dict[int, KvShape] | None = None
+
+    @property
+    def _backbone(self) -> Any:
+        """The model without its head."""
+        backbone = self.hf.get_decoder()
+        return self.hf.model if backbone is self.hf else backbone  # Llama 4 names none
+
+    @property
+    def embed(self) -> Tensor:  # type: ignore[override]
+        """The `[V, E]` embedding."""
+        return cast(Tensor, self.hf.get_input_embeddings().weight)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The `[V, E]` output matrix (the embedding itself if tied)."""
+        return cast(Tensor, self.hf.get_output_embeddings().weight)
+
+    @property
+    def kv_shapes(self) -> tuple[KvShape, ...]:
+        """The sizes of each attention layer's keys and values, read off a pass over one token."""
+        return tuple(self._kv_by_layer().values())
+
+    @property
+    def kv_index(self) -> dict[int, int]:
+        """The position in `kv_shapes` of each attention layer, by the layer's index."""
+        return {layer: index for index, layer in enumerate(self._kv_by_layer())}
+
+    def _kv_by_layer(self) -> dict[int, KvShape]:
+        if self._kv is None:
+            layout = PackedLayout([1], self.embed.device)
+            probe = _KvProbe(layout)
+            with torch.no_grad():
+                self.states(torch.zeros_like(layout.source_U), layout.every.position_U, probe)
+            self._kv = dict(sorted(probe.found.items()))
+        return self._kv
+
+    def states(self, ids_U: Tensor, position_U: Tensor, attention: PassAttention) -> Tensor:
+        """Returns the final normalized, scaled states `[U, E]` of tokens at their positions, in one pass."""
+        with attention_of(attention):
+            found = self._backbone(
+                input_ids=ids_U[None],
+                position_ids=position_U[None],
+                attention_mask=torch.ones_like(ids_U)[None],  # without it, positions would be read as packed rows
+                use_cache=False,
+            )
+        states_UE = cast(Tensor, found.last_hidden_state[0])
+        return states_UE if self.scale == 1.0 else states_UE * self.scale
+
+    def hidden_states(self, ids_N: Tensor, layout: PackedLayout) -> Tensor:
+        """Returns the final states `[M, E]` of the wanted entries; see `LanguageModel`."""
+        if not self.packs:
+            return self._states_by_row(ids_N, layout)
+        every = layout.every
+        states_UE = self.states(ids_N[layout.source_U], every.position_U, PackedAttention(layout))
+        return states_UE[layout.wanted.index_U[layout.entry_M]]
+
+    def _states_by_row(self, ids_N: Tensor, layout: PackedLayout) -> Tensor:
+        wanted_N = torch.ones_like(ids_N, dtype=torch.bool) if layout.wanted_N is None else layout.wanted_N
+        found = []
+        for ids_T, wanted_T in zip(ids_N.split(layout.seqlens), wanted_N.split(layout.seqlens), strict=True):
+            if len(ids_T):
+                row = PackedLayout([len(ids_T)], ids_T.device)
+                states_UE = self.states(ids_T[row.source_U], row.every.position_U, PackedAttention(row))
+                found.append(states_UE[: len(ids_T)][wanted_T])
+        return torch.cat(found) if found else self.embed.new_zeros(0, self.width)
+
+    def set_recompute(self, recomputes: bool) -> None:
+        """See `LanguageModel.set_recompute`; the blocks are those that transformers can checkpoint."""
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        how = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+        for module in self.hf.modules():
+            if isinstance(module, GradientCheckpointingLayer):
+                module.gradient_checkpointing, module._gradient_checkpointing_func = recomputes, how
+                module.training = recomputes  # of the block alone: what is inside stays without dropout
+
+    def to_hf(self) -> dict[str, JSON]:
+        """Returns the `config.json` that the model was loaded with."""
+        return dict(self.settings)
+
+    @torch.no_grad()
+    def published_tensors(self) -> dict[str, Tensor]:
+        """Returns every tensor under its name in published checkpoints; most share the memory of the model.
+
+        Transformers may store the experts of a layer as one tensor, which published checkpoints do not.
+        """
+        from transformers.core_model_loading import revert_weight_conversion
+
+        known: set[int] = set()
+        own: dict[str, Tensor] = {}
+        for name, tensor in self.hf.state_dict(keep_vars=True).items():
+            if id(tensor) not in known:  # a tied head is the embedding
+                known.add(id(tensor))
+                own[name] = tensor.detach()
+        return dict(revert_weight_conversion(self.hf, own))
+
+
+class _KvProbe(PackedAttention):
+    """Attention that also notes the sizes of the keys and values of each layer."""
+
+    def __init__(self, layout: PackedLayout) -> None:
+        super().__init__(layout)
+        self.found: dict[int, KvShape] = {}
+
+    def attend(
+        self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scores: Scores, mask: PositionMask
+    ) -> Tensor:
+        """See `PassAttention`."""
+        self.found[layer] = KvShape(k_NKD.shape[1], max(k_NKD.shape[-1], v_NKD.shape[-1]))
+        return super().attend(layer, q_NHD, k_NKD, v_NKD, scores, mask)
+
+
+def load_transformers_model(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32) -> TransformersModel:
+    """Loads the model of a folder with transformers.
+
+    Raises RunFolderError for missing, torn or further tensors, and ConfigError for a model that cannot be trained.
+    """
+    path = Path(folder)
+    if not (path / "config.json").is_file():
+        raise RunFolderError(f"no model in {str(path)!r}: it needs a config.json and safetensors; give a model folder")
+    settings = json.loads((path / "config.json").read_text())
+    model = TransformersModel(_load(path, dtype), settings)
+    _check_head(model)
+    check_packing(model)
+    return model
+
+
+def _load(path: Path, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
+
+    register_hook()
+    verbosity, has_bar = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()  # what it would report of tensors is an error below
+    transformers_logging.disable_progress_bar()
+    try:
+        hf, found = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, attn_implementation=HOOK, local_files_only=True, output_loading_info=True
+        )
+    except (OSError, SafetensorError) as error:
+        raise RunFolderError(f"no model can be read from {str(path)!r}: {_first_line(error)}") from error
+    except (ValueError, KeyError, TypeError, RuntimeError, ImportError, AttributeError) as error:
+        raise ConfigError(f"transformers cannot load the model in {str(path)!r}: {_first_line(error)}") from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if has_bar:
+            transformers_logging.enable_progress_bar()
+    for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        if names := sorted(map(str, found.get(kind) or ())):
+            what = kind.partition("_")[0]
+            raise RunFolderError(f"{str(path)!r} has {len(names)} {what} tensors, the first is {names[0]}")
+    return hf
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0][:300]
+
+
+def _keeps_state(hf: Any, text: Any) -> bool:
+    kinds = getattr(text, "layer_types", None) or ()
+    return bool(getattr(hf, "_is_stateful", False)) or not STATELESS.issuperset(map(str, kinds))
+
+
+@torch.no_grad()
+def _check_head(model: TransformersModel) -> None:
+    """Raises ConfigError unless our logits are those of the model's own head."""
+    head = model.hf.get_output_embeddings()
+    if head is None or getattr(head, "bias", None) is not None:
+        raise ConfigError("a model without a linear output head, or with a bias in it, is not supported")
+    length = min(8, model.context_window)
+    layout = PackedLayout([length], model.embed.device)
+    ids_T = _probe_ids(model, length, 0)
+    ours_TV = model.logits(model.hidden_states(ids_T, layout)).float().log_softmax(-1)
+    with attention_of(PackedAttention(layout)):
+        ids_U, position_U = ids_T[layout.source_U], layout.every.position_U
+        mask = torch.ones_like(ids_U)[None]
+        found = model.hf(
+            input_ids=ids_U[None], position_ids=position_U[None], attention_mask=mask, use_cache=False
+        ).logits[0, :length]
+    difference = float((ours_TV - found.float().log_softmax(-1)).abs().max())
+    if not difference <= (0.01 if model.embed.dtype == torch.float32 else 0.5):
+        raise ConfigError(
+            f"the logits of {type(model.hf).__name__} are not those of its final states and head: they differ by"
+            f" {difference:.3g} nats, so it cannot be trained here"
+        )
+
+
+@torch.no_grad()
+def check_packing(model: TransformersModel) -> None:
+    """Chooses rows of their own if sequences that share a pass change each other's logprobs."""
+    if not model.packs or model.embed.dtype != torch.float32:
+        return
+    length = min(PROBE_TOKENS, model.context_window)
+    shared_T = _probe_ids(model, length, 0)
+    rows = [torch.cat([shared_T[: 2 * length // 3], _probe_ids(model, length, seed)])[:length] for seed in (1, 2)]
+    ids_N, device = torch.cat(rows), model.embed.device
+    packed_NV = model.logits(model.hidden_states(ids_N, PackedLayout([length] * 2, device, ids_N=ids_N)))
+    own_NV = torch.cat([model.logits(model.hidden_states(ids, PackedLayout([length], device))) for ids in rows])
+    difference = float((packed_NV.float().log_softmax(-1) - own_NV.float().log_softmax(-1)).abs().max())
+    if not difference <= MAX_DIFFERENCE:
+        model.packs = False
+
+
+def _probe_ids(model: TransformersModel, length: int, seed: int) -> Tensor:
+    device = model.embed.device
+    return (torch.arange(length, device=device) * 7919 + 104_729 * seed) % model.vocab_size
