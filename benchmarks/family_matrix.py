@@ -188,8 +188,8 @@ HANDLED = ("render", "extend", "parse", "malformed")
 TEXT = """# Model families
 
 A family is a chat format: how a conversation becomes tokens and how a reply is read. Which models can be *trained* is
-another question: Llama, Mistral, Qwen2 and Qwen3 (dense, with full attention) at present. A model of any family can be
-evaluated behind a server (`agentgym eval --policy URL`).
+another question, which [models.md](models.md) answers. A model of any family can be evaluated behind a server
+(`agentgym eval --policy URL`).
 
 What holds for each family, measured: every template below is held to the hundred conversations of
 `agentgym.testing.contracts.conversations` by the checks of `agentgym verify --model FOLDER`, with a stand-in vocabulary

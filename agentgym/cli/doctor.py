@@ -156,7 +156,7 @@ def _engines(found: DoctorFindings) -> dict[str, tuple[bool, str]]:
     engines = {
         "scripted": (True, "the oracle, cheat and random policies"),
         "openai": (True, "any server of chat completions: eval --policy URL"),
-        "local": (trains, f"in process, {where}: {SUPPORTED}" if trains else "needs torch"),
+        "local": (trains, f"in process, {where}: {SUPPORTED}; others by transformers" if trains else "needs torch"),
     }
     for name in ("sglang", "vllm"):
         pythons = [f"{library.version} by {library.python}" for library in found.servers if library.engine == name]

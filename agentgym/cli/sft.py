@@ -26,8 +26,8 @@ from agentgym.envs.base.text_env import TextEnv
 from agentgym.errors import AgentGymError, ConfigError, RunFolderError
 from agentgym.evaluation.play.eval_folder import free_folder
 from agentgym.evaluation.play.model_folder import EMBEDDED, model_folder
-from agentgym.model.decoder import Decoder
-from agentgym.model.model_folder import load_decoder
+from agentgym.model.language_model import LanguageModel
+from agentgym.model.policy import backend_line, load_policy
 from agentgym.rollout.seeds import derive
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
@@ -191,7 +191,9 @@ def main(args: Sequence[str]) -> int:
         policy_for(env, options.policy)
     source = model_folder(options.model)
     date = options.date or present_date()
-    renderer, model = renderer_for(source, options.family, date=date), load_decoder(source)
+    renderer, model = renderer_for(source, options.family, date=date), load_policy(source)
+    if line := backend_line(model, source):
+        say(line)
     options = replace(options, date=date if renderer.tokenizer.writes_date else options.date)
     lesson = _of_rows(options, renderer, model) if env is None else _of_demonstrations(options, renderer, env)
     folder = SftFolder(options.output or _free_output(options), _settings(options, renderer, lesson))
@@ -225,9 +227,9 @@ def _of_demonstrations(options: SftOptions, renderer: TemplateRenderer, env: Tex
     return _Lesson(shown, config, env, Task(options.env or "", 0, kwargs=options.env_kwargs))
 
 
-def _of_rows(options: SftOptions, renderer: TemplateRenderer, model: Decoder) -> _Lesson:
+def _of_rows(options: SftOptions, renderer: TemplateRenderer, model: LanguageModel) -> _Lesson:
     """Reads the rows of conversations or episodes; prints what was left out, and why."""
-    window, vocab_size = model.config.context_window, model.config.vocab_size
+    window, vocab_size = model.context_window, model.vocab_size
     if options.conversations:
         files = ConversationSource(paths=options.conversations, skip_malformed=options.skip_malformed)
         learned = SftRows.of_conversations(files, renderer, window)

@@ -20,7 +20,7 @@ from agentgym.errors import ConfigError, RenderError
 from agentgym.evaluation.model_check.checks import Reference
 from agentgym.evaluation.model_check.verify import verify_model
 from agentgym.evaluation.play.model_folder import model_folder
-from agentgym.model.architectures import SUPPORTED, refusal
+from agentgym.model.architectures import refusal
 
 __all__ = ["main"]
 
@@ -31,7 +31,7 @@ class VerifyModelOptions:
 
     The verdict of a property is `ok`, `FAILED` (training would be wrong; exit code 1), or `noted` (the template does
     not keep it, and what is trained is exact all the same). Exit code 2: there is nothing to verify. A model that
-    agentgym does not train is noted with the reason, and the exit code is that of the template.
+    the fast decoder does not compute is noted with the reason, and the exit code is that of the template.
     """
 
     model: Annotated[str, tyro.conf.arg(metavar="FOLDER")]
@@ -57,14 +57,14 @@ def main(args: Sequence[str]) -> int:
     say(report.summary())
     reason = _refusal(folder)
     if reason is not None:
-        say(f"the model itself does not train here: {reason}. Supported are {SUPPORTED}")
+        say(f"transformers would compute this model, not the fast decoder: {reason}")
     if options.json:
         show_json({**report.to_json(), "refusal": reason})
     return 0 if report.ok else 1
 
 
 def _refusal(folder: Path) -> str | None:
-    """Returns why the folder's model cannot be trained here; None if it can, or if the folder has only a tokenizer."""
+    """Returns why the fast decoder does not compute the folder's model; None if it does, or without a model."""
     path = folder / "config.json"
     if not path.is_file():
         return None

@@ -1,14 +1,18 @@
-"""The model architectures that train and sample in process, and why other configurations are refused."""
+"""The model architectures that the fast decoder computes, and why it refuses other configurations."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from agentgym.model.architecture_keys import unknown_key
 from agentgym.model.rope import rope_refusal
 from agentgym.types import JSON
 
-__all__ = ["ARCHITECTURES", "SUPPORTED", "refusal"]
+__all__ = ["ARCHITECTURES", "SUPPORTED", "ModelBackend", "refusal"]
+
+ModelBackend = Literal["auto", "fast", "transformers"]
+"""The code that computes a model: the fast decoder, transformers, or the first of them that can."""
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -22,7 +26,7 @@ SUPPORTED = "Llama, Mistral, Qwen2 and Qwen3 (dense, with full attention)"
 
 
 def refusal(config: Mapping[str, JSON]) -> str | None:
-    """Returns why a model with this `config.json` cannot be trained or run in process, or None if it can.
+    """Returns why the fast decoder does not compute a model with this `config.json`, or None if it does.
 
     Every key that changes what the four architectures compute is either read by `DecoderConfig` or refused here.
     Unknown keys are refused too.

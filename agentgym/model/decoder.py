@@ -135,6 +135,7 @@ class Decoder(LanguageModel):
         super().__init__()
         self.config = config
         self.vocab_size, self.width, self.context_window = config.vocab_size, config.width, config.context_window
+        self.num_layers = config.num_layers
         self.embed = nn.Parameter(torch.empty(config.vocab_size, config.width))
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
         self.final_norm = nn.Parameter(torch.ones(config.width))

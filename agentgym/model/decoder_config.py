@@ -45,8 +45,8 @@ class DecoderConfig:
         reason = refusal(config)
         if reason is not None:
             raise ConfigError(
-                f"this model cannot be trained or run in process: {reason}. Supported are {SUPPORTED}. Others can be"
-                " evaluated on a server: `agentgym eval --policy http://HOST:PORT/v1`"
+                f"the fast decoder does not compute this model: {reason}. It computes {SUPPORTED};"
+                " transformers computes others, in one process without adapters (--model-backend auto)"
             )
         rope = rope_of(config)
         family = str(config["model_type"])

@@ -39,6 +39,7 @@ class LanguageModel(nn.Module):
     vocab_size: int
     width: int
     context_window: int
+    num_layers: int
     embed: Tensor
     """The `[V, E]` embedding; its device and dtype are those of the model."""
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from agentgym.errors import RunFolderError
-from agentgym.model.architectures import refusal
+from agentgym.model.architectures import ModelBackend, refusal
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import load_decoder, reading
 from agentgym.model.transformers_model import TransformersModel, load_transformers_model
 
-__all__ = ["ModelBackend", "backend_line", "load_policy"]
-
-ModelBackend = Literal["auto", "fast", "transformers"]
+__all__ = ["backend_line", "load_policy"]
 
 
 def load_policy(

@@ -13,6 +13,7 @@ import torch
 
 from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder
+from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import published_views
 from agentgym.model.packed_layout import PackedLayout
 
@@ -25,13 +26,15 @@ MAX_DIFFERENCE = {torch.float32: 0.01, torch.float64: 0.01}
 MEAN_DIFFERENCE = 0.1
 
 
-def check_forward(model: Decoder, folder: str | os.PathLike[str]) -> float | None:
+def check_forward(model: LanguageModel, folder: str | os.PathLike[str]) -> float | None:
     """Computes logprobs of a few tokens here and with `transformers`; returns the largest difference in nats.
 
-    Both use the same tensors, so only activations take memory. Returns None, without a comparison, for a folder that
-    agentgym wrote: its config.json has nothing to misread. Raises ConfigError if the two models differ by more than
-    rounding.
+    Both use the same tensors, so only activations take memory. Returns None, without a comparison, for a model that
+    transformers computes, and for a folder that agentgym wrote, whose config.json has nothing to misread. Raises
+    ConfigError if the two models differ by more than rounding.
     """
+    if not isinstance(model, Decoder):
+        return None
     given = json.loads((Path(folder) / "config.json").read_text())
     if given == model.config.to_hf() | {"torch_dtype": given.get("torch_dtype")}:
         return None

@@ -60,6 +60,7 @@ class TransformersModel(LanguageModel):
         self.context_window = declared_window(
             {"max_position_embeddings": getattr(text, "max_position_embeddings", None)}
         )
+        self.num_layers = int(text.num_hidden_layers)
         self.softcap = getattr(text, "final_logit_softcapping", None)
         self.scale = 1.0
         for name, exponent in SCALES.items():

@@ -14,6 +14,7 @@ from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.sglang.engine import SglangConfig
 from agentgym.engines.vllm.engine import VllmConfig
 from agentgym.errors import ConfigError, nearest
+from agentgym.model.architectures import ModelBackend
 from agentgym.rewards import RewardConfig
 from agentgym.rollout.episode.history import CompactionConfig, History
 from agentgym.rollout.limits import Limits, SamplingConfig
@@ -69,6 +70,9 @@ class TrainConfig:
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     model: str = "embedded"
     """The model to train: `embedded`, or a folder with a model and its tokenizer."""
+    model_backend: ModelBackend = "auto"
+    """The code that computes the model: `fast`, the decoder for Llama, Mistral, Qwen2 and Qwen3; `transformers`, for
+    any causal language model; `auto` is the fast one where it computes the architecture."""
     family: str | None = None
     """The chat format of the model, by a name of `agentgym tools families`; None detects it from the chat template, and
     config.yaml then names it."""

@@ -95,7 +95,7 @@ def test_a_configuration_that_would_be_computed_differently_is_refused_with_the_
     config: dict[str, Any], reason: str
 ) -> None:
     assert reason in str(refusal({**SMALL, **config}))
-    with pytest.raises(ConfigError, match="Supported are Llama, Mistral, Qwen2 and Qwen3"):
+    with pytest.raises(ConfigError, match="It computes Llama, Mistral, Qwen2 and Qwen3"):
         DecoderConfig.from_hf({**SMALL, **config})
 
 
@@ -183,17 +183,19 @@ def test_the_cache_of_a_large_model_is_as_large_as_memory_allows() -> None:
     assert fitting_slots(model, 1024, 3) == 3
 
 
-def test_verifying_a_models_template_says_why_the_model_does_not_train(
+def test_verifying_a_models_template_says_why_the_fast_decoder_does_not_compute_the_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((embedded_folder() / name).read_bytes())
     (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": "gemma3"}))
     assert main(["verify", "--model", str(tmp_path)]) == 0
-    assert "the model itself does not train here: model_type 'gemma3'" in " ".join(capsys.readouterr().out.split())
+    assert "not the fast decoder: model_type 'gemma3'" in " ".join(capsys.readouterr().out.split())
 
 
-def test_the_plan_of_a_model_that_does_not_train_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_of_a_model_that_transformers_computes_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": "llama", "mlp_bias": True}))
     assert main(["plan", "--model", str(tmp_path), "--learner.dtype", "bfloat16"]) == 0
-    assert "does not train this model yet: mlp_bias is not supported" in " ".join(capsys.readouterr().out.split())
+    assert "without adapters: mlp_bias is not supported" in " ".join(capsys.readouterr().out.split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from agentgym.engines.local.config import LocalEngineConfig
+from agentgym.engines.local.engine import LocalEngine
+from agentgym.engines.protocol import Completion, Sampling
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.model.decoder import Decoder
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.policy import backend_line, load_policy
 from agentgym.model.transformers_model import TransformersModel
+from agentgym.trainers.learner.token_logprobs import score_targets
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 300,
@@ -176,3 +181,54 @@ def test_an_unknown_architecture_is_refused(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "kimi_k9"}')
     with pytest.raises(ConfigError, match="transformers cannot load the model"):
         load_policy(folder)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_capped_logits_have_the_scores_and_gradients_of_the_formula(temperature: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    hidden_NE, head_VE = (torch.randn(size, 8, generator=generator).double() * 2 for size in (50, 20))
+    target_N = torch.randint(0, 20, (50,), generator=generator)
+    weight_N = torch.randn(2, 50, generator=generator)
+    hidden, head = hidden_NE.float().requires_grad_(), head_VE.float().requires_grad_()
+    found = score_targets(hidden, head, target_N, temperature, softcap=5.0)
+    (weight_N[0] * found.logp_N + weight_N[1] * found.entropy_N).sum().backward()
+    hidden_NE.requires_grad_()
+    head_VE.requires_grad_()
+    log_p_NV = (5.0 * torch.tanh(hidden_NE @ head_VE.T / 5.0) / temperature).log_softmax(-1)
+    logp_N, entropy_N = log_p_NV.gather(1, target_N[:, None])[:, 0], -(log_p_NV.exp() * log_p_NV).sum(-1)
+    (weight_N[0] * logp_N + weight_N[1] * entropy_N).sum().backward()
+    torch.testing.assert_close(found.logp_N.double(), logp_N, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.entropy_N.double(), entropy_N, atol=1e-5, rtol=0)
+    for own, wanted in ((hidden, hidden_NE), (head, head_VE)):
+        assert own.grad is not None and wanted.grad is not None
+        torch.testing.assert_close(own.grad.double(), wanted.grad, atol=1e-4, rtol=0)
+
+
+def test_the_local_engine_samples_with_the_logprobs_of_the_model(
+    pair: tuple[Any, TransformersModel, Path],
+) -> None:
+    theirs, ours, _ = pair
+    if not ours.packs:
+        with pytest.raises(ConfigError, match="recurrent or hybrid"):
+            LocalEngine(ours)
+        return
+    prompts = [row[:size].tolist() for row, size in zip(_rows(), (57, 20, 45), strict=True)]
+    samplings = [Sampling(max_tokens=12, seed=seed, stop_ids=()) for seed in range(3)]
+
+    async def play() -> list[Completion]:
+        engine = LocalEngine(ours, LocalEngineConfig(num_slots=3, window=128, max_step_tokens=32))
+        requests = enumerate(zip(prompts, samplings, strict=True))
+        try:
+            return await asyncio.gather(
+                *(engine.generate(prompt, sampling, session=str(number)) for number, (prompt, sampling) in requests)
+            )
+        finally:
+            await engine.close()
+
+    replies = asyncio.run(play())
+    for prompt, reply in zip(prompts, replies, strict=True):
+        ids_T = torch.tensor([*prompt, *reply.ids])
+        with torch.no_grad():
+            logprobs_TV = theirs(input_ids=ids_T[None], use_cache=False).logits[0].log_softmax(-1)
+        wanted_T = logprobs_TV[len(prompt) - 1 : -1].gather(1, ids_T[len(prompt) :, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(reply.logprobs), wanted_T, atol=1e-4, rtol=0)

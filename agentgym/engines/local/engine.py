@@ -27,11 +27,14 @@ from agentgym.engines.local.offload import regain_memory, release_memory
 from agentgym.engines.local.sampling import draw
 from agentgym.engines.local.scheduler import SamplingRequest, Scheduler
 from agentgym.engines.local.step import StepRunner
+from agentgym.engines.local.transformers_step import TransformersStep
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.errors import ConfigError, EngineError
 from agentgym.model.decoder import Decoder
+from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import own_tensors
 from agentgym.model.published_weights import Weights
+from agentgym.model.transformers_model import TransformersModel
 
 __all__ = ["LocalEngine"]
 
@@ -46,7 +49,7 @@ _Delivery = tuple[SamplingRequest, "Completion | EngineError"]
 
 
 class LocalEngine:
-    """Samples from a live `Decoder`: no copy and no transfer of weights, since training shares the tensors.
+    """Samples from a live model: no copy and no transfer of weights, since training shares the tensors.
 
     A trainer calls `pause`, changes the weights, `update_weights({}, version)`, `resume`. Weights that change under a
     request, or are used without the call, raise EngineError: the cached keys would be those of older weights. If
@@ -55,17 +58,20 @@ class LocalEngine:
     recomputed, and record both versions.
     """
 
-    def __init__(self, model: Decoder, config: LocalEngineConfig | None = None, *, version: int = 0) -> None:
+    def __init__(self, model: LanguageModel, config: LocalEngineConfig | None = None, *, version: int = 0) -> None:
         self.config = config or LocalEngineConfig()
         self.model = model
-        window = self.config.window or model.config.context_window
-        if window > model.config.context_window:
+        window = self.config.window or model.context_window
+        if window > model.context_window:
+            raise ConfigError(f"window {window} is over the model's context window {model.context_window}; lower it")
+        if not model.packs:
             raise ConfigError(
-                f"window {window} is over the model's context window {model.config.context_window}; lower it"
+                "the local engine cannot sample from a recurrent or hybrid model, whose state is no cache of keys and"
+                " values: give --engine sglang or --engine vllm"
             )
         self._window, self._version, self._num_steps = window, version, 0
         self._cache = SlotCache(model, self.config.num_slots or fitting_slots(model, window), window)
-        self._runner: StepRunner | CompiledStep | None = None
+        self._runner: StepRunner | CompiledStep | TransformersStep | None = None
         self._scheduler = Scheduler(self._cache, self.config.max_step_tokens, self.config.keep_idle_s)
         self._parameters = tuple(model.parameters())
         self._weights_mark = self._mark_weights()
@@ -75,7 +81,8 @@ class LocalEngine:
         self._paused = self._closed = self._stopped = self._preparing = False
         is_small = sum(parameter.numel() for parameter in self._parameters) < _SMALL_MODEL
         self._threads = 1 if self.config.threads is None and is_small else self.config.threads
-        can_compile = model.embed.device.type == "cpu" and model.embed.dtype == torch.float32
+        can_compile = isinstance(model, Decoder) and model.embed.device.type == "cpu"
+        can_compile = can_compile and model.embed.dtype == torch.float32
         wanted = self.config.compile
         self.compiles = is_small and can_compile and cpp_compiler() is not None if wanted is None else wanted
         """True if the steps will run as a compiled graph, made by `prepare` or by the first request."""
@@ -85,7 +92,7 @@ class LocalEngine:
     @property
     def vocab_size(self) -> int:
         """The number of token ids: ids in `[0, vocab_size)` may be sent."""
-        return self.model.config.vocab_size
+        return self.model.vocab_size
 
     @property
     def context_window(self) -> int:
@@ -265,7 +272,10 @@ class LocalEngine:
         finally:
             self._preparing = False
 
-    def _make_runner(self) -> StepRunner | CompiledStep:
+    def _make_runner(self) -> StepRunner | CompiledStep | TransformersStep:
+        if isinstance(self.model, TransformersModel):
+            return TransformersStep(self.model, self._cache)
+        assert isinstance(self.model, Decoder)
         required = bool(self.config.compile)
         compiled = compiled_step(self.model, self._cache, required=required) if self.compiles else None
         runner = compiled or StepRunner(self.model, self._cache)

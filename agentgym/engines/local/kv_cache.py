@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import mmap
 from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from agentgym.engines.local.machine_memory import available_memory
 from agentgym.errors import ConfigError
-from agentgym.model.decoder import Decoder
+from agentgym.model.language_model import KvShape, LanguageModel
 
 __all__ = ["L_BLOCK", "SlotCache", "fitting_slots", "round_up"]
 
@@ -30,21 +31,21 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def fitting_slots(model: Decoder, window: int, wanted: int = 128) -> int:
+def fitting_slots(model: LanguageModel, window: int, wanted: int = 128) -> int:
     """Returns how many slots of `window` tokens fit into half of the free memory: at most `wanted`, at least 1."""
-    slot_bytes = int(np.prod(_slot_shape(model, window))) * model.embed.element_size() * model.config.num_layers
+    numbers = sum(int(np.prod(_slot_shape(kv_shape, window))) for kv_shape in model.kv_shapes)
+    slot_bytes = max(1, numbers * model.embed.element_size())
     free = _free_memory(model.embed.device)
     return max(1, min(wanted, free // 2 // slot_bytes - 1))  # one more slot is scratch
 
 
-def _slot_shape(model: Decoder, window: int) -> tuple[int, int, int, int]:
+def _slot_shape(kv_shape: KvShape, window: int) -> tuple[int, int, int, int]:
     """Returns the sizes of a slot in a layer: keys and values, heads, positions and width.
 
     There is one block of positions more than can be read. So what is read is a part whatever its length, and one graph
     serves all lengths.
     """
-    c = model.config
-    return 2, c.num_kv_heads, round_up(window, L_BLOCK) + L_BLOCK, c.head_width
+    return 2, kv_shape.num_heads, round_up(window, L_BLOCK) + L_BLOCK, kv_shape.width
 
 
 def _free_memory(device: torch.device) -> int:
@@ -62,16 +63,18 @@ class SlotCache:
     and none is free, the one idle for longest is evicted: its prefix is recomputed if its session comes back.
     """
 
-    def __init__(self, model: Decoder, num_slots: int, window: int) -> None:
-        c = model.config
+    def __init__(self, model: LanguageModel, num_slots: int, window: int) -> None:
         self.num_slots, self.window = num_slots, window
-        keys_and_values, *rest = _slot_shape(model, window)
-        shape = (keys_and_values, num_slots + 1, *rest)
-        self.kv, self._pages = _zeros(c.num_layers, shape, model.embed)
-        self.kv_flat = tuple(kv.view(-1, c.head_width) for kv in self.kv)
-        # The first row in `kv_flat` of every slot's keys, then values, head by head.
-        heads = np.arange(2 * (num_slots + 1) * c.num_kv_heads).reshape(2, num_slots + 1, c.num_kv_heads)
-        self._first_row_SH = heads.transpose(1, 0, 2).reshape(num_slots + 1, -1) * shape[3]
+        shapes = []
+        for kv_shape in model.kv_shapes:
+            keys_and_values, *rest = _slot_shape(kv_shape, window)
+            shapes.append((keys_and_values, num_slots + 1, *rest))
+        self.kv, self._pages = _zeros(shapes, model.embed)
+        self.kv_flat = tuple(kv.view(-1, kv.shape[-1]) for kv in self.kv)
+        # The first row in `kv_flat` of every slot's keys, then values, head by head, where all layers are alike.
+        num_heads = model.kv_shapes[0].num_heads
+        heads = np.arange(2 * (num_slots + 1) * num_heads).reshape(2, num_slots + 1, num_heads)
+        self._first_row_SH = heads.transpose(1, 0, 2).reshape(num_slots + 1, -1) * shapes[0][3]
         self.tokens_SW = np.zeros((num_slots, window), np.int64)
         self.num_known_S = np.zeros(num_slots, np.int64)
         self.num_valid_S = np.zeros(num_slots, np.int64)
@@ -184,19 +187,21 @@ class SlotCache:
         self._session_of[slot] = None
 
 
-def _zeros(num_layers: int, shape: tuple[int, ...], like: Tensor) -> tuple[tuple[Tensor, ...], tuple[mmap.mmap, ...]]:
+def _zeros(shapes: Sequence[tuple[int, ...]], like: Tensor) -> tuple[tuple[Tensor, ...], tuple[mmap.mmap, ...]]:
     """Returns a tensor per layer; on CPU also the pages that each is stored in."""
-    num_bytes = int(np.prod(shape)) * like.element_size()
+    sizes = [int(np.prod(shape)) * like.element_size() for shape in shapes]
     try:
         if like.device.type != "cpu":
-            return tuple(torch.zeros(shape, dtype=like.dtype, device=like.device) for _ in range(num_layers)), ()
-        pages = tuple(_lazy_zeros(num_bytes) for _ in range(num_layers))
+            return tuple(torch.zeros(shape, dtype=like.dtype, device=like.device) for shape in shapes), ()
+        pages = tuple(map(_lazy_zeros, sizes))
     except (MemoryError, OSError, OverflowError, torch.OutOfMemoryError) as error:
+        num_slots, window = shapes[0][1] - 1, shapes[0][3]
         raise ConfigError(
-            f"the key/value cache needs {num_layers * num_bytes / 2**30:.1f} GiB ({shape[1] - 1} slots of {shape[3]}"
-            f" tokens), which {like.device} does not give; lower num_slots or window"
+            f"the key/value cache needs {sum(sizes) / 2**30:.1f} GiB ({num_slots} slots of {window} tokens), which"
+            f" {like.device} does not give; lower num_slots or window"
         ) from error
-    return tuple(torch.frombuffer(page, dtype=like.dtype).view(shape) for page in pages), pages
+    tensors = zip(pages, shapes, strict=True)
+    return tuple(torch.frombuffer(page, dtype=like.dtype).view(shape) for page, shape in tensors), pages
 
 
 def _lazy_zeros(num_bytes: int) -> mmap.mmap:

@@ -265,12 +265,15 @@ def model_engine(folder: Path, device: str, num_slots: int) -> Engine:
     from agentgym.engines.local.config import LocalEngineConfig  # here, and not above: only a model needs torch
     from agentgym.engines.local.engine import LocalEngine  # here, and not above: only a model needs torch
     from agentgym.engines.local.kv_cache import fitting_slots
-    from agentgym.model.model_folder import load_decoder, on_device
+    from agentgym.model.model_folder import on_device
+    from agentgym.model.policy import backend_line, load_policy
     from agentgym.model.transformers_check import check_forward
 
-    model = on_device(load_decoder(folder), device)
+    model = on_device(load_policy(folder), device)
     check_forward(model, folder)
-    window = model.config.context_window
+    if line := backend_line(model, folder):
+        _log.info(line)
+    window = model.context_window
     fitting = fitting_slots(model, window, num_slots)
     if fitting < num_slots:
         _log.warning(

@@ -103,7 +103,7 @@ class Replay:
     def _compare_episode(self, env: TextEnv, trajectory: Trajectory) -> _Found:
         task = trajectory.task
         answer = read_reset(env.reset(seed=task.seed, options=dict(task.options) or None))
-        turns, answers = _answered_turns(trajectory), [answer]
+        turns, answers = _answered_turns(trajectory, own_rewards=not self._foreign_rewards), [answer]
         for number, turn in turns:
             if answer.terminated or answer.truncated:
                 return _Found(number, "the environment ended the episode before this turn", answers=tuple(answers))
@@ -188,12 +188,13 @@ def _why_not(trajectory: Trajectory) -> str:
     return ""
 
 
-def _answered_turns(trajectory: Trajectory) -> list[tuple[int, Turn]]:
+def _answered_turns(trajectory: Trajectory, *, own_rewards: bool) -> list[tuple[int, Turn]]:
     """Returns the turns that went to the environment, with their numbers."""
     turns = [(number, turn) for number, turn in enumerate(trajectory.turns) if not turn.asked]
     if trajectory.status is Status.TRUNCATED and trajectory.stop_reason in CUT and turns:
         last = turns[-1][1]
-        if last.finish_reason == "length" and not (last.observation or last.tool_results or last.reward):
+        rewarded = own_rewards and bool(last.reward)  # a reward from elsewhere says nothing of the environment
+        if last.finish_reason == "length" and not (last.observation or last.tool_results or rewarded):
             turns.pop()
     return turns
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from agentgym.errors import RunFolderError
-from agentgym.model.decoder import Decoder
+from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import model_tensors, write_model
 from agentgym.rollout.record.manifest import what_is_torn, write_manifest
 from agentgym.trainers.checkpoints.sharded_state import copy_to_cpu, load_state, save_state
@@ -79,7 +79,13 @@ class Snapshot:
 
     @classmethod
     def of(
-        cls, step: int, model: Decoder, learner: Mapping[str, Any], *, tokenizer: Path, **states: Mapping[str, JSON]
+        cls,
+        step: int,
+        model: LanguageModel,
+        learner: Mapping[str, Any],
+        *,
+        tokenizer: Path,
+        **states: Mapping[str, JSON],
     ) -> Snapshot:
         """Copies the tensors of the model and of the learner's state; `states` are `tasks`, `random` and `record`."""
         tensors, config = model_tensors(model), model.to_hf()

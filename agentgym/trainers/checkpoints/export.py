@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 
 from agentgym.embedded import embedded_folder
 from agentgym.errors import ConfigError, RunFolderError
-from agentgym.model.model_folder import load_decoder, reading, save_model_folder
+from agentgym.model.model_folder import reading, save_model_folder
+from agentgym.model.policy import load_policy
 from agentgym.rollout.record.manifest import MANIFEST
 from agentgym.trainers.checkpoints.checkpoint import (
     Checkpoint,
@@ -86,7 +87,7 @@ def export_model(checkpoint: Checkpoint, folder: Path, *, dtype: DType = "float3
     Raises RunFolderError if the folder is not empty or cannot be written; it appears once it is complete.
     """
     with _new_folder(checkpoint, folder) as part:
-        save_model_folder(load_decoder(checkpoint.path), part, dtype=getattr(torch, dtype))
+        save_model_folder(load_policy(checkpoint.path), part, dtype=getattr(torch, dtype))
         copy_tokenizer(checkpoint.path, part)
     return Exported(folder=folder.resolve(), checkpoint=checkpoint.path, step=checkpoint.step, dtype=dtype)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -160,7 +161,11 @@ class RecomputedLogprobs:
         config = self._config
         plain = LearnerConfig(dtype=config.learner.dtype, micro_batch_tokens=config.learner.micro_batch_tokens)
         learner = Learner(
-            load_model(folder, plain), plain, config.optimizer, total_steps=1, temperature=config.sampling.temperature
+            load_model(folder, replace(config, learner=plain)),
+            plain,
+            config.optimizer,
+            total_steps=1,
+            temperature=config.sampling.temperature,
         )
         try:
             batch = plain_batch(trajectories)

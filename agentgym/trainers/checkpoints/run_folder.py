@@ -12,7 +12,7 @@ import yaml
 
 from agentgym.envs.catalog.resolve import stem_of
 from agentgym.errors import ConfigError, RunFolderError
-from agentgym.model.decoder import Decoder
+from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import save_model_folder
 from agentgym.rollout.record.chain import CHAIN, ChainedFile
 from agentgym.rollout.record.folder_digests import discard_digests, file_digest, write_digests
@@ -153,7 +153,7 @@ def _step_of_line(line: bytes, number: int, path: Path) -> int:
         ) from error
 
 
-def save_model(model: Decoder, folder: Path, tokenizer: Path) -> Path:
+def save_model(model: LanguageModel, folder: Path, tokenizer: Path) -> Path:
     """Writes the model with the tokenizer of the folder `tokenizer`, in the format of `transformers` and agentgym."""
     save_model_folder(model, folder)
     copy_tokenizer(tokenizer, folder)

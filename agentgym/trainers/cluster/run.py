@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 
+from agentgym.model.decoder import Decoder
 from agentgym.trainers.cluster.actors import Actor, ActorLost, Cluster
 from agentgym.trainers.cluster.board import Board, BoardKeeper
 from agentgym.trainers.cluster.engine import ClusterEngine, Engines
@@ -28,7 +29,9 @@ async def open_cluster(
     config: TrainConfig, origin: Origin, stack: AsyncExitStack, show: Callable[[str], None]
 ) -> RunParts:
     """Starts the actors of a run; the stack ends them. `show` is called with lines that a user should see."""
-    config.learner.mesh.check(origin.model.config, config.ray.learners)
+    model = origin.model
+    assert isinstance(model, Decoder)  # see `check_model_settings`
+    config.learner.mesh.check(model.config, config.ray.learners)
     cluster = stack.enter_context(Cluster(config.cluster))
     for line in resource_plan(config, cluster.nodes(), cluster.cores):
         show(line)
@@ -39,7 +42,7 @@ async def open_cluster(
     ranks, actors = begun.ranks(), begun.engines()
     engines = await _gather_engines(actors, config)
     workers = begun.workers(engines)
-    learner = ClusterLearner(ranks, config, origin.model)
+    learner = ClusterLearner(ranks, config, model)
     meeting = asyncio.to_thread(learner.begin, config, origin.weights_folder, origin.model_folder)
     await asyncio.gather(
         meeting, *(worker.call("ready") for worker in workers), *(actor.call("prepare") for actor in actors)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from agentgym.errors import ConfigError
-from agentgym.model.decoder import Decoder
 from agentgym.model.exchange import ALONE, Exchange
+from agentgym.model.language_model import LanguageModel
 from agentgym.trainers.algorithms.losses.value import value_clip
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.learner.finite import NotFinite
@@ -69,7 +69,7 @@ class Critic:
 
     def __init__(
         self,
-        policy: Decoder,
+        policy: LanguageModel,
         config: CriticConfig,
         optimizer: OptimizerConfig,
         *,
@@ -78,7 +78,7 @@ class Critic:
         world: LearnerRanks,
     ) -> None:
         self.config = config
-        self.head = ValueHead(policy.config.width).to(policy.embed.device)
+        self.head = ValueHead(policy.width).to(policy.embed.device)
         world.spread(self.head)
         self.backbone = policy if config.trunk == "shared" else world.copy(policy)
         self.optimizer: PolicyOptimizer | None = None

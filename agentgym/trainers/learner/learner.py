@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentgym.model.decoder import Decoder, DecoderLayer
+from agentgym.errors import ConfigError
+from agentgym.model.decoder import Decoder
 from agentgym.model.exchange import Exchange
+from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import published_views
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers.algorithms.kl import penalty_of
@@ -77,28 +79,28 @@ class Learner:
 
     def __init__(
         self,
-        model: Decoder | Sharded,
+        model: LanguageModel | Sharded,
         config: LearnerConfig,
         optimizer: OptimizerConfig,
         *,
         total_steps: int,
         temperature: float = 1.0,
-        reference: Decoder | Sharded | None = None,
+        reference: LanguageModel | Sharded | None = None,
     ) -> None:
-        self.model = model if isinstance(model, Decoder) else model.decoder
+        self.model: LanguageModel = model.decoder if isinstance(model, Sharded) else model
         self.world = learner_ranks(model, config)
         self.config = config
         self.adapters: Adapters | None = None
         if config.lora.rank:
             base = reference.decoder if isinstance(reference, Sharded) else reference
+            if not isinstance(self.model, Decoder) or not isinstance(base, Decoder | None):
+                raise ConfigError("adapters are not supported for a model that transformers computes: leave lora out")
             self.adapters = Adapters.of(self.model, base, config.lora)
             self.model = self.adapters.model
         self.temperature = temperature
         self.kl = config.kl.controller()
-        for layer in self.model.layers:
-            assert isinstance(layer, DecoderLayer)
-            layer.recomputes = config.activation_checkpointing
-        self.reference: Decoder | Unadapted | None = None
+        self.model.set_recompute(config.activation_checkpointing)
+        self.reference: LanguageModel | Unadapted | None = None
         if config.kl.coefficient:
             self.reference = self._reference(reference) if self.adapters is None else self.adapters.reference
         num_steps = total_steps * config.steps_per_batch
@@ -118,11 +120,11 @@ class Learner:
         self._fresh_from = 0
         self._kl_of_rewards = 0.0
         self._loss = policy_loss(config)
-        self._score = scorer(config.head_kernel)
+        self._score = scorer(config.head_kernel, self.model.softcap)
         self._kl_penalty = penalty_of(config.kl.penalty)
         self._elementwise = is_elementwise(LOSSES[config.loss_name])
 
-    def _reference(self, given: Decoder | Sharded | None) -> Decoder:
+    def _reference(self, given: LanguageModel | Sharded | None) -> LanguageModel:
         """The model of the KL term, on the ranks of the policy."""
         if given is None:
             return self.world.copy(self.model).requires_grad_(False)
@@ -186,7 +188,8 @@ class Learner:
 
             def read(hidden_OE: Tensor, head_VE: Tensor) -> Tensor:
                 target_O = layout.exchange.own(part.target_N[part.mask_N])
-                return layout.exchange.gather_entries(gradient_proxy(hidden_OE, head_VE, target_O, self.temperature))
+                found_O = gradient_proxy(hidden_OE, head_VE, target_O, self.temperature, softcap=self.model.softcap)
+                return layout.exchange.gather_entries(found_O)
 
             found_M: Tensor = self.model(part.ids_N, layout, read)
             return found_M
@@ -281,7 +284,9 @@ class Learner:
         """
         return self._logprobs(self.model, batch, temperature)
 
-    def _logprobs(self, model: Decoder | Unadapted, batch: TrainingBatch, temperature: float | None = None) -> Tensor:
+    def _logprobs(
+        self, model: LanguageModel | Unadapted, batch: TrainingBatch, temperature: float | None = None
+    ) -> Tensor:
         return self._every_target(lambda part: self._logp(model, part, temperature), self._share(batch))
 
     def _share(self, batch: TrainingBatch) -> Share:
@@ -306,7 +311,7 @@ class Learner:
         self.world.close()
 
     @torch.no_grad()
-    def _logp(self, model: Decoder | Unadapted, part: TrainingBatch, temperature: float | None = None) -> Tensor:
+    def _logp(self, model: LanguageModel | Unadapted, part: TrainingBatch, temperature: float | None = None) -> Tensor:
         layout, wanted = self._layout(part), temperature or self.temperature
         scores: TargetScores = model(
             part.ids_N, layout, lambda hidden, head: self._scores(hidden, head, part, layout.exchange, wanted)

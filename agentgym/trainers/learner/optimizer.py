@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from agentgym.model.language_model import LanguageModel
 from agentgym.trainers.learner.master_weights import MasterWeights
 from agentgym.trainers.parallel.sharded_tensor import like, whole
 from agentgym.trainers.settings.optimizer import OptimizerConfig
@@ -103,6 +104,12 @@ def _parameters(part: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in part.param_groups for parameter in group["params"]]
 
 
+def _ends(model: nn.Module) -> list[nn.Parameter]:
+    """Returns the embedding and the head of a language model."""
+    ends = [model.embed, model.head_weight] if isinstance(model, LanguageModel) else []
+    return [parameter for parameter in ends if isinstance(parameter, nn.Parameter)]
+
+
 def _make_parts(
     model: nn.Module, config: OptimizerConfig, further: Sequence[nn.Parameter], masters: MasterWeights
 ) -> list[torch.optim.Optimizer]:
@@ -120,7 +127,8 @@ def _make_parts(
     if config.name == "adamw":
         return [adamw(parameter for _, parameter in named)]
     # Muon is for the matrices between hidden states; embeddings, head and norms go to AdamW, as its authors say.
-    matrices = [parameter for name, parameter in named if parameter.ndim == 2 and name not in ("embed", "head")]
+    ends = {id(masters.of(parameter)) for parameter in _ends(model)}
+    matrices = [parameter for _, parameter in named if parameter.ndim == 2 and id(parameter) not in ends]
     chosen = {id(parameter) for parameter in matrices}
     muon = torch.optim.Muon(
         matrices, lr=config.learning_rate, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any, cast
 
@@ -34,13 +35,13 @@ LARGE_VOCABULARY = 65_536
 _BLOCK_ROWS = 128
 
 
-def scorer(kernel: HeadKernel) -> Scorer:
+def scorer(kernel: HeadKernel, softcap: float | None = None) -> Scorer:
     """Returns the function that computes logprobs and entropies: `score_targets`, or the same by Liger's kernel.
 
     Raises ConfigError if Liger is not installed.
     """
     if kernel == "torch":
-        return score_targets
+        return score_targets if softcap is None else partial(score_targets, softcap=softcap)
     try:
         wrapper = import_module("agentgym.trainers.learner.liger_head")
     except ImportError as error:
@@ -50,8 +51,12 @@ def scorer(kernel: HeadKernel) -> Scorer:
     return cast(Scorer, wrapper.score_targets_by_liger)
 
 
-def score_targets(hidden_NE: Tensor, head_VE: Tensor, target_N: Tensor, temperature: float = 1.0) -> TargetScores:
+def score_targets(
+    hidden_NE: Tensor, head_VE: Tensor, target_N: Tensor, temperature: float = 1.0, *, softcap: float | None = None
+) -> TargetScores:
     """The logprob of each target and the entropy of each distribution under `softmax(hidden @ head.T / temperature)`.
+
+    With a soft cap, the logits before the temperature are `softcap * tanh(hidden @ head.T / softcap)`.
 
     The logits are computed chunk by chunk, in the backward pass once more (except for the last chunk, whose
     probabilities are kept), and in fp32 whatever the model's dtype is.
@@ -60,13 +65,15 @@ def score_targets(hidden_NE: Tensor, head_VE: Tensor, target_N: Tensor, temperat
     num_tokens = len(target_N)
     padding = padded_size(num_tokens) - num_tokens  # few sizes: oneDNN keeps a kernel for each
     hidden_NE, target_N = F.pad(hidden_NE, (0, 0, 0, padding)), F.pad(target_N, (0, padding))
-    logp_N, entropy_N = _ScoreTargets.apply(hidden_NE, head_VE, target_N, temperature or 1.0)  # type: ignore[no-untyped-call]
+    logp_N, entropy_N = _ScoreTargets.apply(hidden_NE, head_VE, target_N, temperature or 1.0, softcap)  # type: ignore[no-untyped-call]
     # Copies, not views: FSDP attaches its backward hook to a sharded model's output.
     return TargetScores(logp_N[:num_tokens].clone(), entropy_N[:num_tokens].clone())
 
 
 @torch.no_grad()
-def gradient_proxy(hidden_NE: Tensor, head_VE: Tensor, target_N: Tensor, temperature: float = 1.0) -> Tensor:
+def gradient_proxy(
+    hidden_NE: Tensor, head_VE: Tensor, target_N: Tensor, temperature: float = 1.0, *, softcap: float | None = None
+) -> Tensor:
     """`1 - 2 p + sum p^2`, `[N]`, in [0, 2]: the squared norm of the gradient of each target's logprob by the logits.
 
     Li et al. 2026 (The Optimal Token Baseline), where it approximates the squared norm of the whole gradient. Arguments
@@ -74,7 +81,7 @@ def gradient_proxy(hidden_NE: Tensor, head_VE: Tensor, target_N: Tensor, tempera
     """
     found_N = torch.empty(len(target_N), device=hidden_NE.device)
     for part in _chunks(target_N, len(head_VE)):
-        p_CV = _logits(hidden_NE[part], head_VE, temperature or 1.0).softmax(-1)
+        p_CV = _logits(hidden_NE[part], head_VE, temperature or 1.0, softcap).softmax(-1)
         target_C = p_CV.gather(1, target_N[part, None])[:, 0]
         found_N[part] = 1 - 2 * target_C + p_CV.square().sum(-1)
     return found_N
@@ -85,20 +92,21 @@ class _ScoreTargets(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_NE: Tensor, head_VE: Tensor, target_N: Tensor, temperature: float
+        ctx: Any, hidden_NE: Tensor, head_VE: Tensor, target_N: Tensor, temperature: float, softcap: float | None
     ) -> tuple[Tensor, Tensor]:
         logp_N = torch.empty(len(target_N), device=hidden_NE.device)
         entropy_N = torch.empty_like(logp_N)
         p_CV = hidden_NE.new_empty(0)
         for part in _chunks(target_N, len(head_VE)):
-            p_CV = _logits(hidden_NE[part], head_VE, temperature)
+            p_CV = _logits(hidden_NE[part], head_VE, temperature, softcap)
             logp_N[part], entropy_N[part] = _normalize(p_CV, target_N[part])
         ctx.save_for_backward(hidden_NE, head_VE, target_N, entropy_N)
-        ctx.temperature, ctx.last_p_CV = temperature, p_CV
+        ctx.temperature, ctx.softcap = temperature, softcap
+        ctx.last_p_CV = p_CV if softcap is None else None  # with a cap the logits are needed again too
         return logp_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         hidden_NE, head_VE, target_N, entropy_N = ctx.saved_tensors
         grad_logp_N, grad_entropy_N = grads
         grad_hidden_NE = torch.empty_like(hidden_NE)
@@ -108,15 +116,20 @@ class _ScoreTargets(torch.autograd.Function):
         uses_entropy = bool(grad_entropy_N.any())
         for part in reversed(_chunks(target_N, len(head_VE))):
             p_CV, ctx.last_p_CV = ctx.last_p_CV, None
+            slope_CV = None  # of capped logits by raw ones
             if p_CV is None:
-                p_CV = _logits(hidden_NE[part], head_VE, ctx.temperature).softmax(-1)
+                logits_CV = _logits(hidden_NE[part], head_VE, ctx.temperature, ctx.softcap)
+                if ctx.softcap is not None:
+                    slope_CV = 1 - (logits_CV * (ctx.temperature / ctx.softcap)).square()
+                p_CV = logits_CV.softmax(-1)
             # -p (log p + entropy), written so that it is 0 where p is 0
             extra_CV = torch.special.entr(p_CV) - p_CV * entropy_N[part, None] if uses_entropy else None
             grad_CV = p_CV.mul_(-grad_logp_N[part, None])
             if extra_CV is not None:
                 grad_CV.addcmul_(extra_CV, grad_entropy_N[part, None])
             grad_CV.scatter_add_(1, target_N[part, None], grad_logp_N[part, None])
-            grad_CV = grad_CV.div_(ctx.temperature).to(hidden_NE.dtype)
+            grad_CV = grad_CV.div_(ctx.temperature)
+            grad_CV = (grad_CV if slope_CV is None else grad_CV.mul_(slope_CV)).to(hidden_NE.dtype)
             grad_hidden_NE[part] = linear(grad_CV, head_VE.T)
             if grad_head_VE is None:
                 continue
@@ -124,7 +137,7 @@ class _ScoreTargets(torch.autograd.Function):
                 grad_head_VE.addmm_(grad_CV.T, hidden_NE[part])
             else:
                 grad_head_VE += weight_gradient(grad_CV, hidden_NE[part])
-        return grad_hidden_NE, None if grad_head_VE is None else grad_head_VE.to(head_VE.dtype), None, None
+        return grad_hidden_NE, None if grad_head_VE is None else grad_head_VE.to(head_VE.dtype), None, None, None
 
 
 def _chunks(target_N: Tensor, vocab_size: int) -> list[slice]:
@@ -134,8 +147,10 @@ def _chunks(target_N: Tensor, vocab_size: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, len(target_N), size)]
 
 
-def _logits(hidden_CE: Tensor, head_VE: Tensor, temperature: float) -> Tensor:
+def _logits(hidden_CE: Tensor, head_VE: Tensor, temperature: float, softcap: float | None) -> Tensor:
     logits_CV = linear(hidden_CE, head_VE).float()
+    if softcap is not None:
+        logits_CV = logits_CV.div_(softcap).tanh_().mul_(softcap)
     return logits_CV if temperature == 1.0 else logits_CV.div_(temperature)
 
 

@@ -15,11 +15,13 @@ from agentgym.engines.local.kv_cache import fitting_slots
 from agentgym.envs.catalog.resolve import make_env
 from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder
-from agentgym.model.model_folder import load_decoder
+from agentgym.model.language_model import LanguageModel
+from agentgym.model.policy import backend_line
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.lora import adapt
 from agentgym.trainers.loop.run_tasks import open_tasks
 from agentgym.trainers.loop.token_budget import with_token_budget
+from agentgym.trainers.parts.engine import check_model_settings, load_model
 from agentgym.trainers.tasks import EnvChoice, env_choices
 from agentgym.trainers.tasks.mix import apportion
 from agentgym.types import JSON, Message, Task
@@ -37,7 +39,8 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
     """Returns the counts of a run and a rough bound of its memory; makes one environment and loads the model."""
     config = with_token_budget(config)
     folder = embedded_folder() if config.model == "embedded" else Path(config.model)
-    renderer, model = renderer_for(folder, config.family, date=config.date), load_decoder(folder)
+    renderer, model = renderer_for(folder, config.family, date=config.date), load_model(folder, config)
+    check_model_settings(model, config)
     choices = env_choices(config.practice, config.env, cast(Mapping[str, JSON], config.env_kwargs))
     held_out = config.eval_episodes
     if config.data.has_files:
@@ -45,16 +48,15 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
         tasks, held_out = source.train_tasks(1, range(config.tasks)), len(source.eval_tasks(held_out))
     else:
         tasks = [Task(choice.env, config.seed, kwargs=kwargs) for choice in choices for kwargs in choice.variants]
-    shape, prompt = model.config, max(_prompt_tokens(task, renderer) for task in tasks)
-    window = min(config.limits.context_window or shape.context_window, shape.context_window)
+    prompt = max(_prompt_tokens(task, renderer) for task in tasks)
+    window = min(config.limits.context_window or model.context_window, model.context_window)
     if prompt + 1 > window:
         raise ConfigError(f"the first prompt has {prompt} tokens, the window only {window}: nothing could be sampled")
     parameters = sum(parameter.numel() for parameter in model.parameters())
     num_slots = config.local.num_slots or fitting_slots(model, window)
-    cache = 2 * num_slots * window * shape.num_layers * shape.num_kv_heads * shape.head_width
+    cache = 2 * num_slots * window * sum(kv.num_heads * kv.width for kv in model.kv_shapes)
     threads = config.learner.threads or 2
-    layer_floats = 12 * shape.width + 4 * shape.ffn_width + 4 * shape.num_heads * shape.head_width
-    activations = threads * max(config.learner.micro_batch_tokens, window) * shape.num_layers * layer_floats
+    activations = threads * max(config.learner.micro_batch_tokens, window) * _activations_per_token(model)
     learner, ahead = config.learner, config.max_staleness > 0
     trained, what = _count_trained_parameters(model, config)
     critics = 2 if learner.critic.trunk == "own" else 1  # gradients and AdamW's two means, for each
@@ -76,16 +78,30 @@ def describe_plan(config: TrainConfig) -> list[PlanLine]:
         ("most tokens per reply", min(config.limits.turn_tokens or window, window), "limits.turn_tokens"),
         ("most tokens per step", episodes * window, "if every episode filled the window"),
         ("micro-batch tokens", config.learner.micro_batch_tokens, "of one forward and backward pass"),
-        ("model parameters", parameters, f"{shape.family}, {shape.num_layers} layers of width {shape.width}"),
+        ("model parameters", parameters, _describe(model, folder)),
         ("trained parameters", trained, what),
         ("memory MB", memory, "a rough bound: weights, optimizer, cache, activations, libraries"),
     ]
 
 
-def _count_trained_parameters(model: Decoder, config: TrainConfig) -> tuple[int, str]:
+def _activations_per_token(model: LanguageModel) -> int:
+    """Returns the numbers that all layers keep of a token for the backward pass, about."""
+    if not isinstance(model, Decoder):
+        return 40 * model.width * model.num_layers
+    shape = model.config
+    return shape.num_layers * (12 * shape.width + 4 * shape.ffn_width + 4 * shape.num_heads * shape.head_width)
+
+
+def _describe(model: LanguageModel, folder: Path) -> str:
+    if isinstance(model, Decoder):
+        return f"{model.config.family}, {model.config.num_layers} layers of width {model.config.width}"
+    return f"{model.num_layers} layers of width {model.width}; {backend_line(model, folder)}"
+
+
+def _count_trained_parameters(model: LanguageModel, config: TrainConfig) -> tuple[int, str]:
     """Returns how many parameters of the policy are trained, and which; adds adapters to the model for LoRA."""
     lora = config.learner.lora
-    if not lora.rank:
+    if not lora.rank or not isinstance(model, Decoder):
         return sum(parameter.numel() for parameter in model.parameters()), "all of the model's"
     trained = sum(parameter.numel() for parameter in adapt(model, lora).parameters() if parameter.requires_grad)
     rate = lora.optimizer_settings(config.optimizer).learning_rate

@@ -54,7 +54,7 @@ async def open_parts(
         config.optimizer,
         total_steps=config.steps,
         temperature=config.sampling.temperature,
-        reference=load_model(origin.model_folder, config.learner) if config.learner.needs_first_weights else None,
+        reference=load_model(origin.model_folder, config) if config.learner.needs_first_weights else None,
     )
     stack.callback(learner.close)
     return RunParts(engine, LocalStage(config, metered(engine), origin.renderer), learner)

@@ -16,7 +16,8 @@ from agentgym.chat_templates import renderer_for
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.chat_templates.template_date import present_date
 from agentgym.embedded import embedded_folder
-from agentgym.model.decoder import Decoder
+from agentgym.model.language_model import LanguageModel
+from agentgym.model.policy import backend_line
 from agentgym.model.transformers_check import check_forward
 from agentgym.rewards import RewardFunction, open_rewards
 from agentgym.rollout.hosting.event_loop import finish_uninterrupted
@@ -41,7 +42,7 @@ from agentgym.trainers.monitoring.instruments import Instruments
 from agentgym.trainers.monitoring.metrics import EvalScore, score
 from agentgym.trainers.monitoring.parity import ParityGate
 from agentgym.trainers.monitoring.watch import CollapseWatch
-from agentgym.trainers.parts.engine import load_model
+from agentgym.trainers.parts.engine import check_model_settings, load_model
 from agentgym.trainers.parts.parts import Origin, RunParts
 from agentgym.trainers.speed.memory import peak_memory_mb
 from agentgym.trainers.tasks import StepGroups, TaskSource
@@ -63,7 +64,7 @@ class Run:
     """The checkpoint that it resumes from."""
     model_folder: Path
     """The folder of the run's first weights, with the tokenizer."""
-    model: Decoder
+    model: LanguageModel
     renderer: Renderer
     source: TaskSource
     reward: RewardFunction | None
@@ -151,6 +152,8 @@ class Run:
         player, lines = await open_player(config, parts.stage, self.source, rewards, stack)
         for line in lines:
             self._show(line)
+        if backend := backend_line(self.model, self.model_folder):
+            self._show(backend)
         publisher = WeightPublisher(parts.engine, self.model, player, self.instruments)
         gate = ParityGate(config.parity, parts.engine, parts.learner, player, publisher)
         await parts.engine.pause()
@@ -253,10 +256,11 @@ def open_run(
     checkpoint = None
     if resume:
         folder, checkpoint = RunFolder.reopen(path, config)
-        model = load_model(checkpoint.path if checkpoint else model_folder, config.learner)
+        model = load_model(checkpoint.path if checkpoint else model_folder, config)
     else:
-        model = load_model(model_folder, config.learner)
+        model = load_model(model_folder, config)
         check_forward(model, model_folder)
+        check_model_settings(model, config)
         folder = RunFolder.create(path, config)
     if checkpoint:
         source.load(checkpoint.tasks)

@@ -83,7 +83,7 @@ def rival_loop(config: TrainConfig) -> RolloutLoop | None:
         )
     if not (folder / "config.json").is_file():
         raise RunFolderError(f"there is no model in {config.rival!r} to be the rival: name a checkpoint's folder")
-    engine = LocalEngine(load_model(folder, config.learner).requires_grad_(False), config.local)
+    engine = LocalEngine(load_model(folder, config).requires_grad_(False), config.local)
     return loop_for("train", config, engine, renderer_for(folder, date=config.date))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.engines.protocol import Engine, WeightSync
-from agentgym.model.decoder import Decoder
+from agentgym.model.language_model import LanguageModel
 from agentgym.rollout.record.episodes_file import EpisodeWriter
 from agentgym.trainers.batch.credits import GroupCredit
 from agentgym.trainers.checkpoints.checkpoint import Snapshot
@@ -53,7 +53,7 @@ class WeightPublisher:
     """Sends the learner's weights to the engine."""
 
     engine: Engine
-    model: Decoder
+    model: LanguageModel
     player: Player
     instruments: Instruments
 
@@ -73,7 +73,7 @@ class TrainingSession:
     folder: RunFolder
     model_folder: Path
     """The folder of the run's first weights, with the tokenizer."""
-    model: Decoder
+    model: LanguageModel
     source: TaskSource
     instruments: Instruments
     watch: CollapseWatch

@@ -10,7 +10,7 @@ from agentgym.chat_templates.protocol import Renderer
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.errors import ConfigError
 from agentgym.loading import place_of
-from agentgym.model.decoder import Decoder
+from agentgym.model.language_model import LanguageModel
 from agentgym.rewards import RewardFunction
 from agentgym.rollout.hosting.event_loop import loop_runner
 from agentgym.rollout.hosting.watchdog import watch_calls
@@ -87,7 +87,7 @@ class Trainer:
         return self._run.folder
 
     @property
-    def model(self) -> Decoder:
+    def model(self) -> LanguageModel:
         """The model that is trained, or a copy of it if ranks train it."""
         return self._run.model
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.protocol import Engine
-from agentgym.model.decoder import Decoder
+from agentgym.model.language_model import LanguageModel
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.monitoring.metrics import EvalScore, RolloutSummary, StepMetrics
@@ -31,7 +31,7 @@ class Instruments:
     """Measures the steps of a run and logs them to its trackers; the run plays and learns the same without it."""
 
     def __init__(
-        self, config: TrainConfig, renderer: Renderer, tracking: Tracking, folder: Path, model: Decoder
+        self, config: TrainConfig, renderer: Renderer, tracking: Tracking, folder: Path, model: LanguageModel
     ) -> None:
         self.config = config
         self.renderer = renderer
@@ -81,7 +81,7 @@ class Instruments:
 
     def record_update(self, batch: TrainingBatch) -> None:
         """Records the work of an update of the policy on the batch."""
-        self._work = update_work(batch, self.config.learner, self.model.config)
+        self._work = update_work(batch, self.config.learner, self.model)
 
     def lap(self, rollout: RolloutSummary) -> StepSpeed:
         """Returns the speed of the step that ends here."""

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from agentgym.errors import ConfigError, InvalidTrajectory
 from agentgym.model.decoder import Decoder, DecoderConfig
+from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import decoder_config, fill_decoder
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers.batch.batch import TrainingBatch
@@ -203,8 +204,9 @@ class Ranks:
         return work()
 
     @torch.no_grad()
-    def copy(self, model: Decoder) -> Decoder:
+    def copy(self, model: LanguageModel) -> LanguageModel:
         """Copies a model shard by shard, without communication."""
+        assert isinstance(model, Decoder)
         other = model.like()
         self.shard(other)
         for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):

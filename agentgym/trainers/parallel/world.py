@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder, DecoderConfig
+from agentgym.model.language_model import LanguageModel
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.parallel.balance import balance_rows, row_costs
@@ -108,7 +109,7 @@ class LearnerRanks(Protocol):
         """Runs `work` with the threads of the step."""
         ...
 
-    def copy(self, model: Decoder) -> Decoder:
+    def copy(self, model: LanguageModel) -> LanguageModel:
         """Another model with the same weights, sharded over the ranks as this one is."""
         ...
 
@@ -173,7 +174,7 @@ class OneProcess(GradientWorkers):
         """The numbers of the only share."""
         return [scalars_K]
 
-    def copy(self, model: Decoder) -> Decoder:
+    def copy(self, model: LanguageModel) -> LanguageModel:
         """A deep copy, which shares the frozen parameters."""
         return copy.deepcopy(
             model, {id(parameter): parameter for parameter in model.parameters() if not parameter.requires_grad}
@@ -183,7 +184,7 @@ class OneProcess(GradientWorkers):
         """Does nothing, since there is one rank."""
 
 
-def learner_ranks(model: Decoder | Sharded, config: LearnerConfig) -> LearnerRanks:
+def learner_ranks(model: LanguageModel | Sharded, config: LearnerConfig) -> LearnerRanks:
     """Returns the processes of a learner of the model; raises ConfigError for settings that they cannot satisfy."""
     if isinstance(model, Sharded):
         if config.critic.trunk == "shared":
@@ -195,5 +196,6 @@ def learner_ranks(model: Decoder | Sharded, config: LearnerConfig) -> LearnerRan
         raise ConfigError("the model is sharded: give the learner what Ranks.shard gave, which knows the ranks")
     config.mesh.check_alone()
     device = model.embed.device
+    shape = model.config if isinstance(model, Decoder) else None
     num_threads = config.num_threads if device.type == "cpu" else 1
-    return OneProcess(device, num_threads, portions=config.shares or 1, shape=model.config)
+    return OneProcess(device, num_threads, portions=config.shares or 1, shape=shape)

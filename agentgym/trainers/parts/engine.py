@@ -13,22 +13,41 @@ from agentgym.engines.protocol import Engine
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.engines.sglang.engine import open_sglang
 from agentgym.engines.vllm.engine import open_vllm
+from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder
-from agentgym.model.model_folder import load_decoder, on_device, published_views
+from agentgym.model.language_model import LanguageModel
+from agentgym.model.model_folder import on_device, published_views
+from agentgym.model.policy import load_policy
 from agentgym.model.published_weights import Weights
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.settings.learner import LearnerConfig
 
-__all__ = ["load_model", "open_engine", "open_servers", "weights_for"]
+__all__ = ["check_model_settings", "load_model", "open_engine", "open_servers", "weights_for"]
 
 
-def load_model(folder: Path, learner: LearnerConfig) -> Decoder:
+def load_model(folder: Path, config: TrainConfig) -> LanguageModel:
     """The model of a folder, on the device and in the type of the learner; raises ConfigError for a missing device."""
-    return on_device(load_decoder(folder, dtype=getattr(torch, learner.dtype)), learner.device)
+    learner = config.learner
+    model = load_policy(folder, dtype=getattr(torch, learner.dtype), backend=config.model_backend)
+    return on_device(model, learner.device)
+
+
+def check_model_settings(model: LanguageModel, config: TrainConfig) -> None:
+    """Raises ConfigError for settings that a model computed by transformers cannot satisfy."""
+    if isinstance(model, Decoder):
+        return
+    learner, wanted = config.learner, "a model that transformers computes"
+    if learner.lora.rank:
+        raise ConfigError(f"learner.lora is not supported for {wanted}: leave it out, and all weights are trained")
+    if config.executor != "local":
+        raise ConfigError(f"{wanted} trains in one process: give --executor local")
+    if learner.shares:
+        raise ConfigError(f"learner.shares is not supported for {wanted}: leave it out")
+    if learner.head_kernel == "liger" and model.softcap is not None:
+        raise ConfigError("learner.head_kernel liger does not cap logits as this model does: leave it out")
 
 
 async def open_engine(
-    config: TrainConfig, model: Decoder, model_folder: Path, *, version: int, log_folder: Path
+    config: TrainConfig, model: LanguageModel, model_folder: Path, *, version: int, log_folder: Path
 ) -> Engine:
     """Opens the engine of a run.
 
@@ -50,7 +69,7 @@ async def open_servers(config: TrainConfig, model_folder: Path, *, version: int,
     return await open_vllm(vllm, model_folder, version=version)
 
 
-def weights_for(engine: Engine, model: Decoder) -> Weights:
+def weights_for(engine: Engine, model: LanguageModel) -> Weights:
     """The weights for `update_weights` of this engine; empty if it samples from the model itself."""
     is_shared = isinstance(engine, LocalEngine) and engine.model is model
     return {} if is_shared else dict(published_views(model))

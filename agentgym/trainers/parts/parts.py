@@ -8,7 +8,7 @@ from pathlib import Path
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.protocol import Engine
 from agentgym.errors import AgentGymError
-from agentgym.model.decoder import Decoder
+from agentgym.model.language_model import LanguageModel
 from agentgym.trainers.learner.policy_learner import PolicyLearner
 from agentgym.trainers.parts.stage import Stage
 
@@ -23,7 +23,7 @@ class LearnerLost(AgentGymError, RuntimeError):
 class Origin:
     """The model and weights that a run starts or resumes with."""
 
-    model: Decoder
+    model: LanguageModel
     """This process's weights: those that are trained, or a copy of those trained on a cluster."""
     renderer: Renderer
     model_folder: Path

@@ -36,7 +36,7 @@ class ModelShape:
     qk_norm: bool = False
     qkv_bias: bool = False
     refusal: str = ""
-    """The reason that agentgym does not train the model; empty if it does."""
+    """The reason that the fast decoder does not compute the model; empty if it does."""
 
     @property
     def q_width(self) -> int:

@@ -16,6 +16,7 @@ from agentgym.chat_templates.protocol import Renderer
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.errors import ConfigError, TrainingHalted
 from agentgym.model.decoder import Decoder
+from agentgym.model.language_model import LanguageModel
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.settings import check_at_least
 from agentgym.trainers.learner.lora import Adapters
@@ -67,7 +68,7 @@ class ImitationStep:
 
 
 def imitate(
-    model: Decoder,
+    model: LanguageModel,
     renderer: Renderer,
     envs: Sequence[TextEnv],
     config: ImitationConfig,
@@ -80,7 +81,7 @@ def imitate(
 
 
 def learn(
-    model: Decoder,
+    model: LanguageModel,
     renderer: Renderer,
     shown: Iterator[Demonstration],
     config: ImitationConfig,
@@ -93,19 +94,21 @@ def learn(
     Raises TrainingHalted for a gradient that is not finite, with the weights of the step before. Adapters are merged
     into the weights at the end, whatever ends the training.
     """
-    if renderer.vocab_size > model.config.vocab_size:
+    if renderer.vocab_size > model.vocab_size:
         raise ConfigError(
-            f"the tokenizer has {renderer.vocab_size} ids and the model only {model.config.vocab_size}: use the"
+            f"the tokenizer has {renderer.vocab_size} ids and the model only {model.vocab_size}: use the"
             " tokenizer that belongs to the model"
         )
-    adapters = Adapters.of(model, None, config.lora) if config.lora.rank else None
+    if config.lora.rank and not isinstance(model, Decoder):
+        raise ConfigError("adapters are not supported for a model that transformers computes: leave lora.rank out")
+    adapters = Adapters.of(model, None, config.lora) if config.lora.rank and isinstance(model, Decoder) else None
     optimizer = PolicyOptimizer(model, config.lora.optimizer_settings(config.optimizer), config.steps)
     workers = GradientWorkers(config.threads)
     started = time.perf_counter()
     try:
         for step in range(1, config.steps + 1):
             batch = [
-                demonstration.first(model.config.context_window + 1)
+                demonstration.first(model.context_window + 1)
                 for demonstration in itertools.islice(shown, config.episodes)
             ]
             loss = _add_gradients(model, batch, workers, optimizer.parameters)
@@ -120,7 +123,7 @@ def learn(
 
 
 def _add_gradients(
-    model: Decoder, batch: Sequence[Demonstration], workers: GradientWorkers, parameters: Sequence[Tensor]
+    model: LanguageModel, batch: Sequence[Demonstration], workers: GradientWorkers, parameters: Sequence[Tensor]
 ) -> float:
     """Adds the gradient of the mean loss over the imitated tokens to the parameters, and returns that loss."""
     total = max(1, sum(sum(demonstration.mask) for demonstration in batch))
@@ -160,7 +163,7 @@ def passes(rows: Sequence[Demonstration], seed: int) -> Iterator[Demonstration]:
             yield rows[place]
 
 
-def imitation_loss(model: Decoder, demonstrations: Sequence[Demonstration]) -> Tensor:
+def imitation_loss(model: LanguageModel, demonstrations: Sequence[Demonstration]) -> Tensor:
     """Returns the negative log likelihood, summed over the imitated tokens."""
     device = model.embed.device
     ids_N = torch.tensor([i for shown in demonstrations for i in shown.ids[:-1]], device=device)
@@ -168,4 +171,4 @@ def imitation_loss(model: Decoder, demonstrations: Sequence[Demonstration]) -> T
     mask_N = torch.tensor([flag for shown in demonstrations for flag in shown.mask[1:]], device=device)
     seqlens = [len(shown.ids) - 1 for shown in demonstrations]
     hidden_ME = model.hidden_states(ids_N, PackedLayout(seqlens, device, ids_N=ids_N, wanted_N=mask_N))
-    return -score_targets(hidden_ME, model.head_weight, target_N[mask_N]).logp_N.sum()
+    return -score_targets(hidden_ME, model.head_weight, target_N[mask_N], softcap=model.softcap).logp_N.sum()

@@ -12,7 +12,7 @@ import yaml
 from safetensors import SafetensorError
 
 from agentgym.errors import RunFolderError
-from agentgym.model.decoder import Decoder
+from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import save_model_folder
 from agentgym.trainers.checkpoints.checkpoint import copy_tokenizer
 from agentgym.trainers.sft.loop import ImitationStep
@@ -39,7 +39,7 @@ class SftFolder:
         with self._convert_errors(), open(self.path / "metrics.jsonl", "a") as file:
             file.write(json.dumps(rounded) + "\n")
 
-    def save_model(self, model: Decoder, source: Path) -> None:
+    def save_model(self, model: LanguageModel, source: Path) -> None:
         """Writes the model, with the tokenizer's files of the folder `source`."""
         with self._convert_errors():
             copy_tokenizer(source, self.path)

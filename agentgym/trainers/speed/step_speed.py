@@ -82,7 +82,7 @@ class StepSpeed:
             bubble=None if times.idle_s is None else times.idle_s / whole,
             sampled_tokens_per_s=_rate(sampled_tokens, times.sampling_s),
             trained_tokens_per_s=_rate(work.trained_tokens, times.learn_s) if work else None,
-            mfu=_rate(work.flops, able) if work else None,
+            mfu=_rate(work.flops, able) if work and work.flops is not None else None,
             padded_tokens=work.padded_tokens if work else None,
             packed_tokens=work.packed_tokens if work else None,
             computed_tokens=work.computed_tokens if work else None,

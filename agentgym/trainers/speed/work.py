@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentgym.model.decoder import DecoderConfig
+from agentgym.model.decoder import Decoder, DecoderConfig
+from agentgym.model.language_model import LanguageModel
 from agentgym.model.packed_layout import num_computed
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.settings.learner import LearnerConfig
@@ -29,13 +30,14 @@ class UpdateWork:
     """The tokens without padding: the entries of the rows."""
     computed_tokens: int
     """The tokens that are computed: prefixes that rows share count once."""
-    flops: float
+    flops: float | None
     """The operations of the model's forward and backward passes over whole rows, whatever is shared; see
     `forward_flops`. The backward counts twice, or once if adapters are trained, since the weights under them take no
-    gradient. Passes of a reference model, a critic or a correction are not counted."""
+    gradient. Passes of a reference model, a critic or a correction are not counted. None for a
+    model that transformers computes, whose operations are not known."""
 
 
-def update_work(batch: TrainingBatch, learner: LearnerConfig, shape: DecoderConfig) -> UpdateWork:
+def update_work(batch: TrainingBatch, learner: LearnerConfig, model: LanguageModel) -> UpdateWork:
     """Computes the work of `Learner.update` on a batch."""
     padded = computed = 0
     for minibatch in batch.minibatches(learner.minibatches):
@@ -44,12 +46,14 @@ def update_work(batch: TrainingBatch, learner: LearnerConfig, shape: DecoderConf
             padded += len(portion) * max(minibatch.seqlens[row] for row in portion)
             computed += num_computed([rows[row] for row in portion])
     epochs, num_trained = learner.epochs, batch.num_trained_tokens
+    flops = forward_flops(model.config, batch.seqlens, num_trained) if isinstance(model, Decoder) else None
+    passes = 2.0 if learner.lora.rank else 3.0
     return UpdateWork(
         trained_tokens=epochs * num_trained,
         padded_tokens=epochs * padded,
         packed_tokens=epochs * batch.num_tokens,
         computed_tokens=epochs * computed,
-        flops=(2.0 if learner.lora.rank else 3.0) * epochs * forward_flops(shape, batch.seqlens, num_trained),
+        flops=None if flops is None else passes * epochs * flops,
     )
 
 

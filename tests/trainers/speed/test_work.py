@@ -36,7 +36,7 @@ def two_rows() -> TrainingBatch:
 
 
 def test_two_rows_with_a_prompt_in_common(tiny: Callable[..., Decoder]) -> None:
-    work = update_work(two_rows(), LearnerConfig(), tiny().config)
+    work = update_work(two_rows(), LearnerConfig(), tiny())
     assert (work.trained_tokens, work.padded_tokens, work.packed_tokens) == (42, 160, 140)
     assert work.computed_tokens == 140 - 50
 
@@ -44,10 +44,10 @@ def test_two_rows_with_a_prompt_in_common(tiny: Callable[..., Decoder]) -> None:
 def test_rows_in_micro_batches_of_their_own_share_and_pad_nothing_and_epochs_count(
     tiny: Callable[..., Decoder],
 ) -> None:
-    work = update_work(two_rows(), LearnerConfig(micro_batch_tokens=60, epochs=3), tiny().config)
+    work = update_work(two_rows(), LearnerConfig(micro_batch_tokens=60, epochs=3), tiny())
     assert (work.padded_tokens, work.packed_tokens, work.computed_tokens) == (420, 420, 420)
     assert work.trained_tokens == 126
-    parts = update_work(two_rows(), LearnerConfig(minibatches=2), tiny().config)
+    parts = update_work(two_rows(), LearnerConfig(minibatches=2), tiny())
     assert (parts.padded_tokens, parts.computed_tokens) == (140, 140)
 
 
@@ -89,9 +89,9 @@ def test_an_update_counts_forward_and_twice_for_backward(tiny: Callable[..., Dec
     shape = tiny().config
     batch = two_rows()
     forward = forward_flops(shape, (60, 80), 42)
-    assert update_work(batch, LearnerConfig(), shape).flops == 3 * forward
+    assert update_work(batch, LearnerConfig(), tiny()).flops == 3 * forward
     adapters = LearnerConfig(lora=LoraConfig(rank=2))
-    assert update_work(batch, adapters, shape).flops == 2 * forward, "frozen weights take no gradient"
+    assert update_work(batch, adapters, tiny()).flops == 2 * forward, "frozen weights take no gradient"
 
 
 def test_the_learner_computes_the_tokens_that_are_counted(
@@ -109,4 +109,4 @@ def test_the_learner_computes_the_tokens_that_are_counted(
     learner = Learner(model, config, OptimizerConfig(), total_steps=1)
     learner.update(two_rows())
     learner.close()
-    assert sum(seen) == update_work(two_rows(), config, model.config).computed_tokens
+    assert sum(seen) == update_work(two_rows(), config, model).computed_tokens
