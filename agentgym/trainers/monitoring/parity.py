@@ -26,6 +26,8 @@ _START_MEAN = 0.02
 _START_MAX = 0.01
 """Nats; more than rounding explains if both sides compute in float32."""
 _LEAST_BOUND = 1e-3
+_ROUNDED_BOUND = 0.125
+"""Nats; twice the rounding of a logit between 16 and 32 in bfloat16, which a short probe need not meet."""
 _MARGIN = 10.0
 _BFLOAT16_MEAN = 0.05
 _CUT_MEAN = 1.0
@@ -73,7 +75,7 @@ class ParityGate:
             exact = types | {self._learner.config.dtype} == {"float32"}
             if mismatch.mean > _START_MEAN or (exact and mismatch.max > _START_MAX):
                 await self.refuse(MismatchFound(mismatch, _START_MAX), version)
-            self.bound = max(_LEAST_BOUND, _MARGIN * mismatch.max)
+            self.bound = max(_LEAST_BOUND if exact else _ROUNDED_BOUND, _MARGIN * mismatch.max)
         elif mismatch.max > self.bound:
             await self.refuse(MismatchFound(mismatch, self.bound), version)
         return mismatch

@@ -16,7 +16,8 @@ class ParityConfig:
 
     max_mismatch: float | None = None
     """The most nats between the trainer's and the engine's logprob of a token that was just sampled. None takes ten
-    times the difference at the start, at least 0.001, so that float32 is held to float32's rounding."""
+    times the difference at the start, at least 0.001 in float32 and 0.125 in other types, so that each is held to its
+    own rounding."""
     every: int = 10
     """Steps between probes: fresh replies whose logprobs are recomputed. Every step's own tokens are compared anyway,
     before they are trained on."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +22,8 @@ from agentgym.errors import ConfigError, TrainingHalted
 from agentgym.rollout.limits import Limits, SamplingConfig
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.mismatch import Mismatch, MismatchFound, MismatchSums
+from agentgym.trainers.monitoring.parity import ParityGate
+from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.parity import ParityConfig
 
 Train = Callable[..., Any]
@@ -179,3 +183,19 @@ def test_groups_that_go_on_over_updates_are_trained_with_their_own_versions(
     steps = train(config, tmp_path / "run")[1].steps
     assert [one.rollout.episodes for one in steps] == [12] * 4
     assert all(one.update is None or one.update.mismatch_max < 1e-3 for one in steps)
+
+
+@pytest.mark.parametrize(("dtype", "least"), [("float32", 0.001), ("bfloat16", 0.125)])
+def test_a_probe_without_rounding_leaves_the_bound_at_the_rounding_of_its_type(
+    dtype: Any, least: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner: Any = SimpleNamespace(config=LearnerConfig(dtype=dtype))
+    other: Any = object()
+    gate = ParityGate(ParityConfig(), other, learner, other, other)
+
+    async def probe(name: str, version: int) -> Mismatch:
+        return Mismatch(mean=1e-6, max=1e-5, kl=0.0, num_tokens=9)
+
+    monkeypatch.setattr(gate, "probe", probe)
+    asyncio.run(gate.start(0))
+    assert gate.bound == least
