@@ -30,8 +30,8 @@ from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json, show_table
 from agentgym.engines.local.cpp_compiler import cpp_compiler
 from agentgym.errors import AgentGymError
-from agentgym.evaluation.play.model_folder import EMBEDDED, model_folder
 from agentgym.model.architectures import SUPPORTED
+from agentgym.model.model_name import EMBEDDED, model_folder
 from agentgym.tools.sandbox import sandbox_faults
 from agentgym.types import JSON
 

@@ -14,8 +14,8 @@ from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say
 from agentgym.engines.scripted import Reply
 from agentgym.errors import ConfigError
-from agentgym.evaluation.play.model_folder import EMBEDDED, model_folder
 from agentgym.http_guard import choose_token
+from agentgym.model.model_name import EMBEDDED, model_folder
 from agentgym.rollout.hosting.gc_pause import young_garbage_only
 from agentgym.testing.fake_server.faults import FaultKind, Faults
 from agentgym.testing.fake_server.model import FakeModel

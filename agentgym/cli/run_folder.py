@@ -11,7 +11,7 @@ import yaml
 from agentgym.chat_templates.families import renderer_for
 from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
 from agentgym.errors import RunFolderError
-from agentgym.evaluation.play.model_folder import model_folder
+from agentgym.model.model_name import model_folder
 
 __all__ = ["renderer_of_run", "settings_of_run"]
 

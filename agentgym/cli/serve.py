@@ -18,8 +18,8 @@ from agentgym.engines.openai.config import ChatEndpointConfig, is_url
 from agentgym.envs.base.policies import POLICIES
 from agentgym.errors import ConfigError
 from agentgym.evaluation.play.evaluate import EvalConfig, open_evaluation
-from agentgym.evaluation.play.model_folder import EMBEDDED
 from agentgym.http_guard import choose_token
+from agentgym.model.model_name import EMBEDDED
 from agentgym.rollout.episode.history import CompactionConfig
 from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.serving.http_server import EpisodeServer, ServeConfig
@@ -42,7 +42,7 @@ class ServeOptions(EvalConfig):
     """Serves held-out episodes to outside agents that speak OpenAI's chat completions, and records every token."""
 
     policy: str = EMBEDDED
-    """The model that replies: `embedded`, or a model folder."""
+    """The model that replies: `embedded`, a model folder, or an id of the Hugging Face hub."""
     tokenizer: tyro.conf.Suppress[str] = EMBEDDED
     num_tasks: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 50
     """The number of held-out tasks: always the first ones, whatever the seed."""

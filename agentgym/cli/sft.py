@@ -25,8 +25,8 @@ from agentgym.envs.base.seeds import EVAL_SEED_START
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.errors import AgentGymError, ConfigError, RunFolderError
 from agentgym.evaluation.play.eval_folder import free_folder
-from agentgym.evaluation.play.model_folder import EMBEDDED, model_folder
 from agentgym.model.language_model import LanguageModel
+from agentgym.model.model_name import EMBEDDED, model_folder
 from agentgym.model.policy import backend_line, load_policy
 from agentgym.rollout.seeds import derive
 from agentgym.trainers.settings.lora import LoraConfig
@@ -54,7 +54,7 @@ class SftOptions:
     episodes: tuple[Path, ...] = ()
     """Run folders whose recorded episodes are learned, by their exact ids: those that succeeded, or by --min-reward."""
     model: str = EMBEDDED
-    """The model to begin with: `embedded`, or a folder with a model and its tokenizer."""
+    """The model to begin with: `embedded`, a folder with a model and its tokenizer, or an id of the hub."""
     family: str | None = None
     """The chat format of the model, by a name of `agentgym tools families`; None goes by its chat template."""
     date: str | None = None

@@ -19,8 +19,8 @@ from agentgym.cli.terminal import say, show_json, show_table
 from agentgym.errors import ConfigError, RenderError
 from agentgym.evaluation.model_check.checks import Reference
 from agentgym.evaluation.model_check.verify import verify_model
-from agentgym.evaluation.play.model_folder import model_folder
 from agentgym.model.architectures import refusal
+from agentgym.model.model_name import model_folder
 
 __all__ = ["main"]
 

@@ -69,7 +69,8 @@ class TrainConfig:
     not set themselves; config.yaml holds the result."""
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     model: str = "embedded"
-    """The model to train: `embedded`, or a folder with a model and its tokenizer."""
+    """The model to train: `embedded`, a folder with a model and its tokenizer, or an id of the Hugging Face hub such as
+    `Qwen/Qwen3-0.6B@main`; config.yaml then names its commit."""
     model_backend: ModelBackend = "auto"
     """The code that computes the model: `fast`, the decoder for Llama, Mistral, Qwen2 and Qwen3; `transformers`, for
     any causal language model; `auto` is the fast one where it computes the architecture."""

@@ -12,7 +12,7 @@ from agentgym.data import DataConfig, env_of_data
 from agentgym.engines.openai.config import ChatEndpointConfig, endpoint_url, is_url
 from agentgym.envs.base.policies import POLICIES
 from agentgym.errors import ConfigError
-from agentgym.evaluation.play.model_folder import EMBEDDED
+from agentgym.model.model_name import EMBEDDED
 from agentgym.rewards import RewardConfig
 from agentgym.rollout.episode.history import CompactionConfig, History
 from agentgym.rollout.limits import STALL_S, SamplingConfig
@@ -33,8 +33,8 @@ class EvalConfig:
     env_kwargs: Mapping[str, JSON] = field(default_factory=dict)
     """The keywords of the environment's class."""
     policy: str = EMBEDDED
-    """`embedded`, a model folder, the `http://HOST:PORT/v1` of a chat endpoint, or `oracle`, `cheat`, `random`:
-    policies that need no model."""
+    """`embedded`, a model folder, an id of the Hugging Face hub such as `Qwen/Qwen3-0.6B`, the `http://HOST:PORT/v1` of
+    a chat endpoint, or `oracle`, `cheat`, `random`: policies that need no model."""
     num_tasks: int = 50
     """The number of held-out tasks: the first ones, whatever the seed."""
     num_repeats: int = 1

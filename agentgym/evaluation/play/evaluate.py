@@ -26,11 +26,11 @@ from agentgym.errors import ConfigError, RunFolderError, UnknownName, nearest
 from agentgym.evaluation.play.config import EvalConfig
 from agentgym.evaluation.play.endpoint import EndpointUse, endpoint_loop, endpoint_use, found_model
 from agentgym.evaluation.play.eval_folder import EvalFolder, free_folder, missing, recorded_eval_date
-from agentgym.evaluation.play.model_folder import EMBEDDED, model_folder
 from agentgym.evaluation.play.policies import PolicyLoop, played_env
 from agentgym.evaluation.scores.statistics import EvalSummary, summarize
 from agentgym.loading import place_of
 from agentgym.model.context_window import folder_window
+from agentgym.model.model_name import EMBEDDED, is_model_id, model_folder
 from agentgym.rewards import open_rewards
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.episode_loop import EpisodeLoop
@@ -327,7 +327,7 @@ def _checked_policy(config: EvalConfig) -> EvalConfig:
         played_env(config.policy)(Task(config.env, 0, kwargs=config.env_kwargs)).close()
         return _with_chat_format(config, model_folder(config.tokenizer))
     num_turns = turn_limit(config.env, config.env_kwargs)
-    if config.policy != EMBEDDED and not Path(config.policy).expanduser().is_dir():
+    if not (config.policy == EMBEDDED or is_model_id(config.policy) or Path(config.policy).expanduser().is_dir()):
         kinds = [EMBEDDED, *POLICIES]
         near = nearest(config.policy, kinds) or "."
         if HOST.match(config.policy):

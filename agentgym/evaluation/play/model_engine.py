@@ -19,9 +19,9 @@ from agentgym.envs.catalog.resolve import turn_limit
 from agentgym.errors import ConfigError, EngineError
 from agentgym.evaluation.play.config import EvalConfig
 from agentgym.evaluation.play.evaluate import model_engine, policy_loop
-from agentgym.evaluation.play.model_folder import EMBEDDED, model_folder
 from agentgym.evaluation.play.policies import played_env
 from agentgym.loading import place_of
+from agentgym.model.model_name import EMBEDDED, model_folder
 from agentgym.rollout.episode.episode import Episode
 from agentgym.rollout.episode.episode_loop import EpisodeLoop
 from agentgym.rollout.episode.token_loop import RolloutLoop

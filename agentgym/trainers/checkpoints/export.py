@@ -14,9 +14,9 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save_file
 
-from agentgym.embedded import embedded_folder
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.model.model_folder import reading, save_model_folder
+from agentgym.model.model_name import is_model_id, model_folder
 from agentgym.model.policy import load_policy
 from agentgym.rollout.record.manifest import MANIFEST
 from agentgym.trainers.checkpoints.checkpoint import (
@@ -140,7 +140,7 @@ def _first_model(checkpoint: Checkpoint) -> str | None:
     if not (run / "config.yaml").is_file():
         return None
     model = str(read_settings(run).get("model", "embedded"))
-    return str(embedded_folder() if model == "embedded" else Path(model).resolve())
+    return model if is_model_id(model) else str(model_folder(model).resolve())
 
 
 @contextmanager

@@ -10,12 +10,12 @@ from typing import cast
 
 from agentgym.chat_templates import renderer_for
 from agentgym.chat_templates.protocol import Renderer
-from agentgym.embedded import embedded_folder
 from agentgym.engines.local.kv_cache import fitting_slots
 from agentgym.envs.catalog.resolve import make_env
 from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder
 from agentgym.model.language_model import LanguageModel
+from agentgym.model.model_name import model_folder
 from agentgym.model.policy import backend_line
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.learner.lora import adapt
@@ -38,7 +38,7 @@ PROCESS_MB = 750
 def describe_plan(config: TrainConfig) -> list[PlanLine]:
     """Returns the counts of a run and a rough bound of its memory; makes one environment and loads the model."""
     config = with_token_budget(config)
-    folder = embedded_folder() if config.model == "embedded" else Path(config.model)
+    folder = model_folder(config.model)
     renderer, model = renderer_for(folder, config.family, date=config.date), load_model(folder, config)
     check_model_settings(model, config)
     choices = env_choices(config.practice, config.env, cast(Mapping[str, JSON], config.env_kwargs))

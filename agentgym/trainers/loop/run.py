@@ -15,8 +15,8 @@ from typing import Any, cast
 from agentgym.chat_templates import renderer_for
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.chat_templates.template_date import present_date
-from agentgym.embedded import embedded_folder
 from agentgym.model.language_model import LanguageModel
+from agentgym.model.model_name import is_model_id, model_folder, revised_name
 from agentgym.model.policy import backend_line
 from agentgym.model.transformers_check import check_forward
 from agentgym.rewards import RewardFunction, open_rewards
@@ -27,7 +27,7 @@ from agentgym.rollout.sampling.sampler import TooManyFailures
 from agentgym.trainers.algorithms.estimators import needs_input
 from agentgym.trainers.checkpoints.checkpoint import Checkpoint
 from agentgym.trainers.checkpoints.random_states import random_states, seed_random, set_random_states
-from agentgym.trainers.checkpoints.run_folder import RunFolder, recorded_run_date
+from agentgym.trainers.checkpoints.run_folder import RunFolder, read_settings, recorded_run_date
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.loop.learn_step import learn_step
 from agentgym.trainers.loop.observer import Observer
@@ -246,9 +246,9 @@ def open_run(
 
     Raises for environments, files and models that do not exist before anything is written.
     """
-    model_folder = embedded_folder() if config.model == "embedded" else Path(config.model)
+    config, first_folder = _find_model(config, path if resume else None)
     date = config.date or (recorded_run_date(path) if resume else None) or present_date()
-    renderer = renderer_for(model_folder, config.family, date=date)
+    renderer = renderer_for(first_folder, config.family, date=date)
     written = date if renderer.tokenizer.writes_date else config.date
     config = with_token_budget(replace(config, family=renderer.reply_format.name, date=written))
     source = open_tasks(config, renderer)
@@ -256,10 +256,10 @@ def open_run(
     checkpoint = None
     if resume:
         folder, checkpoint = RunFolder.reopen(path, config)
-        model = load_model(checkpoint.path if checkpoint else model_folder, config)
+        model = load_model(checkpoint.path if checkpoint else first_folder, config)
     else:
-        model = load_model(model_folder, config)
-        check_forward(model, model_folder)
+        model = load_model(first_folder, config)
+        check_forward(model, first_folder)
         check_model_settings(model, config)
         folder = RunFolder.create(path, config)
     if checkpoint:
@@ -269,7 +269,7 @@ def open_run(
         config=config,
         folder=folder,
         checkpoint=checkpoint,
-        model_folder=model_folder,
+        model_folder=first_folder,
         model=model,
         renderer=renderer,
         source=source,
@@ -283,3 +283,15 @@ def open_run(
             random=random_states(),
         ),
     )
+
+
+def _find_model(config: TrainConfig, resumed: Path | None) -> tuple[TrainConfig, Path]:
+    """Returns the folder of the first weights, and the settings with the commit of a model of the hub.
+
+    A run that is resumed keeps its commit, unless another one is named.
+    """
+    if resumed is not None and is_model_id(config.model):
+        recorded = str(read_settings(resumed).get("model"))
+        config = replace(config, model=recorded) if recorded.startswith(f"{config.model}@") else config
+    folder = model_folder(config.model)
+    return replace(config, model=revised_name(config.model, folder)), folder

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
-from agentgym.embedded import embedded_folder
 from agentgym.envs.catalog.resolve import turn_limit
 from agentgym.model.context_window import folder_window
+from agentgym.model.model_name import model_folder
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.resolve import resolve_config
 from agentgym.trainers.tasks import env_choices
@@ -43,5 +43,5 @@ def with_token_budget(config: TrainConfig) -> TrainConfig:
 
 
 def _window(config: TrainConfig) -> int:
-    window = folder_window(embedded_folder() if config.model == "embedded" else config.model)
+    window = folder_window(model_folder(config.model))
     return min(window, config.local.window or window) if config.engine == "local" else window

@@ -10,6 +10,7 @@ from pathlib import Path
 from agentgym.embedded import embedded_folder
 from agentgym.errors import ConfigError, nearest
 from agentgym.model.architectures import ARCHITECTURES, refusal
+from agentgym.model.model_name import is_model_id, model_folder
 from agentgym.trainers.settings.lora import PROJECTIONS
 from agentgym.types import JSON
 
@@ -140,6 +141,8 @@ def shape_of(model: str) -> ModelShape:
         if wanted in (name.lower(), name.lower().rpartition("-")[2]):
             return shape
     folder = embedded_folder() if model == "embedded" else Path(model)
+    if is_model_id(model):
+        folder = model_folder(model)
     if folder.is_dir():
         return _of_folder(folder)
     sizes = [name.rpartition("-")[2] for name in SHAPES]

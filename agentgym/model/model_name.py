@@ -1,0 +1,89 @@
+"""Finds the folder of a model that a user names: `embedded`, a path, or an id of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from agentgym.embedded import embedded_folder
+from agentgym.errors import ConfigError, RunFolderError
+
+__all__ = ["EMBEDDED", "is_model_id", "model_folder", "revised_name"]
+
+EMBEDDED = "embedded"
+"""The name of the model that comes with the package."""
+ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
+"""The form of an id: an owner, a name and, after an `@`, a branch, tag or commit."""
+FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+"""The files of a model and its tokenizer; weights in other formats are left out."""
+
+
+def is_model_id(name: str) -> bool:
+    """Returns True for the name of a model of the hub, such as `Qwen/Qwen3-0.6B@main`; an existing folder is none.
+
+    >>> is_model_id("Qwen/Qwen3-0.6B"), is_model_id("./Qwen3"), is_model_id("embedded")
+    (True, False, False)
+    """
+    return ID.fullmatch(name) is not None and not Path(name).exists()
+
+
+def model_folder(name: str) -> Path:
+    """Returns the folder; raises RunFolderError if it is missing, or is that of a run or an adapter.
+
+    A model of the hub is fetched, unless it is in the hub's cache.
+    """
+    if is_model_id(name):
+        return _fetch(name)
+    folder = embedded_folder() if name == EMBEDDED else Path(name).expanduser()
+    if name == EMBEDDED and not (folder / "tokenizer.json").is_file():
+        raise RunFolderError(f"this installation lacks the embedded model in {str(folder)!r}: name a model folder")
+    if not folder.is_dir():
+        raise RunFolderError(f"no model folder {name!r}: give a folder with config.json and tokenizer.json")
+    checkpoints = sorted((folder / "checkpoints").glob("step-*"))
+    if checkpoints and not (folder / "config.json").is_file():
+        raise RunFolderError(f"{name!r} is a run folder: name one of its checkpoints, such as {str(checkpoints[-1])!r}")
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise RunFolderError(
+            f"{name!r} is an adapter without its model: `agentgym export RUN DIR` writes the model with it merged in"
+        )
+    return folder
+
+
+def revised_name(name: str, folder: Path) -> str:
+    """Returns the name with the commit that the folder holds, for a model of the hub; any other name as it is."""
+    return f"{name.partition('@')[0]}@{folder.name}" if is_model_id(name) else name
+
+
+def _fetch(name: str) -> Path:
+    """Returns the cached folder of a model `owner/name` or `owner/name@revision`; downloads what is missing.
+
+    The folder's name is the commit. Raises RunFolderError with the reason and a remedy if the model cannot be had.
+    """
+    model, _, revision = name.partition("@")
+    try:
+        from huggingface_hub import errors, snapshot_download  # here, because most models are folders
+    except ImportError as error:
+        raise ConfigError(f"{name!r} is no folder, and fetching a model needs {error.name}: pip install it") from error
+    try:
+        return Path(snapshot_download(model, revision=revision or None, allow_patterns=list(FILES)))
+    except errors.GatedRepoError as error:
+        remedy = f"accept the terms on the page of {model}, then log in: hf auth login"
+        raise RunFolderError(f"{name!r} is a gated model: {remedy}") from error
+    except errors.RepositoryNotFoundError as error:
+        raise RunFolderError(
+            f"there is no folder {name!r} and no public model of that name: check the name, or log in for a private"
+            " model: hf auth login"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise RunFolderError(f"{model!r} has no revision {revision!r}: name a branch, a tag or a commit") from error
+    except (OSError, errors.HfHubHTTPError, errors.HFValidationError) as error:
+        command = f"hf download {model}" + (f" --revision {revision}" if revision else "")
+        raise RunFolderError(
+            f"there is no folder {name!r}, and a model of that name is neither in the cache nor reachable"
+            f" ({_reason(error)}). Where there is a network, `{command}` fetches it"
+        ) from error
+
+
+def _reason(error: BaseException) -> str:
+    line = str(error).strip().partition("\n")[0]
+    return line.removeprefix("Got: ")[:160] or type(error).__name__
