@@ -68,7 +68,7 @@ def _gpu_as_option(args: Sequence[str]) -> list[str]:
 
 def _show(shape: ModelShape, config: PlanConfig, plan: MemoryPlan) -> None:
     if shape.refusal:
-        say(f"note: transformers computes this model, in one process and without adapters: {shape.refusal}")
+        say(f"note: transformers computes this model, in one process: {shape.refusal}")
     say(
         f"{shape.name}: {shape.num_parameters:,} parameters, {shape.kv_floats * config.engine.cache_bytes / 1024:,.0f}"
         f" KiB of keys and values a token; {config.gpu.name}, {config.gpu.memory / GIB:,.0f} GiB"

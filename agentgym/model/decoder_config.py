@@ -46,7 +46,7 @@ class DecoderConfig:
         if reason is not None:
             raise ConfigError(
                 f"the fast decoder does not compute this model: {reason}. It computes {SUPPORTED};"
-                " transformers computes others, in one process without adapters (--model-backend auto)"
+                " transformers computes others, in one process (--model-backend auto)"
             )
         rope = rope_of(config)
         family = str(config["model_type"])

@@ -1,4 +1,4 @@
-"""Low-rank adapters of a decoder layer (LoRA, Hu et al. 2021): small matrices whose product is added to frozen weights.
+"""Low-rank adapters (LoRA, Hu et al. 2021): small matrices whose product is added to frozen weights.
 
 A published projection `W [O, I]` with an adapter computes `x W^T + scale (x A^T) B^T`. Projections that share one
 matrix of the decoder have separate adapters, as in published adapters.
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from agentgym.model.linear import linear
 
-__all__ = ["Adapter", "LayerAdapters", "adapters_off"]
+__all__ = ["AdaptedLinear", "Adapter", "LayerAdapters", "adapters_off"]
 
 # Shape suffixes: N packed tokens, I inputs, O outputs, R rank.
 
@@ -39,6 +39,29 @@ class Adapter(nn.Module):
         super().__init__()
         self.A_RI = nn.Parameter(torch.zeros(rank, num_inputs))
         self.B_OR = nn.Parameter(torch.zeros(num_outputs, rank))
+
+
+class AdaptedLinear(nn.Module):
+    """A linear layer of a transformers model with an adapter; it takes the layer's place in the model."""
+
+    def __init__(self, base: nn.Linear, *, rank: int, scale: float) -> None:
+        super().__init__()
+        self.adapted_base = base
+        self.adapter = Adapter(base.out_features, base.in_features, rank).to(base.weight.device, base.weight.dtype)
+        self.scale = scale
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight `[O, I]` under the adapter; models look at its dtype."""
+        return self.adapted_base.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the layer's output plus what the adapter adds to it, `[..., O]` for `[..., I]`."""
+        base: Tensor = self.adapted_base(x)
+        if not _are_on.get():
+            return base
+        flat_NI = x.reshape(-1, x.shape[-1])
+        return base + linear(linear(flat_NI, self.adapter.A_RI) * self.scale, self.adapter.B_OR).view(base.shape)
 
 
 class LayerAdapters(nn.Module):

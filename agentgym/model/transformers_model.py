@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.model.context_window import declared_window
 from agentgym.model.language_model import KvShape, LanguageModel
+from agentgym.model.lora_layer import AdaptedLinear
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.pass_attention import (
     HOOK,
@@ -39,6 +40,10 @@ __all__ = ["TransformersModel", "load_transformers_model"]
 
 STATELESS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention", "global", "local"})
 """The kinds of layers, by `layer_types` of a config.json, that keep nothing but keys and values."""
+ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
+"""The names of linear layers that choose experts; they have no adapter unless they are named."""
+BASE = ".adapted_base."
+"""The part of a tensor's name that an adapter adds."""
 SCALES: Mapping[str, int] = {"logit_scale": 1, "logits_scaling": -1, "lm_head_multiplier": 1}
 """The keys of a config.json that scale the logits, with the exponent of the scale."""
 PROBE_TOKENS = 96
@@ -147,21 +152,60 @@ class TransformersModel(LanguageModel):
         """Returns the `config.json` that the model was loaded with."""
         return dict(self.settings)
 
-    @torch.no_grad()
     def published_tensors(self) -> dict[str, Tensor]:
         """Returns every tensor under its name in published checkpoints; most share the memory of the model.
 
         Transformers may store the experts of a layer as one tensor, which published checkpoints do not.
         """
+        return self.to_published(self.own_tensors())
+
+    @torch.no_grad()
+    def to_published(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns tensors, given by the names of the model's own modules, as they are published."""
         from transformers.core_model_loading import revert_weight_conversion
 
+        return dict(revert_weight_conversion(self.hf, tensors))
+
+    def own_tensors(self) -> dict[str, Tensor]:
+        """Returns every tensor by the name of the model's own module, without those of adapters."""
         known: set[int] = set()
         own: dict[str, Tensor] = {}
         for name, tensor in self.hf.state_dict(keep_vars=True).items():
-            if id(tensor) not in known:  # a tied head is the embedding
+            if id(tensor) not in known and ".adapter." not in name:  # a tied head is the embedding
                 known.add(id(tensor))
-                own[name] = tensor.detach()
-        return dict(revert_weight_conversion(self.hf, own))
+                own[name.replace(BASE, ".")] = tensor.detach()
+        return own
+
+    @torch.no_grad()
+    def adapt(self, targets: Sequence[str] | None, *, rank: int, scale: float) -> None:
+        """Adds adapters that add nothing yet to the linear layers with these names; None is all but head and routers.
+
+        Raises ConfigError if the model has none of them.
+        """
+        found = [
+            (name, module)
+            for name, module in self.hf.named_modules()
+            if isinstance(module, nn.Linear) and module is not self.hf.get_output_embeddings()
+        ]
+        for name, module in found:
+            owner, _, own = name.rpartition(".")
+            if own in targets if targets is not None else own not in ROUTERS:
+                setattr(self.hf.get_submodule(owner), own, AdaptedLinear(module, rank=rank, scale=scale))
+        if not dict(self.named_adapters()):
+            names = sorted({name.rpartition(".")[2] for name, _ in found})
+            raise ConfigError(f"the model has no layer to adapt; its linear layers are {', '.join(names)}")
+
+    def named_adapters(self) -> Iterator[tuple[str, AdaptedLinear]]:
+        """Yields each layer with an adapter, by the layer's name."""
+        for name, module in self.hf.named_modules():
+            if isinstance(module, AdaptedLinear):
+                yield name, module
+
+    def remove_adapters(self) -> None:
+        """Puts the linear layers back in place of those with adapters."""
+        for name, module in list(self.named_adapters()):
+            owner, _, own = name.rpartition(".")
+            setattr(self.hf.get_submodule(owner), own, module.adapted_base)
 
 
 class _KvProbe(PackedAttention):
@@ -204,7 +248,12 @@ def _load(path: Path, dtype: torch.dtype) -> Any:
     transformers_logging.disable_progress_bar()
     try:
         hf, found = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation=HOOK, local_files_only=True, output_loading_info=True
+            path,
+            dtype=dtype,
+            attn_implementation=HOOK,
+            experts_implementation=None if torch.cuda.is_available() else "eager",  # others mix the rows of a product
+            local_files_only=True,
+            output_loading_info=True,
         )
     except (OSError, SafetensorError) as error:
         raise RunFolderError(f"no model can be read from {str(path)!r}: {_first_line(error)}") from error

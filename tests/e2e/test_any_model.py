@@ -25,34 +25,38 @@ def varied(trajectory, task):
 """A reward that differs between episodes, so that even a random model has something to learn."""
 
 
-@pytest.fixture(scope="module")
-def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Gemma 3 (sliding windows, scaled embeddings) with the tokenizer of the embedded model."""
+SHAPE = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "max_position_embeddings": 1024,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def _make_folder(folder: Path, kind: str, **settings: int) -> Path:
+    """Saves a random model of a kind, with the tokenizer of the embedded model."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    folder = tmp_path_factory.mktemp("gemma")
     vocab_size = json.loads((embedded_folder() / "config.json").read_text())["vocab_size"]
     torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        "gemma3_text",
-        vocab_size=vocab_size,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        intermediate_size=96,
-        max_position_embeddings=1024,
-        sliding_window=64,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
+    config = AutoConfig.for_model(kind, vocab_size=vocab_size, **SHAPE, **settings)
     AutoModelForCausalLM.from_config(config).float().save_pretrained(folder)
     for pattern in ("tokenizer*", "chat_template*", "*.jinja", "special_tokens_map.json"):
         for file in embedded_folder().glob(pattern):
             shutil.copy(file, folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Gemma 3: sliding windows and scaled embeddings."""
+    return _make_folder(tmp_path_factory.mktemp("gemma"), "gemma3_text", sliding_window=64)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +106,7 @@ def test_the_exported_model_is_that_of_the_checkpoint(run: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--learner.lora.rank", "4"], "learner.lora is not supported"),
+        (["--learner.shares", "2"], "learner.shares is not supported"),
         (["--executor", "ray"], "trains in one process"),
         (["--model-backend", "fast"], "the fast decoder does not compute this model"),
     ],
@@ -116,3 +120,38 @@ def test_what_is_not_supported_is_refused_in_one_line(
     assert message in error
     assert "Traceback" not in error
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+def test_adapters_of_a_mixture_of_experts_resume_to_the_bit_and_are_exported_merged_or_alone(tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    first = _make_folder(tmp_path / "first", "qwen3_moe", **experts)
+    (tmp_path / "varied.py").write_text(VARIED)
+    reward = ["--reward.function", f"{tmp_path / 'varied.py'}:varied"]
+    adapt = ["--learner.lora.rank", "4", "--learner.kl.coefficient", "0.01", "--optimizer.learning-rate", "1e-3"]
+    train = ["train", "--env", "TextGame-v0", "--model", str(first), *SMALL, *reward, *adapt]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert main([*train, "--steps", "2", "--output", str(whole)]) == 0
+    assert main([*train, "--steps", "1", "--output", str(parts)]) == 0
+    assert main([*train, "--steps", "2", "--output", str(parts), "--resume"]) == 0
+    for name in ("episodes.jsonl", "checkpoints/step-000002/model.safetensors"):
+        assert (whole / name).read_bytes() == (parts / name).read_bytes()
+    assert main(["export", str(parts), str(tmp_path / "merged")]) == 0
+    assert main(["export", str(parts), str(tmp_path / "adapter"), "--adapter"]) == 0
+    ids_T = torch.arange(7, 60, 3)[None]
+    with torch.no_grad():
+        base = AutoModelForCausalLM.from_pretrained(first)
+        first_TV = base(ids_T).logits[0].log_softmax(-1)
+        merged_TV = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(ids_T).logits[0].log_softmax(-1)
+        adapted_TV = PeftModel.from_pretrained(base, tmp_path / "adapter")(ids_T).logits[0].log_softmax(-1)
+    torch.testing.assert_close(adapted_TV, merged_TV, rtol=0, atol=1e-5)
+    assert (adapted_TV - first_TV).abs().max() > 1e-3
+    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["target_modules"] == [
+        "k_proj",
+        "o_proj",
+        "q_proj",
+        "v_proj",
+    ]

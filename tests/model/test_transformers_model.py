@@ -11,8 +11,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from agentgym.engines.local.batch_invariance import batch_invariance_findings
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.engine import LocalEngine
+from agentgym.engines.local.kv_cache import SlotCache
+from agentgym.engines.local.transformers_step import TransformersStep
 from agentgym.engines.protocol import Completion, Sampling
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.model.decoder import Decoder
@@ -202,6 +205,12 @@ def test_capped_logits_have_the_scores_and_gradients_of_the_formula(temperature:
     for own, wanted in ((hidden, hidden_NE), (head, head_VE)):
         assert own.grad is not None and wanted.grad is not None
         torch.testing.assert_close(own.grad.double(), wanted.grad, atol=1e-4, rtol=0)
+
+
+def test_a_row_of_the_engine_has_the_same_bits_whatever_is_in_flight(pair: tuple[Any, TransformersModel, Path]) -> None:
+    ours = pair[1]
+    if ours.packs:
+        assert batch_invariance_findings(TransformersStep(ours, SlotCache(ours, 6, 192))) == []
 
 
 def test_the_local_engine_samples_with_the_logprobs_of_the_model(

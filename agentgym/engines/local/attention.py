@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -16,12 +17,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentgym.engines.local.kv_cache import L_BLOCK, SlotCache, round_up
+from agentgym.model.pass_attention import PositionMask, Scores
 
 __all__ = ["AttentionPlan"]
 
 # Shape suffixes: N rows of the step, A attended slots, C rows of a prompt's chunk, B products, L padded keys, H query
 # heads, K key/value heads, G query heads per key/value head (g: as many as one product takes), D head width.
 
+KeysValues: TypeAlias = "tuple[Tensor, Tensor]"
+"""The keys and the values of one layer, `[S, K, W, D]` each."""
 _SPAN = 16  # decoded rows attended at once
 _CHUNK = 64  # rows of a prompt attended at once
 _QUERIES = 2  # query heads per product: with more, other kernels run, and their bits depend on the padding
@@ -37,7 +41,10 @@ class AttentionPlan:
         position_N: NDArray[np.int64],
         num_decode: int,
         extends: Sequence[tuple[int, int, int]],
+        mask: PositionMask | None = None,
     ) -> None:
+        """`mask` is the model's own rule of which keys a row sees; None is causal attention."""
+        self._mask = mask
         self._num_decode, self._num_rows = num_decode, len(slot_N)
         self._like = cache.kv[0]
         self._chunks = [
@@ -46,20 +53,24 @@ class AttentionPlan:
         # Blocks of neighbouring slots read their own longest sequence only, and fit a processor's cache.
         size = _SPAN if cache.kv[0].device.type == "cpu" else max(num_decode, 1)
         self._spans = [
-            _span(cache.kv[0], first, slot_N[first : min(first + size, num_decode)], position_N)
+            self._span(first, slot_N[first : min(first + size, num_decode)], position_N)
             for first in range(0, num_decode, size)
         ]
 
-    def attend(self, q_NHD: Tensor, kv: Tensor) -> Tensor:
-        """Returns attention outputs `[N, H, D]` for scaled queries over one layer's `kv` `[2, S, K, W, D]`."""
+    def attend(self, q_NHD: Tensor, kv: KeysValues, scores: Scores | None = None) -> Tensor:
+        """Returns attention outputs `[N, H, D]` for scaled queries over one layer's keys and values `[S, K, W, D]`.
+
+        `scores` has the soft cap and the sinks of the layer, if it has any.
+        """
         if len(self._spans) == 1 and self._num_decode == q_NHD.shape[0]:
-            return _attend_span(q_NHD, kv, self._spans[0])
-        out_NHD = q_NHD.new_empty(q_NHD.shape)
+            return _attend_span(q_NHD, kv, self._spans[0], scores)
+        out_NHD = q_NHD.new_empty(*q_NHD.shape[:2], kv[1].shape[-1])
         out_NHD[self._num_rows :] = 0.0
         for span in self._spans:
-            out_NHD[span.first : span.last] = _attend_span(q_NHD[span.first : span.last], kv, span)
+            out_NHD[span.first : span.last] = _attend_span(q_NHD[span.first : span.last], kv, span, scores)
         for chunk in self._chunks:
-            _attend_chunk(q_NHD[chunk.first : chunk.last], kv, chunk, out_NHD[chunk.first : chunk.last])
+            rows = slice(chunk.first, chunk.last)
+            _attend_chunk(q_NHD[rows], kv, chunk, out_NHD[rows], scores)
         return out_NHD
 
     def _cut(self, first: int, extend: tuple[int, int, int]) -> list[_Chunk]:
@@ -68,9 +79,31 @@ class AttentionPlan:
         for done in range(0, num_rows, _CHUNK):
             size = min(_CHUNK, num_rows - done)
             position_C = torch.arange(start + done, start + done + size, device=self._like.device)
-            bias_CL = _bias(position_C, round_up(start + done + size, L_BLOCK), self._like.dtype)
+            bias_CL = self._bias(position_C, round_up(start + done + size, L_BLOCK))
             chunks.append(_Chunk(slot, first + done, first + done + size, bias_CL[:, None]))
         return chunks
+
+    def _span(self, first: int, slot_A: NDArray[np.int64], position_N: NDArray[np.int64]) -> _Span:
+        last, device = first + len(slot_A), self._like.device
+        position_A, low, high = position_N[first:last], int(slot_A[0]), int(slot_A[-1]) + 1
+        num_keys = round_up(int(position_A.max()) + 1, L_BLOCK)
+        copied = 2 * (high - low) > 3 * len(slot_A)
+        inside_A = None
+        if high - low > len(slot_A) and not copied:
+            inside_A = torch.from_numpy(slot_A - low).to(device)
+            spread_A = np.zeros(high - low, np.int64)
+            spread_A[slot_A - low] = position_A
+            position_A = spread_A
+        bias_AL = self._bias(torch.from_numpy(position_A).to(device), num_keys)
+        return _Span(first, last, low, high, slot_A.tolist() if copied else None, inside_A, bias_AL)
+
+    def _bias(self, position_A: Tensor, num_keys: int) -> Tensor:
+        if self._mask is None:
+            hidden_AL = torch.arange(num_keys, device=position_A.device) > position_A[:, None]
+        else:
+            hidden_AL = ~self._mask.allowed_TL(position_A, num_keys)
+        bias_AL = torch.zeros(hidden_AL.shape, dtype=self._like.dtype, device=position_A.device)
+        return bias_AL.masked_fill_(hidden_AL, -torch.inf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,35 +121,38 @@ class _Span:
     bias_AL: Tensor
 
 
-def _span(kv: Tensor, first: int, slot_A: NDArray[np.int64], position_N: NDArray[np.int64]) -> _Span:
-    last = first + len(slot_A)
-    position_A, low, high = position_N[first:last], int(slot_A[0]), int(slot_A[-1]) + 1
-    num_keys = round_up(int(position_A.max()) + 1, L_BLOCK)
-    copied = 2 * (high - low) > 3 * len(slot_A)
-    inside_A = None
-    if high - low > len(slot_A) and not copied:
-        inside_A = torch.from_numpy(slot_A - low).to(kv.device)
-        spread_A = np.zeros(high - low, np.int64)
-        spread_A[slot_A - low] = position_A
-        position_A = spread_A
-    bias_AL = _bias(torch.from_numpy(position_A).to(kv.device), num_keys, kv.dtype)
-    return _Span(first, last, low, high, slot_A.tolist() if copied else None, inside_A, bias_AL)
-
-
-def _attend_span(q_AHD: Tensor, kv: Tensor, span: _Span) -> Tensor:
+def _attend_span(q_AHD: Tensor, kv: KeysValues, span: _Span, scores: Scores | None) -> Tensor:
     num_heads, width = q_AHD.shape[1:]
-    (num_slots, num_keys), num_kv_heads = span.bias_AL.shape, kv.shape[2]
-    kv = kv[:, :, :, :num_keys]
+    (num_slots, num_keys), num_kv_heads = span.bias_AL.shape, kv[0].shape[1]
+    k_SKLD, v_SKLD = (x[:, :, :num_keys] for x in kv)
     if span.copied is not None:
-        kv = torch.cat([kv[:, slot : slot + 1] for slot in span.copied], 1)
+        k_SKLD, v_SKLD = (torch.cat([x[slot : slot + 1] for slot in span.copied]) for x in (k_SKLD, v_SKLD))
     else:
-        kv = kv[:, span.low : span.high]
+        k_SKLD, v_SKLD = k_SKLD[span.low : span.high], v_SKLD[span.low : span.high]
     if span.inside_A is not None:
         q_AHD = q_AHD.new_zeros(num_slots, num_heads, width).index_copy_(0, span.inside_A, q_AHD)
     q_BGD = q_AHD.reshape(num_slots * num_kv_heads, -1, width)
     bias_BgL = span.bias_AL[:, None].expand(-1, num_kv_heads, -1).reshape(q_BGD.shape[0], 1, -1)
-    out_AHD = _attend(q_BGD, kv[0].flatten(0, 1), kv[1].flatten(0, 1), bias_BgL).view(num_slots, num_heads, width)
+    extra = _Extra.of(scores, num_slots, num_kv_heads)
+    out_BGD = _attend(q_BGD, k_SKLD.flatten(0, 1), v_SKLD.flatten(0, 1), bias_BgL, extra)
+    out_AHD = out_BGD.view(num_slots, num_heads, -1)
     return out_AHD if span.inside_A is None else out_AHD[span.inside_A]
+
+
+@dataclass(frozen=True, eq=False)
+class _Extra:
+    """The soft cap and the sinks of some products; `sink_BG` is None for none."""
+
+    softcap: float | None
+    sink_BG: Tensor | None
+
+    @classmethod
+    def of(cls, scores: Scores | None, num_rows: int, num_kv_heads: int) -> _Extra | None:
+        """Returns those of `num_rows` rows, each with products for all key/value heads; None for plain attention."""
+        if scores is None or (scores.softcap is None and scores.sinks_H is None):
+            return None
+        sinks_H = scores.sinks_H
+        return cls(scores.softcap, None if sinks_H is None else sinks_H.view(num_kv_heads, -1).repeat(num_rows, 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,25 +170,31 @@ def _with_rows(num_decode: int, extends: Sequence[tuple[int, int, int]]) -> list
     return list(zip(first_rows, extends, strict=False))
 
 
-def _bias(position_A: Tensor, num_keys: int, dtype: torch.dtype) -> Tensor:
-    hidden_AL = torch.arange(num_keys, device=position_A.device) > position_A[:, None]
-    return torch.zeros(hidden_AL.shape, dtype=dtype, device=position_A.device).masked_fill_(hidden_AL, -torch.inf)
-
-
-def _attend(q_BGD: Tensor, k_BLD: Tensor, v_BLD: Tensor, bias_BgL: Tensor) -> Tensor:
+def _attend(q_BGD: Tensor, k_BLD: Tensor, v_BLD: Tensor, bias_BgL: Tensor, extra: _Extra | None = None) -> Tensor:
     parts = []
-    for q_BgD in q_BGD.split(_QUERIES, 1):
-        score_BgL = torch.bmm(q_BgD, k_BLD.transpose(1, 2)).add_(bias_BgL)
-        weight_BgL = torch.softmax(score_BgL, -1, dtype=torch.float32).to(v_BLD.dtype)
-        parts.append(torch.bmm(weight_BgL, v_BLD))
+    for start in range(0, q_BGD.shape[1], _QUERIES):
+        queries = slice(start, start + _QUERIES)
+        score_BgL = torch.bmm(q_BGD[:, queries], k_BLD.transpose(1, 2))
+        if extra is not None and extra.softcap is not None:
+            score_BgL = score_BgL.div_(extra.softcap).tanh_().mul_(extra.softcap)
+        score_BgL.add_(bias_BgL)
+        if extra is None or extra.sink_BG is None:
+            weight_BgL = torch.softmax(score_BgL, -1, dtype=torch.float32)
+        else:
+            sink_Bg1 = extra.sink_BG[:, queries, None].to(score_BgL.dtype)
+            weight_BgL = torch.softmax(torch.cat([score_BgL, sink_Bg1], -1), -1, dtype=torch.float32)[..., :-1]
+        parts.append(torch.bmm(weight_BgL.to(v_BLD.dtype), v_BLD))
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
-def _attend_chunk(q_CHD: Tensor, kv: Tensor, chunk: _Chunk, out_CHD: Tensor) -> None:
+def _attend_chunk(q_CHD: Tensor, kv: KeysValues, chunk: _Chunk, out_CHD: Tensor, scores: Scores | None) -> None:
     num_rows, _, num_keys = chunk.bias_CgL.shape
-    num_kv_heads, width = kv.shape[2], kv.shape[-1]
-    keys, values = kv[:, chunk.slot, :, :num_keys]
+    num_kv_heads = kv[0].shape[1]
     outs = out_CHD.chunk(num_kv_heads, 1)
+    extra = _Extra.of(scores, 1, num_kv_heads)
     for head, q_CGD in enumerate(q_CHD.chunk(num_kv_heads, 1)):
-        k_CLD, v_CLD = (x[head].expand(num_rows, num_keys, width) for x in (keys, values))
-        outs[head].copy_(_attend(q_CGD, k_CLD, v_CLD, chunk.bias_CgL))
+        k_CLD, v_CLD = (x[chunk.slot, head, :num_keys].expand(num_rows, num_keys, x.shape[-1]) for x in kv)
+        own = extra
+        if extra is not None and extra.sink_BG is not None:
+            own = _Extra(extra.softcap, extra.sink_BG[head].expand(num_rows, -1))
+        outs[head].copy_(_attend(q_CGD, k_CLD, v_CLD, chunk.bias_CgL, own))

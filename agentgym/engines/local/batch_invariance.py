@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 import torch
 
 from agentgym.engines.local.compiled_step import CompiledStep
 from agentgym.engines.local.step import Rows, StepRunner
+from agentgym.engines.local.transformers_step import TransformersStep
 
 __all__ = ["batch_invariance_findings"]
 
 _NUM_SLOTS, _WINDOW = 6, 192
 
 
+Runner: TypeAlias = "StepRunner | CompiledStep | TransformersStep"
 _Steps = list[list[tuple[int, int, int]]]  # per step: (slot, first position, number of rows)
 
 
 @torch.inference_mode()
-def batch_invariance_findings(runner: StepRunner | CompiledStep) -> list[str]:
+def batch_invariance_findings(runner: Runner) -> list[str]:
     """Returns reasons why replies may depend on other requests or on how a prefix was computed; empty without any.
 
     The same tokens run as one prompt, token by token, and together with longer sequences; logits are compared bitwise.
@@ -29,7 +33,7 @@ def batch_invariance_findings(runner: StepRunner | CompiledStep) -> list[str]:
     if length < 4:
         return []
     random = np.random.default_rng(0)
-    cache.tokens_SW[:num_slots, :window] = random.integers(runner.model.config.vocab_size, size=(num_slots, window))
+    cache.tokens_SW[:num_slots, :window] = random.integers(runner.model.vocab_size, size=(num_slots, window))
     whole = _last_logits(runner, [[(0, 0, length)]])
     beside = [(slot, 0, window - slot) for slot in others]
     checks: dict[str, _Steps] = {
@@ -49,7 +53,7 @@ def batch_invariance_findings(runner: StepRunner | CompiledStep) -> list[str]:
     return [f"{name} differ in their last bits on this machine" for name in differ]
 
 
-def _last_logits(runner: StepRunner | CompiledStep, steps: _Steps) -> torch.Tensor:
+def _last_logits(runner: Runner, steps: _Steps) -> torch.Tensor:
     for step in steps:
         decode = [part for part in step if part[2] == 1]
         extends = tuple(part for part in step if part[2] > 1)

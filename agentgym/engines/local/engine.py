@@ -274,11 +274,12 @@ class LocalEngine:
 
     def _make_runner(self) -> StepRunner | CompiledStep | TransformersStep:
         if isinstance(self.model, TransformersModel):
-            return TransformersStep(self.model, self._cache)
-        assert isinstance(self.model, Decoder)
-        required = bool(self.config.compile)
-        compiled = compiled_step(self.model, self._cache, required=required) if self.compiles else None
-        runner = compiled or StepRunner(self.model, self._cache)
+            runner: StepRunner | CompiledStep | TransformersStep = TransformersStep(self.model, self._cache)
+        else:
+            assert isinstance(self.model, Decoder)
+            required = bool(self.config.compile)
+            compiled = compiled_step(self.model, self._cache, required=required) if self.compiles else None
+            runner = compiled or StepRunner(self.model, self._cache)
         for finding in batch_invariance_findings(runner):
             _log.warning("replies may depend on what else is in flight: %s", finding)
         return runner

@@ -73,7 +73,7 @@ class StepRunner:
             qkv_NHD = self._project(layer, x_NE, cos_NHD, sin_NHD)
             num_heads = layer.config.num_heads
             kv_flat.index_copy_(0, write_M, qkv_NHD[:, num_heads:].reshape(write_M.shape[0], -1))
-            attended_NHD = attention.attend(qkv_NHD[:, :num_heads], kv)
+            attended_NHD = attention.attend(qkv_NHD[:, :num_heads], (kv[0], kv[1]))
             x_NE = self._mix(layer, x_NE, attended_NHD)
         return self._logits(x_NE, rows.wanted_R)
 

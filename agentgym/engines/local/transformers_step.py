@@ -1,25 +1,31 @@
-"""One forward pass of the in-process engine through a model of transformers, over the tokens that are due.
+"""One forward pass of the in-process engine through a model of transformers, with bits independent of other requests.
 
-The model computes all rows of the step as one sequence; attention reads each row's own slot. Its matrix products are
-those of transformers, so the last bits of a reply may depend on what else is in flight.
+The model computes all rows of the step as one sequence, and attention reads each row's own slot (`attention`). On a
+CPU, matrix products with weights are replaced by those of `Products`, which treat all rows alike.
 """
 
 from __future__ import annotations
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from agentgym.engines.local.attention import AttentionPlan
 from agentgym.engines.local.kv_cache import SlotCache
-from agentgym.engines.local.step import Rows
-from agentgym.model.pass_attention import PositionMask, Scores, attend
+from agentgym.engines.local.step import Rows, pad_rows
+from agentgym.model.linear import Products, padded_rows
+from agentgym.model.pass_attention import PositionMask, Scores
 from agentgym.model.transformers_model import TransformersModel
 
 __all__ = ["TransformersStep"]
 
-# Shape suffixes: N rows of the step, A decoded rows, T rows of a prompt, L keys, H query heads, K key/value heads, D
-# width of a head, R rows whose logits are wanted, V vocabulary.
+# Shape suffixes: N rows of the step, H query heads, K key/value heads, D width of a head, R rows whose logits are
+# wanted, V vocabulary, I inputs and O outputs of a product.
 
 
 class TransformersStep:
@@ -27,31 +33,28 @@ class TransformersStep:
 
     def __init__(self, model: TransformersModel, cache: SlotCache) -> None:
         self.model, self.cache = model, cache
+        is_cpu = model.embed.device.type == "cpu"
+        self._products = _RowProducts(Products(model.embed)) if is_cpu else nullcontext()
 
     def forward(self, rows: Rows) -> Tensor:
         """Computes logits `[R, V]` of the wanted rows; writes keys and values into the cache."""
-        device = self.model.embed.device
-        ids_N = torch.from_numpy(self.cache.tokens_SW[rows.slot_N, rows.position_N]).to(device)
-        attention = _SlotAttention(self.cache, self.model.kv_index, rows)
-        states_NE = self.model.states(ids_N, attention.position_N, attention)
-        return self.model.logits(states_NE[torch.from_numpy(rows.wanted_R).to(device)])
+        cache, device = self.cache, self.model.embed.device
+        ids_N = torch.from_numpy(pad_rows(cache.tokens_SW[rows.slot_N, rows.position_N])).to(device)
+        attention = _SlotAttention(cache, self.model.kv_index, rows)
+        with self._products:
+            states_NE = self.model.states(ids_N, attention.position_N, attention)
+            return self.model.logits(states_NE[torch.from_numpy(rows.wanted_R).to(device)])
 
 
 class _SlotAttention:
     """Attention of each row of a step to the keys of its own slot."""
 
-    def __init__(self, cache: SlotCache, kv_index: dict[int, int], rows: Rows) -> None:
+    def __init__(self, cache: SlotCache, kv_index: Mapping[int, int], rows: Rows) -> None:
         device = cache.kv[0].device
-        self._cache, self._kv_index = cache, kv_index
-        self._slot_N = torch.from_numpy(rows.slot_N).to(device)
-        self.position_N = torch.from_numpy(rows.position_N).to(device)
-        self._num_decode = rows.num_decode
-        self._decode_keys = _num_keys(rows.position_N[: rows.num_decode])
-        starts = np.cumsum([rows.num_decode, *(size for _, _, size in rows.extends)]).tolist()
-        self._extends = [
-            (slice(first, first + size), slot, start + size)
-            for first, (slot, start, size) in zip(starts, rows.extends, strict=False)
-        ]
+        self._cache, self._kv_index, self._rows = cache, kv_index, rows
+        self._slot_N = torch.from_numpy(pad_rows(rows.slot_N, cache.num_slots)).to(device)
+        self.position_N = torch.from_numpy(pad_rows(rows.position_N)).to(device)
+        self._plans: dict[int, AttentionPlan] = {}
 
     def attend(
         self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scores: Scores, mask: PositionMask
@@ -61,34 +64,52 @@ class _SlotAttention:
         keys, values = kv[0, ..., : k_NKD.shape[-1]], kv[1, ..., : v_NKD.shape[-1]]
         keys[self._slot_N, :, self.position_N] = k_NKD
         values[self._slot_N, :, self.position_N] = v_NKD
-        repeats = q_NHD.shape[1] // k_NKD.shape[1]
-        parts = []
-        if self._num_decode:
-            rows, seen = slice(self._num_decode), slice(self._decode_keys)
-            slot_A = self._slot_N[rows]
-            k_AHLD, v_AHLD = (_repeat(states[slot_A, :, seen], repeats) for states in (keys, values))
-            bias_A11L = self._bias(mask, rows, self._decode_keys, q_NHD.dtype)[:, None, None]
-            parts.append(attend(q_NHD[rows, :, None], k_AHLD, v_AHLD, bias_A11L, scores)[:, :, 0])
-        for rows, slot, num_keys in self._extends:
-            own = slice(slot, slot + 1)
-            k_1HLD, v_1HLD = (_repeat(states[own, :, :num_keys], repeats) for states in (keys, values))
-            bias_TL = self._bias(mask, rows, num_keys, q_NHD.dtype)
-            parts.append(attend(q_NHD[rows].transpose(0, 1)[None], k_1HLD, v_1HLD, bias_TL, scores)[0].transpose(0, 1))
-        return torch.cat(parts)
+        return self._plan(mask).attend(q_NHD * scores.scale, (keys, values), scores)
 
-    def _bias(self, mask: PositionMask, rows: slice, num_keys: int, dtype: torch.dtype) -> Tensor:
-        """Returns the bias that hides keys from rows, 0 or -inf, once for all layers with the same mask."""
-        key = rows.start, rows.stop
-        if key not in mask.made:
-            hidden_TL = ~mask.allowed_TL(self.position_N[rows], num_keys)
-            bias_TL = torch.zeros(hidden_TL.shape, dtype=dtype, device=hidden_TL.device)
-            mask.made[key] = 0, bias_TL.masked_fill_(hidden_TL, -torch.inf)
-        return mask.made[key][1]
+    def _plan(self, mask: PositionMask) -> AttentionPlan:
+        """Returns the plan of all layers with the same mask."""
+        rows, key = self._rows, id(mask)
+        if key not in self._plans:
+            own = None if mask.is_causal else mask
+            self._plans[key] = AttentionPlan(
+                self._cache, rows.slot_N, rows.position_N, rows.num_decode, rows.extends, own
+            )
+        return self._plans[key]
 
 
-def _num_keys(position_A: NDArray[np.int64]) -> int:
-    return int(position_A.max()) + 1 if len(position_A) else 0
+class _RowProducts(TorchFunctionMode):
+    """Replaces the products of a model with its weights: a row gets the same bits whatever the other rows are."""
 
+    def __init__(self, products: Products) -> None:
+        super().__init__()
+        self._products = products
+        matmul = (torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__)
+        self._own: dict[object, Callable[..., Tensor]] = {F.linear: self._linear, torch.bmm: self._bmm}
+        self._own |= dict.fromkeys(matmul, self._matmul) | {torch.Tensor.bmm: self._bmm}
 
-def _repeat(states_AKLD: Tensor, repeats: int) -> Tensor:
-    return states_AKLD if repeats == 1 else states_AKLD.repeat_interleave(repeats, 1)
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Computes one function of torch."""
+        call: Callable[..., Any] = self._own.get(func, func)
+        return call(*args, **(kwargs or {}))
+
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        x_NI = input.reshape(-1, input.shape[-1])
+        num_rows = len(x_NI)
+        padding = padded_rows(num_rows) - num_rows
+        product_NO = self._products.linear(F.pad(x_NI, (0, 0, 0, padding)) if padding else x_NI, weight)[:num_rows]
+        product_NO = product_NO if bias is None else product_NO + bias
+        return product_NO.view(*input.shape[:-1], product_NO.shape[1])
+
+    def _matmul(self, input: Tensor, other: Tensor) -> Tensor:
+        if other.ndim == 2 and input.ndim >= 2:
+            return self._linear(input, other.t())
+        if isinstance(other, nn.Parameter) and input.ndim == other.ndim == 3:
+            return self._bmm(input, other)
+        return torch.matmul(input, other)
+
+    def _bmm(self, input: Tensor, mat2: Tensor) -> Tensor:
+        if not isinstance(mat2, nn.Parameter):
+            return torch.bmm(input, mat2)
+        return torch.stack([self._linear(x_NI, weight_IO.t()) for x_NI, weight_IO in zip(input, mat2, strict=True)])

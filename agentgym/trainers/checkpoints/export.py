@@ -122,7 +122,7 @@ def write_adapter(state: Mapping[str, Any], folder: Path, base: str | None, dtyp
         "r": settings["rank"],
         "lora_alpha": int(alpha) if alpha.is_integer() else alpha,
         "lora_dropout": 0.0,
-        "target_modules": sorted(settings["target_modules"]),
+        "target_modules": sorted({name.split(".")[-3] for name in state["tensors"]}),
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,

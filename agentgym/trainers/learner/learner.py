@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentgym.errors import ConfigError
-from agentgym.model.decoder import Decoder
 from agentgym.model.exchange import Exchange
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import published_views
@@ -93,8 +91,6 @@ class Learner:
         self.adapters: Adapters | None = None
         if config.lora.rank:
             base = reference.decoder if isinstance(reference, Sharded) else reference
-            if not isinstance(self.model, Decoder) or not isinstance(base, Decoder | None):
-                raise ConfigError("adapters are not supported for a model that transformers computes: leave lora out")
             self.adapters = Adapters.of(self.model, base, config.lora)
             self.model = self.adapters.model
         self.temperature = temperature

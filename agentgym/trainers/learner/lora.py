@@ -17,13 +17,15 @@ from torch import Tensor, nn
 
 from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder, DecoderLayer
+from agentgym.model.language_model import LanguageModel
 from agentgym.model.lora_layer import Adapter, LayerAdapters, adapters_off
 from agentgym.model.model_folder import published_views
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.projections import QKV
+from agentgym.model.transformers_model import TransformersModel
 from agentgym.rollout.seeds import derive
 from agentgym.trainers.parallel.sharded_tensor import is_sharded, like, whole
-from agentgym.trainers.settings.lora import LoraConfig
+from agentgym.trainers.settings.lora import PROJECTIONS, LoraConfig
 
 __all__ = ["Adapters", "Unadapted", "adapt"]
 
@@ -32,13 +34,17 @@ MATRICES = ("qkv", "out", "gate_up", "down")
 """The parameters of a layer that have adapters."""
 
 T = TypeVar("T")
+Model = TypeVar("Model", bound=LanguageModel)
 
 
-def adapt(model: Decoder, config: LoraConfig) -> Decoder:
+def adapt(model: Model, config: LoraConfig) -> Model:
     """Freezes the model and adds adapters that add nothing yet; a model to be sharded gets them before."""
     model.requires_grad_(False)
+    scale = config.alpha / config.rank
+    if isinstance(model, TransformersModel):
+        targets = None if config.target_modules == PROJECTIONS else config.target_modules
+        model.adapt(targets, rank=config.rank, scale=scale)
     for layer in _layers(model):
-        scale = config.alpha / config.rank
         layer.adapters = LayerAdapters(layer.projections, config.target_modules, rank=config.rank, scale=scale)
         layer.adapters.to(model.embed.device, model.embed.dtype)
     for name, adapter in _named_adapters(model):
@@ -55,14 +61,14 @@ class Adapters:
     Each rank of a sharded model has an object of its own, and all ranks call the same methods in the same order.
     """
 
-    def __init__(self, model: Decoder, config: LoraConfig, published: Decoder | None = None) -> None:
+    def __init__(self, model: LanguageModel, config: LoraConfig, published: LanguageModel | None = None) -> None:
         self.model, self.config = model, config
         self.published = published
         """A model that is kept equal to the weights with their adapters merged in; None for none."""
         self._by_name = dict(_named_adapters(model))
 
     @classmethod
-    def of(cls, model: Decoder, base: Decoder | None, config: LoraConfig) -> Adapters:
+    def of(cls, model: LanguageModel, base: LanguageModel | None, config: LoraConfig) -> Adapters:
         """Returns adapters on the weights of `base`; the model is kept equal to both merged.
 
         Without a base they are on the model itself. Raises ConfigError for a sharded model that had no adapters before
@@ -86,28 +92,47 @@ class Adapters:
     @torch.no_grad()
     def merged_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yields each weight that has an adapter, whole, by its published name, with the adapter merged in."""
-        for name, weight_OI in published_views(self.model, whole):
+        merged = self._merge_weights()
+        yield from (
+            self.model.to_published(dict(merged)).items() if isinstance(self.model, TransformersModel) else merged
+        )
+
+    def _merge_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields each merged weight by the name of the model's own module."""
+        for name, weight_OI in self._own_weights(self.model, whole):
             adapter = self._by_name.get(name.removesuffix(".weight"))
             if adapter is not None:
                 low_RI, high_OR = whole(adapter.A_RI), whole(adapter.B_OR)
                 yield name, torch.addmm(weight_OI, high_OR, low_RI, alpha=self.config.alpha / self.config.rank)
 
+    @staticmethod
+    def _own_weights(
+        model: LanguageModel, view: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yields the weights of a model by the names of its own modules, without adapters."""
+        if isinstance(model, TransformersModel):
+            yield from model.own_tensors().items()
+        else:
+            yield from published_views(model, view)
+
     @torch.no_grad()
     def publish(self) -> None:
         """Writes the merged weights to the published model."""
         if self.published is not None:
-            views = dict(published_views(self.published))
-            for name, merged_OI in self.merged_weights():
+            views = dict(self._own_weights(self.published))
+            for name, merged_OI in self._merge_weights():
                 views[name].copy_(merged_OI)
 
     @torch.no_grad()
-    def merge(self) -> Decoder:
+    def merge(self) -> LanguageModel:
         """Merges the adapters into the weights and removes them; returns an ordinary model."""
-        views = dict(published_views(self.model))
-        for name, merged_OI in self.merged_weights():
+        views = dict(self._own_weights(self.model))
+        for name, merged_OI in self._merge_weights():
             views[name].copy_(merged_OI)
         for layer in _layers(self.model):
             layer.adapters = None
+        if isinstance(self.model, TransformersModel):
+            self.model.remove_adapters()
         return self.model.requires_grad_(True)
 
     def state_dict(self) -> dict[str, Any]:
@@ -138,7 +163,7 @@ class Adapters:
         theirs = dict(self.published.named_parameters())
         for path, parameter in list(self.model.named_parameters()):
             owner, _, name = path.rpartition(".")
-            if name in MATRICES or path not in theirs:
+            if (name in MATRICES and isinstance(self.model, Decoder)) or path not in theirs:
                 continue
             if not torch.equal(parameter, theirs[path]):
                 raise ConfigError(
@@ -147,29 +172,33 @@ class Adapters:
                 )
             same = nn.Parameter(theirs[path].detach(), requires_grad=False)
             setattr(self.model.get_submodule(owner), name, same)
+        if isinstance(self.model, TransformersModel):
+            self.model.hf.tie_weights()
 
 
 class Unadapted:
-    """A decoder without its adapters, on the same weights: the reference of a KL term."""
+    """A model without its adapters, on the same weights: the reference of a KL term."""
 
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
 
     def __call__(self, ids_N: Tensor, layout: PackedLayout, read: Callable[[Tensor, Tensor], T]) -> T:
-        """See `Decoder.forward`."""
+        """See `LanguageModel.forward`."""
         with adapters_off():
-            found: T = self._decoder(ids_N, layout, read)
+            found: T = self._model(ids_N, layout, read)
             return found
 
 
-def _layers(model: Decoder) -> Iterator[DecoderLayer]:
-    for layer in model.layers:
+def _layers(model: LanguageModel) -> Iterator[DecoderLayer]:
+    for layer in model.layers if isinstance(model, Decoder) else ():
         assert isinstance(layer, DecoderLayer)
         yield layer
 
 
-def _named_adapters(model: Decoder) -> Iterator[tuple[str, Adapter]]:
+def _named_adapters(model: LanguageModel) -> Iterator[tuple[str, Adapter]]:
     """Yields each adapter with the published name of its module, such as `model.layers.0.self_attn.q_proj`."""
+    if isinstance(model, TransformersModel):
+        yield from ((name, module.adapter) for name, module in model.named_adapters())
     for index, layer in enumerate(_layers(model)):
         if layer.adapters is not None:
             for name, adapter in layer.adapters.named_adapters():

@@ -101,7 +101,7 @@ def _describe(model: LanguageModel, folder: Path) -> str:
 def _count_trained_parameters(model: LanguageModel, config: TrainConfig) -> tuple[int, str]:
     """Returns how many parameters of the policy are trained, and which; adds adapters to the model for LoRA."""
     lora = config.learner.lora
-    if not lora.rank or not isinstance(model, Decoder):
+    if not lora.rank:
         return sum(parameter.numel() for parameter in model.parameters()), "all of the model's"
     trained = sum(parameter.numel() for parameter in adapt(model, lora).parameters() if parameter.requires_grad)
     rate = lora.optimizer_settings(config.optimizer).learning_rate

@@ -36,8 +36,6 @@ def check_model_settings(model: LanguageModel, config: TrainConfig) -> None:
     if isinstance(model, Decoder):
         return
     learner, wanted = config.learner, "a model that transformers computes"
-    if learner.lora.rank:
-        raise ConfigError(f"learner.lora is not supported for {wanted}: leave it out, and all weights are trained")
     if config.executor != "local":
         raise ConfigError(f"{wanted} trains in one process: give --executor local")
     if learner.shares:

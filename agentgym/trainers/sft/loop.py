@@ -15,7 +15,6 @@ from torch import Tensor
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.envs.base.text_env import TextEnv
 from agentgym.errors import ConfigError, TrainingHalted
-from agentgym.model.decoder import Decoder
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.settings import check_at_least
@@ -99,9 +98,7 @@ def learn(
             f"the tokenizer has {renderer.vocab_size} ids and the model only {model.vocab_size}: use the"
             " tokenizer that belongs to the model"
         )
-    if config.lora.rank and not isinstance(model, Decoder):
-        raise ConfigError("adapters are not supported for a model that transformers computes: leave lora.rank out")
-    adapters = Adapters.of(model, None, config.lora) if config.lora.rank and isinstance(model, Decoder) else None
+    adapters = Adapters.of(model, None, config.lora) if config.lora.rank else None
     optimizer = PolicyOptimizer(model, config.lora.optimizer_settings(config.optimizer), config.steps)
     workers = GradientWorkers(config.threads)
     started = time.perf_counter()
