@@ -11,13 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from agentgym.model.decoder_config import DecoderConfig
+from agentgym.model.decoder_config import GATE_UP, QKV, DecoderConfig
 from agentgym.model.exchange import Exchange
 from agentgym.model.language_model import KvShape, LanguageModel
 from agentgym.model.linear import linear
 from agentgym.model.lora_layer import LayerAdapters
 from agentgym.model.packed_layout import LayoutRows, PackedLayout, split_histories
-from agentgym.model.projections import GATE_UP, QKV
 from agentgym.model.rms_norm import rms_norm
 from agentgym.model.rope import rope_frequencies
 from agentgym.types import JSON

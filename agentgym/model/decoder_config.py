@@ -12,7 +12,12 @@ from agentgym.model.context_window import declared_window
 from agentgym.model.rope import RopeScaling, rope_of, rope_scaling
 from agentgym.types import JSON
 
-__all__ = ["DecoderConfig"]
+__all__ = ["GATE_UP", "QKV", "DecoderConfig"]
+
+QKV = ("q_proj", "k_proj", "v_proj")
+"""The published projections that share one matrix of the decoder, in this order along its outputs."""
+GATE_UP = ("gate_proj", "up_proj")
+"""The published projections of the feed-forward that share one matrix, in this order along its outputs."""
 
 
 @dataclass(frozen=True, kw_only=True)

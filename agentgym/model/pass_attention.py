@@ -32,7 +32,8 @@ __all__ = [
     "register_hook",
 ]
 
-# Shape suffixes: N tokens of a pass, T queries, L keys, H query heads, K key/value heads, D width of keys or values.
+# Shape suffixes: N tokens of a pass (B sequences of T tokens), T queries, L keys, H query heads, K key/value heads, D
+# width of keys or values.
 
 HOOK = "agentgym"
 """The name of our attention in transformers."""
@@ -104,15 +105,16 @@ def _make_mask(*_: object, mask_function: Callable[..., Tensor] | None = None, *
 def _attend_module(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: object, **given: Any
 ) -> tuple[Tensor, None]:
-    """Computes the attention of one layer in transformers' form: `[1, H, N, D]` in, `[1, N, H, D]` out."""
+    """Computes the attention of one layer in transformers' form: `[B, H, T, D]` in, `[B, T, H, D]` out."""
     if not isinstance(attention_mask, PositionMask):
         raise ConfigError(f"{type(module).__name__} makes its own attention masks, which is not supported")
     scaling, sinks_H = given.get("scaling"), given.get("s_aux")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     sinks_H = getattr(module, "sinks", None) if sinks_H is None else sinks_H
-    q_NHD, k_NKD, v_NKD = (states[0].transpose(0, 1) for states in (query, key, value))
+    q_NHD, k_NKD, v_NKD = (states.transpose(1, 2).flatten(0, 1) for states in (query, key, value))
     scores, layer = Scores(scale, given.get("softcap"), sinks_H), int(getattr(module, "layer_idx", 0))
-    return attention_mask.attention.attend(layer, q_NHD, k_NKD, v_NKD, scores, attention_mask)[None], None
+    attended_NHD = attention_mask.attention.attend(layer, q_NHD, k_NKD, v_NKD, scores, attention_mask)
+    return attended_NHD.unflatten(0, (len(query), -1)), None
 
 
 def attend(q_BHTD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, bias: Tensor | None, scores: Scores) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -32,6 +32,7 @@ from agentgym.model.pass_attention import (
     attention_of,
     register_hook,
 )
+from agentgym.model.state_cache import PassCache, StateName
 from agentgym.types import JSON
 
 __all__ = ["TransformersModel", "load_transformers_model"]
@@ -91,33 +92,71 @@ class TransformersModel(LanguageModel):
 
     @property
     def kv_shapes(self) -> tuple[KvShape, ...]:
-        """The sizes of each attention layer's keys and values, read off a pass over one token."""
-        return tuple(self._kv_by_layer().values())
+        """The sizes of each attention layer's keys and values, read off a pass over one token.
+
+        A model without attention has a layer of one number, so that caches need no case of their own.
+        """
+        return tuple(self._kv_by_layer().values()) or (KvShape(1, 1),)
 
     @property
     def kv_index(self) -> dict[int, int]:
         """The position in `kv_shapes` of each attention layer, by the layer's index."""
         return {layer: index for index, layer in enumerate(self._kv_by_layer())}
 
+    @torch.no_grad()
+    def probe_states(self) -> dict[StateName, Tensor]:
+        """Returns the states `[1, ...]` that a sequence has beside keys and values; empty for none.
+
+        Raises ConfigError for a model whose states cannot be kept from pass to pass, which two passes and one show.
+        """
+        if self.packs:
+            return {}
+        length = min(8, self.context_window)
+        try:
+            whole, parts = self._final_states([length]), self._final_states([length // 2, length - length // 2])
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ConfigError(f"{type(self.hf).__name__} has a cache of its own kind: sample on a server") from error
+        for name, state_1 in whole.items():
+            if (state_1 - parts[name]).abs().max() > MAX_DIFFERENCE * state_1.abs().max():
+                raise ConfigError(f"a pass of {type(self.hf).__name__} does not continue a state: sample on a server")
+        return whole
+
+    def _final_states(self, sizes: Sequence[int]) -> dict[StateName, Tensor]:
+        """Returns the states after a short sequence, read in parts of these sizes."""
+        ids_T = _probe_ids(self, sum(sizes), 0)
+        position_T = torch.arange(len(ids_T), device=ids_T.device)
+        states: dict[StateName, Tensor] = {}
+        for ids, position in zip(ids_T[None].split(sizes, 1), position_T[None].split(sizes, 1), strict=True):
+            cache = PassCache(self.hf, states)
+            self.states(ids, position, _OwnValues(), cache)
+            states = cache.states()
+        return states
+
     def _kv_by_layer(self) -> dict[int, KvShape]:
         if self._kv is None:
             layout = PackedLayout([1], self.embed.device)
             probe = _KvProbe(layout)
             with torch.no_grad():
-                self.states(torch.zeros_like(layout.source_U), layout.every.position_U, probe)
+                self.states(torch.zeros_like(layout.source_U)[None], layout.every.position_U[None], probe)
             self._kv = dict(sorted(probe.found.items()))
         return self._kv
 
-    def states(self, ids_U: Tensor, position_U: Tensor, attention: PassAttention) -> Tensor:
-        """Returns the final normalized, scaled states `[U, E]` of tokens at their positions, in one pass."""
+    def states(
+        self, ids_BT: Tensor, position_BT: Tensor, attention: PassAttention, cache: PassCache | None = None
+    ) -> Tensor:
+        """Returns the final normalized, scaled states `[B * T, E]` of tokens at their positions, in one pass.
+
+        With a `cache`, recurrent layers go on from its states and leave theirs in it.
+        """
         with attention_of(attention):
             found = self._backbone(
-                input_ids=ids_U[None],
-                position_ids=position_U[None],
-                attention_mask=torch.ones_like(ids_U)[None],  # without it, positions would be read as packed rows
+                input_ids=ids_BT,
+                position_ids=position_BT,
+                attention_mask=torch.ones_like(ids_BT),  # without it, positions would be read as packed rows
+                past_key_values=None if cache is None else cache.cache,
                 use_cache=False,
             )
-        states_UE = cast(Tensor, found.last_hidden_state[0])
+        states_UE = cast(Tensor, found.last_hidden_state.flatten(0, 1))
         return states_UE if self.scale == 1.0 else states_UE * self.scale
 
     def hidden_states(self, ids_N: Tensor, layout: PackedLayout) -> Tensor:
@@ -125,7 +164,7 @@ class TransformersModel(LanguageModel):
         if not self.packs:
             return self._states_by_row(ids_N, layout)
         every = layout.every
-        states_UE = self.states(ids_N[layout.source_U], every.position_U, PackedAttention(layout))
+        states_UE = self.states(ids_N[layout.source_U][None], every.position_U[None], PackedAttention(layout))
         return states_UE[layout.wanted.index_U[layout.entry_M]]
 
     def _states_by_row(self, ids_N: Tensor, layout: PackedLayout) -> Tensor:
@@ -134,7 +173,7 @@ class TransformersModel(LanguageModel):
         for ids_T, wanted_T in zip(ids_N.split(layout.seqlens), wanted_N.split(layout.seqlens), strict=True):
             if len(ids_T):
                 row = PackedLayout([len(ids_T)], ids_T.device)
-                states_UE = self.states(ids_T[row.source_U], row.every.position_U, PackedAttention(row))
+                states_UE = self.states(ids_T[row.source_U][None], row.every.position_U[None], PackedAttention(row))
                 found.append(states_UE[: len(ids_T)][wanted_T])
         return torch.cat(found) if found else self.embed.new_zeros(0, self.width)
 
@@ -142,11 +181,11 @@ class TransformersModel(LanguageModel):
         """See `LanguageModel.set_recompute`; the blocks are those that transformers can checkpoint."""
         from transformers.modeling_layers import GradientCheckpointingLayer
 
-        how = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
         for module in self.hf.modules():
             if isinstance(module, GradientCheckpointingLayer):
-                module.gradient_checkpointing, module._gradient_checkpointing_func = recomputes, how
-                module.training = recomputes  # of the block alone: what is inside stays without dropout
+                vars(module).pop("forward", None)
+                if recomputes:
+                    vars(module)["forward"] = partial(_recompute, type(module).forward, module)
 
     def to_hf(self) -> dict[str, JSON]:
         """Returns the `config.json` that the model was loaded with."""
@@ -206,6 +245,26 @@ class TransformersModel(LanguageModel):
         for name, module in list(self.named_adapters()):
             owner, _, own = name.rpartition(".")
             setattr(self.hf.get_submodule(owner), own, module.adapted_base)
+
+
+def _recompute(forward: Callable[..., Any], block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Computes a block, without inner states if there is a backward pass, which then computes them again.
+
+    The checkpointing of transformers would drop the cache of a pass without gradients.
+    """
+    if not torch.is_grad_enabled():
+        return forward(block, *args, **kwargs)
+    return checkpoint(forward, block, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+class _OwnValues:
+    """Attention of each token to itself alone, for passes that compare states."""
+
+    def attend(
+        self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scores: Scores, mask: PositionMask
+    ) -> Tensor:
+        """See `PassAttention`."""
+        return v_NKD.repeat_interleave(q_NHD.shape[1] // v_NKD.shape[1], 1)
 
 
 class _KvProbe(PackedAttention):

@@ -64,11 +64,6 @@ class LocalEngine:
         window = self.config.window or model.context_window
         if window > model.context_window:
             raise ConfigError(f"window {window} is over the model's context window {model.context_window}; lower it")
-        if not model.packs:
-            raise ConfigError(
-                "the local engine cannot sample from a recurrent or hybrid model, whose state is no cache of keys and"
-                " values: give --engine sglang or --engine vllm"
-            )
         self._window, self._version, self._num_steps = window, version, 0
         self._cache = SlotCache(model, self.config.num_slots or fitting_slots(model, window), window)
         self._runner: StepRunner | CompiledStep | TransformersStep | None = None

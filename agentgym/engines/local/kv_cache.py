@@ -16,6 +16,8 @@ from torch import Tensor
 from agentgym.engines.local.machine_memory import available_memory
 from agentgym.errors import ConfigError
 from agentgym.model.language_model import KvShape, LanguageModel
+from agentgym.model.state_cache import StateName
+from agentgym.model.transformers_model import TransformersModel
 
 __all__ = ["L_BLOCK", "SlotCache", "fitting_slots", "round_up"]
 
@@ -61,6 +63,9 @@ class SlotCache:
     positions of `tokens_SW` whose keys and values are those of the current weights; `num_known_S` counts the tokens. A
     slot is free, owned by a session at work, or owned by a session between two turns (idle). If a session needs a slot
     and none is free, the one idle for longest is evicted: its prefix is recomputed if its session comes back.
+
+    Recurrent layers of a model have `states` instead, `[S + 1, ...]` each: those after the `num_valid_S` tokens. They
+    cannot go back, so a prefix can be continued only where it ends.
     """
 
     def __init__(self, model: LanguageModel, num_slots: int, window: int) -> None:
@@ -70,6 +75,7 @@ class SlotCache:
             keys_and_values, *rest = _slot_shape(kv_shape, window)
             shapes.append((keys_and_values, num_slots + 1, *rest))
         self.kv, self._pages = _zeros(shapes, model.embed)
+        self.states = _zero_states(model, num_slots + 1)
         self.kv_flat = tuple(kv.view(-1, kv.shape[-1]) for kv in self.kv)
         # The first row in `kv_flat` of every slot's keys, then values, head by head, where all layers are alike.
         num_heads = model.kv_shapes[0].num_heads
@@ -127,7 +133,9 @@ class SlotCache:
         """Makes `prompt_T` the slot's tokens; the prefix shared with the tokens before stays valid."""
         known = min(int(self.num_valid_S[slot]), len(prompt_T) - 1)
         differs = np.flatnonzero(self.tokens_SW[slot, :known] != prompt_T[:known])
-        self.num_valid_S[slot] = int(differs[0]) if differs.size else known
+        shared = int(differs[0]) if differs.size else known
+        goes_back = shared < self.num_valid_S[slot]
+        self.num_valid_S[slot] = 0 if self.states and goes_back else shared
         self.tokens_SW[slot, : len(prompt_T)] = prompt_T
         self.num_known_S[slot] = len(prompt_T)
 
@@ -165,9 +173,14 @@ class SlotCache:
                 kv.zero_()
 
     def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
-        """Copies the first `num_tokens` keys and values from one slot to another, in every layer."""
+        """Copies the first `num_tokens` keys and values from one slot to another, in every layer, and the states.
+
+        A slot with states has exactly so many valid tokens.
+        """
         for kv in self.kv:
             kv[:, target, :, :num_tokens] = kv[:, source, :, :num_tokens]
+        for state_S in self.states.values():
+            state_S[target] = state_S[source]
         self.num_valid_S[target] = num_tokens
 
     def invalidate(self) -> None:
@@ -185,6 +198,13 @@ class SlotCache:
         assert session is not None
         del self._slot_of[session]
         self._session_of[slot] = None
+
+
+def _zero_states(model: LanguageModel, num_slots: int) -> dict[StateName, Tensor]:
+    """Returns the states of all slots before the first token; empty for a model that has none."""
+    if not isinstance(model, TransformersModel):
+        return {}
+    return {name: state_1.new_zeros(num_slots, *state_1.shape[1:]) for name, state_1 in model.probe_states().items()}
 
 
 def _zeros(shapes: Sequence[tuple[int, ...]], like: Tensor) -> tuple[tuple[Tensor, ...], tuple[mmap.mmap, ...]]:

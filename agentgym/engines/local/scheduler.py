@@ -112,6 +112,8 @@ class Scheduler:
         for slot in extend.tolist():
             start, known = int(self.cache.num_valid_S[slot]), int(self.cache.num_known_S[slot])
             num_rows = min(known - start, room)
+            if self.cache.states:  # parts that depend on this request alone, and the last token is always decoded
+                num_rows = min(known - start - 1, self.max_step_tokens)
             if not num_rows:
                 break
             extends.append((slot, start, num_rows))
@@ -135,6 +137,9 @@ class Scheduler:
             if limit - cache.num_valid_S[slot] >= _MIN_SHARED:
                 shared_S = np.minimum(cache.common_prefix_S(slot), limit)
                 ready_S = np.minimum(shared_S, cache.num_valid_S)
+                if cache.states:  # a prefix can be continued only where it ends
+                    ready_S[ready_S < cache.num_valid_S] = 0
+                    shared_S[shared_S < cache.num_known_S - 1] = 0
                 source, soon = int(ready_S.argmax()), int((shared_S * reading).max())
                 if soon - max(int(ready_S[source]), int(cache.num_valid_S[slot])) >= _MIN_SHARED:
                     late.append(slot)

@@ -1,6 +1,7 @@
 """One forward pass of the in-process engine through a model of transformers, with bits independent of other requests.
 
-The model computes all rows of the step as one sequence, and attention reads each row's own slot (`attention`). On a
+The model computes all rows of the step as one sequence, and attention reads each row's own slot (`attention`). A model
+with recurrent layers computes decoded tokens as a batch, and each further part of a prompt in a pass of its own. On a
 CPU, matrix products with weights are replaced by those of `Products`, which treat all rows alike.
 """
 
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,6 +22,7 @@ from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.step import Rows, pad_rows
 from agentgym.model.linear import Products, padded_rows
 from agentgym.model.pass_attention import PositionMask, Scores
+from agentgym.model.state_cache import PassCache
 from agentgym.model.transformers_model import TransformersModel
 
 __all__ = ["TransformersStep"]
@@ -37,23 +40,59 @@ class TransformersStep:
         self._products = _RowProducts(Products(model.embed)) if is_cpu else nullcontext()
 
     def forward(self, rows: Rows) -> Tensor:
-        """Computes logits `[R, V]` of the wanted rows; writes keys and values into the cache."""
-        cache, device = self.cache, self.model.embed.device
-        ids_N = torch.from_numpy(pad_rows(cache.tokens_SW[rows.slot_N, rows.position_N])).to(device)
-        attention = _SlotAttention(cache, self.model.kv_index, rows)
+        """Computes logits `[R, V]` of the wanted rows; writes keys, values and states into the cache."""
         with self._products:
-            states_NE = self.model.states(ids_N, attention.position_N, attention)
-            return self.model.logits(states_NE[torch.from_numpy(rows.wanted_R).to(device)])
+            states_NE = (
+                torch.cat([self._pass(part) for part in _split(rows)]) if self.cache.states else self._pass(rows)
+            )
+            return self.model.logits(states_NE[torch.from_numpy(rows.wanted_R).to(states_NE.device)])
+
+    def _pass(self, rows: Rows) -> Tensor:
+        """Computes final states `[N, E]` (perhaps of further rows after them) in one pass."""
+        cache, device = self.cache, self.model.embed.device
+        attention = _SlotAttention(cache, self.model.kv_index, rows, pads=not cache.states)
+        ids_N = cache.tokens_SW[rows.slot_N, rows.position_N]
+        if not cache.states:
+            ids_1N = torch.from_numpy(pad_rows(ids_N)).to(device)[None]
+            return self.model.states(ids_1N, attention.position_N[None], attention)
+        slot_B = torch.from_numpy(rows.slot_N if rows.num_decode else rows.slot_N[:1]).to(device)
+        first_B = torch.from_numpy(rows.position_N[: len(slot_B)] == 0).to(device)
+        before = {name: state_S[slot_B] for name, state_S in cache.states.items()}
+        for state_B in before.values():
+            state_B[first_B] = 0
+        after = PassCache(self.model.hf, before)
+        shape = len(slot_B), -1
+        ids_BT, position_BT = torch.from_numpy(ids_N).to(device).view(shape), attention.position_N.view(shape)
+        states_NE = self.model.states(ids_BT, position_BT, attention, after)
+        for name, state_B in after.states().items():
+            cache.states[name][slot_B] = state_B
+        return states_NE
+
+
+def _split(rows: Rows) -> list[Rows]:
+    """Returns the decoded rows as sequences of one token, and each further part of a prompt alone."""
+    parts, first = [], rows.num_decode
+    nothing = np.zeros(0, np.int64)
+    if first:
+        parts.append(Rows(rows.slot_N[:first], rows.position_N[:first], first, (), nothing))
+    for extend in rows.extends:
+        own = slice(first, first + extend[2])
+        parts.append(Rows(rows.slot_N[own], rows.position_N[own], 0, (extend,), nothing))
+        first += extend[2]
+    return parts
 
 
 class _SlotAttention:
     """Attention of each row of a step to the keys of its own slot."""
 
-    def __init__(self, cache: SlotCache, kv_index: Mapping[int, int], rows: Rows) -> None:
+    def __init__(self, cache: SlotCache, kv_index: Mapping[int, int], rows: Rows, *, pads: bool) -> None:
+        """Reads the rows of a pass; with `pads` there are further ones, in the scratch slot."""
         device = cache.kv[0].device
         self._cache, self._kv_index, self._rows = cache, kv_index, rows
-        self._slot_N = torch.from_numpy(pad_rows(rows.slot_N, cache.num_slots)).to(device)
-        self.position_N = torch.from_numpy(pad_rows(rows.position_N)).to(device)
+        slot_N, position_N = rows.slot_N, rows.position_N
+        if pads:
+            slot_N, position_N = pad_rows(slot_N, cache.num_slots), pad_rows(position_N)
+        self._slot_N, self.position_N = (torch.from_numpy(of_N).to(device) for of_N in (slot_N, position_N))
         self._plans: dict[int, AttentionPlan] = {}
 
     def attend(
@@ -77,8 +116,20 @@ class _SlotAttention:
         return self._plans[key]
 
 
+_ELEMENTWISE = (
+    *(torch.sigmoid, torch.Tensor.sigmoid, F.sigmoid, torch.tanh, torch.Tensor.tanh, F.tanh),
+    *(torch.exp, torch.Tensor.exp, F.silu, F.gelu, F.softplus, F.logsigmoid),
+)
+"""Functions whose last bits depend on whether a number is among the last of a tensor, and on its neighbours."""
+_LANES = 64
+"""A multiple of the numbers that a processor computes at once."""
+
+
 class _RowProducts(TorchFunctionMode):
-    """Replaces the products of a model with its weights: a row gets the same bits whatever the other rows are."""
+    """Replaces the products of a model with its weights, and functions of single numbers.
+
+    So a row gets the same bits whatever the other rows are.
+    """
 
     def __init__(self, products: Products) -> None:
         super().__init__()
@@ -92,6 +143,8 @@ class _RowProducts(TorchFunctionMode):
     ) -> Any:
         """Computes one function of torch."""
         call: Callable[..., Any] = self._own.get(func, func)
+        if func in _ELEMENTWISE:
+            return _in_lanes(func, *args, **(kwargs or {}))
         return call(*args, **(kwargs or {}))
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -113,3 +166,10 @@ class _RowProducts(TorchFunctionMode):
         if not isinstance(mat2, nn.Parameter):
             return torch.bmm(input, mat2)
         return torch.stack([self._linear(x_NI, weight_IO.t()) for x_NI, weight_IO in zip(input, mat2, strict=True)])
+
+
+def _in_lanes(func: Callable[..., Tensor], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Computes a function of single numbers, which are neighbours in memory, with none of them among the last."""
+    flat = x.contiguous().flatten()
+    padded = F.pad(flat, (0, -x.numel() % _LANES)) if x.numel() % _LANES else flat
+    return func(padded, *args, **kwargs)[: x.numel()].view(x.shape)

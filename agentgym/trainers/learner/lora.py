@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder, DecoderLayer
+from agentgym.model.decoder_config import QKV
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.lora_layer import Adapter, LayerAdapters, adapters_off
 from agentgym.model.model_folder import published_views
 from agentgym.model.packed_layout import PackedLayout
-from agentgym.model.projections import QKV
 from agentgym.model.transformers_model import TransformersModel
 from agentgym.rollout.seeds import derive
 from agentgym.trainers.parallel.sharded_tensor import is_sharded, like, whole

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from agentgym.errors import ConfigError, nearest
-from agentgym.model.projections import GATE_UP, QKV
+from agentgym.model.decoder_config import GATE_UP, QKV
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
 __all__ = ["PROJECTIONS", "RATE", "LoraConfig"]
