@@ -1,4 +1,4 @@
-"""Writes `docs/algorithms.md` and `docs/environments.md` from the package: python docs/pages.py."""
+"""Writes the pages `algorithms`, `architectures` and `environments` from the package: python docs/pages.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from pathlib import Path
 from agentgym.envs.catalog.listing import Listed, describe_env
 from agentgym.envs.catalog.plugin import BUNDLED
 from agentgym.trainers.algorithms.catalog import TABLES, Algorithm, all_algorithms
+from agentgym.trainers.model_check.known import KnownModel, known_models
 
+NUMBERS = ("logprobs", "gradients", "samples", "same bits", "adapters", "export")
+"""The checks of architectures whose findings the page shows."""
 PAGE_HEAD = """# Environments
 
 Written by `python docs/pages.py` from the environments' cards. `agentgym env check ID` holds each to its card:
@@ -86,10 +89,61 @@ def _section(entry: Listed) -> list[str]:
     return lines
 
 
+def architectures_page() -> str:
+    """Returns the page `docs/architectures.md`."""
+    version, models = known_models()
+    lines = [
+        "# Architectures",
+        "",
+        "What `agentgym models check NAME` finds of a small random model of each architecture, in float32 on a CPU,",
+        f"with transformers {version}; `python benchmarks/architectures.py` and `python docs/pages.py` write it. Of",
+        "your own model, `agentgym models check FOLDER` says the same. A number is the largest difference from",
+        "transformers itself: of a logprob in nats, of a gradient relative to the largest of its tensor.",
+        "",
+        "- **computed by**: the fast decoder, or transformers.",
+        "- **rows**: packed, with shared prefixes computed once, or rows of their own, for a model with a state.",
+        "- **samples**: two turns of four requests in the in-process engine. **same bits**: whatever is in flight.",
+        "- **adapters**: merged in transformers, against adapters on the base. **export**: saved, and loaded again.",
+        "- **calls**: the usual format of tool calls, of those of `agentgym tools families`.",
+        "",
+        f"| architecture | computed by | rows | {' | '.join(NUMBERS)} | calls |",
+        f"|---|---|---|{'---|' * len(NUMBERS)}---|",
+    ]
+    reasons = []
+    for model in models:
+        cells = [f"`{model.architecture}`", _cell(model, "loads"), _rows_cell(model)]
+        cells += [
+            _cell(model, name) for name in ("logprobs", "gradients", "samples", "same bits", "adapters", "export")
+        ]
+        lines.append(f"| {' | '.join([*cells, model.family])} |")
+        reasons += [
+            f"- `{model.architecture}`, {name}: {found}"
+            for name, (passed, found) in model.results.items()
+            if not passed
+        ]
+    return "\n".join([*lines, "", "## What does not work", "", *reasons]) + "\n"
+
+
+def _cell(model: KnownModel, check: str) -> str:
+    if check not in model.results:
+        return ""
+    passed, found = model.results[check]
+    if check == "same bits" and passed:
+        return "yes"
+    return found.removesuffix(" nats").removesuffix(" of the largest").partition(" nats")[0] if passed else "**no**"
+
+
+def _rows_cell(model: KnownModel) -> str:
+    if "prefix" not in model.results:
+        return ""
+    return "own" if model.results["prefix"][1].startswith("rows of their own") else "packed"
+
+
 def main() -> None:
     """Writes the pages."""
     folder = Path(__file__).parent
     (folder / "algorithms.md").write_text(algorithms_page(), encoding="utf-8")
+    (folder / "architectures.md").write_text(architectures_page(), encoding="utf-8")
     (folder / "environments.md").write_text(environments_page(), encoding="utf-8")
 
 

@@ -46,6 +46,7 @@ COMMANDS = {
     "sandbox": "run an untrusted program, in a box",
     "algorithms": "list advantage estimators, losses and what else training takes by name",
     "view": "write a run's report: curves, episodes, every token",
+    "models": "list the architectures that train; check a model before training",
     "verify": "recompute what a run recorded, token by token",
     "export": "write a checkpoint as a model folder",
     "fake-server": "serve scripted replies as an SGLang server would, without a GPU",

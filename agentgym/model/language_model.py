@@ -34,7 +34,7 @@ class LanguageModel(nn.Module):
     softcap: float | None = None
     """Logits are `softcap * tanh(raw / softcap)`; None for none."""
     packs = True
-    """True if sequences may share a pass and their prefixes; otherwise each sequence takes a pass of its own."""
+    """True if sequences may share a pass and their prefixes; otherwise each is computed alone or in a batch."""
 
     vocab_size: int
     width: int

@@ -55,6 +55,12 @@ class AdaptedLinear(nn.Module):
         """The weight `[O, I]` under the adapter; models look at its dtype."""
         return self.adapted_base.weight
 
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias of the linear layer, which some models read."""
+        bias: Tensor | None = self.adapted_base.bias
+        return bias
+
     def forward(self, x: Tensor) -> Tensor:
         """Returns the layer's output plus what the adapter adds to it, `[..., O]` for `[..., I]`."""
         base: Tensor = self.adapted_base(x)

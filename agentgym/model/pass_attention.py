@@ -19,10 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agentgym.errors import ConfigError
+from agentgym.model.language_model import KvShape
 from agentgym.model.packed_layout import Block, PackedLayout, split_histories
 
 __all__ = [
     "HOOK",
+    "BatchAttention",
+    "KvProbe",
+    "OwnValues",
     "PackedAttention",
     "PassAttention",
     "PositionMask",
@@ -137,6 +141,32 @@ def attend(q_BHTD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, bias: Tensor | None, 
     return torch.cat([score, sinks], -1).softmax(-1)[..., :-1].to(v_BHLD.dtype) @ v_BHLD
 
 
+class BatchAttention:
+    """Causal attention inside `B` sequences of equal lengths, which begin at the first position."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._num_rows = num_rows
+
+    def attend(
+        self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scores: Scores, mask: PositionMask
+    ) -> Tensor:
+        """See `PassAttention`."""
+        repeats = q_NHD.shape[1] // k_NKD.shape[1]
+        if repeats > 1:
+            k_NKD, v_NKD = k_NKD.repeat_interleave(repeats, 1), v_NKD.repeat_interleave(repeats, 1)
+        q_BHTD, k_BHTD, v_BHTD = (x.unflatten(0, (self._num_rows, -1)).transpose(1, 2) for x in (q_NHD, k_NKD, v_NKD))
+        bias_TT = None if mask.is_causal else self._bias(mask, q_BHTD)
+        return attend(q_BHTD, k_BHTD, v_BHTD, bias_TT, scores).transpose(1, 2).flatten(0, 1)
+
+    def _bias(self, mask: PositionMask, q_BHTD: Tensor) -> Tensor:
+        length = q_BHTD.shape[2]
+        if "batch" not in mask.made:
+            allowed_TT = mask.allowed_TL(torch.arange(length, device=q_BHTD.device), length)
+            bias_TT = torch.zeros(allowed_TT.shape, dtype=q_BHTD.dtype, device=q_BHTD.device)
+            mask.made["batch"] = 0, bias_TT.masked_fill_(~allowed_TT, -torch.inf)
+        return mask.made["batch"][1]
+
+
 class PackedAttention:
     """Attention inside the sequences of a packed layout, each shared prefix once."""
 
@@ -177,3 +207,28 @@ class PackedAttention:
             bias_TL = torch.zeros(allowed_TL.shape, dtype=dtype, device=position_T.device)
             mask.made[number] = first, bias_TL.masked_fill_(~allowed_TL, -torch.inf)[:, first:]
         return mask.made[number]
+
+
+class OwnValues:
+    """Attention of each token to itself alone, for passes that compare states."""
+
+    def attend(
+        self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scores: Scores, mask: PositionMask
+    ) -> Tensor:
+        """See `PassAttention`."""
+        return v_NKD.repeat_interleave(q_NHD.shape[1] // v_NKD.shape[1], 1)
+
+
+class KvProbe(PackedAttention):
+    """Attention that also notes the sizes of the keys and values of each layer."""
+
+    def __init__(self, layout: PackedLayout) -> None:
+        super().__init__(layout)
+        self.found: dict[int, KvShape] = {}
+
+    def attend(
+        self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scores: Scores, mask: PositionMask
+    ) -> Tensor:
+        """See `PassAttention`."""
+        self.found[layer] = KvShape(k_NKD.shape[1], max(k_NKD.shape[-1], v_NKD.shape[-1]))
+        return super().attend(layer, q_NHD, k_NKD, v_NKD, scores, mask)

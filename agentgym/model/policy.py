@@ -36,7 +36,7 @@ def backend_line(model: LanguageModel, folder: str | os.PathLike[str]) -> str | 
     if not isinstance(model, TransformersModel):
         return None
     reason = _reason(Path(folder)) or "model_backend is transformers"
-    rows = "" if model.packs else "; it keeps a state, so each row takes a pass of its own and prefixes are not shared"
+    rows = "" if model.packs else "; it keeps a state, so rows are not packed and prefixes are not shared"
     return f"the model is computed by transformers ({reason}){rows}"
 
 

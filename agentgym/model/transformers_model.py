@@ -1,7 +1,7 @@
 """Any causal language model of transformers over packed sequences, with shared prefixes, in place of the fast decoder.
 
 The model's own modules compute; only attention is ours (`pass_attention`). Recurrent and hybrid models keep a state
-that would pass from one sequence to the next, so each of their sequences takes a pass of its own.
+that would pass from one sequence to the next, so their sequences are rows of a batch, each padded at its end.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from torch.utils.checkpoint import checkpoint
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.model.context_window import declared_window
 from agentgym.model.language_model import KvShape, LanguageModel
+from agentgym.model.linear import padded_size
 from agentgym.model.lora_layer import AdaptedLinear
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.pass_attention import (
     HOOK,
+    BatchAttention,
+    KvProbe,
+    OwnValues,
     PackedAttention,
     PassAttention,
-    PositionMask,
-    Scores,
     attention_of,
     register_hook,
 )
@@ -41,7 +43,7 @@ __all__ = ["TransformersModel", "load_transformers_model"]
 
 STATELESS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention", "global", "local"})
 """The kinds of layers, by `layer_types` of a config.json, that keep nothing but keys and values."""
-ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
+ROUTERS = frozenset({"gate", "router", "classifier", "shared_expert_gate"})
 """The names of linear layers that choose experts; they have no adapter unless they are named."""
 BASE = ".adapted_base."
 """The part of a tensor's name that an adapter adds."""
@@ -71,7 +73,8 @@ class TransformersModel(LanguageModel):
         self.scale = 1.0
         for name, exponent in SCALES.items():
             self.scale *= float(getattr(text, name, None) or 1.0) ** exponent
-        self.packs = not _keeps_state(hf, text)
+        self._keeps_state = _keeps_state(hf, text)
+        self.packs = not self._keeps_state
         self._kv: dict[int, KvShape] | None = None
 
     @property
@@ -128,14 +131,14 @@ class TransformersModel(LanguageModel):
         states: dict[StateName, Tensor] = {}
         for ids, position in zip(ids_T[None].split(sizes, 1), position_T[None].split(sizes, 1), strict=True):
             cache = PassCache(self.hf, states)
-            self.states(ids, position, _OwnValues(), cache)
+            self.states(ids, position, OwnValues(), cache)
             states = cache.states()
         return states
 
     def _kv_by_layer(self) -> dict[int, KvShape]:
         if self._kv is None:
             layout = PackedLayout([1], self.embed.device)
-            probe = _KvProbe(layout)
+            probe = KvProbe(layout)
             with torch.no_grad():
                 self.states(torch.zeros_like(layout.source_U)[None], layout.every.position_U[None], probe)
             self._kv = dict(sorted(probe.found.items()))
@@ -168,14 +171,20 @@ class TransformersModel(LanguageModel):
         return states_UE[layout.wanted.index_U[layout.entry_M]]
 
     def _states_by_row(self, ids_N: Tensor, layout: PackedLayout) -> Tensor:
+        """Computes rows of similar lengths as a batch; padding follows each row, whose state it cannot reach."""
         wanted_N = torch.ones_like(ids_N, dtype=torch.bool) if layout.wanted_N is None else layout.wanted_N
-        found = []
-        for ids_T, wanted_T in zip(ids_N.split(layout.seqlens), wanted_N.split(layout.seqlens), strict=True):
-            if len(ids_T):
-                row = PackedLayout([len(ids_T)], ids_T.device)
-                states_UE = self.states(ids_T[row.source_U][None], row.every.position_U[None], PackedAttention(row))
-                found.append(states_UE[: len(ids_T)][wanted_T])
-        return torch.cat(found) if found else self.embed.new_zeros(0, self.width)
+        rows, wanted = ids_N.split(layout.seqlens), wanted_N.split(layout.seqlens)
+        found = {row: self.embed.new_zeros(0, self.width) for row in range(len(rows))}
+        for group in _similar_rows(layout.seqlens) if self._keeps_state else ([row] for row in range(len(rows))):
+            length = padded_size(max(layout.seqlens[row] for row in group))
+            ids_BT = ids_N.new_zeros(len(group), length)
+            for number, row in enumerate(group):
+                ids_BT[number, : len(rows[row])] = rows[row]
+            position_BT = torch.arange(length, device=ids_N.device).expand(ids_BT.shape)
+            states_UE = self.states(ids_BT, position_BT, BatchAttention(len(group)))
+            for row, states_TE in zip(group, states_UE.split(length), strict=True):
+                found[row] = states_TE[: len(rows[row])][wanted[row]]
+        return torch.cat(list(found.values())) if found else self.embed.new_zeros(0, self.width)
 
     def set_recompute(self, recomputes: bool) -> None:
         """See `LanguageModel.set_recompute`; the blocks are those that transformers can checkpoint."""
@@ -257,31 +266,6 @@ def _recompute(forward: Callable[..., Any], block: nn.Module, *args: Any, **kwar
     return checkpoint(forward, block, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
-class _OwnValues:
-    """Attention of each token to itself alone, for passes that compare states."""
-
-    def attend(
-        self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scores: Scores, mask: PositionMask
-    ) -> Tensor:
-        """See `PassAttention`."""
-        return v_NKD.repeat_interleave(q_NHD.shape[1] // v_NKD.shape[1], 1)
-
-
-class _KvProbe(PackedAttention):
-    """Attention that also notes the sizes of the keys and values of each layer."""
-
-    def __init__(self, layout: PackedLayout) -> None:
-        super().__init__(layout)
-        self.found: dict[int, KvShape] = {}
-
-    def attend(
-        self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scores: Scores, mask: PositionMask
-    ) -> Tensor:
-        """See `PassAttention`."""
-        self.found[layer] = KvShape(k_NKD.shape[1], max(k_NKD.shape[-1], v_NKD.shape[-1]))
-        return super().attend(layer, q_NHD, k_NKD, v_NKD, scores, mask)
-
-
 def load_transformers_model(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32) -> TransformersModel:
     """Loads the model of a folder with transformers.
 
@@ -292,8 +276,13 @@ def load_transformers_model(folder: str | os.PathLike[str], *, dtype: torch.dtyp
         raise RunFolderError(f"no model in {str(path)!r}: it needs a config.json and safetensors; give a model folder")
     settings = json.loads((path / "config.json").read_text())
     model = TransformersModel(_load(path, dtype), settings)
-    _check_head(model)
-    check_packing(model)
+    try:
+        _check_head(model)
+        check_packing(model)
+    except ConfigError:
+        raise
+    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
+        raise ConfigError(f"transformers cannot compute the model in {str(path)!r}: {_first_line(error)}") from error
     return model
 
 
@@ -327,6 +316,16 @@ def _load(path: Path, dtype: torch.dtype) -> Any:
             what = kind.partition("_")[0]
             raise RunFolderError(f"{str(path)!r} has {len(names)} {what} tensors, the first is {names[0]}")
     return hf
+
+
+def _similar_rows(lengths: Sequence[int]) -> list[list[int]]:
+    """Returns the rows in groups whose lengths differ by a quarter at most, without rows of no tokens."""
+    groups: list[list[int]] = []
+    for row in sorted((row for row, length in enumerate(lengths) if length), key=lambda row: lengths[row]):
+        if not groups or lengths[row] > 1.25 * lengths[groups[-1][0]]:
+            groups.append([])
+        groups[-1].append(row)
+    return groups
 
 
 def _first_line(error: BaseException) -> str:

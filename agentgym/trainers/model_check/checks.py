@@ -1,0 +1,280 @@
+"""Checks of one model before any training: what `agentgym models check` computes, against transformers itself."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentgym.engines.local.batch_invariance import batch_invariance_findings
+from agentgym.engines.local.config import LocalEngineConfig
+from agentgym.engines.local.engine import LocalEngine
+from agentgym.engines.local.kv_cache import SlotCache
+from agentgym.engines.local.step import StepRunner
+from agentgym.engines.local.transformers_step import TransformersStep
+from agentgym.engines.protocol import Completion, Sampling
+from agentgym.errors import AgentGymError
+from agentgym.model.architectures import ModelBackend
+from agentgym.model.decoder import Decoder
+from agentgym.model.language_model import LanguageModel
+from agentgym.model.model_folder import published_views, save_model_folder
+from agentgym.model.packed_layout import PackedLayout
+from agentgym.model.policy import load_policy
+from agentgym.model.transformers_model import TransformersModel
+from agentgym.trainers.learner.lora import Adapters
+from agentgym.trainers.settings.lora import LoraConfig
+
+__all__ = ["CHECKS", "CheckResult", "check_model"]
+
+# Shape suffixes: N packed tokens, T tokens of a sequence, V vocabulary.
+
+CHECKS = ("loads", "logprobs", "prefix", "gradients", "samples", "same bits", "adapters", "export")
+"""The names of the checks, in order."""
+_NATS = 1e-3
+"""The largest difference of a logprob that rounding explains in float32."""
+_GRADIENT = 1e-3
+"""The largest difference of a gradient that rounding explains, relative to the largest number of its tensor."""
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What one check found."""
+
+    name: str
+    passed: bool
+    found: str
+    """The backend, the largest difference, or the reason why the check failed."""
+
+
+@dataclass(eq=False)
+class _Subject:
+    """A model, the same one by transformers alone, and three sequences that share a prefix."""
+
+    folder: Path
+    ours: LanguageModel
+    theirs: Any
+
+    @cached_property
+    def rows(self) -> list[Tensor]:
+        """The token ids of the sequences."""
+        size = self.ours.vocab_size
+        generator = torch.Generator().manual_seed(1)
+        shared_T = torch.randint(3, size, (40,), generator=generator)
+        return [torch.cat([shared_T, torch.randint(3, size, (own,), generator=generator)]) for own in (17, 9, 30)]
+
+    def layout(self) -> PackedLayout:
+        """Returns the layout of the sequences in one pass."""
+        return PackedLayout([len(row) for row in self.rows], ids_N=torch.cat(self.rows))
+
+    def own_NV(self) -> Tensor:
+        """Returns the packed logprobs of our model."""
+        return self.ours.logits(self.ours.hidden_states(torch.cat(self.rows), self.layout())).log_softmax(-1)
+
+    def their_logprobs(self, ids_T: Tensor) -> Tensor:
+        """Returns the logprobs `[T, V]` of transformers."""
+        logits_TV: Tensor = self.theirs(input_ids=ids_T[None], use_cache=False).logits[0]
+        return logits_TV.log_softmax(-1)
+
+
+def check_model(folder: Path, backend: ModelBackend = "auto") -> Iterator[CheckResult]:
+    """Yields what each check finds of the model in a folder, in float32 on the CPU; nothing after one that cannot load.
+
+    Both models and the gradients of both are in memory: four times the weights in float32.
+    """
+    with _quiet():
+        try:
+            ours, theirs = load_policy(folder, backend=backend), _load_theirs(folder)
+        except AgentGymError as error:
+            yield CheckResult("loads", False, str(error))
+            return
+        way = "fast decoder" if isinstance(ours, Decoder) else "transformers"
+        yield CheckResult("loads", True, way)
+        subject = _Subject(folder, ours, theirs)
+        for name, check in _CHECKS.items():
+            try:
+                passed, found = check(subject)
+            except AgentGymError as error:
+                passed, found = False, str(error)
+            except Exception as error:  # noqa: BLE001  # the boundary: the code of any architecture may fail
+                passed, found = False, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+            yield CheckResult(name, passed, found)
+
+
+def _load_theirs(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+    ).eval()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences the progress bars and the advice of transformers."""
+    from transformers.utils import logging as their_logging
+
+    verbosity, engine_log = their_logging.get_verbosity(), logging.getLogger("agentgym.engines.local.engine")
+    level = engine_log.level
+    their_logging.set_verbosity_error()
+    their_logging.disable_progress_bar()
+    engine_log.setLevel(logging.ERROR)  # a check of its own says what the engine would warn of
+    try:
+        yield
+    finally:
+        their_logging.set_verbosity(verbosity)
+        their_logging.enable_progress_bar()
+        engine_log.setLevel(level)
+
+
+@torch.no_grad()
+def _check_logprobs(subject: _Subject) -> tuple[bool, str]:
+    wanted_NV = torch.cat([subject.their_logprobs(row) for row in subject.rows])
+    return _judge(float((subject.own_NV() - wanted_NV).abs().max()), _NATS, "nats")
+
+
+def _judge(difference: float, bound: float, unit: str) -> tuple[bool, str]:
+    return difference <= bound, f"{difference:.1e} {unit}"
+
+
+def _check_prefix(subject: _Subject) -> tuple[bool, str]:
+    if not subject.ours.packs:
+        return True, "rows of their own: it keeps a state"
+    saved = sum(map(len, subject.rows)) - subject.layout().num_tokens
+    return saved > 0, f"{saved} of {sum(map(len, subject.rows))} tokens not computed again"
+
+
+def _check_gradients(subject: _Subject) -> tuple[bool, str]:
+    target_N1 = torch.cat(subject.rows).roll(-1)[:, None]
+    ours, theirs = subject.ours, subject.theirs
+    for model in (ours, theirs):
+        model.zero_grad()
+        model.requires_grad_()
+    subject.own_NV().gather(1, target_N1).mean().backward()
+    torch.cat([subject.their_logprobs(row) for row in subject.rows]).gather(1, target_N1).mean().backward()
+    worst, where = 0.0, ""
+    with torch.no_grad(), _gradients_as_weights(ours), _gradients_as_weights(theirs):
+        wanted = _published_tensors(theirs)
+        for name, own in published_views(ours):
+            size = float(wanted[name].abs().max())
+            if size and (difference := float((own - wanted[name]).abs().max()) / size) > worst:
+                worst, where = difference, name
+    ours.zero_grad()
+    theirs.zero_grad()
+    passed, found = _judge(worst, _GRADIENT, "of the largest")
+    return passed, found if passed else f"{found} in {where}"
+
+
+@contextmanager
+def _gradients_as_weights(model: torch.nn.Module) -> Iterator[None]:
+    """Puts each parameter's gradient in its place, inside the context."""
+    kept = [(parameter, parameter.data) for parameter in model.parameters()]
+    for parameter, _ in kept:
+        parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    try:
+        yield
+    finally:
+        for parameter, weights in kept:
+            parameter.data = weights
+
+
+def _published_tensors(theirs: Any) -> dict[str, Tensor]:
+    from transformers.core_model_loading import revert_weight_conversion
+
+    own = {name: tensor.detach() for name, tensor in theirs.state_dict(keep_vars=True).items()}
+    return dict(revert_weight_conversion(theirs, own))
+
+
+def _check_samples(subject: _Subject) -> tuple[bool, str]:
+    worst = 0.0
+    for prompt, reply in asyncio.run(_two_turns(subject.ours, _prompts(subject))):
+        ids_T = torch.tensor([*prompt, *reply.ids])
+        with torch.no_grad():
+            logprobs_TV = subject.their_logprobs(ids_T)
+        wanted_T = logprobs_TV[len(prompt) - 1 : -1].gather(1, ids_T[len(prompt) :, None])[:, 0]
+        worst = max(worst, float((torch.tensor(reply.logprobs) - wanted_T).abs().max()))
+    return _judge(worst, _NATS, "nats")
+
+
+def _prompts(subject: _Subject) -> list[list[int]]:
+    first, second, third = subject.rows
+    return [list(map(int, ids_T)) for ids_T in (first, second[:20], third[:45], first)]
+
+
+async def _two_turns(model: LanguageModel, prompts: Sequence[list[int]]) -> list[tuple[list[int], Completion]]:
+    config = LocalEngineConfig(num_slots=len(prompts), window=128, max_step_tokens=32, compile=False)
+    engine = LocalEngine(model, config)
+
+    async def reply(number: int, prompt: list[int]) -> Completion:
+        return await engine.generate(prompt, Sampling(max_tokens=12, seed=number, stop_ids=()), session=str(number))
+
+    try:
+        first = await asyncio.gather(*(reply(number, prompt) for number, prompt in enumerate(prompts)))
+        longer = [[*prompt, *own.ids, 5, 6, 7] for prompt, own in zip(prompts, first, strict=True)]
+        second = await asyncio.gather(*(reply(number, prompt) for number, prompt in enumerate(longer)))
+    finally:
+        await engine.close()
+    return list(zip([*prompts, *longer], [*first, *second], strict=True))
+
+
+def _check_bits(subject: _Subject) -> tuple[bool, str]:
+    cache = SlotCache(subject.ours, 6, 192)
+    if isinstance(subject.ours, TransformersModel):
+        findings = batch_invariance_findings(TransformersStep(subject.ours, cache))
+    else:
+        assert isinstance(subject.ours, Decoder)
+        findings = batch_invariance_findings(StepRunner(subject.ours, cache))
+    return not findings, "; ".join(findings) or "whatever is in flight"
+
+
+def _check_adapters(subject: _Subject) -> tuple[bool, str]:
+    """Compares the merged weights in transformers with the adapters of our model."""
+    config = LoraConfig(rank=4)
+    adapters = Adapters.of(copy.deepcopy(subject.ours), None, config)
+    adapted = adapters.model
+    generator = torch.Generator().manual_seed(2)
+    trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
+    with torch.no_grad():
+        for parameter in trained:
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    own = _Subject(subject.folder, adapted, None)
+    own.own_NV().mean().backward()
+    if idle := sum(parameter.grad is None for parameter in trained):
+        return False, f"{idle} of {len(trained)} matrices get no gradient"
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        adapted_NV = own.own_NV()
+        moved = float((adapted_NV - subject.own_NV()).abs().max())
+        save_model_folder(adapters.merge(), folder)
+        subject.theirs = _load_theirs(Path(folder))
+        wanted_NV = torch.cat([subject.their_logprobs(row) for row in subject.rows])
+    passed, found = _judge(float((adapted_NV - wanted_NV).abs().max()), _NATS, f"nats, {len(trained) // 2} layers")
+    return passed and moved > 10 * _NATS, found if moved > 10 * _NATS else f"adapters move logprobs by {moved:.1e} nats"
+
+
+@torch.no_grad()
+def _check_export(subject: _Subject) -> tuple[bool, str]:
+    with tempfile.TemporaryDirectory() as folder:
+        save_model_folder(subject.ours, folder)
+        subject.theirs = _load_theirs(Path(folder))
+        again_NV = torch.cat([subject.their_logprobs(row) for row in subject.rows])
+    return _judge(float((subject.own_NV() - again_NV).abs().max()), _NATS, "nats")
+
+
+_CHECKS: dict[str, Callable[[_Subject], tuple[bool, str]]] = {
+    "logprobs": _check_logprobs,
+    "prefix": _check_prefix,
+    "gradients": _check_gradients,
+    "samples": _check_samples,
+    "same bits": _check_bits,
+    "adapters": _check_adapters,
+    "export": _check_export,
+}

@@ -1,0 +1,49 @@
+"""`agentgym models`: the list of architectures, and the check of a model folder or an architecture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentgym.cli.main import main
+from agentgym.trainers.model_check.small_models import ARCHITECTURES, save_small_model
+
+
+def _report(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, object]]:
+    found: dict[str, dict[str, object]] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_the_list_names_every_architecture(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "list", "--json"]) == 0
+    assert list(_report(capsys)["models"]) == list(ARCHITECTURES)
+
+
+def test_a_folder_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_small_model("gemma3_text", tmp_path)
+    capsys.readouterr()
+    assert main(["models", "check", str(tmp_path), "--json"]) == 0
+    assert _report(capsys)["loads"] == {"passed": True, "found": "transformers"}
+
+
+def test_a_config_alone_is_checked_as_a_small_model_and_a_failed_check_is_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_small_model("jamba", tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    capsys.readouterr()
+    assert main(["models", "check", str(tmp_path), "--json"]) == 1
+    report = _report(capsys)
+    assert report["gradients"]["passed"]
+    assert not report["samples"]["passed"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("qwen4", "did you mean 'qwen3'"), ("missing/", "no model folder"), ("kimi_k2", "cannot make a small model")],
+)
+def test_what_cannot_be_checked_is_said_in_a_line(name: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "check", name]) == 2
+    assert message in capsys.readouterr().err
