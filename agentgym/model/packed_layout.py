@@ -28,6 +28,7 @@ __all__ = [
     "Segment",
     "num_computed",
     "shared_length",
+    "similar_rows",
     "split_histories",
 ]
 
@@ -229,3 +230,13 @@ class _CausalBias:
 
 def _pad_index(index_U: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.pad(index_U, (0, padded_size(len(index_U)) - len(index_U)))
+
+
+def similar_rows(lengths: Sequence[int]) -> list[list[int]]:
+    """Returns the rows in groups whose lengths differ by a quarter at most, without rows of no tokens."""
+    groups: list[list[int]] = []
+    for row in sorted((row for row, length in enumerate(lengths) if length), key=lambda row: lengths[row]):
+        if not groups or lengths[row] > 1.25 * lengths[groups[-1][0]]:
+            groups.append([])
+        groups[-1].append(row)
+    return groups

@@ -23,7 +23,7 @@ from agentgym.model.context_window import declared_window
 from agentgym.model.language_model import KvShape, LanguageModel
 from agentgym.model.linear import padded_size
 from agentgym.model.lora_layer import AdaptedLinear
-from agentgym.model.packed_layout import PackedLayout
+from agentgym.model.packed_layout import PackedLayout, similar_rows
 from agentgym.model.pass_attention import (
     HOOK,
     BatchAttention,
@@ -37,7 +37,7 @@ from agentgym.model.pass_attention import (
 from agentgym.model.state_cache import PassCache, StateName
 from agentgym.types import JSON
 
-__all__ = ["TransformersModel", "load_transformers_model"]
+__all__ = ["TransformersModel", "auto_class", "load_transformers_model"]
 
 # Shape suffixes: N packed tokens, M wanted entries, U computed tokens, E model width, V vocabulary.
 
@@ -75,13 +75,27 @@ class TransformersModel(LanguageModel):
             self.scale *= float(getattr(text, name, None) or 1.0) ** exponent
         self._keeps_state = _keeps_state(hf, text)
         self.packs = not self._keeps_state
+        for parameter in self._other_parameters():
+            parameter.requires_grad_(False)
         self._kv: dict[int, KvShape] | None = None
 
     @property
     def _backbone(self) -> Any:
         """The model without its head."""
         backbone = self.hf.get_decoder()
-        return self.hf.model if backbone is self.hf else backbone  # Llama 4 names none
+        return backbone.model if hasattr(backbone, "lm_head") else backbone  # Llama 4 names a model with its head
+
+    def _other_parameters(self) -> Iterator[nn.Parameter]:
+        """Yields the parameters beside the language model, such as those of a vision tower, which stay frozen."""
+        language = {id(parameter) for parameter in (*self._backbone.parameters(), self.embed, self.head_weight)}
+        yield from (parameter for parameter in self.hf.parameters() if id(parameter) not in language)
+
+    def requires_grad_(self, requires_grad: bool = True) -> TransformersModel:
+        """Chooses whether the parameters of the language model are trained."""
+        super().requires_grad_(requires_grad)
+        for parameter in self._other_parameters():
+            parameter.requires_grad_(False)
+        return self
 
     @property
     def embed(self) -> Tensor:  # type: ignore[override]
@@ -175,7 +189,7 @@ class TransformersModel(LanguageModel):
         wanted_N = torch.ones_like(ids_N, dtype=torch.bool) if layout.wanted_N is None else layout.wanted_N
         rows, wanted = ids_N.split(layout.seqlens), wanted_N.split(layout.seqlens)
         found = {row: self.embed.new_zeros(0, self.width) for row in range(len(rows))}
-        for group in _similar_rows(layout.seqlens) if self._keeps_state else ([row] for row in range(len(rows))):
+        for group in similar_rows(layout.seqlens) if self._keeps_state else ([row] for row in range(len(rows))):
             length = padded_size(max(layout.seqlens[row] for row in group))
             ids_BT = ids_N.new_zeros(len(group), length)
             for number, row in enumerate(group):
@@ -230,10 +244,11 @@ class TransformersModel(LanguageModel):
 
         Raises ConfigError if the model has none of them.
         """
+        inside, head = set(self._backbone.modules()), self.hf.get_output_embeddings()
         found = [
             (name, module)
             for name, module in self.hf.named_modules()
-            if isinstance(module, nn.Linear) and module is not self.hf.get_output_embeddings()
+            if isinstance(module, nn.Linear) and module in inside and module is not head
         ]
         for name, module in found:
             owner, _, own = name.rpartition(".")
@@ -286,8 +301,16 @@ def load_transformers_model(folder: str | os.PathLike[str], *, dtype: torch.dtyp
     return model
 
 
+def auto_class(config: Any) -> Any:
+    """Returns the class of transformers that loads a model with this configuration, vision tower included."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    sees = config.get_text_config() is not config and type(config) in AutoModelForImageTextToText._model_mapping
+    return AutoModelForImageTextToText if sees else AutoModelForCausalLM
+
+
 def _load(path: Path, dtype: torch.dtype) -> Any:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
     from transformers.utils import logging as transformers_logging
 
     register_hook()
@@ -295,7 +318,8 @@ def _load(path: Path, dtype: torch.dtype) -> Any:
     transformers_logging.set_verbosity_error()  # what it would report of tensors is an error below
     transformers_logging.disable_progress_bar()
     try:
-        hf, found = AutoModelForCausalLM.from_pretrained(
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        hf, found = auto_class(config).from_pretrained(
             path,
             dtype=dtype,
             attn_implementation=HOOK,
@@ -316,16 +340,6 @@ def _load(path: Path, dtype: torch.dtype) -> Any:
             what = kind.partition("_")[0]
             raise RunFolderError(f"{str(path)!r} has {len(names)} {what} tensors, the first is {names[0]}")
     return hf
-
-
-def _similar_rows(lengths: Sequence[int]) -> list[list[int]]:
-    """Returns the rows in groups whose lengths differ by a quarter at most, without rows of no tokens."""
-    groups: list[list[int]] = []
-    for row in sorted((row for row, length in enumerate(lengths) if length), key=lambda row: lengths[row]):
-        if not groups or lengths[row] > 1.25 * lengths[groups[-1][0]]:
-            groups.append([])
-        groups[-1].append(row)
-    return groups
 
 
 def _first_line(error: BaseException) -> str:

@@ -12,9 +12,11 @@ from safetensors.torch import load_file
 
 from agentgym.cli.main import main
 from agentgym.embedded import embedded_folder
+from agentgym.model.transformers_model import auto_class
 
 SMALL = ["--tasks", "2", "--group-size", "2", "--eval-episodes", "0", "--limits.turn-tokens", "12"]
 
+NORM = "language_model.model.norm.weight"
 VARIED = """
 from agentgym.rewards import Reward
 
@@ -39,14 +41,26 @@ SHAPE = {
 }
 
 
-def _make_folder(folder: Path, kind: str, **settings: int) -> Path:
+VISION = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "image_size": 32,
+    "patch_size": 8,
+}
+
+
+def _make_folder(folder: Path, kind: str, vision: dict[str, int] | None = None, **settings: int) -> Path:
     """Saves a random model of a kind, with the tokenizer of the embedded model."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     vocab_size = json.loads((embedded_folder() / "config.json").read_text())["vocab_size"]
     torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, vocab_size=vocab_size, **SHAPE, **settings)
-    AutoModelForCausalLM.from_config(config).float().save_pretrained(folder)
+    text = {"vocab_size": vocab_size, **SHAPE, **settings}
+    towers = {"text_config": text, "vision_config": vision, "mm_tokens_per_image": 4}
+    config = AutoConfig.for_model(kind, **(text if vision is None else towers))
+    auto_class(config).from_config(config).float().save_pretrained(folder)
     for pattern in ("tokenizer*", "chat_template*", "*.jinja", "special_tokens_map.json"):
         for file in embedded_folder().glob(pattern):
             shutil.copy(file, folder)
@@ -55,8 +69,8 @@ def _make_folder(folder: Path, kind: str, **settings: int) -> Path:
 
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Gemma 3: sliding windows and scaled embeddings."""
-    return _make_folder(tmp_path_factory.mktemp("gemma"), "gemma3_text", sliding_window=64)
+    """A random Gemma 3 with a vision tower: sliding windows and scaled embeddings."""
+    return _make_folder(tmp_path_factory.mktemp("gemma"), "gemma3", VISION, sliding_window=64)
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +91,11 @@ def test_teaching_and_training_change_the_weights(gemma: Path, run: Path) -> Non
     folders = [gemma, run.parent / "taught", run / "checkpoints" / "step-000002"]
     first, taught, trained = (load_file(folder / "model.safetensors") for folder in folders)
     assert first.keys() == taught.keys() == trained.keys()
-    assert not torch.equal(first["model.norm.weight"], taught["model.norm.weight"])
-    assert not torch.equal(taught["model.norm.weight"], trained["model.norm.weight"])
+    assert not torch.equal(first[NORM], taught[NORM])
+    assert not torch.equal(taught[NORM], trained[NORM])
+    tower = [name for name in first if "vision_tower" in name or "projector" in name]
+    assert len(tower) > 20
+    assert all(torch.equal(first[name], trained[name]) for name in tower)
 
 
 def test_the_engine_samples_with_the_logprobs_of_the_learner(run: Path) -> None:
@@ -94,13 +111,13 @@ def test_the_run_is_sound(run: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_exported_model_is_that_of_the_checkpoint(run: Path, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForImageTextToText
 
     assert main(["export", str(run), str(tmp_path / "model")]) == 0
-    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    assert exported.config.model_type == "gemma3_text"
+    exported = AutoModelForImageTextToText.from_pretrained(tmp_path / "model")
+    assert exported.config.model_type == "gemma3"
     saved = load_file(run / "checkpoints" / "step-000002" / "model.safetensors")
-    assert torch.equal(exported.model.norm.weight, saved["model.norm.weight"])
+    assert torch.equal(exported.get_decoder().norm.weight, saved[NORM])
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import published_views, save_model_folder
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.policy import load_policy
-from agentgym.model.transformers_model import TransformersModel
+from agentgym.model.transformers_model import TransformersModel, auto_class
 from agentgym.trainers.learner.lora import Adapters
 from agentgym.trainers.settings.lora import LoraConfig
 
@@ -111,11 +111,13 @@ def check_model(folder: Path, backend: ModelBackend = "auto") -> Iterator[CheckR
 
 
 def _load_theirs(folder: Path) -> Any:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
-    return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
-    ).eval()
+    return (
+        auto_class(AutoConfig.from_pretrained(folder, local_files_only=True))
+        .from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True)
+        .eval()
+    )
 
 
 @contextmanager

@@ -52,6 +52,15 @@ FAMILIES: Mapping[str, str] = {
     "lfm2": "lfm2",
     "nemotron_h": "qwen3_coder",
     "llama4_text": "pythonic",
+    "llama4": "pythonic",
+    "gemma3": "function_gemma",
+    "gemma4": "gemma4",
+    "glm4v": "glm45",
+    "internvl": "hermes",
+    "mistral3": "mistral",
+    "qwen2_5_vl": "hermes",
+    "qwen3_vl": "hermes",
+    "qwen3_5": "qwen3_coder",
 }
 """The format of tool calls that chat models of an architecture usually have, of those of `agentgym tools families`."""
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from agentgym.errors import ConfigError
+from agentgym.model.transformers_model import auto_class
 from agentgym.types import JSON
 
 __all__ = ["ARCHITECTURES", "save_small_model", "shrink"]
@@ -55,6 +56,30 @@ _LINEAR: dict[str, JSON] = {
     "linear_num_value_heads": 2,
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
+}
+_CHUNKS: dict[str, JSON] = {"num_experts_per_tok": 1, "intermediate_size_mlp": 96, "attention_chunk_size": 16}
+_VISION: dict[str, JSON] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "image_size": 32,
+    "patch_size": 8,
+}
+_TOWER: dict[str, JSON] = {
+    "depth": 2,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "intermediate_size": 64,
+    "out_hidden_size": 64,
+}
+_SECTIONS: dict[str, JSON] = {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "mrope_section": [2, 3, 3],
+        "partial_rotary_factor": 1.0,
+    }
 }
 _SHARED: dict[str, JSON] = {"shared_expert_intermediate_size": 32}
 _LLAMA3: dict[str, JSON] = {
@@ -137,10 +162,27 @@ ARCHITECTURES: dict[str, dict[str, JSON]] = {
     "jamba": {},
     "starcoder2": {},
     "stablelm": {},
-    "llama4_text": _HEADS
-    | _LOCAL
-    | {"num_experts_per_tok": 1, "intermediate_size_mlp": 96, "attention_chunk_size": 16},
+    "llama4_text": _HEADS | _LOCAL | _CHUNKS,
     "afmoe": _HEADS,
+    "gemma3": {"text_config": _HEADS | _WINDOW, "vision_config": _VISION, "mm_tokens_per_image": 4},
+    "gemma4": {"text_config": _HEADS | _WINDOW, "vision_config": _VISION},
+    "glm4v": {"text_config": _HEADS | _SECTIONS, "vision_config": _TOWER},
+    "internvl": {"text_config": {"model_type": "qwen2"}, "vision_config": _VISION},
+    "llama4": {
+        "text_config": _HEADS | _LOCAL | _CHUNKS,
+        "vision_config": _VISION | {"vision_output_dim": 64, "projector_input_dim": 64, "projector_output_dim": 64},
+    },
+    "llava": {
+        "text_config": {"model_type": "llama"},
+        "vision_config": _VISION | {"model_type": "clip_vision_model", "projection_dim": 32},
+    },
+    "mistral3": {
+        "text_config": {"model_type": "mistral"},
+        "vision_config": _VISION | {"model_type": "pixtral", "head_dim": 16},
+    },
+    "qwen2_5_vl": {"text_config": _HEADS | _SECTIONS, "vision_config": _TOWER},
+    "qwen3_vl": {"text_config": _HEADS | _SECTIONS, "vision_config": _TOWER | {"deepstack_visual_indexes": [0]}},
+    "qwen3_5": {"text_config": _HEADS | _LINEAR, "vision_config": _TOWER},
 }
 """Settings of config.json by `model_type`, with a variant after a colon."""
 
@@ -187,22 +229,31 @@ def shrink(config: Mapping[str, Any]) -> dict[str, Any]:
     return small
 
 
+def _mapping(settings: JSON) -> dict[str, JSON]:
+    assert isinstance(settings, Mapping)
+    return dict(settings)
+
+
 def save_small_model(config: str | Mapping[str, Any], folder: Path) -> None:
     """Saves a random model, of an architecture by its name or of a config.json, into a folder.
 
     Raises ConfigError if transformers has no such model.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     torch.manual_seed(0)
     try:
         if isinstance(config, str):
-            settings = AutoConfig.for_model(config.partition(":")[0], **_SHAPE | ARCHITECTURES[config])
+            own = ARCHITECTURES[config]
+            shape = (
+                own | {"text_config": _SHAPE | _mapping(own["text_config"])} if "text_config" in own else _SHAPE | own
+            )
+            settings = AutoConfig.for_model(config.partition(":")[0], **shape)
         else:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "config.json").write_text(json.dumps(config))
             settings = AutoConfig.from_pretrained(folder, local_files_only=True)
-        model = AutoModelForCausalLM.from_config(settings, attn_implementation="eager").float()
+        model = auto_class(settings).from_config(settings, attn_implementation="eager").float()
     except Exception as error:  # the boundary: each architecture refuses settings in its own way
         reason = str(error).strip().partition("\n")[0][:100]
         raise ConfigError(f"transformers cannot make a small model: {type(error).__name__}: {reason}") from error

@@ -20,7 +20,7 @@ from agentgym.trainers.model_check.small_models import ARCHITECTURES, save_small
 PAGE = Path(__file__).parents[3] / "docs" / "architectures.md"
 
 
-@pytest.mark.parametrize("architecture", ["llama:llama3", "qwen3_moe", "qwen3_5_text", "jamba"])
+@pytest.mark.parametrize("architecture", ["llama:llama3", "qwen3_moe", "qwen3_5_text", "qwen3_vl", "jamba"])
 def test_what_is_stored_of_an_architecture_is_found_again(architecture: str, tmp_path: Path) -> None:
     save_small_model(architecture, tmp_path)
     stored = {model.architecture: model for model in known_models()[1]}[architecture]
