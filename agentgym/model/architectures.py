@@ -9,7 +9,7 @@ from agentgym.model.architecture_keys import unknown_key
 from agentgym.model.rope import rope_refusal
 from agentgym.types import JSON
 
-__all__ = ["ARCHITECTURES", "SUPPORTED", "ModelBackend", "refusal"]
+__all__ = ["ARCHITECTURES", "SUPPORTED", "ModelBackend", "quantization", "refusal"]
 
 ModelBackend = Literal["auto", "fast", "transformers"]
 """The code that computes a model: the fast decoder, transformers, or the first of them that can."""
@@ -56,8 +56,13 @@ def _attention_refusal(family: str, config: Mapping[str, JSON]) -> str | None:
 def _layer_refusal(config: Mapping[str, JSON]) -> str | None:
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         return f"hidden_act {config['hidden_act']!r} is not supported, only 'silu' is"
+    return quantization(config)
+
+
+def quantization(config: Mapping[str, JSON]) -> str | None:
+    """Returns why a model with quantized weights is refused, or None if its `config.json` names none."""
     quantized = config.get("quantization_config")
-    if quantized:
-        method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
-        return f"quantized weights ({method}) are not supported: give a model in bfloat16 or float32"
-    return None
+    if not quantized:
+        return None
+    method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
+    return f"quantized weights ({method}) are not supported: give a model in bfloat16 or float32"

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from agentgym.errors import ConfigError, RunFolderError
+from agentgym.model.architectures import quantization
 from agentgym.model.context_window import declared_window
 from agentgym.model.language_model import KvShape, LanguageModel
 from agentgym.model.linear import padded_size
@@ -290,6 +291,8 @@ def load_transformers_model(folder: str | os.PathLike[str], *, dtype: torch.dtyp
     if not (path / "config.json").is_file():
         raise RunFolderError(f"no model in {str(path)!r}: it needs a config.json and safetensors; give a model folder")
     settings = json.loads((path / "config.json").read_text())
+    if reason := quantization(settings):
+        raise ConfigError(f"the model in {str(path)!r} cannot be trained: {reason}")
     model = TransformersModel(_load(path, dtype), settings)
     try:
         _check_head(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,13 @@ def test_a_folder_without_all_tensors_is_refused(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(RunFolderError, match=r"1 missing tensors, the first is .*layers.2.mlp.down_proj"):
         load_policy(folder, backend="transformers")
+
+
+def test_quantized_weights_are_refused_by_name(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
+    with pytest.raises(ConfigError, match=r"quantized weights \(fp8\) are not supported"):
+        load_policy(folder)
 
 
 def test_an_unknown_architecture_is_refused(folder: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from agentgym.errors import ConfigError
+from agentgym.model.architectures import quantization
 from agentgym.model.transformers_model import auto_class
 from agentgym.types import JSON
 
@@ -208,9 +209,13 @@ _LAYERS = 8
 
 
 def shrink(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the config.json of a small model with the architecture, widths and heads of another one."""
+    """Returns the config.json of a small model with the architecture, widths and heads of another one.
+
+    Raises ConfigError if that one has quantized weights.
+    """
+    if reason := quantization(config):
+        raise ConfigError(reason)
     small = dict(config)
-    small.pop("quantization_config", None)
     for key, most in _SMALLER.items():
         if isinstance(small.get(key), int):
             small[key] = min(small[key], most)
