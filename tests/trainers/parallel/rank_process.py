@@ -1,16 +1,24 @@
-"""One rank of a learner, as a program: `rank_process.py FOLDER RANK SIZE` learns the cases of `FOLDER/cases.pt`, and
-writes what came of them to `FOLDER/rank-RANK.pt`."""
+"""The ranks of a learner, as a program: for each line `SIZE FOLDER` of its input, `rank_process.py` starts SIZE ranks.
+
+Each rank learns the cases of `FOLDER/cases.pt` and writes its results to `FOLDER/rank-RANK.pt`. When all have ended,
+the program prints their exit codes, a line of JSON. Ranks are forks of the program, so PyTorch is imported once.
+"""
 
 from __future__ import annotations
 
 import copy
+import json
+import multiprocessing
 import sys
+import time
 from collections import Counter
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # the first step of an optimizer would import it in each rank
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,6 +31,8 @@ from agentgym.trainers.learner.lora import adapt
 from agentgym.trainers.parallel.ranks import Ranks
 from agentgym.trainers.parallel.sharded_tensor import whole
 from agentgym.trainers.parallel.world import Sharded
+
+LIMIT_S = 280
 
 
 class Calls(TorchDispatchMode):
@@ -96,7 +106,8 @@ def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
             "state": copy.deepcopy(learner.state_dict()),
             "between": {name: one.clone() for name, one in learner.weights()},
         }
-    with Calls() as calls:
+    calls = Calls()
+    with calls if case.get("counted") else nullcontext():  # it makes a step a third slower
         found["last"] = learner.update(batch)
     found |= {"calls": dict(calls.counts), "logprobs": learner.logprobs(batch), "gradients": gradients}
     found |= {"proxies": learner.gradient_proxies(batch), "weights": dict(learner.weights())}
@@ -108,8 +119,8 @@ def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
     return found
 
 
-def main(folder: Path, rank: int, size: int) -> None:
-    """All cases, one after the other."""
+def run_rank(folder: Path, rank: int, size: int) -> None:
+    """Learns all cases, one after the other."""
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=100))
@@ -123,5 +134,27 @@ def main(folder: Path, rank: int, size: int) -> None:
     dist.destroy_process_group()
 
 
+def run_ranks(folder: Path, size: int) -> list[int | None]:
+    """Returns the exit codes of all ranks; one that takes longer than `LIMIT_S` is killed."""
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=run_rank, args=(folder, rank, size)) for rank in range(size)]
+    deadline = time.monotonic() + LIMIT_S
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(max(0.0, deadline - time.monotonic()))
+    for rank in ranks:
+        rank.kill()
+        rank.join()
+    return [rank.exitcode for rank in ranks]
+
+
+def main() -> None:
+    """Answers each line of the input."""
+    for line in sys.stdin:
+        size, folder = line.rstrip("\n").split(" ", 1)
+        print(json.dumps(run_ranks(Path(folder), int(size))), flush=True)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import runpy
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -31,6 +29,8 @@ Tiny = Callable[..., Decoder]
 Fresh = Callable[..., TrainingBatch]
 Case = dict[str, Any]
 Found = dict[str, Any]
+OnRanks = Callable[[dict[str, Case], int], list[dict[str, Found]]]
+Alone = Callable[[str], Found]
 
 PROGRAM = Path(__file__).parent / "rank_process.py"
 STEP = OptimizerConfig(learning_rate=1e-3, warmup_steps=1, max_grad_norm=0.5)
@@ -57,18 +57,7 @@ SETTINGS: dict[str, dict[str, object]] = {
 
 SHARED = {"sequence": MeshConfig(sequence=2), "tensor": MeshConfig(tensor=2)}
 """How two ranks share their forward passes."""
-SHARING = [
-    "ppo_clip-4",
-    "gspo-4",
-    "kl",
-    "checkpointing",
-    "critic",
-    "shared-prefixes",
-    "one-row",
-    "untied",
-    "biased",
-    "long",
-]
+SHARING = "ppo_clip-4 gspo-4 kl checkpointing critic shared-prefixes one-row untied biased long".split()
 """What they learn so."""
 
 
@@ -97,25 +86,40 @@ def in_one_process(case: Case) -> Found:
 
 
 @pytest.fixture(scope="module")
-def cases(make_tiny: Tiny, make_batch: Fresh, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
-    """What is learned, by name."""
+def settings_cases(make_tiny: Tiny, make_batch: Fresh) -> dict[str, Case]:
+    """The cases that differ in settings alone, by name."""
     model = make_tiny()
-    batch, shared = moved(make_batch(model, num_groups=5)), moved(make_batch(model, num_groups=3, shared=40))
     settings = {
         f"{loss}-{rows}": {"loss": loss, "loss_settings": own, "micro_batch_tokens": tokens}
         for loss, own in LOSSES.items()
         for rows, tokens in ROWS.items()
     }
     settings |= {name: {"micro_batch_tokens": 44, **own} for name, own in SETTINGS.items()}
+    base = {"model": model, "optimizer": STEP, "batch": moved(make_batch(model, num_groups=5))}
+    return {
+        name: {**base, "config": LearnerConfig(threads=1, **own), "counted": name in COUNTED}  # type: ignore[arg-type]
+        for name, own in settings.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def cases(
+    settings_cases: dict[str, Case], make_tiny: Tiny, make_batch: Fresh, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Case]:
+    """What is learned, by name."""
+    found = dict(settings_cases)
+    plain = found["ppo_clip-4"]
+    model, batch = plain["model"], plain["batch"]
+    shared = moved(make_batch(model, num_groups=3, shared=40))
     folder = tmp_path_factory.mktemp("model")
     save_model_folder(model, folder)
     long_model = make_tiny(window=4096)
     long_batch = moved(make_batch(long_model, num_groups=1, shared=900, longer=2000)).select([0, 1])
-    base = {"model": model, "optimizer": STEP, "batch": batch}
-    found = {name: {**base, "config": LearnerConfig(threads=1, **own)} for name, own in settings.items()}  # type: ignore[arg-type]
-    plain = found["ppo_clip-4"]
+    # Eight steps of Adam, which makes more of rounding with each: at half the rate.
+    slower = {**found["kl"], "optimizer": replace(STEP, learning_rate=STEP.learning_rate / 2)}
     before = in_one_process(plain)
     found |= {
+        "kl-slower": slower,
         "shared-prefixes": {**plain, "batch": shared},
         "reference": {**found["kl"], "reference": make_tiny(seed=1)},
         "one-row": {**plain, "batch": batch.select([5])},
@@ -170,61 +174,48 @@ LEARNED = [
 ]
 QUICK = ["ppo_clip-4", "lora"]
 """The cases of every run of the tests; the others are learned with the slow ones."""
-MORE = ["ppo_clip-1", "ppo_clip-16", "kl", "gathered-once", "critic", "ppo_clip-4-sequence"]
+COUNTED = ("ppo_clip-1", "ppo_clip-16", "gathered-once")
+"""The cases of which exchanges are counted."""
 SHARED_PASSES = [
-    *(
-        "ppo_clip-4-sequence",
-        "gspo-4-sequence",
-        "shared-prefixes-sequence",
-        "critic-sequence",
-        "long-sequence",
-        "lora-sequence",
-    ),
-    *(
-        "few-heads",
-        "ppo_clip-4-tensor",
-        "shared-prefixes-tensor",
-        "critic-tensor",
-        "long-tensor",
-        "loaded-tensor",
-        "biased-tensor",
-    ),
+    *(f"{name}-sequence" for name in ("ppo_clip-4", "gspo-4", "shared-prefixes", "critic", "long", "lora")),
+    "few-heads",
+    *(f"{name}-tensor" for name in ("ppo_clip-4", "shared-prefixes", "critic", "long", "loaded", "biased")),
 ]
 """The same, by ranks that share their passes."""
 
 
-def on_ranks(cases: dict[str, Case], size: int, folder: Path) -> list[dict[str, Found]]:
-    """What each rank found."""
-    torch.save(cases, folder / "cases.pt")
-    command = [sys.executable, str(PROGRAM), str(folder)]
-    started = [subprocess.Popen([*command, str(rank), str(size)]) for rank in range(size)]
-    try:
-        assert [one.wait(timeout=280) for one in started] == [0] * size
-    finally:
-        for one in started:
-            one.kill()
-            one.wait()
-    return [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in range(size)]
+@pytest.fixture(scope="module")
+def alone(cases: dict[str, Case]) -> Alone:
+    """`alone(name)` returns what one process finds, which learns each case once."""
+    found: dict[str, Found] = {}
+
+    def learn(name: str) -> Found:
+        name = name.removesuffix("-sequence").removesuffix("-tensor")
+        if name not in found:
+            found[name] = in_one_process(cases[name])
+        return found[name]
+
+    return learn
 
 
 @pytest.fixture(scope="module")
-def quick_ranks(cases: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
+def quick_ranks(settings_cases: dict[str, Case], on_ranks: OnRanks) -> list[dict[str, Found]]:
     """What each of two ranks found of the quick cases."""
-    return on_ranks({name: cases[name] for name in QUICK}, 2, tmp_path_factory.mktemp("quick"))
+    return on_ranks({name: settings_cases[name] for name in QUICK}, 2)
 
 
 @pytest.fixture(scope="module")
-def two_ranks(cases: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
+def two_ranks(cases: dict[str, Case], on_ranks: OnRanks) -> list[dict[str, Found]]:
     """What each of two ranks found."""
-    chosen = {name: cases[name] for name in [*QUICK, *MORE, *REFUSED, "muon", "bfloat16", "resumed", "lora-resumed"]}
-    return on_ranks(chosen, 2, tmp_path_factory.mktemp("ranks"))
+    names = [*LEARNED, *REFUSED, "muon", "bfloat16", "resumed", "lora-resumed"]
+    return on_ranks({name: cases[name] for name in names}, 2)
 
 
 @pytest.fixture(scope="module")
-def one_block(cases: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
+def one_block(cases: dict[str, Case], on_ranks: OnRanks) -> list[dict[str, Found]]:
     """The same of two ranks that share their passes."""
     names = [*SHARED_PASSES, "muon-tensor", "resumed-sequence", "resumed-tensor"]
-    return on_ranks({name: cases[name] for name in names}, 2, tmp_path_factory.mktemp("block"))
+    return on_ranks({name: cases[name] for name in names}, 2)
 
 
 def check(found: list[Found], wanted: Found) -> None:
@@ -248,23 +239,19 @@ def assert_close(found: list[Tensor], wanted: list[Tensor], bound: float) -> Non
         torch.testing.assert_close(one, two, rtol=0, atol=bound)
 
 
-@pytest.mark.parametrize(
-    ("name", "ranks"),
-    [(name, "quick_ranks") for name in QUICK]
-    + [pytest.param(name, "two_ranks", marks=pytest.mark.slow) for name in MORE],
-)
+@pytest.mark.parametrize("name", QUICK)
 def test_two_ranks_learn_what_one_process_learns(
-    name: str, ranks: str, cases: dict[str, Case], request: pytest.FixtureRequest
+    name: str, settings_cases: dict[str, Case], quick_ranks: list[dict[str, Found]]
 ) -> None:
-    check([rank[name] for rank in request.getfixturevalue(ranks)], in_one_process(cases[name]))
+    check([rank[name] for rank in quick_ranks], in_one_process(settings_cases[name]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHARED_PASSES)
 def test_two_ranks_that_share_passes_learn_what_one_process_learns(
-    name: str, cases: dict[str, Case], one_block: list[dict[str, Found]]
+    name: str, alone: Alone, one_block: list[dict[str, Found]]
 ) -> None:
-    check([rank[name] for rank in one_block], in_one_process(cases[name]))
+    check([rank[name] for rank in one_block], alone(name))
 
 
 @pytest.mark.slow
@@ -274,19 +261,17 @@ def test_two_ranks_that_share_passes_learn_what_one_process_learns(
     ids=str,
 )
 def test_four_ranks_that_share_passes_learn_what_one_process_learns(
-    mesh: MeshConfig, cases: dict[str, Case], tmp_path: Path
+    mesh: MeshConfig, cases: dict[str, Case], alone: Alone, on_ranks: OnRanks
 ) -> None:
-    # Eight steps of Adam, which makes more of rounding with each: at half the rate.
-    slower = {**cases["kl"], "optimizer": replace(STEP, learning_rate=STEP.learning_rate / 2)}
-    chosen = {name: cases[name] for name in SHARING} | {"kl": slower}
-    found = on_ranks({name: sharing(case, mesh) for name, case in chosen.items()}, 4, tmp_path)
-    for name, case in chosen.items():
-        check([rank[name] for rank in found], in_one_process(case))
+    names = ["kl-slower" if name == "kl" else name for name in SHARING]
+    found = on_ranks({name: sharing(cases[name], mesh) for name in names}, 4)
+    for name in names:
+        check([rank[name] for rank in found], alone(name))
 
 
 @pytest.mark.slow
-def test_ranks_that_share_a_pass_keep_less_of_it(cases: dict[str, Case], one_block: list[dict[str, Found]]) -> None:
-    wanted = in_one_process(cases["long"])["kept"]
+def test_ranks_that_share_a_pass_keep_less_of_it(alone: Alone, one_block: list[dict[str, Found]]) -> None:
+    wanted = alone("long")["kept"]
     for rank in one_block:
         assert rank["long-sequence"]["kept"] < 0.7 * wanted, "what hides later keys is the same for any number of ranks"
         assert rank["long-tensor"]["kept"] < 0.75 * wanted
@@ -294,18 +279,23 @@ def test_ranks_that_share_a_pass_keep_less_of_it(cases: dict[str, Case], one_blo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_any_number_of_ranks_learns_what_one_process_learns(size: int, cases: dict[str, Case], tmp_path: Path) -> None:
-    found = on_ranks({name: cases[name] for name in LEARNED}, size, tmp_path)
+def test_any_number_of_ranks_learns_what_one_process_learns(
+    size: int, cases: dict[str, Case], alone: Alone, on_ranks: OnRanks, request: pytest.FixtureRequest
+) -> None:
+    if size == 2:
+        found = request.getfixturevalue("two_ranks")
+    else:
+        found = on_ranks({name: cases[name] for name in LEARNED}, size)
     for name in LEARNED:
-        check([rank[name] for rank in found], in_one_process(cases[name]))
+        check([rank[name] for rank in found], alone(name))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "ranks"), [("muon", "two_ranks"), ("muon-tensor", "one_block")])
 def test_muon_orthogonalizes_whole_matrices_up_to_its_bfloat16(
-    name: str, ranks: str, cases: dict[str, Case], request: pytest.FixtureRequest
+    name: str, ranks: str, alone: Alone, request: pytest.FixtureRequest
 ) -> None:
-    found, wanted = request.getfixturevalue(ranks)[0][name], in_one_process(cases[name])
+    found, wanted = request.getfixturevalue(ranks)[0][name], alone(name)
     assert asdict(found["first"]) == pytest.approx(asdict(wanted["first"]), rel=1e-5, abs=1e-6)
     for name, one in found["weights"].items():
         moved_by = (wanted["weights"][name] - wanted["between"][name]).norm()
@@ -315,40 +305,40 @@ def test_muon_orthogonalizes_whole_matrices_up_to_its_bfloat16(
 @pytest.mark.slow
 @pytest.mark.parametrize(("mesh", "ranks"), [("", "two_ranks"), ("-sequence", "one_block"), ("-tensor", "one_block")])
 def test_a_state_of_two_ranks_goes_on_in_one_process_and_back(
-    mesh: str, ranks: str, cases: dict[str, Case], request: pytest.FixtureRequest
+    mesh: str, ranks: str, cases: dict[str, Case], alone: Alone, request: pytest.FixtureRequest
 ) -> None:
     first_rank = request.getfixturevalue(ranks)[0]
     saved = first_rank[f"ppo_clip-4{mesh}"]
-    alone = in_one_process({**cases["ppo_clip-4"], "state": saved["state"], "weights": saved["between"]})
-    assert_close(list(alone["weights"].values()), list(saved["weights"].values()), 1e-6)
-    assert asdict(alone["last"]) == pytest.approx(asdict(saved["last"]), rel=1e-5, abs=1e-6)
-    back, wanted = first_rank[f"resumed{mesh}"], in_one_process(cases["resumed"])
+    goes_on = in_one_process({**cases["ppo_clip-4"], "state": saved["state"], "weights": saved["between"]})
+    assert_close(list(goes_on["weights"].values()), list(saved["weights"].values()), 1e-6)
+    assert asdict(goes_on["last"]) == pytest.approx(asdict(saved["last"]), rel=1e-5, abs=1e-6)
+    back, wanted = first_rank[f"resumed{mesh}"], alone("resumed")
     assert_close(list(back["weights"].values()), list(wanted["weights"].values()), 1e-6)
     assert asdict(back["last"]) == pytest.approx(asdict(wanted["last"]), rel=1e-5, abs=1e-6)
-    assert alone["last"].learning_rate == back["last"].learning_rate
+    assert goes_on["last"].learning_rate == back["last"].learning_rate
 
 
 @pytest.mark.slow
 def test_adapters_of_two_ranks_go_on_in_one_process_and_back(
-    cases: dict[str, Case], two_ranks: list[dict[str, Found]]
+    cases: dict[str, Case], alone: Alone, two_ranks: list[dict[str, Found]]
 ) -> None:
     saved = two_ranks[0]["lora"]
-    alone = in_one_process({**cases["lora"], "state": saved["state"]})
-    back, wanted = two_ranks[0]["lora-resumed"], in_one_process(cases["lora-resumed"])
+    goes_on = in_one_process({**cases["lora"], "state": saved["state"]})
+    back, wanted = two_ranks[0]["lora-resumed"], alone("lora-resumed")
     assert len(back["gradients"]) == len(wanted["gradients"]) == 20 and all(one.any() for one in wanted["gradients"])
     for rank in two_ranks:
         assert_close(rank["lora-resumed"]["gradients"], wanted["gradients"], 1e-6)
-    for one, two in ((alone, saved), (back, wanted)):
+    for one, two in ((goes_on, saved), (back, wanted)):
         assert_close(list(one["weights"].values()), list(two["weights"].values()), 1e-5)
         assert len(one["weights"]) == 10, "only weights that have an adapter are sent"
         assert asdict(one["last"]) == pytest.approx(asdict(two["last"]), rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.slow
-def test_whole_weights_and_states_go_to_rank_0_alone(cases: dict[str, Case], two_ranks: list[dict[str, Found]]) -> None:
+def test_whole_weights_and_states_go_to_rank_0_alone(alone: Alone, two_ranks: list[dict[str, Found]]) -> None:
     first, second = (rank["critic"] for rank in two_ranks)
     assert not second["weights"] and not second["state"]
-    wanted = in_one_process(cases["critic"])
+    wanted = alone("critic")
     assert {name: one.shape for name, one in first["weights"].items()} == {
         name: one.shape for name, one in wanted["weights"].items()
     }
@@ -363,7 +353,7 @@ def test_ranks_exchange_gradients_once_a_step_however_many_micro_batches_it_has(
     cases: dict[str, Case], two_ranks: list[dict[str, Found]]
 ) -> None:
     units = 1 + len(cases["ppo_clip-1"]["model"].layers)
-    for name in ("ppo_clip-1", "ppo_clip-16", "gathered-once"):
+    for name in COUNTED:
         assert two_ranks[0][name]["calls"]["c10d::_reduce_scatter_base_"] == units, name
     # Weights: gathered for each forward and each backward pass; or once for the pass without gradient that gspo needs,
     # and once for all micro-batches.
