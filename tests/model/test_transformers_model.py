@@ -25,69 +25,31 @@ from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.policy import backend_line, load_policy
 from agentgym.model.transformers_model import TransformersModel
 from agentgym.trainers.learner.token_logprobs import score_targets
+from agentgym.trainers.model_check.small_models import save_small_model
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": 300,
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 96,
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16}
-ROUTED = {
-    "n_routed_experts": 4,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-}
-LINEAR = {f"linear_{name}": size for name, size in [("num_key_heads", 2), ("num_value_heads", 2)]}
-LINEAR |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
-MODELS: dict[str, dict[str, Any]] = {
-    "qwen3": {"head_dim": 16},
-    "gemma2": {"head_dim": 16, "sliding_window": 8},
-    "gemma3_text": {"head_dim": 16, "sliding_window": 8},
-    "gpt_oss": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
-    "qwen3_moe": {"head_dim": 16, **MOE},
-    "deepseek_v3": {"num_key_value_heads": 4, **LATENT, **ROUTED},
-    "cohere2": {"sliding_window": 8},
-    "llama4_text": {
-        "head_dim": 16,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 1,
-        "intermediate_size_mlp": 96,
-        "attention_chunk_size": 16,
-    },
-    "qwen3_5_text": {"head_dim": 16, **LINEAR},
-    "jamba": {},
-}
-"""Small configurations: soft caps, sinks, sliding windows, chunks, latent attention, experts, and a hybrid."""
+KINDS = [
+    "qwen3",
+    "gemma2",
+    "gemma3_text",
+    "gpt_oss",
+    "qwen3_moe",
+    "deepseek_v3",
+    "cohere2",
+    "llama4_text",
+    "qwen3_5_text",
+]
+"""Soft caps, sinks, sliding windows, chunks, latent attention, experts, and a hybrid."""
 
 
 def _make_folder(kind: str, folder: Path) -> Any:
     """Saves a random model of a kind and returns it."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **{**SHAPE, **MODELS[kind]})
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim >= 2:
-                parameter.normal_(0, 0.12)
-    model.save_pretrained(folder)
-    return model
+    save_small_model(kind, folder)
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
 
 
-@pytest.fixture(scope="module", params=[kind for kind in MODELS if kind != "jamba"])
+@pytest.fixture(scope="module", params=KINDS)
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Any, TransformersModel, Path]:
