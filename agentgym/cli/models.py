@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -114,24 +113,15 @@ def _folder(options: ModelCheckOptions) -> Iterator[Path]:
         if folder is None:
             small_models.save_small_model(name, Path(made))
         else:
+            config = import_module("agentgym.model.policy").folder_config(folder)
             say("a small random model of the same shape is checked")
-            small_models.save_small_model(small_models.shrink(_config(folder)), Path(made))
+            small_models.save_small_model(small_models.shrink(config), Path(made))
         yield Path(made)
 
 
 def _needs_small(folder: Path) -> bool:
     sizes = [file.stat().st_size for file in folder.glob("*.safetensors")]
     return not sizes or sum(sizes) > _BIG
-
-
-def _config(folder: Path) -> dict[str, object]:
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the config.json of {str(folder)!r} cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"the config.json of {str(folder)!r} holds no settings")
-    return config
 
 
 COMMANDS = {

@@ -13,8 +13,9 @@ from agentgym.model.architectures import ModelBackend, refusal
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import load_decoder, reading
 from agentgym.model.transformers_model import TransformersModel, load_transformers_model
+from agentgym.types import JSON
 
-__all__ = ["backend_line", "load_policy"]
+__all__ = ["backend_line", "folder_config", "load_policy"]
 
 
 def load_policy(
@@ -42,6 +43,11 @@ def backend_line(model: LanguageModel, folder: str | os.PathLike[str]) -> str | 
 
 def _reason(path: Path) -> str | None:
     """Returns why the fast decoder does not compute the model of a folder, or None if it does."""
+    return refusal(folder_config(path))
+
+
+def folder_config(path: Path) -> dict[str, JSON]:
+    """Returns the settings of a folder's config.json; raises RunFolderError if there are none."""
     config_path = path / "config.json"
     if not config_path.is_file():
         raise RunFolderError(f"no model in {str(path)!r}: it needs a config.json and safetensors; give a model folder")
@@ -51,4 +57,4 @@ def _reason(path: Path) -> str | None:
         raise RunFolderError(f"{str(config_path)!r} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise RunFolderError(f"{str(config_path)!r} holds no settings")
-    return refusal(config)
+    return config

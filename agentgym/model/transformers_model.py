@@ -135,7 +135,7 @@ class TransformersModel(LanguageModel):
         except (AttributeError, KeyError, TypeError) as error:
             raise ConfigError(f"{type(self.hf).__name__} has a cache of its own kind: sample on a server") from error
         for name, state_1 in whole.items():
-            if (state_1 - parts[name]).abs().max() > MAX_DIFFERENCE * state_1.abs().max():
+            if not (state_1 - parts[name]).abs().max() <= MAX_DIFFERENCE * state_1.abs().max():
                 raise ConfigError(f"a pass of {type(self.hf).__name__} does not continue a state: sample on a server")
         return whole
 

@@ -36,7 +36,8 @@ def round_up(value: int, multiple: int) -> int:
 def fitting_slots(model: LanguageModel, window: int, wanted: int = 128) -> int:
     """Returns how many slots of `window` tokens fit into half of the free memory: at most `wanted`, at least 1."""
     numbers = sum(int(np.prod(_slot_shape(kv_shape, window))) for kv_shape in model.kv_shapes)
-    slot_bytes = max(1, numbers * model.embed.element_size())
+    state_bytes = sum(state_S.nbytes for state_S in _zero_states(model, 1).values())
+    slot_bytes = max(1, numbers * model.embed.element_size() + state_bytes)
     free = _free_memory(model.embed.device)
     return max(1, min(wanted, free // 2 // slot_bytes - 1))  # one more slot is scratch
 

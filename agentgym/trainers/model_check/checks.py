@@ -48,7 +48,7 @@ _GRADIENT = 1e-3
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What one check found."""
+    """The result of one check."""
 
     name: str
     passed: bool
@@ -94,8 +94,8 @@ def check_model(folder: Path, backend: ModelBackend = "auto") -> Iterator[CheckR
     with _quiet():
         try:
             ours, theirs = load_policy(folder, backend=backend), _load_theirs(folder)
-        except AgentGymError as error:
-            yield CheckResult("loads", False, str(error))
+        except Exception as error:  # noqa: BLE001  # the boundary: transformers fails at a folder in many ways
+            yield CheckResult("loads", False, _reason(error))
             return
         way = "fast decoder" if isinstance(ours, Decoder) else "transformers"
         yield CheckResult("loads", True, way)
@@ -103,11 +103,15 @@ def check_model(folder: Path, backend: ModelBackend = "auto") -> Iterator[CheckR
         for name, check in _CHECKS.items():
             try:
                 passed, found = check(subject)
-            except AgentGymError as error:
-                passed, found = False, str(error)
             except Exception as error:  # noqa: BLE001  # the boundary: the code of any architecture may fail
-                passed, found = False, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+                passed, found = False, _reason(error)
             yield CheckResult(name, passed, found)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, AgentGymError):
+        return str(error)
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
 
 
 def _load_theirs(folder: Path) -> Any:
@@ -168,8 +172,11 @@ def _check_gradients(subject: _Subject) -> tuple[bool, str]:
         wanted = _published_tensors(theirs)
         for name, own in published_views(ours):
             size = float(wanted[name].abs().max())
-            if size and (difference := float((own - wanted[name]).abs().max()) / size) > worst:
+            difference = float((own - wanted[name]).abs().max()) / size if size else 0.0
+            if not difference <= worst:  # also for what is not a number
                 worst, where = difference, name
+                if difference != difference:
+                    break
     ours.zero_grad()
     theirs.zero_grad()
     passed, found = _judge(worst, _GRADIENT, "of the largest")
@@ -197,14 +204,14 @@ def _published_tensors(theirs: Any) -> dict[str, Tensor]:
 
 
 def _check_samples(subject: _Subject) -> tuple[bool, str]:
-    worst = 0.0
+    differences = []
     for prompt, reply in asyncio.run(_two_turns(subject.ours, _prompts(subject))):
         ids_T = torch.tensor([*prompt, *reply.ids])
         with torch.no_grad():
             logprobs_TV = subject.their_logprobs(ids_T)
         wanted_T = logprobs_TV[len(prompt) - 1 : -1].gather(1, ids_T[len(prompt) :, None])[:, 0]
-        worst = max(worst, float((torch.tensor(reply.logprobs) - wanted_T).abs().max()))
-    return _judge(worst, _NATS, "nats")
+        differences.append((torch.tensor(reply.logprobs) - wanted_T).abs().max())
+    return _judge(float(torch.stack(differences).max()), _NATS, "nats")
 
 
 def _prompts(subject: _Subject) -> list[list[int]]:

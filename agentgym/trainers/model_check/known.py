@@ -67,7 +67,7 @@ FAMILIES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class KnownModel:
-    """What the checks of one small random model found."""
+    """The findings of the checks of one small random model."""
 
     architecture: str
     """The `model_type` of its config.json, with a variant after a colon."""

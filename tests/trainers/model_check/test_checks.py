@@ -17,6 +17,7 @@ from agentgym.trainers.model_check.checks import CHECKS, check_model
 from agentgym.trainers.model_check.known import FAMILIES, known_models
 from agentgym.trainers.model_check.small_models import ARCHITECTURES, save_small_model, shrink
 
+README = Path(__file__).parents[3] / "README.md"
 PAGE = Path(__file__).parents[3] / "docs" / "architectures.md"
 
 
@@ -31,7 +32,7 @@ def test_what_is_stored_of_an_architecture_is_found_again(architecture: str, tmp
 
 @pytest.mark.parametrize(
     ("check", "damage"),
-    [("logprobs", "states"), ("gradients", "gradient"), ("export", "published")],
+    [("logprobs", "states"), ("gradients", "gradient"), ("gradients", "no number"), ("export", "published")],
 )
 def test_a_wrong_computation_is_found(check: str, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_small_model("gemma2", tmp_path)
@@ -39,6 +40,8 @@ def test_a_wrong_computation_is_found(check: str, damage: str, tmp_path: Path, m
 
     def own_states(self: TransformersModel, ids: torch.Tensor, *rest: object) -> torch.Tensor:
         found: torch.Tensor = states(self, ids, *rest)  # type: ignore[arg-type]
+        if damage == "no number":
+            return found + (found * 0).abs().sqrt()  # the same states, and gradients that are no numbers
         if damage == "gradient":
             return found * 0.9 + (found * 0.1).detach()
         return found * 1.05
@@ -103,6 +106,7 @@ def test_most_architectures_train_with_packed_rows_and_the_others_with_rows_of_t
     assert len(loaded) >= 50
     assert len(packed) >= 45
     assert len(trained) == len(loaded)
+    assert f"[{len(loaded)} architectures](docs/architectures.md)" in README.read_text(encoding="utf-8")
 
 
 def test_the_fast_decoder_is_checked_by_its_own_steps(tmp_path: Path) -> None:
