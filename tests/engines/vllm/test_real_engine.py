@@ -151,27 +151,29 @@ def test_many_long_prompts_at_once_with_seeds_do_not_end_the_server(played: Play
 
 
 async def in_flight(engine: ReplicatedEngine, count: int, max_tokens: int) -> dict[str, asyncio.Task[Completion]]:
-    """Requests of `count` sessions, with some ids sampled already."""
-    before = await num_sampled(engine)
+    """Requests of `count` sessions, none of which waits to be begun, with some ids sampled already."""
+    before = await read_counter(engine, "generation_tokens_total")
     tasks = {}
     for number in range(count):
         sampling = Sampling(max_tokens=max_tokens, seed=number)
         call = engine.generate(prompt_of(150, number), sampling, session=f"s{number}")
         tasks[f"s{number}"] = asyncio.create_task(call)
-    while await num_sampled(engine) < before + 3 * count:
+    while await read_counter(engine, "generation_tokens_total") < before + 3 * count:
+        await asyncio.sleep(0.02)
+    while await read_counter(engine, "num_requests_running") < sum(not task.done() for task in tasks.values()):
         await asyncio.sleep(0.02)
     return tasks
 
 
-async def num_sampled(engine: ReplicatedEngine) -> float:
-    """Ids that the servers say they sampled since they began."""
-    num_ids = 0.0
+async def read_counter(engine: ReplicatedEngine, name: str) -> float:
+    """The sum of a number that the servers publish."""
+    total = 0.0
     for replica in engine.replicas:
         assert isinstance(replica, VllmReplica)
         assert isinstance(replica.transport, VllmServer)
         lines = str(await replica.transport.client.get("/metrics")).splitlines()
-        num_ids += sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total"))
-    return num_ids
+        total += sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:{name}{{"))
+    return total
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -192,20 +194,21 @@ def test_an_update_in_mid_flight_loses_no_id_and_every_id_bears_its_version(
             assert all(first.finish_reason == "abort" or len(first.ids) == 300 for first in firsts)
             assert all(set(first.policy_versions) <= {0} for first in firsts)
         rests = [resumed(engine, number, first) for number, first in enumerate(firsts)]
-        switches, gaps = [], []
-        for number, whole in enumerate(await asyncio.gather(*rests)):
-            prompt, sampling = prompt_of(150, number), Sampling(max_tokens=300, seed=number)
+        replies = dict(enumerate(await asyncio.gather(*rests)))
+        switches = {number: whole.policy_versions.count(0) for number, whole in replies.items()}
+        for number, whole in replies.items():
             assert (len(whole.ids), whole.finish_reason) == (300, "length")
-            switch = whole.policy_versions.count(0)
-            assert whole.policy_versions == (0,) * switch + (1,) * (300 - switch)
-            switches.append(switch)
-            if number % 4:
-                continue  # recomputing takes longer than sampling
+            assert whole.policy_versions == (0,) * switches[number] + (1,) * (300 - switches[number])
+        gaps = []
+        # Recomputing takes longer than sampling: every fourth, those that were furthest at the update among them.
+        for number in sorted(replies, key=lambda number: switches[number] % 300, reverse=True)[::4]:
+            prompt, sampling, whole = prompt_of(150, number), Sampling(max_tokens=300, seed=number), replies[number]
+            switch = switches[number]
             before = Completion(whole.ids[:switch], whole.logprobs[:switch], (0,) * switch, "abort")
             assert switch == 0 or gap(old, prompt, before, sampling) < ROUNDING
             if switch < 300:
                 gaps.append(gap(new, prompt, whole, sampling, switch))
-        assert any(switches)
+        assert any(0 < switch < 300 for switch in switches.values())
         assert max(gaps) > WRONG if mode == "in_place" else max(gaps) < ROUNDING
 
     played(play, pause=mode)
@@ -233,9 +236,9 @@ def test_requests_that_keep_their_cache_in_place_leave_nothing_of_it_to_later_on
 
     async def play(engine: ReplicatedEngine) -> None:
         await engine.generate(prompt, sampling, session="warm")
-        before = await num_sampled(engine)
+        before = await read_counter(engine, "generation_tokens_total")
         long = asyncio.create_task(engine.generate(prompt, Sampling(max_tokens=700, seed=2), session="long"))
-        while await num_sampled(engine) < before + 3:
+        while await read_counter(engine, "generation_tokens_total") < before + 3:
             await asyncio.sleep(0.02)
         await engine.pause()
         await engine.update_weights(new.tensors(), 1)
