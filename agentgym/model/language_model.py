@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agentgym.model.packed_layout import PackedLayout
+from agentgym.model.routing import Router
 from agentgym.types import JSON
 
 __all__ = ["KvShape", "LanguageModel", "cap_logits"]
@@ -36,6 +37,12 @@ class LanguageModel(nn.Module):
     packs = True
     """True if sequences may share a pass and their prefixes; otherwise each is computed alone or in a batch."""
 
+    routers: tuple[Router, ...] = ()
+    """The routers of a mixture of experts, in the order of the layers."""
+    routers_are_frozen = False
+    balance_coefficient = 0.0
+    """The weight that the model's configuration gives to the load balancing loss of its experts."""
+
     vocab_size: int
     width: int
     context_window: int
@@ -60,6 +67,12 @@ class LanguageModel(nn.Module):
     @abstractmethod
     def set_recompute(self, recomputes: bool) -> None:
         """Chooses whether the backward pass recomputes the inner states of each block instead of keeping them."""
+
+    def freeze_routers(self) -> None:
+        """Keeps the weights of the routers as they are."""
+        self.routers_are_frozen = True
+        for router in self.routers:
+            router.module.requires_grad_(False)
 
     @abstractmethod
     def to_hf(self) -> dict[str, JSON]:

@@ -6,18 +6,23 @@ matrix of the decoder have separate adapters, as in published adapters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from agentgym.errors import ConfigError
 from agentgym.model.linear import linear
 
-__all__ = ["AdaptedLinear", "Adapter", "LayerAdapters", "adapters_off"]
+__all__ = ["AdaptedLinear", "Adapter", "LayerAdapters", "adapters_off", "add_adapters", "find_adapters"]
 
 # Shape suffixes: N packed tokens, I inputs, O outputs, R rank.
+
+ROUTERS = frozenset({"gate", "router", "classifier", "shared_expert_gate"})
+"""The names of linear layers that choose experts; they have no adapter unless they are named."""
 
 _are_on: ContextVar[bool] = ContextVar("adapters_are_on", default=True)
 
@@ -68,6 +73,31 @@ class AdaptedLinear(nn.Module):
             return base
         flat_NI = x.reshape(-1, x.shape[-1])
         return base + linear(linear(flat_NI, self.adapter.A_RI) * self.scale, self.adapter.B_OR).view(base.shape)
+
+
+@torch.no_grad()
+def add_adapters(
+    model: nn.Module, inside: Set[nn.Module], targets: Sequence[str] | None, *, rank: int, scale: float
+) -> None:
+    """Adds adapters to those linear layers of `inside` that have these names; None is all but the routers.
+
+    Raises ConfigError if the model has none of them.
+    """
+    found = [pair for pair in model.named_modules() if isinstance(pair[1], nn.Linear) and pair[1] in inside]
+    for name, module in found:
+        owner, _, own = name.rpartition(".")
+        if own in targets if targets is not None else own not in ROUTERS:
+            setattr(model.get_submodule(owner), own, AdaptedLinear(cast(nn.Linear, module), rank=rank, scale=scale))
+    if not dict(find_adapters(model)):
+        names = sorted({name.rpartition(".")[2] for name, _ in found})
+        raise ConfigError(f"the model has no layer to adapt; its linear layers are {', '.join(names)}")
+
+
+def find_adapters(model: nn.Module) -> Iterator[tuple[str, AdaptedLinear]]:
+    """Yields each linear layer of a model that has an adapter, by the layer's name."""
+    for name, module in model.named_modules():
+        if isinstance(module, AdaptedLinear):
+            yield name, module
 
 
 class LayerAdapters(nn.Module):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from agentgym.model.exchange import ALONE, Exchange
 from agentgym.model.linear import padded_size
+from agentgym.model.routing import BatchRouting
 
 __all__ = [
     "MIN_SHARED",
@@ -78,8 +79,8 @@ class PackedLayout:
     """The mapping of packed sequences, of `seqlens` entries each in order, to the tokens that are computed.
 
     With `ids_N`, prefixes that sequences have in common are computed once. With `wanted_N` (bool), only those entries
-    have a final state. `entry_M` is each wanted entry's index among the `wanted` rows. `exchange` is what ranks that
-    share the pass exchange in it.
+    have a final state. `place_N` is the computed token of each entry, `entry_M` each wanted entry's index among the
+    `wanted` rows. `exchange` is what ranks that share the pass exchange in it.
 
     Example: ids (1, 2, 3) and (1, 2, 4) with a shared prefix (1, 2) compute 4 tokens: segments (1, 2), (3), (4).
     """
@@ -95,6 +96,8 @@ class PackedLayout:
     ) -> None:
         ids = None if ids_N is None else ids_N.cpu().numpy()
         self.exchange: Exchange = ALONE
+        self.routing: BatchRouting | None = None
+        """The choices of experts of a mixture; None if nobody asks for them."""
         self.seqlens, self.wanted_N = tuple(seqlens), wanted_N
         tree = _Tree(seqlens, ids, min_shared)
         self.segments, place_N = tuple(tree.segments), tree.place_N
@@ -106,6 +109,7 @@ class PackedLayout:
         wanted_U = np.zeros(self.num_tokens, bool)
         wanted_U[place_N[wanted]] = True
         self.source_U = torch.from_numpy(_pad_index(source_U)).to(device)
+        self.place_N = torch.from_numpy(place_N).to(device)
         self._causal = _CausalBias(device)
         self.every = self._rows(np.arange(self.num_tokens), position_U, device)
         is_all = bool(wanted_U.all())

@@ -23,8 +23,8 @@ from agentgym.model.architectures import quantization
 from agentgym.model.context_window import declared_window
 from agentgym.model.language_model import KvShape, LanguageModel
 from agentgym.model.linear import padded_size
-from agentgym.model.lora_layer import AdaptedLinear
-from agentgym.model.packed_layout import PackedLayout, similar_rows
+from agentgym.model.lora_layer import AdaptedLinear, add_adapters, find_adapters
+from agentgym.model.packed_layout import MIN_SHARED, PackedLayout, similar_rows
 from agentgym.model.pass_attention import (
     HOOK,
     BatchAttention,
@@ -35,6 +35,7 @@ from agentgym.model.pass_attention import (
     attention_of,
     register_hook,
 )
+from agentgym.model.routing import current_routing, find_routers, route_pass, routing_of
 from agentgym.model.state_cache import PassCache, StateName
 from agentgym.types import JSON
 
@@ -44,14 +45,12 @@ __all__ = ["TransformersModel", "auto_class", "load_transformers_model"]
 
 STATELESS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention", "global", "local"})
 """The kinds of layers, by `layer_types` of a config.json, that keep nothing but keys and values."""
-ROUTERS = frozenset({"gate", "router", "classifier", "shared_expert_gate"})
-"""The names of linear layers that choose experts; they have no adapter unless they are named."""
 BASE = ".adapted_base."
 """The part of a tensor's name that an adapter adds."""
 SCALES: Mapping[str, int] = {"logit_scale": 1, "logits_scaling": -1, "lm_head_multiplier": 1}
 """The keys of a config.json that scale the logits, with the exponent of the scale."""
-PROBE_TOKENS = 96
-"""Tokens of each sequence in the check of packed passes: more than the shortest shared prefix."""
+PROBE_TOKENS = 3 * MIN_SHARED
+"""Tokens of each sequence in the check of packed passes."""
 MAX_DIFFERENCE = 1e-3
 """The largest difference in nats that rounding explains between a packed pass and a pass of its own in float32."""
 
@@ -66,9 +65,8 @@ class TransformersModel(LanguageModel):
         """The config.json of the model's folder."""
         text = hf.config.get_text_config()
         self.vocab_size, self.width = self.embed.shape
-        self.context_window = declared_window(
-            {"max_position_embeddings": getattr(text, "max_position_embeddings", None)}
-        )
+        window = getattr(text, "max_position_embeddings", None)
+        self.context_window = declared_window({"max_position_embeddings": window})
         self.num_layers = int(text.num_hidden_layers)
         self.softcap = getattr(text, "final_logit_softcapping", None)
         self.scale = 1.0
@@ -76,8 +74,10 @@ class TransformersModel(LanguageModel):
             self.scale *= float(getattr(text, name, None) or 1.0) ** exponent
         self._keeps_state = _keeps_state(hf, text)
         self.packs = not self._keeps_state
-        for parameter in self._other_parameters():
-            parameter.requires_grad_(False)
+        self.routers = find_routers(self._backbone)
+        if getattr(text, "output_router_logits", False):
+            self.balance_coefficient = float(getattr(text, "router_aux_loss_coef", None) or 0.0)
+        self._freeze()
         self._kv: dict[int, KvShape] | None = None
 
     @property
@@ -86,16 +86,19 @@ class TransformersModel(LanguageModel):
         backbone = self.hf.get_decoder()
         return backbone.model if hasattr(backbone, "lm_head") else backbone  # Llama 4 names a model with its head
 
-    def _other_parameters(self) -> Iterator[nn.Parameter]:
-        """Yields the parameters beside the language model, such as those of a vision tower, which stay frozen."""
+    def _freeze(self) -> None:
+        """Freezes the parameters beside the language model, such as those of a vision tower, and frozen routers."""
         language = {id(parameter) for parameter in (*self._backbone.parameters(), self.embed, self.head_weight)}
-        yield from (parameter for parameter in self.hf.parameters() if id(parameter) not in language)
+        for parameter in self.hf.parameters():
+            if id(parameter) not in language:
+                parameter.requires_grad_(False)
+        if self.routers_are_frozen:
+            self.freeze_routers()
 
     def requires_grad_(self, requires_grad: bool = True) -> TransformersModel:
-        """Chooses whether the parameters of the language model are trained."""
+        """Chooses whether the parameters of the language model are trained; those of frozen routers are not."""
         super().requires_grad_(requires_grad)
-        for parameter in self._other_parameters():
-            parameter.requires_grad_(False)
+        self._freeze()
         return self
 
     @property
@@ -182,21 +185,27 @@ class TransformersModel(LanguageModel):
         if not self.packs:
             return self._states_by_row(ids_N, layout)
         every = layout.every
-        states_UE = self.states(ids_N[layout.source_U][None], every.position_U[None], PackedAttention(layout))
+        with route_pass(
+            layout.routing, torch.arange(len(ids_N), device=ids_N.device), layout.place_N, len(layout.source_U)
+        ):
+            states_UE = self.states(ids_N[layout.source_U][None], every.position_U[None], PackedAttention(layout))
         return states_UE[layout.wanted.index_U[layout.entry_M]]
 
     def _states_by_row(self, ids_N: Tensor, layout: PackedLayout) -> Tensor:
         """Computes rows of similar lengths as a batch; padding follows each row, whose state it cannot reach."""
         wanted_N = torch.ones_like(ids_N, dtype=torch.bool) if layout.wanted_N is None else layout.wanted_N
         rows, wanted = ids_N.split(layout.seqlens), wanted_N.split(layout.seqlens)
+        entries = torch.arange(len(ids_N), device=ids_N.device).split(layout.seqlens)
         found = {row: self.embed.new_zeros(0, self.width) for row in range(len(rows))}
         for group in similar_rows(layout.seqlens) if self._keeps_state else ([row] for row in range(len(rows))):
             length = padded_size(max(layout.seqlens[row] for row in group))
             ids_BT = ids_N.new_zeros(len(group), length)
-            for number, row in enumerate(group):
-                ids_BT[number, : len(rows[row])] = rows[row]
+            places = [number * length + torch.arange(len(rows[row])) for number, row in enumerate(group)]
+            place_N, entry_N = torch.cat(places).to(ids_N.device), torch.cat([entries[row] for row in group])
+            ids_BT.view(-1)[place_N] = ids_N[entry_N]
             position_BT = torch.arange(length, device=ids_N.device).expand(ids_BT.shape)
-            states_UE = self.states(ids_BT, position_BT, BatchAttention(len(group)))
+            with route_pass(layout.routing, entry_N, place_N, ids_BT.numel()):
+                states_UE = self.states(ids_BT, position_BT, BatchAttention(len(group)))
             for row, states_TE in zip(group, states_UE.split(length), strict=True):
                 found[row] = states_TE[: len(rows[row])][wanted[row]]
         return torch.cat(list(found.values())) if found else self.embed.new_zeros(0, self.width)
@@ -239,31 +248,17 @@ class TransformersModel(LanguageModel):
                 own[name.replace(BASE, ".")] = tensor.detach()
         return own
 
-    @torch.no_grad()
     def adapt(self, targets: Sequence[str] | None, *, rank: int, scale: float) -> None:
         """Adds adapters that add nothing yet to the linear layers with these names; None is all but head and routers.
 
         Raises ConfigError if the model has none of them.
         """
         inside, head = set(self._backbone.modules()), self.hf.get_output_embeddings()
-        found = [
-            (name, module)
-            for name, module in self.hf.named_modules()
-            if isinstance(module, nn.Linear) and module in inside and module is not head
-        ]
-        for name, module in found:
-            owner, _, own = name.rpartition(".")
-            if own in targets if targets is not None else own not in ROUTERS:
-                setattr(self.hf.get_submodule(owner), own, AdaptedLinear(module, rank=rank, scale=scale))
-        if not dict(self.named_adapters()):
-            names = sorted({name.rpartition(".")[2] for name, _ in found})
-            raise ConfigError(f"the model has no layer to adapt; its linear layers are {', '.join(names)}")
+        add_adapters(self.hf, inside - {head}, targets, rank=rank, scale=scale)
 
     def named_adapters(self) -> Iterator[tuple[str, AdaptedLinear]]:
         """Yields each layer with an adapter, by the layer's name."""
-        for name, module in self.hf.named_modules():
-            if isinstance(module, AdaptedLinear):
-                yield name, module
+        return find_adapters(self.hf)
 
     def remove_adapters(self) -> None:
         """Puts the linear layers back in place of those with adapters."""
@@ -279,7 +274,13 @@ def _recompute(forward: Callable[..., Any], block: nn.Module, *args: Any, **kwar
     """
     if not torch.is_grad_enabled():
         return forward(block, *args, **kwargs)
-    return checkpoint(forward, block, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+    routing = current_routing()  # that of the backward pass is another one
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        with routing_of(routing):
+            return forward(block, *args, **kwargs)
+
+    return checkpoint(compute, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
 def load_transformers_model(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32) -> TransformersModel:
@@ -395,5 +396,4 @@ def check_packing(model: TransformersModel) -> None:
 
 
 def _probe_ids(model: TransformersModel, length: int, seed: int) -> Tensor:
-    device = model.embed.device
-    return (torch.arange(length, device=device) * 7919 + 104_729 * seed) % model.vocab_size
+    return (torch.arange(length, device=model.embed.device) * 7919 + 104_729 * seed) % model.vocab_size

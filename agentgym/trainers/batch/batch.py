@@ -8,7 +8,7 @@ Shapes: `N` packed tokens, `B` row, `T` token of one row before the shift.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -74,6 +74,8 @@ class TrainingBatch:
     """The number of entries of each row, `[B]`, each at least 1."""
     totals: StepTotals
     """The denominators of the whole step; the same in every part of it."""
+    experts_NRK: Tensor | None = None
+    """int16 `[N, R, K]`; the experts that each of R routers gave the input token to, -1 where that is not known."""
 
     def __post_init__(self) -> None:
         for name, tensor in self._tensors().items():
@@ -137,29 +139,39 @@ class TrainingBatch:
         return int(self.mask_N.sum())
 
     @property
+    def row_weight_B(self) -> Tensor:
+        """The share of each row in the step's loss, `[B]`."""
+        rows = self.weight_N.split(self.seqlens)
+        return torch.stack([weight_N.sum() for weight_N in rows]) if rows else self.weight_N
+
+    @property
     def cu_seqlens(self) -> Tensor:
         """The row boundaries, int32 `[B + 1]`, as variable-length attention takes them: 0, ..., N."""
         return torch.tensor([0, *accumulate(self.seqlens)], dtype=torch.int32, device=self.ids_N.device)
 
     def to(self, device: torch.device | str) -> TrainingBatch:
         """The same batch on another device."""
-        moved = {name: tensor.to(device) for name, tensor in self._tensors().items()}
-        return TrainingBatch(**moved, seqlens=self.seqlens, totals=self.totals)
+        return self._map_tensors(lambda tensor: tensor.to(device), self.seqlens)
 
     def select(self, rows: Sequence[int]) -> TrainingBatch:
         """The part made of the given rows, by their index in this batch, in the given order."""
         starts = [0, *accumulate(self.seqlens)]
         place_N = torch.cat([torch.arange(starts[row], starts[row + 1]) for row in rows] or [torch.arange(0)])
         place_N = place_N.to(self.ids_N.device)
-        parts = {name: tensor[place_N] for name, tensor in self._tensors().items()}
-        return TrainingBatch(**parts, seqlens=tuple(self.seqlens[row] for row in rows), totals=self.totals)
+        return self._map_tensors(lambda tensor: tensor[place_N], [self.seqlens[row] for row in rows])
 
     def one_target(self) -> TrainingBatch:
         """The first trained target alone, as a row of one entry: the smallest part that any computation accepts."""
         place = int(self.mask_N.int().argmax())
-        only = {name: tensor[place : place + 1] for name, tensor in self._tensors().items()}
-        only["position_N"] = torch.zeros_like(only["position_N"])
-        return TrainingBatch(**only, seqlens=(1,), totals=self.totals)
+        return self._map_tensors(lambda tensor: tensor[place : place + 1], [1], {"position_N": self.position_N[:1] * 0})
+
+    def _map_tensors(
+        self, change: Callable[[Tensor], Tensor], seqlens: Sequence[int], further: Mapping[str, Tensor] | None = None
+    ) -> TrainingBatch:
+        """The batch of changed tensors, and `further` ones as they are."""
+        tensors = {name: change(tensor) for name, tensor in self._tensors().items()} | dict(further or {})
+        experts_NRK = None if self.experts_NRK is None else change(self.experts_NRK)
+        return TrainingBatch(**tensors, seqlens=tuple(seqlens), totals=self.totals, experts_NRK=experts_NRK)
 
     def minibatches(self, number: int) -> list[TrainingBatch]:
         """Splits the batch into parts of about equally many trajectories, in order, one per optimizer step.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from itertools import islice
 from operator import add
@@ -17,16 +17,19 @@ from agentgym.model.exchange import Exchange
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import published_views
 from agentgym.model.packed_layout import PackedLayout
+from agentgym.model.routing import BatchRouting
 from agentgym.trainers.algorithms.kl import penalty_of
-from agentgym.trainers.algorithms.losses import LOSSES, LossStats, PolicyLoss, is_elementwise
+from agentgym.trainers.algorithms.losses import LOSSES, is_elementwise
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.batch.off_policy import corrected_batch
 from agentgym.trainers.learner.critic import Critic, CriticStats
 from agentgym.trainers.learner.finite import NotFinite
 from agentgym.trainers.learner.lora import Adapters, Unadapted
+from agentgym.trainers.learner.micro_batch import FoundLoss, MicroBatch
 from agentgym.trainers.learner.mismatch import MismatchFound, MismatchSums
 from agentgym.trainers.learner.objective import policy_loss
 from agentgym.trainers.learner.optimizer import PolicyOptimizer
+from agentgym.trainers.learner.router_stats import RouterSums
 from agentgym.trainers.learner.step_stats import Report, StepStats
 from agentgym.trainers.learner.target_scores import TargetScores
 from agentgym.trainers.learner.token_logprobs import gradient_proxy, scorer
@@ -37,30 +40,6 @@ from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 
 __all__ = ["Learner", "LearnerConfig", "StepStats"]
-
-
-@dataclass(frozen=True, eq=False)
-class _Found:
-    """The losses of some tokens of a step and their slopes, a linear approximation near their logprobs."""
-
-    loss_M: Tensor
-    slope_M: Tensor
-    """The derivative of the step's loss by the token's logprob, per unit of the token's weight."""
-    stats: LossStats
-
-    def at(self, logp_M: Tensor) -> PolicyLoss:
-        """The losses once more, with the gradient that they have in the step."""
-        return PolicyLoss(self.loss_M + self.slope_M * (logp_M - logp_M.detach()), self.stats)
-
-
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """A micro-batch, and its losses where they were computed over the whole step."""
-
-    batch: TrainingBatch
-    found: _Found | None = None
-    is_idle: bool = False
-    """True if it only keeps this rank in step with the others."""
 
 
 class Learner:
@@ -96,6 +75,10 @@ class Learner:
         self.temperature = temperature
         self.kl = config.kl.controller()
         self.model.set_recompute(config.activation_checkpointing)
+        if config.router.frozen:
+            self.model.freeze_routers()
+        balance = config.router.balance
+        self._balance = self.model.balance_coefficient if balance is None else balance
         self.reference: LanguageModel | Unadapted | None = None
         if config.kl.coefficient:
             self.reference = self._reference(reference) if self.adapters is None else self.adapters.reference
@@ -296,7 +279,10 @@ class Learner:
         return TargetScores(exchange.gather_entries(found.logp_N), exchange.gather_entries(found.entropy_N))
 
     def _layout(self, part: TrainingBatch) -> PackedLayout:
-        return self.world.layout(part.seqlens, part.ids_N, part.mask_N)
+        layout = self.world.layout(part.seqlens, part.ids_N, part.mask_N)
+        if self.model.routers:
+            layout.routing = BatchRouting(part.seqlens, part.experts_NRK)
+        return layout
 
     def _every_target(self, work: Callable[[TrainingBatch], Tensor], share: Share) -> Tensor:
         """The results of `work` on micro-batches, for all trained targets of the batch, `[M]`."""
@@ -309,19 +295,21 @@ class Learner:
     @torch.no_grad()
     def _logp(self, model: LanguageModel | Unadapted, part: TrainingBatch, temperature: float | None = None) -> Tensor:
         layout, wanted = self._layout(part), temperature or self.temperature
+        if model is not self.model:
+            layout.routing = None  # another model, or one without its adapters, chooses its own experts
         scores: TargetScores = model(
             part.ids_N, layout, lambda hidden, head: self._scores(hidden, head, part, layout.exchange, wanted)
         )
         return scores.logp_N
 
-    def _parts(self, batch: TrainingBatch, share: Share) -> list[_Part]:
+    def _parts(self, batch: TrainingBatch, share: Share) -> list[MicroBatch]:
         """The micro-batches of this rank's share of the batch, with their losses if the loss is over the whole step.
 
         Such a loss is computed here, from one pass without gradient. Its derivative by each logprob is exact, so that a
         micro-batch that propagates these back has its share of the step's gradient, however the step is split.
         """
         if self._elementwise or not share.parts:
-            return [_Part(part, is_idle=share.is_idle(number)) for number, part in enumerate(share.parts)]
+            return [MicroBatch(part, is_idle=share.is_idle(number)) for number, part in enumerate(share.parts)]
         logp_M = self._every_target(lambda part: self._logp(self.model, part), share).requires_grad_()
         names = ("old_logp_N", "advantage_N", "trajectory_N", "weight_N", "correction_N")
         old_M, advantage_M, trajectory_M, weight_M, correction_M = (
@@ -335,33 +323,38 @@ class Learner:
         here, sizes = share.targets.here, [part.num_trained_tokens for part in own]
         losses, slopes = corrected_M.detach()[here].split(sizes), (slope_M / weight_M)[here].split(sizes)
         stats = [policy.stats if self.world.portion == 0 else policy.stats.nothing, *[policy.stats.nothing] * len(own)]
-        found = (_Found(*numbers) for numbers in zip(losses, slopes, stats, strict=False))
+        found = (FoundLoss(*numbers) for numbers in zip(losses, slopes, stats, strict=False))
         return [
-            *(_Part(part, found_here) for part, found_here in zip(own, found, strict=True)),
-            *(_Part(part, is_idle=True) for part in idle),
+            *(MicroBatch(part, found_here) for part, found_here in zip(own, found, strict=True)),
+            *(MicroBatch(part, is_idle=True) for part in idle),
         ]
 
-    def _forward(self, part: TrainingBatch) -> tuple[TargetScores, Tensor]:
-        """The policy's scores of the trained targets, and the value loss of a critic on its backbone, else 0."""
+    def _forward(self, part: TrainingBatch) -> tuple[TargetScores, Tensor, RouterSums]:
+        """The policy's scores of the trained targets, the loss of experts and of a critic on its backbone, and sums."""
         layout = self._layout(part)
 
         def read(hidden_OE: Tensor, head_VE: Tensor) -> tuple[TargetScores, Tensor]:
             scores = self._scores(hidden_OE, head_VE, part, layout.exchange, self.temperature)
-            return scores, torch.zeros(()) if self._shared is None else self._shared.loss(hidden_OE, part)
+            further = torch.zeros(())
+            if self._shared is not None:
+                further = self._shared.config.coefficient * self._shared.loss(hidden_OE, part)
+            if layout.routing is not None and self._balance:
+                further = further + self._balance * (part.row_weight_B * layout.routing.balance_loss_B).sum()
+            return scores, further
 
         found: tuple[TargetScores, Tensor] = self.model(part.ids_N, layout, read)
-        return found
+        return *found, RouterSums.of(layout.routing, part.row_weight_B)
 
-    def _compute(self, micro: _Part) -> MicroResult[Report]:
+    def _compute(self, micro: MicroBatch) -> MicroResult[Report]:
         """The loss of a micro-batch: its share of the step's loss, so shares add up."""
         part, config = micro.batch, self.config
         mask_N = part.mask_N
         reference_M = None
         if self.reference is not None and config.kl.place == "loss":
             reference_M = self._logp(self.reference, part)
-        (logp_M, entropy_M), value_loss = self._forward(part)
+        (logp_M, entropy_M), further, router = self._forward(part)
         if micro.is_idle:
-            return MicroResult(0 * logp_M.sum(), Report.nothing(logp_M.device))
+            return MicroResult(0 * (logp_M.sum() + further), Report.nothing(router))
         correction_M = part.correction_N[mask_N]
         if micro.found is not None:
             policy = micro.found.at(logp_M)
@@ -376,9 +369,7 @@ class Learner:
             loss_M = loss_M + self.kl.coefficient * kl_M
         if config.entropy_coefficient:
             loss_M = loss_M - config.entropy_coefficient * entropy_M
-        loss = (part.weight_N[mask_N] * loss_M).sum()
-        if self._shared is not None:
-            loss = loss + self._shared.config.coefficient * value_loss
+        loss = (part.weight_N[mask_N] * loss_M).sum() + further
         report = Report(
             loss=loss.detach(),
             entropy=entropy_M.detach().sum(),
@@ -389,5 +380,6 @@ class Learner:
             stats=policy.stats,
             correction=correction_M.sum(),
             num_rejected=(correction_M == 0).sum(),
+            router=router,
         )
         return MicroResult(loss, report)

@@ -25,7 +25,7 @@ def policy_loss(config: LearnerConfig) -> PolicyLossFn:
 
 def needs_all_rows(config: LearnerConfig) -> bool:
     """Returns True if rows with an advantage of 0 are learned from too."""
-    regularized = config.kl.coefficient != 0 or config.entropy_coefficient != 0
+    regularized = any((config.kl.coefficient, config.entropy_coefficient, config.router.balance))
     silent = is_silent_at_zero(LOSSES[config.loss_name]) and not _corrects_by_mean(config)
     return regularized or config.critic.exists or not silent
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from agentgym.trainers.algorithms.losses import LossStats
 from agentgym.trainers.learner.mismatch import MismatchSums
+from agentgym.trainers.learner.router_stats import RouterStats, RouterSums
 
 __all__ = ["Report", "StepStats"]
 
@@ -43,6 +44,8 @@ class StepStats:
     """The mean factor that the losses were multiplied by; 1 without an off-policy correction."""
     corrected_away: float
     """The share of trained tokens whose loss was multiplied by 0."""
+    router: RouterStats | None = None
+    """Those of the routers in the first optimizer step; None for a model without experts."""
 
     @classmethod
     def mean(cls, steps: Sequence[StepStats]) -> StepStats:
@@ -64,6 +67,7 @@ class StepStats:
             mismatch_max=first.mismatch_max,
             mismatch_kl=first.mismatch_kl,
             stale_tokens=first.stale_tokens,
+            router=first.router,
         )
 
 
@@ -78,6 +82,7 @@ class Report:
     stats: LossStats
     correction: Tensor
     num_rejected: Tensor
+    router: RouterSums
 
     def __add__(self, other: Report) -> Report:
         return Report(**{name: value + getattr(other, name) for name, value in vars(self).items()})
@@ -85,7 +90,7 @@ class Report:
     @property
     def scalars_K(self) -> Tensor:
         """All sums in the order of their fields, float64, as processes exchange them."""
-        found = [*self._plain, *vars(self.mismatch).values(), *vars(self.stats).values()]
+        found = [*self._plain, *vars(self.mismatch).values(), *vars(self.stats).values(), *self.router.scalars]
         return torch.stack([scalar.detach().double() for scalar in found])
 
     @property
@@ -97,21 +102,24 @@ class Report:
         """The report that `scalars_K` was computed from."""
         loss, entropy, kl, correction, num_rejected, *further = scalars_K.unbind()
         middle = len(fields(MismatchSums))
+        end = middle + len(fields(LossStats))
         return cls(
             loss=loss,
             entropy=entropy,
             kl=kl,
             mismatch=MismatchSums(*further[:middle]),
-            stats=LossStats(*further[middle:]),
+            stats=LossStats(*further[middle:end]),
             correction=correction,
             num_rejected=num_rejected,
+            router=RouterSums.of_scalars(further[end:]),
         )
 
     @classmethod
-    def nothing(cls, device: torch.device) -> Report:
-        """The sums of no token."""
-        number = len(fields(cls)) - 2 + len(fields(MismatchSums)) + len(fields(LossStats))
-        return cls.of_scalars(torch.zeros(number, dtype=torch.float64, device=device))
+    def nothing(cls, router: RouterSums) -> Report:
+        """The sums of no token, with as many experts as these sums have."""
+        number = len(fields(cls)) - 3 + len(fields(MismatchSums)) + len(fields(LossStats))
+        zeros = [torch.zeros_like(router.loss)] * number
+        return cls.of_scalars(torch.stack([scalar.double() for scalar in [*zeros, *router.nothing.scalars]]))
 
     def result(self, num_trained: int, grad_norm: float, learning_rate: float, kl_coefficient: float) -> StepStats:
         """The statistics of an optimizer step on `num_trained` tokens."""
@@ -131,4 +139,5 @@ class Report:
             stale_tokens=num_trained - mismatch.num_tokens,
             correction_mean=float(self.correction) / num_tokens,
             corrected_away=float(self.num_rejected) / num_tokens,
+            router=self.router.result,
         )

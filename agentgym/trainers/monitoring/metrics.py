@@ -170,6 +170,8 @@ class StepMetrics:
     def to_json(self) -> dict[str, JSON]:
         """Returns a flat mapping with the names that curves and viewers use; `warnings` has the step's new symptoms."""
         update: dict[str, JSON] = asdict(self.update) if self.update else {"loss": 0.0}
+        router = update.pop("router", None)
+        update |= router if isinstance(router, dict) else {}
         if self.update and not self.update.kl_coefficient:
             update["kl"] = None  # without a reference model there is none, which is not the same as 0
         update |= asdict(self.critic) if self.critic else {}

@@ -20,6 +20,7 @@ from agentgym.model.model_folder import on_device, published_views
 from agentgym.model.policy import load_policy
 from agentgym.model.published_weights import Weights
 from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.settings.router import RouterConfig
 
 __all__ = ["check_model_settings", "load_model", "open_engine", "open_servers", "weights_for"]
 
@@ -32,7 +33,9 @@ def load_model(folder: Path, config: TrainConfig) -> LanguageModel:
 
 
 def check_model_settings(model: LanguageModel, config: TrainConfig) -> None:
-    """Raises ConfigError for settings that a model computed by transformers cannot satisfy."""
+    """Raises ConfigError for settings that the model, or one computed by transformers, cannot satisfy."""
+    if config.learner.router != RouterConfig() and not model.routers:
+        raise ConfigError("learner.router is for mixtures of experts, and the model has no router: leave it out")
     if isinstance(model, Decoder):
         return
     learner, wanted = config.learner, "a model that transformers computes"

@@ -13,6 +13,7 @@ from agentgym.trainers.settings.fsdp import FsdpConfig
 from agentgym.trainers.settings.kl import KLConfig
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.mesh import MeshConfig
+from agentgym.trainers.settings.router import RouterConfig
 
 __all__ = ["LearnerConfig"]
 
@@ -45,6 +46,7 @@ class LearnerConfig:
     kl: KLConfig = field(default_factory=KLConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
+    router: RouterConfig = field(default_factory=RouterConfig)
     entropy_coefficient: float = 0.0
     """The weight of the entropy bonus."""
     micro_batch_tokens: int = 2048

@@ -1,0 +1,28 @@
+"""The settings of the routers of a mixture of experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentgym.errors import ConfigError
+
+__all__ = ["RouterConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterConfig:
+    """The training of the layers that choose the experts of each token."""
+
+    balance: float | None = None
+    """The weight of the load balancing loss, which is that of Switch Transformer for each row. None is the
+    `router_aux_loss_coef` of the model's config.json if `output_router_logits` is true there, and 0 if it is not."""
+    frozen: bool = False
+    """Keeps the weights of the routers as they are."""
+    replay: bool = False
+    """Computes each token with the experts that sampled it (R3, Ma et al. 2025), which are recorded with the episode:
+    a byte for each expert, layer and token, or two for more than 256 experts. Only the in-process engine records them.
+    """
+
+    def __post_init__(self) -> None:
+        if self.balance is not None and not 0 <= self.balance < float("inf"):
+            raise ConfigError(f"router.balance is at least 0, got {self.balance}")
