@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentgym.errors import InvalidTrajectory
+from agentgym.routed_experts import RoutedExperts
 from agentgym.types import JSON, Message, Task, ToolResult, ToolSpec
 
 __all__ = [
@@ -111,6 +112,9 @@ class TokenSpan:
     source: Source
     logprobs: tuple[float, ...] | None = None
     policy_versions: tuple[int, ...] | None = None
+    experts: RoutedExperts | None = None
+    """The experts of a mixture that computed the tokens before the span's last one, which no span before has; `start`
+    counts in the row. None unless the engine records them."""
     excluded: bool = False
     """Sampled, and kept out of the loss on purpose: a summary, where summaries are not trained."""
 
@@ -125,6 +129,8 @@ class TokenSpan:
         if self.source is not Source.POLICY:
             if self.logprobs is not None or self.policy_versions is not None:
                 raise InvalidTrajectory(f"a {self.source} span was not sampled: it has no logprobs and no versions")
+            if self.experts is not None:
+                raise InvalidTrajectory(f"a {self.source} span was not sampled: it has no experts")
             if self.excluded:
                 raise InvalidTrajectory(f"a {self.source} span is in no loss that it could be excluded from")
             return
@@ -187,6 +193,17 @@ class Row:
         """The policy version that the id's reply began with, -1 outside of replies, `[T]`."""
         parts = [np.full(len(s.ids), s.policy_versions[0] if s.policy_versions else -1, np.int64) for s in self.spans]
         return np.concatenate(parts)
+
+    @cached_property
+    def experts_TRK(self) -> NDArray[np.int16] | None:
+        """The experts that each of R routers gave the id to, `[T, R, K]`, -1 if not known; None without any record."""
+        parts = [span.experts for span in self.spans if span.experts is not None]
+        if not parts:
+            return None
+        experts_TRK = np.full((len(self), parts[0].num_routers, parts[0].num_chosen), -1, np.int16)
+        for part in parts:
+            experts_TRK[part.start : part.stop] = part.experts_TRK
+        return experts_TRK
 
     @cached_property
     def num_trained_tokens(self) -> int:

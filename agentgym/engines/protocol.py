@@ -8,6 +8,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from agentgym.errors import ConfigError, EngineError
 from agentgym.model.published_weights import Weights
+from agentgym.routed_experts import RoutedExperts
 
 __all__ = ["Completion", "Engine", "FinishReason", "Sampling", "WeightSync"]
 
@@ -60,6 +61,8 @@ class Completion:
     logprobs: tuple[float, ...]
     policy_versions: tuple[int, ...]
     finish_reason: FinishReason
+    experts: RoutedExperts | None = None
+    """The experts of all tokens of prompt and reply but the last; None unless the engine records them."""
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.logprobs) == len(self.policy_versions):

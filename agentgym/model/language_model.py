@@ -68,6 +68,10 @@ class LanguageModel(nn.Module):
     def set_recompute(self, recomputes: bool) -> None:
         """Chooses whether the backward pass recomputes the inner states of each block instead of keeping them."""
 
+    def num_chosen(self) -> int:
+        """Returns how many experts a router gives a token to; 0 if the routers do not choose by `topk`."""
+        return 0
+
     def freeze_routers(self) -> None:
         """Keeps the weights of the routers as they are."""
         self.routers_are_frozen = True

@@ -91,11 +91,6 @@ def own_tensors(model: LanguageModel, weights: Weights) -> list[tuple[Tensor, Te
     wanted, given = dict(published_views(model)), dict(weights)
     if not given:
         return []
-    if isinstance(model, TransformersModel) and (copied := _first_copy(model, wanted)):
-        raise EngineError(
-            f"{copied!r} is stored in another form than it is published, so the local engine cannot take new weights of"
-            " this model from outside: train with max_staleness 0, or sample on a server"
-        )
     if odd := sorted(wanted.keys() ^ given.keys()):
         raise EngineError(f"weights of another model: {len(odd)} tensors are of one alone, the first is {odd[0]!r}")
     pairs = []
@@ -104,13 +99,36 @@ def own_tensors(model: LanguageModel, weights: Weights) -> list[tuple[Tensor, Te
         if not isinstance(new, Tensor) or new.shape != own.shape:
             raise EngineError(f"a tensor of shape {tuple(own.shape)} was wanted as {name!r}, got {new!r:.100}")
         pairs.append((own, new))
-    return pairs
+    return _in_own_form(model, dict(zip(wanted, pairs, strict=True))) if isinstance(model, TransformersModel) else pairs
 
 
-def _first_copy(model: TransformersModel, tensors: Mapping[str, Tensor]) -> str | None:
-    """Returns the name of the first tensor that does not share memory with the model."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in model.hf.state_dict().values()}
-    return next((name for name, tensor in tensors.items() if tensor.untyped_storage().data_ptr() not in own), None)
+def _in_own_form(model: TransformersModel, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """Returns the pairs with the model's own tensors where they are published in another form, such as all experts.
+
+    Raises EngineError for a form that is more than another order of the same numbers.
+    """
+    owned = model.own_tensors()
+    storage = {tensor.untyped_storage().data_ptr() for tensor in owned.values()}
+    kept = {name: pair for name, pair in pairs.items() if pair[0].untyped_storage().data_ptr() in storage}
+    shared = {own.untyped_storage().data_ptr() for own, _ in kept.values()}
+    found, copied = list(kept.values()), pairs.keys() - kept.keys()
+    for name, own in owned.items():
+        if own.untyped_storage().data_ptr() in shared:
+            continue
+        index_of = model.to_published({name: torch.arange(own.numel(), device=own.device).view(own.shape)})
+        if not index_of.keys() <= copied:
+            break
+        new = torch.empty_like(own).flatten()
+        for part, index in index_of.items():
+            new[index.flatten()] = pairs[part][1].to(own).flatten()
+        found.append((own, new.view(own.shape)))
+        copied -= index_of.keys()
+    if copied:
+        raise EngineError(
+            f"{min(copied)!r} is stored in another form than it is published, so the local engine cannot take new"
+            " weights of this model from outside: train with max_staleness 0, or sample on a server"
+        )
+    return found
 
 
 def load_decoder(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32) -> Decoder:

@@ -12,9 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["PassCache", "StateName"]
+__all__ = ["PassCache", "StateName", "keeps_state"]
 
 # Shape suffixes: B sequences of a pass.
+
+
+STATELESS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention", "global", "local"})
+"""The kinds of layers, by `layer_types` of a config.json, that keep nothing but keys and values."""
 
 
 @dataclass(frozen=True, order=True)
@@ -69,3 +73,9 @@ class PassCache:
 
 def _keep_nothing(keys: Tensor, values: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
     return keys, values
+
+
+def keeps_state(hf: Any, text: Any) -> bool:
+    """Returns whether a model has recurrent layers; `text` is the configuration of its language part."""
+    kinds = getattr(text, "layer_types", None) or ()
+    return bool(getattr(hf, "_is_stateful", False)) or not STATELESS.issuperset(map(str, kinds))

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,16 +36,14 @@ from agentgym.model.pass_attention import (
     attention_of,
     register_hook,
 )
-from agentgym.model.routing import current_routing, find_routers, route_pass, routing_of
-from agentgym.model.state_cache import PassCache, StateName
+from agentgym.model.routing import PassRouting, current_routing, find_routers, route_pass, routing_of
+from agentgym.model.state_cache import PassCache, StateName, keeps_state
 from agentgym.types import JSON
 
 __all__ = ["TransformersModel", "auto_class", "load_transformers_model"]
 
 # Shape suffixes: N packed tokens, M wanted entries, U computed tokens, E model width, V vocabulary.
 
-STATELESS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention", "global", "local"})
-"""The kinds of layers, by `layer_types` of a config.json, that keep nothing but keys and values."""
 BASE = ".adapted_base."
 """The part of a tensor's name that an adapter adds."""
 SCALES: Mapping[str, int] = {"logit_scale": 1, "logits_scaling": -1, "lm_head_multiplier": 1}
@@ -72,7 +71,7 @@ class TransformersModel(LanguageModel):
         self.scale = 1.0
         for name, exponent in SCALES.items():
             self.scale *= float(getattr(text, name, None) or 1.0) ** exponent
-        self._keeps_state = _keeps_state(hf, text)
+        self._keeps_state = keeps_state(hf, text)
         self.packs = not self._keeps_state
         self.routers = find_routers(self._backbone)
         if getattr(text, "output_router_logits", False):
@@ -124,6 +123,11 @@ class TransformersModel(LanguageModel):
         """The position in `kv_shapes` of each attention layer, by the layer's index."""
         return {layer: index for index, layer in enumerate(self._kv_by_layer())}
 
+    def num_chosen(self) -> int:
+        """See `LanguageModel.num_chosen`."""
+        self._kv_by_layer()
+        return self._num_chosen
+
     @torch.no_grad()
     def probe_states(self) -> dict[StateName, Tensor]:
         """Returns the states `[1, ...]` that a sequence has beside keys and values; empty for none.
@@ -156,10 +160,11 @@ class TransformersModel(LanguageModel):
     def _kv_by_layer(self) -> dict[int, KvShape]:
         if self._kv is None:
             layout = PackedLayout([1], self.embed.device)
-            probe = KvProbe(layout)
-            with torch.no_grad():
+            probe, routing = KvProbe(layout), PassRouting()
+            with torch.no_grad(), routing_of(routing):
                 self.states(torch.zeros_like(layout.source_U)[None], layout.every.position_U[None], probe)
             self._kv = dict(sorted(probe.found.items()))
+            self._num_chosen = max((chosen_PK.shape[1] for chosen_PK in routing.chosen.values()), default=0)
         return self._kv
 
     def states(
@@ -184,31 +189,31 @@ class TransformersModel(LanguageModel):
         """Returns the final states `[M, E]` of the wanted entries; see `LanguageModel`."""
         if not self.packs:
             return self._states_by_row(ids_N, layout)
-        every = layout.every
-        with route_pass(
-            layout.routing, torch.arange(len(ids_N), device=ids_N.device), layout.place_N, len(layout.source_U)
-        ):
+        every, entry_N = layout.every, torch.arange(len(ids_N), device=ids_N.device)
+        with route_pass(layout.routing, entry_N, layout.place_N, len(layout.source_U)):
             states_UE = self.states(ids_N[layout.source_U][None], every.position_U[None], PackedAttention(layout))
         return states_UE[layout.wanted.index_U[layout.entry_M]]
 
     def _states_by_row(self, ids_N: Tensor, layout: PackedLayout) -> Tensor:
         """Computes rows of similar lengths as a batch; padding follows each row, whose state it cannot reach."""
-        wanted_N = torch.ones_like(ids_N, dtype=torch.bool) if layout.wanted_N is None else layout.wanted_N
-        rows, wanted = ids_N.split(layout.seqlens), wanted_N.split(layout.seqlens)
-        entries = torch.arange(len(ids_N), device=ids_N.device).split(layout.seqlens)
-        found = {row: self.embed.new_zeros(0, self.width) for row in range(len(rows))}
-        for group in similar_rows(layout.seqlens) if self._keeps_state else ([row] for row in range(len(rows))):
+        starts = [0, *accumulate(layout.seqlens)]
+        parts, entries = [self.embed.new_zeros(0, self.width)], [ids_N.new_zeros(0)]
+        alone = [[row] for row, length in enumerate(layout.seqlens) if length]
+        for group in similar_rows(layout.seqlens) if self._keeps_state else alone:
             length = padded_size(max(layout.seqlens[row] for row in group))
-            ids_BT = ids_N.new_zeros(len(group), length)
-            places = [number * length + torch.arange(len(rows[row])) for number, row in enumerate(group)]
-            place_N, entry_N = torch.cat(places).to(ids_N.device), torch.cat([entries[row] for row in group])
-            ids_BT.view(-1)[place_N] = ids_N[entry_N]
+            place_N = torch.cat(
+                [number * length + torch.arange(layout.seqlens[row]) for number, row in enumerate(group)]
+            )
+            entry_N = torch.cat([torch.arange(starts[row], starts[row + 1]) for row in group]).to(ids_N.device)
+            ids_U = ids_N.new_zeros(len(group) * length)
+            ids_U[place_N] = ids_N[entry_N]
+            ids_BT = ids_U.view(len(group), length)
             position_BT = torch.arange(length, device=ids_N.device).expand(ids_BT.shape)
-            with route_pass(layout.routing, entry_N, place_N, ids_BT.numel()):
-                states_UE = self.states(ids_BT, position_BT, BatchAttention(len(group)))
-            for row, states_TE in zip(group, states_UE.split(length), strict=True):
-                found[row] = states_TE[: len(rows[row])][wanted[row]]
-        return torch.cat(list(found.values())) if found else self.embed.new_zeros(0, self.width)
+            with route_pass(layout.routing, entry_N, place_N, len(ids_U)):
+                parts.append(self.states(ids_BT, position_BT, BatchAttention(len(group)))[place_N])
+            entries.append(entry_N)
+        states_NE = torch.cat(parts)[torch.cat(entries).argsort()]
+        return states_NE if layout.wanted_N is None else states_NE[layout.wanted_N]
 
     def set_recompute(self, recomputes: bool) -> None:
         """See `LanguageModel.set_recompute`; the blocks are those that transformers can checkpoint."""
@@ -348,11 +353,6 @@ def _load(path: Path, dtype: torch.dtype) -> Any:
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0][:300]
-
-
-def _keeps_state(hf: Any, text: Any) -> bool:
-    kinds = getattr(text, "layer_types", None) or ()
-    return bool(getattr(hf, "_is_stateful", False)) or not STATELESS.issuperset(map(str, kinds))
 
 
 @torch.no_grad()

@@ -172,3 +172,23 @@ def test_adapters_of_a_mixture_of_experts_resume_to_the_bit_and_are_exported_mer
         "q_proj",
         "v_proj",
     ]
+
+
+def test_recorded_experts_are_replayed_and_a_run_with_them_resumes_to_the_bit(tmp_path: Path) -> None:
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    first = _make_folder(tmp_path / "first", "qwen3_moe", **experts)
+    (tmp_path / "varied.py").write_text(VARIED)
+    train = ["train", "--env", "TextGame-v0", "--model", str(first), *SMALL, "--learner.router.replay"]
+    train += ["--reward.function", f"{tmp_path / 'varied.py'}:varied", "--learner.router.balance", "0.01"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert main([*train, "--steps", "2", "--output", str(whole)]) == 0
+    assert main([*train, "--steps", "1", "--output", str(parts)]) == 0
+    assert main([*train, "--steps", "2", "--output", str(parts), "--resume"]) == 0
+    for name in ("episodes.jsonl", "checkpoints/step-000002/model.safetensors"):
+        assert (whole / name).read_bytes() == (parts / name).read_bytes()
+    assert main(["verify", str(whole), "--deep"]) == 0
+    lines = (whole / "episodes.jsonl").read_text().splitlines()
+    spans = [span for line in lines for row in json.loads(line)["rows"] for span in row["spans"]]
+    assert all(span["experts"]["shape"][1:] == [2, 2] for span in spans if span["source"] == "policy")
+    steps = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    assert all(len(step["router_loads"]) == 2 and step["mismatch_max"] < 1e-3 for step in steps)

@@ -30,6 +30,9 @@ class LocalEngineConfig:
     model. It needs a C++ compiler and takes 10 s the first time, 4 s later. None compiles models under 20 million
     parameters if a compiler is found; if compiling fails, a warning gives the reason and the steps run uncompiled."""
 
+    record_experts: bool = False
+    """Reports the experts of a mixture that computed each token; `learner.router.replay` sets it."""
+
     def __post_init__(self) -> None:
         for name in ("num_slots", "window", "max_step_tokens", "threads"):
             value = getattr(self, name)

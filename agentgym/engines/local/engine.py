@@ -66,6 +66,8 @@ class LocalEngine:
             raise ConfigError(f"window {window} is over the model's context window {model.context_window}; lower it")
         self._window, self._version, self._num_steps = window, version, 0
         self._cache = SlotCache(model, self.config.num_slots or fitting_slots(model, window), window)
+        if self.config.record_experts:
+            self._cache.record_experts(model)
         self._runner: StepRunner | CompiledStep | TransformersStep | None = None
         self._scheduler = Scheduler(self._cache, self.config.max_step_tokens, self.config.keep_idle_s)
         self._parameters = tuple(model.parameters())

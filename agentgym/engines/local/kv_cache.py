@@ -71,6 +71,8 @@ class SlotCache:
 
     def __init__(self, model: LanguageModel, num_slots: int, window: int) -> None:
         self.num_slots, self.window = num_slots, window
+        self.experts_SWRK: NDArray[np.int16] | None = None
+        """The experts of each token; None unless they are recorded."""
         shapes = []
         for kv_shape in model.kv_shapes:
             keys_and_values, *rest = _slot_shape(kv_shape, window)
@@ -89,6 +91,13 @@ class SlotCache:
         self._session_of: list[str | None] = [None] * num_slots
         self._idle: OrderedDict[int, float] = OrderedDict()  # idle since when, the longest idle first
         self._free = list(range(num_slots))
+
+    def record_experts(self, model: LanguageModel) -> None:
+        """Keeps the experts of each token from now on; raises ConfigError for a model that reports none."""
+        num_routers, num_chosen = len(model.routers), model.num_chosen() if model.routers else 0
+        if not num_chosen:
+            raise ConfigError("record_experts is for mixtures of experts whose routers choose by topk: leave it out")
+        self.experts_SWRK = np.full((self.num_slots, self.window, num_routers, num_chosen), -1, np.int16)
 
     def owns(self, session: str) -> bool:
         """Returns whether the session has a slot."""
@@ -182,6 +191,8 @@ class SlotCache:
             kv[:, target, :, :num_tokens] = kv[:, source, :, :num_tokens]
         for state_S in self.states.values():
             state_S[target] = state_S[source]
+        if self.experts_SWRK is not None:
+            self.experts_SWRK[target, :num_tokens] = self.experts_SWRK[source, :num_tokens]
         self.num_valid_S[target] = num_tokens
 
     def invalidate(self) -> None:

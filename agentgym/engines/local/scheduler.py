@@ -14,6 +14,7 @@ from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.sampling import uniforms
 from agentgym.engines.local.step import Rows
 from agentgym.engines.protocol import Completion, FinishReason, Sampling
+from agentgym.routed_experts import RoutedExperts
 
 __all__ = ["SamplingRequest", "Scheduler"]
 
@@ -182,7 +183,13 @@ class Scheduler:
             tuple(self._logprob_SW[slot, start:stop].tolist()),
             tuple(self._version_SW[slot, start:stop].tolist()),
             reason or ("stop" if ids[-1] in request.sampling.stop_ids else "length"),
+            self._experts(slot),
         )
+
+    def _experts(self, slot: int) -> RoutedExperts | None:
+        """Returns the experts of a slot's tokens, where they are recorded."""
+        experts_SWRK, num_tokens = self.cache.experts_SWRK, int(self.cache.num_valid_S[slot])
+        return None if experts_SWRK is None else RoutedExperts.of(experts_SWRK[slot, :num_tokens])
 
     def end(self, request: SamplingRequest) -> None:
         """Removes a request before it ended by itself."""

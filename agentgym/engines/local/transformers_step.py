@@ -22,6 +22,7 @@ from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.step import Rows, pad_rows
 from agentgym.model.linear import Products, padded_rows
 from agentgym.model.pass_attention import PositionMask, Scores
+from agentgym.model.routing import PassRouting, routing_of
 from agentgym.model.state_cache import PassCache
 from agentgym.model.transformers_model import TransformersModel
 
@@ -54,7 +55,7 @@ class TransformersStep:
         ids_N = cache.tokens_SW[rows.slot_N, rows.position_N]
         if not cache.states:
             ids_1N = torch.from_numpy(pad_rows(ids_N)).to(device)[None]
-            return self.model.states(ids_1N, attention.position_N[None], attention)
+            return self._states(rows, ids_1N, attention.position_N[None], attention)
         slot_B = torch.from_numpy(rows.slot_N if rows.num_decode else rows.slot_N[:1]).to(device)
         first_B = torch.from_numpy(rows.position_N[: len(slot_B)] == 0).to(device)
         before = {name: state_S[slot_B] for name, state_S in cache.states.items()}
@@ -63,9 +64,21 @@ class TransformersStep:
         after = PassCache(self.model.hf, before)
         shape = len(slot_B), -1
         ids_BT, position_BT = torch.from_numpy(ids_N).to(device).view(shape), attention.position_N.view(shape)
-        states_NE = self.model.states(ids_BT, position_BT, attention, after)
+        states_NE = self._states(rows, ids_BT, position_BT, attention, after)
         for name, state_B in after.states().items():
             cache.states[name][slot_B] = state_B
+        return states_NE
+
+    def _states(self, rows: Rows, *inputs: Any) -> Tensor:
+        """Computes final states, and records the experts of the rows where that is wanted."""
+        experts_SWRK = self.cache.experts_SWRK
+        if experts_SWRK is None:
+            return self.model.states(*inputs)
+        routing = PassRouting()
+        with routing_of(routing):
+            states_NE = self.model.states(*inputs)
+        chosen_NRK = routing.chosen_PRK[: len(rows.slot_N)].to(torch.int16)
+        experts_SWRK[rows.slot_N, rows.position_N] = chosen_NRK.cpu().numpy()
         return states_NE
 
 

@@ -135,11 +135,16 @@ class Draft:
 
     def add_reply(self, completion: Completion, message: Message, generate_s: float, *, trained: bool = True) -> None:
         """Appends a reply, and opens its turn."""
-        ids, logprobs, versions = completion.ids, completion.logprobs, completion.policy_versions
-        span = TokenSpan(ids, Source.POLICY, logprobs, versions, excluded=not trained)
-        self.ids.extend(completion.ids)
-        self._spans.append(span)
+        self._add_sampled(completion, trained=trained)
         self.begin_turn(message, completion.finish_reason, generate_s)
+
+    def _add_sampled(self, completion: Completion, *, trained: bool) -> None:
+        experts = completion.experts
+        if experts is not None:  # those that computed a token first, which sampled what follows it
+            experts = experts.since(max((span.experts.stop for span in self._spans if span.experts), default=0))
+        ids, sampled = completion.ids, (completion.logprobs, completion.policy_versions, experts)
+        self._spans.append(TokenSpan(ids, Source.POLICY, *sampled, excluded=not trained))
+        self.ids.extend(ids)
 
     def begin_turn(self, message: Message, finish_reason: str, generate_s: float) -> None:
         """Opens the turn of a reply without ids."""
@@ -147,9 +152,7 @@ class Draft:
 
     def add_summary(self, completion: Completion, message: Message, asked: str, *, trained: bool) -> None:
         """Appends a reply that the rollout asked for, as a turn without an answer."""
-        ids, logprobs, versions = completion.ids, completion.logprobs, completion.policy_versions
-        self.ids.extend(ids)
-        self._spans.append(TokenSpan(ids, Source.POLICY, logprobs, versions, excluded=not trained))
+        self._add_sampled(completion, trained=trained)
         self.turns.append(Turn(message, 0.0, finish_reason=completion.finish_reason, asked=asked))
         self.num_summaries += 1
 

@@ -144,7 +144,7 @@ class RolloutLoop(EpisodeLoop):
                 whole = NOTHING
             left = max_tokens - len(whole.ids)
             if left == 0:
-                return Completion(whole.ids, whole.logprobs, whole.policy_versions, "length")
+                return replace(whole, finish_reason="length")
             part += 1
             sampling = self._sampling(left, episode.seed(turn, part), grammar)
             rest = await self._generate(episode, [*draft.ids, *whole.ids], sampling)
@@ -276,4 +276,5 @@ def join_completions(first: Completion, rest: Completion) -> Completion:
         first.logprobs + rest.logprobs,
         first.policy_versions + rest.policy_versions,
         rest.finish_reason,
+        first.experts if rest.experts is None else rest.experts.after(first.experts),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
@@ -35,7 +36,7 @@ def row_digest(spans: Sequence[Mapping[str, Any]]) -> str:
     """Returns a 16-byte BLAKE2b digest, in hex, of a stored row's ids, sources, logprobs and policy versions.
 
     Hashed in this order, little-endian: every id (int64), its source (uint8: prompt 0, policy 1, env 2), every logprob
-    (float64, as stored), every version (int64).
+    (float64, as stored), every version (int64). The experts of a mixture, as stored, follow as text if there are any.
     """
     ids = [i for span in spans for i in span["ids"]]
     sources = [_SOURCES.index(span["source"]) for span in spans for _ in span["ids"]]
@@ -44,6 +45,9 @@ def row_digest(spans: Sequence[Mapping[str, Any]]) -> str:
     digest = blake2b(digest_size=16)
     for values, kind in ((ids, "<i8"), (sources, "u1"), (logprobs, "<f8"), (versions, "<i8")):
         digest.update(np.asarray(values, kind).tobytes())
+    for span in spans:
+        if "experts" in span:
+            digest.update(json.dumps(span["experts"], sort_keys=True).encode())
     return digest.hexdigest()
 
 

@@ -18,6 +18,7 @@ from agentgym.rollout.record import tools_file as tool_menus
 from agentgym.rollout.record.chain import ChainedFile, LineFile, folder_errors
 from agentgym.rollout.record.episode_digests import credit_digest, mask_runs, row_digest
 from agentgym.rollout.record.tools_file import Menus, menu_digest, menu_lines, read_menus
+from agentgym.routed_experts import RoutedExperts
 from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
 from agentgym.types import JSON, AnyCall, MalformedCall, Message, Task, ToolCall, ToolResult
 
@@ -232,6 +233,7 @@ def _span_to_json(span: TokenSpan) -> dict[str, JSON]:
         "ids": span.ids,
         "logprobs": span.logprobs,
         "policy_versions": span.policy_versions,
+        **({} if span.experts is None else {"experts": span.experts.to_json()}),
         **({"excluded": True} if span.excluded else {}),
     }
 
@@ -239,7 +241,8 @@ def _span_to_json(span: TokenSpan) -> dict[str, JSON]:
 def _span_from_json(span: Mapping[str, Any]) -> TokenSpan:
     if span["source"] != Source.POLICY:
         return TokenSpan(tuple(span["ids"]), Source(span["source"]))
-    sampled = (tuple(span["logprobs"]), tuple(span["policy_versions"]))
+    experts = RoutedExperts.from_json(span["experts"]) if "experts" in span else None
+    sampled = (tuple(span["logprobs"]), tuple(span["policy_versions"]), experts)
     return TokenSpan(tuple(span["ids"]), Source.POLICY, *sampled, excluded=span.get("excluded", False))
 
 

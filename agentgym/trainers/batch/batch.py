@@ -288,7 +288,19 @@ def build_batch(
         for name, dtype in _DTYPES.items()
     }
     seqlens = tuple(len(trained.row) - 1 for trained, _ in kept)
-    return TrainingBatch(**tensors, seqlens=seqlens, totals=counts.totals if totals is None else totals)
+    experts_NRK = _experts_of_rows([trained.row for trained, _ in kept])
+    totals = counts.totals if totals is None else totals
+    return TrainingBatch(**tensors, seqlens=seqlens, totals=totals, experts_NRK=experts_NRK)
+
+
+def _experts_of_rows(rows: Sequence[Row]) -> Tensor | None:
+    """The experts of the input tokens of rows; None if none is recorded."""
+    recorded = [row.experts_TRK for row in rows if row.experts_TRK is not None]
+    if not recorded:
+        return None
+    free = np.full((1, *recorded[0].shape[1:]), -1, np.int16)
+    parts = [row.experts_TRK if row.experts_TRK is not None else free.repeat(len(row), 0) for row in rows]
+    return torch.from_numpy(np.concatenate([part[:-1] for part in parts]))
 
 
 def plain_batch(trajectories: Sequence[Trajectory]) -> TrainingBatch:

@@ -22,7 +22,7 @@ from agentgym.engines.weights.buckets import fused_digests, overall_digest
 from agentgym.errors import EngineError
 from agentgym.model.model_folder import load_decoder, published_views
 from agentgym.trainers.config import TrainConfig
-from agentgym.trainers.parts.engine import open_servers
+from agentgym.trainers.parts.engine import local_settings, open_servers
 
 __all__ = ["InnerEngine", "Part", "open_inner"]
 
@@ -96,7 +96,7 @@ class _InnerLocal:
 
     def __init__(self, part: Part) -> None:
         self._model = load_decoder(part.folder)
-        self.engine = LocalEngine(self._model, part.config.local, version=part.version)
+        self.engine = LocalEngine(self._model, local_settings(part.config), version=part.version)
         self.dtype = "float32"
 
     async def take(self, weights: Tensors, version: int, *, is_paused: bool) -> tuple[WeightSync, dict[str, str]]:

@@ -281,7 +281,7 @@ class Learner:
     def _layout(self, part: TrainingBatch) -> PackedLayout:
         layout = self.world.layout(part.seqlens, part.ids_N, part.mask_N)
         if self.model.routers:
-            layout.routing = BatchRouting(part.seqlens, part.experts_NRK)
+            layout.routing = BatchRouting(part.seqlens, part.experts_NRK if self.config.router.replay else None)
         return layout
 
     def _every_target(self, work: Callable[[TrainingBatch], Tensor], share: Share) -> Tensor:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.protocol import Engine
 from agentgym.engines.servers.replicated import ReplicatedEngine
@@ -36,6 +37,8 @@ def check_model_settings(model: LanguageModel, config: TrainConfig) -> None:
     """Raises ConfigError for settings that the model, or one computed by transformers, cannot satisfy."""
     if config.learner.router != RouterConfig() and not model.routers:
         raise ConfigError("learner.router is for mixtures of experts, and the model has no router: leave it out")
+    if config.learner.router.replay and config.engine != "local":
+        raise ConfigError(f"learner.router.replay needs the experts that --engine local records, not {config.engine}")
     if isinstance(model, Decoder):
         return
     learner, wanted = config.learner, "a model that transformers computes"
@@ -45,6 +48,11 @@ def check_model_settings(model: LanguageModel, config: TrainConfig) -> None:
         raise ConfigError(f"learner.shares is not supported for {wanted}: leave it out")
     if learner.head_kernel == "liger" and model.softcap is not None:
         raise ConfigError("learner.head_kernel liger does not cap logits as this model does: leave it out")
+
+
+def local_settings(config: TrainConfig) -> LocalEngineConfig:
+    """The settings of a run's in-process engine: the experts that its learner replays are recorded."""
+    return replace(config.local, record_experts=config.local.record_experts or config.learner.router.replay)
 
 
 async def open_engine(
@@ -57,7 +65,7 @@ async def open_engine(
     """
     if config.engine == "local":
         sampled = copy.deepcopy(model).requires_grad_(False) if config.max_staleness else model
-        return LocalEngine(sampled, config.local, version=version)
+        return LocalEngine(sampled, local_settings(config), version=version)
     return await open_servers(config, model_folder, version=version, log_folder=log_folder)
 
 
