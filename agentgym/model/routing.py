@@ -18,7 +18,18 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["BatchRouting", "PassRouting", "Router", "current_routing", "find_routers", "route_pass", "routing_of"]
+from agentgym.errors import InvalidTrajectory
+
+__all__ = [
+    "BatchRouting",
+    "PassRouting",
+    "Router",
+    "current_routing",
+    "experts_of_routers",
+    "find_routers",
+    "route_pass",
+    "routing_of",
+]
 
 # Shape suffixes: R routers, P tokens of a pass, N entries of packed rows, B rows, K chosen experts, X experts.
 
@@ -68,8 +79,9 @@ def routing_of(routing: PassRouting | None) -> Iterator[None]:
 class Router:
     """A router of a model: its module, whose forward method is wrapped."""
 
-    def __init__(self, module: nn.Module, number: int, logits_index: int) -> None:
+    def __init__(self, name: str, module: nn.Module, number: int, logits_index: int) -> None:
         self.module, self.number, self.logits_index = module, number, logits_index
+        self.layer = next((int(word) for word in name.split(".") if word.isdecimal()), number)
         self.num_topk: int | None = None
         """How often it calls `topk`, of which the last chooses the experts; None before its first pass."""
         vars(module)["forward"] = partial(_route, type(module).forward, self)
@@ -88,9 +100,24 @@ def find_routers(backbone: nn.Module) -> tuple[Router, ...]:
         getattr(output, "target_class", output): getattr(output, "index", 0)
         for output in (outputs if isinstance(outputs, list | tuple) else (outputs,))
     }
-    found = [module for module in backbone.modules() if type(module) in index_of]
+    found = {module: name for name, module in backbone.named_modules() if type(module) in index_of}
     inner = [module for module in found if not any(part in found for part in list(module.modules())[1:])]
-    return tuple(Router(module, number, index_of[type(module)]) for number, module in enumerate(inner))
+    return tuple(Router(found[module], module, number, index_of[type(module)]) for number, module in enumerate(inner))
+
+
+def experts_of_routers(routers: Sequence[Router], experts_NRK: Tensor) -> Tensor:
+    """Returns the experts `[N, R, K]` of each router from a record of them, or of all layers with and without one.
+
+    Raises InvalidTrajectory for a record of another model.
+    """
+    num_recorded, layers = experts_NRK.shape[1], [router.layer for router in routers]
+    if num_recorded == len(routers):
+        return experts_NRK
+    if num_recorded <= max(layers):
+        raise InvalidTrajectory(
+            f"experts of {num_recorded} layers are recorded, and the model has {len(routers)} routers"
+        )
+    return experts_NRK[:, layers]
 
 
 def _route(forward: Callable[..., Any], router: Router, *args: Any, **kwargs: Any) -> Any:
@@ -195,6 +222,13 @@ class BatchRouting:
     def entropy_R(self) -> Tensor:
         """Returns the sum of the entropies of each router's distributions over the entries, in nats."""
         return self._sum_routers(lambda logits_NX, _: torch.special.entr(logits_NX.float().softmax(-1)).sum())
+
+    def chosen_NRK(self) -> Tensor:
+        """Returns the experts that each router gave the entries to."""
+        parts = [(entry_N, routing.chosen_PRK[place_N]) for routing, entry_N, place_N in self._passes]
+        return torch.cat([chosen_NRK for _, chosen_NRK in parts])[
+            torch.cat([entry_N for entry_N, _ in parts]).argsort()
+        ]
 
     def _sum_routers(self, read: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         sums: dict[int, Tensor] = {}

@@ -45,6 +45,9 @@ class ServingSettings:
     """Compares the servers' checksums with those of the sent weights after every update."""
     stream: bool = False
     """Reads replies as they are sampled, so that what a dying server sampled is kept. Costs time per token."""
+    record_experts: bool = False
+    """Asks SGLang for the experts of a mixture that computed each token (its --enable-return-routed-experts, which
+    servers that we launch get); `learner.router.replay` sets it."""
     request_s: float = 600.0
     """Seconds that one reply may take."""
     update_s: float = 600.0

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
+import numpy as np
+
 from agentgym.engines.protocol import Completion, FinishReason, Sampling
 from agentgym.errors import EngineError
+from agentgym.routed_experts import RoutedExperts
 
-__all__ = ["SglangTransport", "generate_payload", "read_sglang_completion", "read_spans"]
+__all__ = ["SglangTransport", "generate_payload", "read_experts", "read_sglang_completion", "read_spans"]
 
 
 class SglangTransport(Protocol):
@@ -103,6 +107,23 @@ def read_sglang_completion(
     spans = None if one_version else meta.get("weight_versions")
     versions = read_spans(spans, len(ids), name=name, version=version)
     return Completion(tuple(ids), tuple(logprobs), versions, reason)
+
+
+def read_experts(answer: Any, shape: tuple[int, int], num_tokens: int, *, name: str) -> RoutedExperts | None:
+    """Returns the experts of `num_tokens` tokens in an answer, by `shape` layers and choices; None if it began none.
+
+    Raises EngineError if the server records none, or those of other tokens.
+    """
+    text = answer["meta_info"].get("routed_experts")
+    if not text:
+        if not answer.get("output_ids"):
+            return None
+        raise EngineError(f"{name} reports no experts: start it with --enable-return-routed-experts")
+    found = np.frombuffer(b64decode(text), "<i4")
+    if found.size != num_tokens * shape[0] * shape[1]:
+        wanted = f"{num_tokens} tokens x {shape[0]} layers x {shape[1]}"
+        raise EngineError(f"{name} returned {found.size} experts where {wanted} were expected")
+    return RoutedExperts.of(found.reshape(num_tokens, *shape))
 
 
 def read_spans(spans: Any, num_ids: int, *, name: str, version: int) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from agentgym.engines.servers.server_process import (
 )
 from agentgym.engines.sglang.api import SglangTransport
 from agentgym.engines.sglang.replica import SglangReplica
-from agentgym.errors import EngineError, RunFolderError
+from agentgym.errors import ConfigError, EngineError, RunFolderError
 
 __all__ = ["SglangConfig", "SglangServer", "launch_sglang", "open_sglang", "sglang_engine"]
 
@@ -122,9 +122,11 @@ async def sglang_engine(
     """
     try:
         vocab_size, window = model_limits(model_folder)
+        experts = expert_shape(model_folder) if settings.record_experts else None
         replicas = [await SglangReplica.connect(transport, settings, version) for transport in transports]
         for replica in replicas:
             check_shape(replica, model_folder)
+            replica.expert_shape = experts
     except BaseException:
         for transport in transports:
             await transport.close()
@@ -153,13 +155,30 @@ def _with_possible_pause(settings: ServingSettings, replicas: Sequence[SglangRep
 
 def model_limits(folder: Path) -> tuple[int, int]:
     """Returns the vocabulary size and context window of a model folder; raises RunFolderError if it has neither."""
+    config = _text_config(folder)
     try:
-        config = json.loads((folder / "config.json").read_text())
         return int(config["vocab_size"]), int(config["max_position_embeddings"])
-    except (OSError, ValueError, KeyError) as error:
+    except KeyError as error:
         raise RunFolderError(
             f"no model in {str(folder)!r}: config.json with vocab_size is missing ({error})"
         ) from error
+
+
+def expert_shape(folder: Path) -> tuple[int, int]:
+    """Returns the number of layers and of experts of a token; raises ConfigError for a model without experts."""
+    config = _text_config(folder)
+    if not isinstance(config.get("num_experts_per_tok"), int):
+        raise ConfigError("record_experts is for mixtures of experts, and config.json has no num_experts_per_tok")
+    return int(config["num_hidden_layers"]), int(config["num_experts_per_tok"])
+
+
+def _text_config(folder: Path) -> dict[str, Any]:
+    """Returns the config.json of a folder, with that of its language part inside it; empty if there is none."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        return {**config, **config.get("text_config", {})}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
 
 
 def check_shape(replica: SglangReplica, folder: Path) -> None:
@@ -177,10 +196,7 @@ def check_shape(replica: SglangReplica, folder: Path) -> None:
 
 
 def _shape(folder: Path) -> dict[str, int]:
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
-        return {}
+    config = _text_config(folder)
     return {name: config[name] for name in SHAPE if isinstance(config.get(name), int)}
 
 
@@ -192,6 +208,7 @@ def sglang_command(config: SglangConfig, model_folder: Path, port: int) -> list[
     for name, value in CPU_ARGUMENTS.items() if serving_device(config.device) == "cpu" else ():
         option = f"--{name.replace('_', '-')}"
         words.append(option if value is True else f"{option}={value}")
+    words += ["--enable-return-routed-experts"] if config.serving.record_experts else []
     return [*words, *config.server_args]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.engines.servers.http import HttpRefusal, HttpUnreachable, check_token
 from agentgym.engines.servers.replicated import ServingSettings
-from agentgym.engines.sglang.api import SglangTransport, generate_payload, read_sglang_completion
+from agentgym.engines.sglang.api import SglangTransport, generate_payload, read_experts, read_sglang_completion
 from agentgym.engines.sglang.weight_sync import SglangSync
 from agentgym.errors import EngineError
 from agentgym.model.published_weights import LoraWeights, Weights
@@ -30,6 +30,8 @@ class SglangReplica:
 
         It is a little less than the model's context, or what its cache has room for.
         """
+        self.expert_shape: tuple[int, int] | None = None
+        """The number of layers, and of experts of a token, where experts are recorded."""
         self.model_path = ""
         """The folder or name of the model that the server loaded."""
 
@@ -71,6 +73,7 @@ class SglangReplica:
         # The prefix cache is separated by policy version: what older weights left there is never read.
         adapter = self.sync.adapter
         payload = generate_payload(prompt_ids, sampling, rid=rid, cache_key=f"v{version}", lora=adapter)
+        payload |= {"return_routed_experts": True} if self.expert_shape else {}
         if self.settings.stream:
             answer = await self._read_stream(payload)
         else:
@@ -85,6 +88,10 @@ class SglangReplica:
         if self.settings.pause == "in_place" and completion.ids and completion.policy_versions[0] > version:
             # It was in flight when the weights changed, and read a cache that was not emptied: it is requested again.
             return Completion((), (), (), "abort")
+        if self.expert_shape:
+            num_tokens = len(prompt_ids) + len(completion.ids) - 1
+            experts = read_experts(answer, self.expert_shape, num_tokens, name=self.name)
+            return replace(completion, experts=experts)
         return completion
 
     async def abort(self, rid: str | None) -> None:

@@ -17,7 +17,7 @@ from agentgym.model.exchange import Exchange
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import published_views
 from agentgym.model.packed_layout import PackedLayout
-from agentgym.model.routing import BatchRouting
+from agentgym.model.routing import BatchRouting, experts_of_routers
 from agentgym.trainers.algorithms.kl import penalty_of
 from agentgym.trainers.algorithms.losses import LOSSES, is_elementwise
 from agentgym.trainers.batch.batch import TrainingBatch
@@ -281,7 +281,10 @@ class Learner:
     def _layout(self, part: TrainingBatch) -> PackedLayout:
         layout = self.world.layout(part.seqlens, part.ids_N, part.mask_N)
         if self.model.routers:
-            layout.routing = BatchRouting(part.seqlens, part.experts_NRK if self.config.router.replay else None)
+            experts_NRK = part.experts_NRK if self.config.router.replay else None
+            if experts_NRK is not None:
+                experts_NRK = experts_of_routers(self.model.routers, experts_NRK)
+            layout.routing = BatchRouting(part.seqlens, experts_NRK)
         return layout
 
     def _every_target(self, work: Callable[[TrainingBatch], Tensor], share: Share) -> Tensor:

@@ -37,8 +37,8 @@ def check_model_settings(model: LanguageModel, config: TrainConfig) -> None:
     """Raises ConfigError for settings that the model, or one computed by transformers, cannot satisfy."""
     if config.learner.router != RouterConfig() and not model.routers:
         raise ConfigError("learner.router is for mixtures of experts, and the model has no router: leave it out")
-    if config.learner.router.replay and config.engine != "local":
-        raise ConfigError(f"learner.router.replay needs the experts that --engine local records, not {config.engine}")
+    if config.learner.router.replay and config.engine == "vllm":
+        raise ConfigError("learner.router.replay needs the experts that --engine local or sglang records")
     if isinstance(model, Decoder):
         return
     learner, wanted = config.learner, "a model that transformers computes"
@@ -73,6 +73,8 @@ async def open_servers(config: TrainConfig, model_folder: Path, *, version: int,
     """Opens the engine of a run that samples on servers."""
     if config.engine == "sglang":
         sglang = replace(config.sglang, log_folder=config.sglang.log_folder or str(log_folder))
+        if config.learner.router.replay:
+            sglang = replace(sglang, serving=replace(sglang.serving, record_experts=True))
         return await open_sglang(sglang, model_folder, version=version)
     vllm = replace(config.vllm, log_folder=config.vllm.log_folder or str(log_folder))
     return await open_vllm(vllm, model_folder, version=version)

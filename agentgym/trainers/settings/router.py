@@ -20,8 +20,7 @@ class RouterConfig:
     """Keeps the weights of the routers as they are."""
     replay: bool = False
     """Computes each token with the experts that sampled it (R3, Ma et al. 2025), which are recorded with the episode:
-    a byte for each expert, layer and token, or two for more than 256 experts. Only the in-process engine records them.
-    """
+    two bytes for each expert, layer and token, compressed. The in-process engine and SGLang record them."""
 
     def __post_init__(self) -> None:
         if self.balance is not None and not 0 <= self.balance < float("inf"):
