@@ -1,41 +1,61 @@
 """Checks a small random model of each known architecture and stores what is found for `agentgym models list`.
 
     python benchmarks/architectures.py && python docs/pages.py
+    python benchmarks/architectures.py --engine sglang --python PYTHON NAME...
 
-About ten minutes on two cores. With names, only those are checked again.
+About ten minutes on two cores. With names, only those are checked again. With an engine, only what a server of it finds
+is stored, a minute an architecture; other results stay.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
 from pathlib import Path
+from typing import get_args
 
 import transformers
 
 from agentgym.errors import ConfigError
 from agentgym.trainers.model_check.checks import check_model
 from agentgym.trainers.model_check.known import KnownModel, known_models, write_known
+from agentgym.trainers.model_check.server_checks import ServerKind, check_on_server
 from agentgym.trainers.model_check.small_models import ARCHITECTURES, save_small_model
 
 
-def check(architecture: str) -> KnownModel:
-    """Checks one architecture; one that transformers does not know is stored with its reason."""
+def check(architecture: str, known: KnownModel | None) -> KnownModel:
+    """Checks one architecture; what servers found stays. One that transformers does not know has a reason instead."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             save_small_model(architecture, Path(folder))
         except ConfigError as error:
             return KnownModel(architecture, {"loads": (False, str(error))})
         results = {result.name: (result.passed, result.found) for result in check_model(Path(folder))}
-    return KnownModel(architecture, results)
+    served = {name: known.results[name] for name in get_args(ServerKind) if known and name in known.results}
+    return KnownModel(architecture, results | served)
+
+
+def check_served(known: KnownModel, kind: ServerKind, python: str) -> KnownModel:
+    """Checks one architecture on a server."""
+    with tempfile.TemporaryDirectory() as folder:
+        save_small_model(known.architecture, Path(folder))
+        result = check_on_server(Path(folder), kind, python)
+    return KnownModel(known.architecture, {**known.results, kind: (result.passed, result.found)})
 
 
 def main() -> None:
     """Checks the architectures and writes the file."""
-    named = sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--engine", choices=get_args(ServerKind))
+    parser.add_argument("--python", default="")
+    given = parser.parse_args()
     models = {model.architecture: model for model in known_models()[1]}
-    for architecture in named or ARCHITECTURES:
-        models[architecture] = check(architecture)
+    for architecture in given.names or ARCHITECTURES:
+        if given.engine:
+            models[architecture] = check_served(models[architecture], given.engine, given.python)
+        else:
+            models[architecture] = check(architecture, models.get(architecture))
         failed = {name: found for name, (passed, found) in models[architecture].results.items() if not passed}
         print(architecture, failed or "ok", flush=True)
         write_known(transformers.__version__, [models[name] for name in ARCHITECTURES if name in models])

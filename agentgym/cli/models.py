@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -54,6 +54,10 @@ class ModelCheckOptions:
     """A model folder (config.json alone is enough), an id of the Hugging Face hub, or an architecture by its name."""
     model_backend: ModelBackend = "auto"
     """The code that computes the model."""
+    engine: Literal["local", "sglang", "vllm"] = "local"
+    """A server that samples too: it is launched, compared with the learner before and after an update, and ended."""
+    python: str = ""
+    """The interpreter that has the server's library; empty is the one that runs agentgym."""
     small: bool = False
     """Check a random model of the same shape with few layers and experts, as for folders over 2 GiB and those without
     weights."""
@@ -83,6 +87,9 @@ def _check(args: Sequence[str]) -> int:
     check_model = import_module("agentgym.trainers.model_check.checks").check_model
     with _folder(options) as folder:
         results = list(check_model(folder, options.model_backend))
+        if options.engine != "local" and results[0].passed:
+            check_on_server = import_module("agentgym.trainers.model_check.server_checks").check_on_server
+            results.append(check_on_server(folder, options.engine, options.python))
     rows = [[result.name, "ok" if result.passed else "FAILED", result.found] for result in results]
     show_table(["check", "verdict", "what was found"], rows)
     failed = sum(not result.passed for result in results)

@@ -10,5 +10,5 @@ import runpy
 import sys
 
 if __name__ == "__main__":
-    sys.argv += ["--api-key", os.environ["AGENTGYM_SERVER_SECRET"]]
+    sys.argv.append(f"--api-key={os.environ['AGENTGYM_SERVER_SECRET']}")  # one word: a secret may begin with a dash
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)

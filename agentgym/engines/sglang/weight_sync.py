@@ -134,7 +134,7 @@ class SglangSync:
         Returns an empty string, with a warning, for an old release that has no checksum. Raises EngineError that names
         the first tensor which did not arrive, or the version that did not.
         """
-        from agentgym.engines.weights.buckets import fused_digests, overall_digest
+        from agentgym.engines.weights.buckets import fused_digests, overall_digest, pad_vocabulary
 
         await self.verify_version(version)
         try:
@@ -147,7 +147,8 @@ class SglangSync:
             self._warned = True
             return ""
         # What the engine keeps under another name (a head that equals the embedding) is not compared.
-        sent = {name: digest for name, digest in fused_digests(weights).items() if name in found}
+        held = {name: pad_vocabulary(name, tensor) for name, tensor in weights.items()}
+        sent = {name: digest for name, digest in fused_digests(held).items() if name in found}
         self._check.compare(sent, found, version)
         return overall_digest(found)
 

@@ -24,6 +24,7 @@ __all__ = [
     "fused_digests",
     "memory_handle",
     "overall_digest",
+    "pad_vocabulary",
     "pickled_tensors",
     "portions",
     "safetensors_bytes",
@@ -37,6 +38,8 @@ _FUSED = {
     "up_proj": "gate_up_proj",
 }
 """The published parameters that form one parameter of SGLang and vLLM, in this order along the first dimension."""
+_VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
+_VOCABULARY_ROWS = 64
 _DTYPES = {
     "float32": torch.float32,
     "float": torch.float32,
@@ -150,6 +153,12 @@ def fused_digests(weights: Mapping[str, Tensor]) -> dict[str, str]:
         name: digest([parts[key] for key in sorted(parts, key=lambda key: order.index(key) if key else 0)])
         for name, parts in groups.items()
     }
+
+
+def pad_vocabulary(name: str, tensor: Tensor) -> Tensor:
+    """Returns a parameter as SGLang holds it: an embedding or a head has rows of zeros up to a multiple of 64."""
+    missing = -len(tensor) % _VOCABULARY_ROWS if name.endswith(_VOCABULARY) and tensor.ndim == 2 else 0
+    return torch.cat([tensor, tensor.new_zeros(missing, tensor.shape[1])]) if missing else tensor
 
 
 def overall_digest(digests: Mapping[str, str]) -> str:

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentgym.errors import ConfigError
+from agentgym.errors import ConfigError, InvalidTrajectory
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import load_decoder, published_views
-from agentgym.model.routing import FREE
+from agentgym.model.routing import FREE, experts_of_routers
 from agentgym.model.transformers_model import TransformersModel, load_transformers_model
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.learner.learner import Learner, LearnerConfig, StepStats
@@ -144,7 +144,7 @@ def test_chosen_experts_are_replayed_with_their_gradient(
     first_N = batch.ids_N + batch.position_N  # the same for the same prefix, which is computed once
     chosen_NRK = ((first_N[:, None, None] + torch.arange(4)[:, None] + torch.arange(2)) % 4).short()
     free = torch.full_like(chosen_NRK, FREE)
-    config = LearnerConfig(router=RouterConfig(balance=BALANCE))
+    config = LearnerConfig(router=RouterConfig(balance=BALANCE, replay=True))
     changes = {}
     for name, experts in (("none", None), ("free", free), ("chosen", chosen_NRK)):
         model = load_transformers_model(folder_of("qwen3_moe"))
@@ -161,6 +161,17 @@ def test_chosen_experts_are_replayed_with_their_gradient(
     loads = torch.bincount(chosen_NRK[:, 0].flatten().long(), minlength=4) / chosen_NRK[:, 0].numel()
     assert (router := changes["chosen"][0].router) is not None
     assert router.router_loads[0] == pytest.approx(loads.tolist(), abs=1e-4)
+
+
+def test_a_record_of_all_layers_is_read_for_those_that_have_a_router(folder_of: Callable[[str], Path]) -> None:
+    """SGLang counts every layer, and the first one of DeepSeek is dense."""
+    routers = load_transformers_model(folder_of("deepseek_v3")).routers
+    assert [router.layer for router in routers] == [1, 2, 3]
+    all_NRK = torch.arange(4)[None, :, None].expand(5, 4, 2)
+    assert torch.equal(experts_of_routers(routers, all_NRK), all_NRK[:, 1:])
+    assert torch.equal(experts_of_routers(routers, all_NRK[:, 1:]), all_NRK[:, 1:])
+    with pytest.raises(InvalidTrajectory, match="experts of 2 layers are recorded, and the model has 3 routers"):
+        experts_of_routers(routers, all_NRK[:, :2])
 
 
 def test_frozen_routers_stay_as_they_are(folder_of: Callable[[str], Path], batch: TrainingBatch) -> None:
