@@ -10,7 +10,7 @@ from agentgym.envs.catalog.plugin import BUNDLED
 from agentgym.trainers.algorithms.catalog import TABLES, Algorithm, all_algorithms
 from agentgym.trainers.model_check.known import KnownModel, known_models
 
-NUMBERS = ("logprobs", "gradients", "samples", "same bits", "adapters", "export")
+NUMBERS = ("logprobs", "gradients", "samples", "same bits", "adapters", "export", "replay", "sglang", "vllm")
 """The checks of architectures whose findings the page shows."""
 PAGE_HEAD = """# Environments
 
@@ -104,6 +104,8 @@ def architectures_page() -> str:
         "- **rows**: packed, with shared prefixes computed once, or rows of their own, for a model with a state.",
         "- **samples**: two turns of four requests in the in-process engine. **same bits**: whatever is in flight.",
         "- **adapters**: merged in transformers, against adapters on the base. **export**: saved, and loaded again.",
+        "- **replay**: replies of a mixture of experts, against the learner with the experts that sampled them.",
+        "- **sglang**, **vllm**: replies of these servers on a CPU, where they were tried.",
         "- **calls**: the usual format of tool calls, of those of `agentgym tools families`.",
         "",
         f"| architecture | computed by | rows | {' | '.join(NUMBERS)} | calls |",
@@ -112,9 +114,7 @@ def architectures_page() -> str:
     reasons = []
     for model in models:
         cells = [f"`{model.architecture}`", _cell(model, "loads"), _rows_cell(model)]
-        cells += [
-            _cell(model, name) for name in ("logprobs", "gradients", "samples", "same bits", "adapters", "export")
-        ]
+        cells += [_cell(model, name) for name in NUMBERS]
         lines.append(f"| {' | '.join([*cells, model.family])} |")
         reasons += [
             f"- `{model.architecture}`, {name}: {found}"

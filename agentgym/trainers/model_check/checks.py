@@ -30,6 +30,7 @@ from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import published_views, save_model_folder
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.policy import load_policy
+from agentgym.model.routing import BatchRouting
 from agentgym.model.transformers_model import TransformersModel, auto_class
 from agentgym.trainers.learner.lora import Adapters
 from agentgym.trainers.settings.lora import LoraConfig
@@ -38,7 +39,7 @@ __all__ = ["CHECKS", "CheckResult", "check_model"]
 
 # Shape suffixes: N packed tokens, T tokens of a sequence, V vocabulary.
 
-CHECKS = ("loads", "logprobs", "prefix", "gradients", "samples", "same bits", "adapters", "export")
+CHECKS = ("loads", "logprobs", "prefix", "gradients", "samples", "same bits", "adapters", "export", "replay")
 """The names of the checks, in order."""
 _NATS = 1e-3
 """The largest difference of a logprob that rounding explains in float32."""
@@ -100,7 +101,8 @@ def check_model(folder: Path, backend: ModelBackend = "auto") -> Iterator[CheckR
         way = "fast decoder" if isinstance(ours, Decoder) else "transformers"
         yield CheckResult("loads", True, way)
         subject = _Subject(folder, ours, theirs)
-        for name, check in _CHECKS.items():
+        wanted = {name: check for name, check in _CHECKS.items() if ours.routers or name != "replay"}
+        for name, check in wanted.items():
             try:
                 passed, found = check(subject)
             except Exception as error:  # noqa: BLE001  # the boundary: the code of any architecture may fail
@@ -220,7 +222,10 @@ def _prompts(subject: _Subject) -> list[list[int]]:
 
 
 async def _two_turns(model: LanguageModel, prompts: Sequence[list[int]]) -> list[tuple[list[int], Completion]]:
-    config = LocalEngineConfig(num_slots=len(prompts), window=128, max_step_tokens=32, compile=False)
+    records = bool(model.num_chosen())
+    config = LocalEngineConfig(
+        num_slots=len(prompts), window=128, max_step_tokens=32, compile=False, record_experts=records
+    )
     engine = LocalEngine(model, config)
 
     async def reply(number: int, prompt: list[int]) -> Completion:
@@ -278,6 +283,37 @@ def _check_export(subject: _Subject) -> tuple[bool, str]:
     return _judge(float((subject.own_NV() - again_NV).abs().max()), _NATS, "nats")
 
 
+@torch.no_grad()
+def _check_replay(subject: _Subject) -> tuple[bool, str]:
+    """Compares recorded experts with the learner's choice, and has the learner follow others."""
+    model = subject.ours
+    if not model.num_chosen():
+        return False, "its routers do not choose by topk"
+    num_experts = min(router_X.shape[0] for router_X in _routing_of(model, subject.rows[0]).loads_RX())
+    num_choices = num_other = 0
+    for prompt, reply in asyncio.run(_two_turns(model, _prompts(subject))):
+        assert reply.experts is not None
+        ids_T, recorded_TRK = (
+            torch.tensor([*prompt, *reply.ids])[:-1],
+            torch.from_numpy(reply.experts.experts_TRK.copy()),
+        )
+        own_TRK = _routing_of(model, ids_T).chosen_NRK()
+        num_other += int((own_TRK.sort(-1)[0] != recorded_TRK.sort(-1)[0]).any(-1).sum())
+        num_choices += own_TRK[..., 0].numel()
+        others_TRK = (recorded_TRK + 1) % num_experts
+        if not torch.equal(_routing_of(model, ids_T, others_TRK).chosen_NRK(), others_TRK.long()):
+            return False, "the learner does not follow the experts of a record"
+    return num_other <= num_choices / 100, f"{num_other} of {num_choices} choices differ"
+
+
+def _routing_of(model: LanguageModel, ids_T: Tensor, experts_TRK: Tensor | None = None) -> BatchRouting:
+    """Returns the routing of a pass over one sequence."""
+    layout = PackedLayout([len(ids_T)])
+    layout.routing = BatchRouting(layout.seqlens, experts_TRK)
+    model.hidden_states(ids_T, layout)
+    return layout.routing
+
+
 _CHECKS: dict[str, Callable[[_Subject], tuple[bool, str]]] = {
     "logprobs": _check_logprobs,
     "prefix": _check_prefix,
@@ -286,4 +322,5 @@ _CHECKS: dict[str, Callable[[_Subject], tuple[bool, str]]] = {
     "same bits": _check_bits,
     "adapters": _check_adapters,
     "export": _check_export,
+    "replay": _check_replay,
 }
