@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,9 @@ from safetensors.torch import load_file
 
 from agentgym.cli.main import main
 from agentgym.embedded import embedded_folder
+from agentgym.engines.local.step import Rows
+from agentgym.engines.local.transformers_step import TransformersStep
+from agentgym.model.routing import PassRouting, routing_of
 from agentgym.model.transformers_model import auto_class
 
 SMALL = ["--tasks", "2", "--group-size", "2", "--eval-episodes", "0", "--limits.turn-tokens", "12"]
@@ -51,7 +55,7 @@ VISION = {
 }
 
 
-def _make_folder(folder: Path, kind: str, vision: dict[str, int] | None = None, **settings: int) -> Path:
+def _make_folder(folder: Path, kind: str, vision: dict[str, int] | None = None, **settings: float) -> Path:
     """Saves a random model of a kind, with the tokenizer of the embedded model."""
     from transformers import AutoConfig
 
@@ -192,3 +196,25 @@ def test_recorded_experts_are_replayed_and_a_run_with_them_resumes_to_the_bit(tm
     assert all(span["experts"]["shape"][1:] == [2, 2] for span in spans if span["source"] == "policy")
     steps = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     assert all(len(step["router_loads"]) == 2 and step["mismatch_max"] < 1e-3 for step in steps)
+
+
+def test_an_engine_that_takes_other_experts_is_refused_with_routing_as_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the replay of its experts the same engine is trained with."""
+
+    def route_to_the_first(self: TransformersStep, rows: Rows, *inputs: Any) -> torch.Tensor:
+        routing = PassRouting(torch.arange(2).expand(2, inputs[0].numel(), 2))
+        with routing_of(routing):
+            states = self.model.states(*inputs)
+        if self.cache.experts_SWRK is not None:
+            self.cache.experts_SWRK[rows.slot_N, rows.position_N] = [0, 1]
+        return states
+
+    monkeypatch.setattr(TransformersStep, "_states", route_to_the_first)
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "initializer_range": 0.2}
+    first = _make_folder(tmp_path / "first", "qwen3_moe", **experts)
+    train = ["train", "--env", "TextGame-v0", "--model", str(first), *SMALL, "--steps", "1"]
+    assert main([*train, "--output", str(tmp_path / "own")]) != 0
+    assert "Likely cause: routing: engine and trainer give tokens to different experts" in capsys.readouterr().err
+    assert main([*train, "--output", str(tmp_path / "replayed"), "--learner.router.replay"]) == 0

@@ -31,7 +31,8 @@ class LocalEngineConfig:
     parameters if a compiler is found; if compiling fails, a warning gives the reason and the steps run uncompiled."""
 
     record_experts: bool = False
-    """Reports the experts of a mixture that computed each token; `learner.router.replay` sets it."""
+    """Reports the experts of a mixture that computed each token, which the learner then computes it with;
+    `learner.router.replay` sets it."""
 
     def __post_init__(self) -> None:
         for name in ("num_slots", "window", "max_step_tokens", "threads"):

@@ -215,6 +215,10 @@ class LocalEngine:
         if self._submit(run):
             await done
 
+    def record_experts(self) -> None:
+        """Reports the experts of each token of a mixture from now on; tokens in the cache are computed again."""
+        self._submit(self._record_experts)
+
     def _submit(self, act: Callable[[], object]) -> bool:
         with self._wake:
             if not self._stopped:
@@ -335,6 +339,10 @@ class LocalEngine:
         for own, new in tensors:
             own.copy_(new)
         self._version, self._weights_mark = version, self._mark_weights()
+        self._scheduler.restart()
+
+    def _record_experts(self) -> None:
+        self._cache.record_experts(self.model)
         self._scheduler.restart()
 
     def _release(self) -> None:

@@ -281,9 +281,8 @@ class Learner:
     def _layout(self, part: TrainingBatch) -> PackedLayout:
         layout = self.world.layout(part.seqlens, part.ids_N, part.mask_N)
         if self.model.routers:
-            experts_NRK = part.experts_NRK if self.config.router.replay else None
-            if experts_NRK is not None:
-                experts_NRK = experts_of_routers(self.model.routers, experts_NRK)
+            recorded = part.experts_NRK
+            experts_NRK = None if recorded is None else experts_of_routers(self.model.routers, recorded)
             layout.routing = BatchRouting(part.seqlens, experts_NRK)
         return layout
 

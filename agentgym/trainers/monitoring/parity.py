@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.protocol import Engine, WeightSync
 from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.errors import EngineError, TrainingHalted
@@ -139,12 +141,28 @@ class ParityGate:
             await self._publisher.publish(version)
             if (await self.probe("published", version)).max <= self.bound:
                 return "stale weights: after sending them again they agree; a part of the last update was lost"
+        if cause := await self._routing_cause(version):
+            return cause
         if found.mismatch.mean < _BFLOAT16_MEAN:
             return (
                 "dtype: the difference is the size of rounding; give trainer and engine the same dtype, or raise"
                 " parity.max_mismatch"
             )
         return "template or model: the engine reads other ids than were recorded, or serves another model"
+
+    async def _routing_cause(self, version: int) -> str | None:
+        """Returns the cause if the learner agrees with the engine as soon as it takes the engine's experts."""
+        if not isinstance(self._engine, LocalEngine) or not self._engine.model.num_chosen():
+            return None
+        self._engine.record_experts()
+        batch = fresh_batch(await self._player.probe("experts", version))
+        own, replayed = self._mismatch(replace(batch, experts_NRK=None)), self._mismatch(batch)
+        if replayed.max > self.bound and replayed.mean > own.mean / 2:
+            return None
+        return (
+            f"routing: engine and trainer give tokens to different experts; with the engine's they differ by"
+            f" {replayed.max:.3g} nats, which is what --learner.router.replay trains with"
+        )
 
     def _mismatch(self, batch: TrainingBatch, temperature: float | None = None) -> Mismatch:
         gap = self._logp(batch, temperature), _old(batch)

@@ -144,7 +144,7 @@ def test_chosen_experts_are_replayed_with_their_gradient(
     first_N = batch.ids_N + batch.position_N  # the same for the same prefix, which is computed once
     chosen_NRK = ((first_N[:, None, None] + torch.arange(4)[:, None] + torch.arange(2)) % 4).short()
     free = torch.full_like(chosen_NRK, FREE)
-    config = LearnerConfig(router=RouterConfig(balance=BALANCE, replay=True))
+    config = LearnerConfig(router=RouterConfig(balance=BALANCE))
     changes = {}
     for name, experts in (("none", None), ("free", free), ("chosen", chosen_NRK)):
         model = load_transformers_model(folder_of("qwen3_moe"))
