@@ -259,7 +259,7 @@ def _check_adapters(subject: _Subject) -> tuple[bool, str]:
     trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
     with torch.no_grad():
         for parameter in trained:
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.05)
     own = _Subject(subject.folder, adapted, None)
     own.own_NV().mean().backward()
     if idle := sum(parameter.grad is None for parameter in trained):

@@ -22,7 +22,7 @@ __all__ = ["ARCHITECTURES", "save_small_model", "shrink"]
 
 _SHAPE: dict[str, JSON] = {
     "vocab_size": 300,
-    "hidden_size": 64,
+    "hidden_size": 128,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -32,7 +32,7 @@ _SHAPE: dict[str, JSON] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-_HEADS: dict[str, JSON] = {"head_dim": 16}
+_HEADS: dict[str, JSON] = {"head_dim": 32}
 _WINDOW: dict[str, JSON] = {"sliding_window": 8}
 _EXPERTS: dict[str, JSON] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _LOCAL: dict[str, JSON] = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -78,7 +78,7 @@ _SECTIONS: dict[str, JSON] = {
     "rope_parameters": {
         "rope_type": "default",
         "rope_theta": 10000.0,
-        "mrope_section": [2, 3, 3],
+        "mrope_section": [4, 6, 6],
         "partial_rotary_factor": 1.0,
     }
 }
@@ -127,7 +127,7 @@ ARCHITECTURES: dict[str, dict[str, JSON]] = {
     "granitemoe": _LOCAL,
     "granitemoeshared": _LOCAL | {"shared_intermediate_size": 32},
     "granitemoehybrid": _LOCAL
-    | {"layer_types": ["mamba", "attention", "mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 16},
+    | {"layer_types": ["mamba", "attention", "mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 32},
     "cohere": {},
     "cohere2": _WINDOW,
     "glm": _HEADS,
@@ -158,7 +158,7 @@ ARCHITECTURES: dict[str, dict[str, JSON]] = {
     "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
     "nemotron": {},
     "nemotron_h": {},
-    "bamba": {"attn_layer_indices": [1, 3], "mamba_n_heads": 8, "mamba_d_head": 16},
+    "bamba": {"attn_layer_indices": [1, 3], "mamba_n_heads": 8, "mamba_d_head": 32},
     "falcon_h1": {"mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16},
     "jamba": {},
     "starcoder2": {},
