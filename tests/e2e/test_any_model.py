@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -123,8 +125,7 @@ def test_the_exported_model_is_that_of_the_checkpoint(run: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--learner.shares", "2"], "learner.shares is not supported"),
-        (["--executor", "ray"], "trains in one process"),
+        (["--executor", "ray", "--ray.learners", "2", "--learner.mesh.tensor", "2"], "leave learner.mesh out"),
         (["--model-backend", "fast"], "the fast decoder does not compute this model"),
     ],
 )
@@ -192,3 +193,28 @@ def test_recorded_experts_are_replayed_and_a_run_with_them_resumes_to_the_bit(tm
     assert all(span["experts"]["shape"][1:] == [2, 2] for span in spans if span["source"] == "policy")
     steps = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     assert all(len(step["router_loads"]) == 2 and step["mismatch_max"] < 1e-3 for step in steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapters", [[], ["--learner.lora.rank", "4", "--learner.kl.coefficient", "0.01"]])
+def test_two_ranks_of_a_mixture_of_experts_resume_with_the_bytes_of_one_process_in_two_shares(
+    tmp_path: Path, adapters: list[str]
+) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'agentgym-llm[ray]'")
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    first = _make_folder(tmp_path / "first", "qwen3_moe", **experts)
+    (tmp_path / "varied.py").write_text(VARIED)
+    reward = ["--reward.function", f"{tmp_path / 'varied.py'}:varied"]
+    rates = ["--optimizer.learning-rate", "1e-3", "--optimizer.max-grad-norm", "1000"]  # clipping changes the last bits
+    train = ["train", "--env", "TextGame-v0", "--model", str(first), *SMALL, *reward, *rates, *adapters]
+    ray = ["--executor", "ray", "--ray.learners", "2", "--ray.workers", "2"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert main([*train, "--learner.shares", "2", "--steps", "2", "--output", str(whole)]) == 0
+    for number in ("1", "2"):
+        words = [*train, *ray, "--steps", number, "--output", str(parts), *(["--resume"] if number == "2" else [])]
+        subprocess.run([sys.executable, "-m", "agentgym", *words], check=True, timeout=280)
+    assert (whole / "episodes.jsonl").read_bytes() == (parts / "episodes.jsonl").read_bytes()
+    one, two = (load_file(folder / "checkpoints" / "step-000002" / "model.safetensors") for folder in (whole, parts))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert main(["verify", str(parts), "--deep"]) == 0

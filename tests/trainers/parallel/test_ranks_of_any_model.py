@@ -87,7 +87,7 @@ def quick_ranks(cases: dict[str, Case], on_ranks: OnRanks) -> list[dict[str, Fou
 
 def check(found: list[Found], wanted: Found) -> None:
     """Every rank has the numbers of the learner in one process, and the same ones as the others."""
-    for name in ("first", "critic", "last"):
+    for name in wanted.keys() & {"first", "critic", "last"}:
         assert all(rank[name] == found[0][name] for rank in found), "to the last bit"
         if wanted[name] is not None:
             assert flatten(found[0][name]) == pytest.approx(flatten(wanted[name]), rel=1e-4, abs=1e-5), name
@@ -178,8 +178,8 @@ def test_a_state_of_two_ranks_of_any_model_goes_on_in_one_process_and_back(
     back = {**critic, "state": before["state"], "weights": before["between"]}
     adapted_back = {**lora, "state": adapted["state"]}
     first, _ = on_ranks({"saved": critic, "back": back, "lora": lora, "lora-back": adapted_back}, 2)
-    check([first["back"]], in_one_process(back) | {"first": None, "critic": None})
-    check([first["lora-back"]], in_one_process(adapted_back) | {"first": None, "critic": None})
+    check([first["back"]], in_one_process(back))
+    check([first["lora-back"]], in_one_process(adapted_back))
     saved, lora_saved = first["saved"], first["lora"]
     goes_on = in_one_process({**critic, "state": saved["state"], "weights": saved["between"]})
     assert_near(list(goes_on["weights"].values()), list(saved["weights"].values()))
