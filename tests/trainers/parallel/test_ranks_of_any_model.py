@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import runpy
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.mesh import MeshConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.settings.router import RouterConfig
+from tests.trainers.parallel.conftest import numbers_of
 
 Fresh = Callable[..., TrainingBatch]
 Case = dict[str, Any]
@@ -90,7 +91,7 @@ def check(found: list[Found], wanted: Found) -> None:
     for name in wanted.keys() & {"first", "critic", "last"}:
         assert all(rank[name] == found[0][name] for rank in found), "to the last bit"
         if wanted[name] is not None:
-            assert flatten(found[0][name]) == pytest.approx(flatten(wanted[name]), rel=1e-4, abs=1e-5), name
+            assert numbers_of(found[0][name]) == pytest.approx(numbers_of(wanted[name]), rel=1e-4, abs=1e-5), name
     for rank in found:
         assert_near(rank["gradients"], wanted["gradients"])
         for name in ("logprobs", "values", "ends"):
@@ -99,15 +100,6 @@ def check(found: list[Found], wanted: Found) -> None:
                 assert_near([rank[name]], [wanted[name]])
     assert found[0]["weights"].keys() == wanted["weights"].keys()
     assert_near(list(found[0]["weights"].values()), list(wanted["weights"].values()))
-
-
-def flatten(stats: Any) -> dict[str, float]:
-    """The numbers of statistics by name, those of the routers among them."""
-    found = asdict(stats)
-    router = found.pop("router", None) or {}
-    for layer, loads in enumerate(router.pop("router_loads", ())):
-        router |= {f"load-{layer}-{expert}": load for expert, load in enumerate(loads)}
-    return found | router
 
 
 def assert_near(found: list[Tensor], wanted: list[Tensor]) -> None:
