@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from agentgym.model.decoder_config import GATE_UP, QKV, DecoderConfig
 from agentgym.model.exchange import Exchange
-from agentgym.model.language_model import KvShape, LanguageModel
+from agentgym.model.language_model import KvShape, LanguageModel, LayerCost
 from agentgym.model.linear import linear
 from agentgym.model.lora_layer import LayerAdapters
 from agentgym.model.packed_layout import LayoutRows, PackedLayout, split_histories
@@ -135,6 +135,8 @@ class Decoder(LanguageModel):
         self.config = config
         self.vocab_size, self.width, self.context_window = config.vocab_size, config.width, config.context_window
         self.num_layers = config.num_layers
+        queries, keys = config.num_heads * config.head_width, config.num_kv_heads * config.head_width
+        self.layer_cost = LayerCost(config.width * (2 * queries + 2 * keys + 3 * config.ffn_width), 2 * queries)
         self.embed = nn.Parameter(torch.empty(config.vocab_size, config.width))
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
         self.final_norm = nn.Parameter(torch.ones(config.width))
@@ -163,15 +165,10 @@ class Decoder(LanguageModel):
                 parameter.normal_(0.0, std, generator=generator)
         return self
 
-    def like(self) -> Decoder:
-        """Returns a model of the same shape, dtype and device, adapters included, with its weights not yet set."""
-        other = Decoder(self.config)
-        for mine, theirs in zip(self.layers, other.layers, strict=True):
-            assert isinstance(mine, DecoderLayer) and isinstance(theirs, DecoderLayer)
-            theirs.adapters = None if mine.adapters is None else mine.adapters.like()
-        for own, new in zip(self.parameters(), other.parameters(), strict=True):
-            new.requires_grad_(own.requires_grad)
-        return other.to(self.embed.device, self.embed.dtype)
+    @property
+    def blocks(self) -> tuple[nn.Module, ...]:
+        """The layers."""
+        return tuple(self.layers)
 
     @property
     def kv_shapes(self) -> tuple[KvShape, ...]:

@@ -52,6 +52,10 @@ class Exchange:
         """Reverses `to_heads`: returns all heads of the tokens that were given to it."""
         return x_UHD
 
+    def most(self, number: int) -> int:
+        """Returns the largest of the numbers that the ranks give, which gather the weights of each pass together."""
+        return number
+
     def own(self, x_M: Tensor) -> Tensor:
         """Selects from `x_M`, which has every wanted entry, the entries whose final states are on this rank."""
         return x_M

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.routing import Router
 from agentgym.types import JSON
 
-__all__ = ["KvShape", "LanguageModel", "cap_logits"]
+__all__ = ["KvShape", "LanguageModel", "LayerCost", "cap_logits"]
 
 # Shape suffixes: N packed tokens, M wanted entries, E model width, V vocabulary.
 
@@ -27,6 +28,29 @@ class KvShape(NamedTuple):
     num_heads: int
     width: int
     """The width of a head; of keys and values that differ, the larger one."""
+
+
+class LayerCost(NamedTuple):
+    """The multiplications in one layer, the mean of all layers; for the choice of rows that cost as much as others."""
+
+    token: int
+    """Those of a token with the weights."""
+    pair: int
+    """Those of a token with another one that it attends to."""
+
+    @classmethod
+    def estimate(cls, matrices: Iterable[Tensor], config: Any, width: int) -> LayerCost:
+        """Counts the matrices of the layers of a model with this configuration of transformers.
+
+        A token takes some of a stack of experts, and attends in every layer, with heads as wide as the model.
+        """
+        taken, weights = getattr(config, "num_experts_per_tok", None), 0
+        for matrix in matrices:
+            if matrix.ndim == 2:
+                weights += matrix.numel()
+            elif matrix.ndim == 3 and isinstance(taken, int):
+                weights += matrix[0].numel() * min(taken, len(matrix))
+        return cls(weights // int(config.num_hidden_layers), 2 * width)
 
 
 class LanguageModel(nn.Module):
@@ -47,6 +71,7 @@ class LanguageModel(nn.Module):
     width: int
     context_window: int
     num_layers: int
+    layer_cost: LayerCost
     embed: Tensor
     """The `[V, E]` embedding; its device and dtype are those of the model."""
 
@@ -59,6 +84,11 @@ class LanguageModel(nn.Module):
     @abstractmethod
     def kv_shapes(self) -> tuple[KvShape, ...]:
         """The sizes of each attention layer's keys and values, in the order of the layers."""
+
+    @property
+    @abstractmethod
+    def blocks(self) -> tuple[nn.Module, ...]:
+        """The modules whose weights ranks gather at once, each alone; a block inside of another one is before it."""
 
     @abstractmethod
     def hidden_states(self, ids_N: Tensor, layout: PackedLayout) -> Tensor:
@@ -88,6 +118,14 @@ class LanguageModel(nn.Module):
         Sharded parameters are whole only during this call. `read` then has to return tensors: one, or a tuple.
         """
         return read(self.hidden_states(ids_N, layout), layout.exchange.whole_weight(self.head_weight))
+
+    def like(self) -> Self:
+        """Returns the same model, adapters included, with parameters on the meta device, which have no memory yet."""
+        meta = {parameter: torch.empty_like(parameter, device="meta") for parameter in self.parameters()}
+        memo: dict[int, object] = {
+            id(own): nn.Parameter(new, requires_grad=own.requires_grad) for own, new in meta.items()
+        }
+        return copy.deepcopy(self, memo)
 
     def logits(self, hidden_NE: Tensor) -> Tensor:
         """Returns logits `[N, V]`; for training, compute them in chunks, never for a whole batch."""

@@ -114,10 +114,6 @@ class LayerAdapters(nn.Module):
         self._shapes = dict(shapes)
         self._adapters = nn.ModuleDict({name: Adapter(*shapes[name], rank) for name in shapes if name in adapted})
 
-    def like(self) -> LayerAdapters:
-        """Returns adapters of the same shapes, which add nothing yet."""
-        return LayerAdapters(self._shapes, tuple(self._adapters), rank=self.rank, scale=self.scale)
-
     def named_adapters(self) -> Iterator[tuple[str, Adapter]]:
         """Yields each adapter with the name of its projection."""
         for name, adapter in self._adapters.items():

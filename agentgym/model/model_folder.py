@@ -33,6 +33,7 @@ __all__ = [
     "published_views",
     "reading",
     "save_model_folder",
+    "take_weights",
     "write_model",
 ]
 
@@ -47,11 +48,11 @@ def published_views(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields every parameter under its published name, as a view of the model's own memory.
 
-    With `whole`, the views are of what it returns for each parameter of a decoder. Of a model of transformers, tensors
-    that are stored in another form than they are published are copies.
+    With `whole`, the views are of what it returns for each parameter. Of a model of transformers, tensors that are
+    stored in another form than they are published may be copies.
     """
     if isinstance(model, TransformersModel):
-        yield from model.published_tensors().items()
+        yield from model.published_tensors(whole)
         return
     assert isinstance(model, Decoder)
     yield "model.embed_tokens.weight", whole(model.embed)
@@ -91,6 +92,7 @@ def own_tensors(model: LanguageModel, weights: Weights) -> list[tuple[Tensor, Te
     wanted, given = dict(published_views(model)), dict(weights)
     if not given:
         return []
+    _refuse_copies(model, wanted)
     if odd := sorted(wanted.keys() ^ given.keys()):
         raise EngineError(f"weights of another model: {len(odd)} tensors are of one alone, the first is {odd[0]!r}")
     pairs = []
@@ -99,36 +101,32 @@ def own_tensors(model: LanguageModel, weights: Weights) -> list[tuple[Tensor, Te
         if not isinstance(new, Tensor) or new.shape != own.shape:
             raise EngineError(f"a tensor of shape {tuple(own.shape)} was wanted as {name!r}, got {new!r:.100}")
         pairs.append((own, new))
-    return _in_own_form(model, dict(zip(wanted, pairs, strict=True))) if isinstance(model, TransformersModel) else pairs
+    return pairs
 
 
-def _in_own_form(model: TransformersModel, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-    """Returns the pairs with the model's own tensors where they are published in another form, such as all experts.
+@torch.no_grad()
+def take_weights(model: LanguageModel, weights: Mapping[str, Tensor]) -> None:
+    """Copies new weights, all or some of them, to those of the model with the same published names.
 
-    Raises EngineError for a form that is more than another order of the same numbers.
+    Raises EngineError for a model that stores some of its weights in another form.
     """
-    owned = model.own_tensors()
-    storage = {tensor.untyped_storage().data_ptr() for tensor in owned.values()}
-    kept = {name: pair for name, pair in pairs.items() if pair[0].untyped_storage().data_ptr() in storage}
-    shared = {own.untyped_storage().data_ptr() for own, _ in kept.values()}
-    found, copied = list(kept.values()), pairs.keys() - kept.keys()
-    for name, own in owned.items():
-        if own.untyped_storage().data_ptr() in shared:
-            continue
-        index_of = model.to_published({name: torch.arange(own.numel(), device=own.device).view(own.shape)})
-        if not index_of.keys() <= copied:
-            break
-        new = torch.empty_like(own).flatten()
-        for part, index in index_of.items():
-            new[index.flatten()] = pairs[part][1].to(own).flatten()
-        found.append((own, new.view(own.shape)))
-        copied -= index_of.keys()
-    if copied:
-        raise EngineError(
-            f"{min(copied)!r} is stored in another form than it is published, so the local engine cannot take new"
-            " weights of this model from outside: train with max_staleness 0, or sample on a server"
-        )
-    return found
+    views = dict(published_views(model))
+    _refuse_copies(model, views)
+    for name, tensor in weights.items():
+        views[name].copy_(tensor)
+
+
+def _refuse_copies(model: LanguageModel, views: Mapping[str, Tensor]) -> None:
+    """Raises EngineError if a published tensor does not share the memory of the model."""
+    if not isinstance(model, TransformersModel):
+        return
+    own = {tensor.untyped_storage().data_ptr() for tensor in model.hf.state_dict().values()}
+    for name, tensor in views.items():
+        if tensor.untyped_storage().data_ptr() not in own:
+            raise EngineError(
+                f"{name!r} is stored in another form than it is published, so this model cannot take new weights from"
+                " outside: train with executor local and max_staleness 0, or sample on a server"
+            )
 
 
 def load_decoder(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32) -> Decoder:

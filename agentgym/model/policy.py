@@ -15,7 +15,7 @@ from agentgym.model.model_folder import load_decoder, reading
 from agentgym.model.transformers_model import TransformersModel, load_transformers_model
 from agentgym.types import JSON
 
-__all__ = ["backend_line", "folder_config", "load_policy"]
+__all__ = ["backend_line", "folder_config", "is_fast", "load_policy"]
 
 
 def load_policy(
@@ -26,10 +26,15 @@ def load_policy(
     Raises RunFolderError for a folder without a whole model, ConfigError for a model that cannot be computed.
     """
     path = Path(folder)
-    if backend == "transformers" or (backend == "auto" and _reason(path) is not None):
-        with reading(path):
-            return load_transformers_model(path, dtype=dtype)
-    return load_decoder(path, dtype=dtype)
+    if is_fast(path, backend):
+        return load_decoder(path, dtype=dtype)
+    with reading(path):
+        return load_transformers_model(path, dtype=dtype)
+
+
+def is_fast(folder: str | os.PathLike[str], backend: ModelBackend) -> bool:
+    """True if the fast decoder is to compute the model of a folder; raises RunFolderError if there is none."""
+    return backend == "fast" or (backend == "auto" and _reason(Path(folder)) is None)
 
 
 def backend_line(model: LanguageModel, folder: str | os.PathLike[str]) -> str | None:

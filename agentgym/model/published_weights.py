@@ -1,14 +1,21 @@
-"""The weights that a learner publishes to its engine."""
+"""The weights that a learner publishes to its engine, and the form in which models of transformers publish theirs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from itertools import groupby
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from agentgym.types import JSON
 
-__all__ = ["LoraWeights", "Weights"]
+__all__ = ["LoraWeights", "Weights", "named_tensors", "publish_blocks", "published_form"]
+
+BASE = ".adapted_base."
+"""The part of a tensor's name that an adapter adds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,3 +30,44 @@ class LoraWeights:
 
 Weights: TypeAlias = "Mapping[str, object] | LoraWeights"
 """The tensors by parameter name; an in-process engine that shares the trained tensors ignores them."""
+
+
+def published_form(hf: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns tensors of a model of transformers, given by its own names, as they are published: views, if they can be.
+
+    Transformers may store the experts of a layer as one tensor, of which published checkpoints have the parts.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    with _Views():
+        return dict(revert_weight_conversion(hf, tensors))
+
+
+def named_tensors(hf: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yields every tensor of a model of transformers by its own name, without those of adapters."""
+    known: set[int] = set()
+    for name, tensor in hf.state_dict(keep_vars=True).items():
+        if id(tensor) not in known and ".adapter." not in name:  # a tied head is the embedding
+            known.add(id(tensor))
+            yield name.replace(BASE, "."), tensor
+
+
+def publish_blocks(
+    hf: Any, blocks: Iterable[nn.Module], whole: Callable[[Tensor], Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields `whole(tensor)` of every tensor under its name in published checkpoints, those of a block at once."""
+    inside = set(blocks)
+    prefixes = [f"{name}." for name, module in hf.named_modules() if module in inside]
+
+    def block_of(named: tuple[str, Tensor]) -> str:
+        return next((prefix for prefix in prefixes if named[0].startswith(prefix)), "")
+
+    for _, own in groupby(named_tensors(hf), block_of):
+        yield from published_form(hf, {name: whole(tensor).detach() for name, tensor in own}).items()
+
+
+class _Views(TorchFunctionMode):
+    """Makes `contiguous` return its argument, since a conversion calls it on each part of a tensor."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if func is Tensor.contiguous else func(*args, **(kwargs or {}))

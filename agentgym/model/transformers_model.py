@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.model.architectures import quantization
 from agentgym.model.context_window import declared_window
-from agentgym.model.language_model import KvShape, LanguageModel
+from agentgym.model.language_model import KvShape, LanguageModel, LayerCost
 from agentgym.model.linear import padded_size
 from agentgym.model.lora_layer import AdaptedLinear, add_adapters, find_adapters
 from agentgym.model.packed_layout import MIN_SHARED, PackedLayout, similar_rows
@@ -36,6 +36,7 @@ from agentgym.model.pass_attention import (
     attention_of,
     register_hook,
 )
+from agentgym.model.published_weights import publish_blocks
 from agentgym.model.routing import PassRouting, current_routing, find_routers, route_pass, routing_of
 from agentgym.model.state_cache import PassCache, StateName, keeps_state
 from agentgym.types import JSON
@@ -44,8 +45,6 @@ __all__ = ["TransformersModel", "auto_class", "load_transformers_model"]
 
 # Shape suffixes: N packed tokens, M wanted entries, U computed tokens, E model width, V vocabulary.
 
-BASE = ".adapted_base."
-"""The part of a tensor's name that an adapter adds."""
 SCALES: Mapping[str, int] = {"logit_scale": 1, "logits_scaling": -1, "lm_head_multiplier": 1}
 """The keys of a config.json that scale the logits, with the exponent of the scale."""
 PROBE_TOKENS = 3 * MIN_SHARED
@@ -71,6 +70,8 @@ class TransformersModel(LanguageModel):
         self.scale = 1.0
         for name, exponent in SCALES.items():
             self.scale *= float(getattr(text, name, None) or 1.0) ** exponent
+        matrices = (matrix for matrix in self._backbone.parameters() if matrix is not self.embed)
+        self.layer_cost = LayerCost.estimate(matrices, text, self.width)
         self._keeps_state = keeps_state(hf, text)
         self.packs = not self._keeps_state
         self.routers = find_routers(self._backbone)
@@ -93,6 +94,13 @@ class TransformersModel(LanguageModel):
                 parameter.requires_grad_(False)
         if self.routers_are_frozen:
             self.freeze_routers()
+
+    @property
+    def blocks(self) -> tuple[nn.Module, ...]:
+        """The blocks that transformers can checkpoint, those of a vision tower included."""
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        return tuple(block for block in self.hf.modules() if isinstance(block, GradientCheckpointingLayer))[::-1]
 
     def requires_grad_(self, requires_grad: bool = True) -> TransformersModel:
         """Chooses whether the parameters of the language model are trained; those of frozen routers are not."""
@@ -199,7 +207,9 @@ class TransformersModel(LanguageModel):
         starts = [0, *accumulate(layout.seqlens)]
         parts, entries = [self.embed.new_zeros(0, self.width)], [ids_N.new_zeros(0)]
         alone = [[row] for row, length in enumerate(layout.seqlens) if length]
-        for group in similar_rows(layout.seqlens) if self._keeps_state else alone:
+        groups = similar_rows(layout.seqlens) if self._keeps_state else alone
+        num_passes = layout.exchange.most(len(groups))
+        for group in groups:
             length = padded_size(max(layout.seqlens[row] for row in group))
             place_N = torch.cat(
                 [number * length + torch.arange(layout.seqlens[row]) for number, row in enumerate(group)]
@@ -207,51 +217,37 @@ class TransformersModel(LanguageModel):
             entry_N = torch.cat([torch.arange(starts[row], starts[row + 1]) for row in group]).to(ids_N.device)
             ids_U = ids_N.new_zeros(len(group) * length)
             ids_U[place_N] = ids_N[entry_N]
-            ids_BT = ids_U.view(len(group), length)
-            position_BT = torch.arange(length, device=ids_N.device).expand(ids_BT.shape)
             with route_pass(layout.routing, entry_N, place_N, len(ids_U)):
-                parts.append(self.states(ids_BT, position_BT, BatchAttention(len(group)))[place_N])
+                parts.append(self._states_of_batch(ids_U.view(len(group), length))[place_N])
             entries.append(entry_N)
+        for _ in range(len(groups), num_passes):  # none of these states is read
+            parts.append(self._states_of_batch(ids_N.new_zeros(1, padded_size(1)))[:0])
         states_NE = torch.cat(parts)[torch.cat(entries).argsort()]
         return states_NE if layout.wanted_N is None else states_NE[layout.wanted_N]
 
-    def set_recompute(self, recomputes: bool) -> None:
-        """See `LanguageModel.set_recompute`; the blocks are those that transformers can checkpoint."""
-        from transformers.modeling_layers import GradientCheckpointingLayer
+    def _states_of_batch(self, ids_BT: Tensor) -> Tensor:
+        position_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device).expand(ids_BT.shape)
+        return self.states(ids_BT, position_BT, BatchAttention(len(ids_BT)))
 
-        for module in self.hf.modules():
-            if isinstance(module, GradientCheckpointingLayer):
-                vars(module).pop("forward", None)
-                if recomputes:
-                    vars(module)["forward"] = partial(_recompute, type(module).forward, module)
+    def set_recompute(self, recomputes: bool) -> None:
+        """See `LanguageModel.set_recompute`."""
+        for block in self.blocks:
+            vars(block).pop("forward", None)
+            if recomputes:
+                vars(block)["forward"] = partial(_recompute, type(block).forward, block)
 
     def to_hf(self) -> dict[str, JSON]:
         """Returns the `config.json` that the model was loaded with."""
         return dict(self.settings)
 
-    def published_tensors(self) -> dict[str, Tensor]:
-        """Returns every tensor under its name in published checkpoints; most share the memory of the model.
+    def published_tensors(
+        self, whole: Callable[[Tensor], Tensor] = lambda parameter: parameter
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yields every tensor under its name in published checkpoints, block by block, as views of `whole(tensor)`.
 
         Transformers may store the experts of a layer as one tensor, which published checkpoints do not.
         """
-        return self.to_published(self.own_tensors())
-
-    @torch.no_grad()
-    def to_published(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Returns tensors, given by the names of the model's own modules, as they are published."""
-        from transformers.core_model_loading import revert_weight_conversion
-
-        return dict(revert_weight_conversion(self.hf, tensors))
-
-    def own_tensors(self) -> dict[str, Tensor]:
-        """Returns every tensor by the name of the model's own module, without those of adapters."""
-        known: set[int] = set()
-        own: dict[str, Tensor] = {}
-        for name, tensor in self.hf.state_dict(keep_vars=True).items():
-            if id(tensor) not in known and ".adapter." not in name:  # a tied head is the embedding
-                known.add(id(tensor))
-                own[name.replace(BASE, ".")] = tensor.detach()
-        return own
+        return publish_blocks(self.hf, self.blocks, whole)
 
     def adapt(self, targets: Sequence[str] | None, *, rank: int, scale: float) -> None:
         """Adds adapters that add nothing yet to the linear layers with these names; None is all but head and routers.

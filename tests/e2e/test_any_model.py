@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +129,7 @@ def test_the_exported_model_is_that_of_the_checkpoint(run: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--learner.shares", "2"], "learner.shares is not supported"),
-        (["--executor", "ray"], "trains in one process"),
+        (["--executor", "ray", "--ray.learners", "2", "--learner.mesh.tensor", "2"], "leave learner.mesh out"),
         (["--model-backend", "fast"], "the fast decoder does not compute this model"),
     ],
 )
@@ -218,3 +219,28 @@ def test_an_engine_that_takes_other_experts_is_refused_with_routing_as_the_cause
     assert main([*train, "--output", str(tmp_path / "own")]) != 0
     assert "Likely cause: routing: engine and trainer give tokens to different experts" in capsys.readouterr().err
     assert main([*train, "--output", str(tmp_path / "replayed"), "--learner.router.replay"]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapters", [[], ["--learner.lora.rank", "4", "--learner.kl.coefficient", "0.01"]])
+def test_two_ranks_of_a_mixture_of_experts_resume_with_the_bytes_of_one_process_in_two_shares(
+    tmp_path: Path, adapters: list[str]
+) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'agentgym-llm[ray]'")
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    first = _make_folder(tmp_path / "first", "qwen3_moe", **experts)
+    (tmp_path / "varied.py").write_text(VARIED)
+    reward = ["--reward.function", f"{tmp_path / 'varied.py'}:varied"]
+    rates = ["--optimizer.learning-rate", "1e-3", "--optimizer.max-grad-norm", "1000"]  # clipping changes the last bits
+    train = ["train", "--env", "TextGame-v0", "--model", str(first), *SMALL, *reward, *rates, *adapters]
+    ray = ["--executor", "ray", "--ray.learners", "2", "--ray.workers", "2"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert main([*train, "--learner.shares", "2", "--steps", "2", "--output", str(whole)]) == 0
+    for number in ("1", "2"):
+        words = [*train, *ray, "--steps", number, "--output", str(parts), *(["--resume"] if number == "2" else [])]
+        subprocess.run([sys.executable, "-m", "agentgym", *words], check=True, timeout=280)
+    assert (whole / "episodes.jsonl").read_bytes() == (parts / "episodes.jsonl").read_bytes()
+    one, two = (load_file(folder / "checkpoints" / "step-000002" / "model.safetensors") for folder in (whole, parts))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert main(["verify", str(parts), "--deep"]) == 0

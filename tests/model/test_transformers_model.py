@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from agentgym.engines.protocol import Completion, Sampling
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.model.decoder import Decoder
 from agentgym.model.language_model import LanguageModel
+from agentgym.model.model_folder import save_model_folder, take_weights
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.policy import backend_line, load_policy
 from agentgym.model.transformers_model import TransformersModel
@@ -103,9 +105,22 @@ def test_only_wanted_entries_have_a_state(pair: tuple[Any, TransformersModel, Pa
 def test_weights_are_published_as_they_were_saved(pair: tuple[Any, TransformersModel, Path]) -> None:
     _, ours, folder = pair
     saved = load_file(folder / "model.safetensors")
-    published = ours.published_tensors()
+    published = dict(ours.published_tensors())
     assert published.keys() == saved.keys()
     assert all(torch.equal(published[name], tensor) for name, tensor in saved.items())
+
+
+def test_weights_from_outside_reach_every_tensor_of_a_copy(
+    pair: tuple[Any, TransformersModel, Path], tmp_path: Path
+) -> None:
+    _, ours, _ = pair
+    other, generator = copy.deepcopy(ours), torch.Generator().manual_seed(2)
+    new = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in ours.published_tensors()}
+    take_weights(other, new)
+    save_model_folder(other, tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert saved.keys() == new.keys()
+    assert all(torch.equal(saved[name], tensor) for name, tensor in new.items())
 
 
 def test_a_hybrid_takes_rows_of_their_own_and_says_so(pair: tuple[Any, TransformersModel, Path]) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from agentgym.model.decoder import Decoder, DecoderConfig
+from agentgym.model.language_model import LanguageModel
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers.batch.batch import TrainingBatch, build_batch
 from agentgym.trainers.batch.credits import credit_groups
@@ -53,7 +54,7 @@ def make_model(
 
 
 @torch.no_grad()
-def logprobs_of(model: Decoder, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
+def logprobs_of(model: LanguageModel, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
     """The model's logprob of every id after the first, by the plain formula."""
     ids_T = torch.tensor(ids)
     logits_TV = model.logits(model.hidden_states(ids_T[:-1], PackedLayout([len(ids) - 1]))) / temperature
@@ -62,7 +63,9 @@ def logprobs_of(model: Decoder, ids: Sequence[int], temperature: float = 1.0) ->
     return found
 
 
-def played(model: Decoder, ids: Sequence[int], prompt: int, reward: float, member: int, group: str = "g") -> Trajectory:
+def played(
+    model: LanguageModel, ids: Sequence[int], prompt: int, reward: float, member: int, group: str = "g"
+) -> Trajectory:
     """An episode of one turn: `ids[prompt:]` were sampled, with the model's own logprobs."""
     logprobs = tuple(logprobs_of(model, ids)[prompt - 1 :])
     reply = TokenSpan(tuple(ids[prompt:]), Source.POLICY, logprobs, (0,) * len(logprobs))
@@ -77,17 +80,19 @@ def played(model: Decoder, ids: Sequence[int], prompt: int, reward: float, membe
     )
 
 
-def batch_of(model: Decoder, *, num_groups: int = 3, seed: int = 0, shared: int = 0, longer: int = 0) -> TrainingBatch:
+def batch_of(
+    model: LanguageModel, *, num_groups: int = 3, seed: int = 0, shared: int = 0, longer: int = 0
+) -> TrainingBatch:
     """Groups of four replies of unequal lengths, rewarded 0, 1, 2, 3; `shared` ids in front are those of the group, and
     replies are `longer` than a dozen ids."""
     generator = torch.Generator().manual_seed(seed)
     groups = []
     for index in range(num_groups):
         members = []
-        prompt = torch.randint(0, model.config.vocab_size, (shared,), generator=generator).tolist()
+        prompt = torch.randint(0, model.vocab_size, (shared,), generator=generator).tolist()
         for member in range(4):
             length = 6 + longer + int(torch.randint(0, 12, (), generator=generator))
-            ids = torch.randint(0, model.config.vocab_size, (length,), generator=generator).tolist()
+            ids = torch.randint(0, model.vocab_size, (length,), generator=generator).tolist()
             members.append(played(model, prompt + ids, shared + 4, float(member), member, str(index)))
         groups.append(Group(str(index), TASK, tuple(members)))
     return build_batch(groups, credit_groups(groups, "grpo"), aggregation="token-mean")

@@ -20,7 +20,8 @@ from agentgym.engines.vllm.replica import VllmReplica
 from agentgym.engines.vllm.server import VllmServer
 from agentgym.engines.weights.buckets import fused_digests, overall_digest
 from agentgym.errors import EngineError
-from agentgym.model.model_folder import load_decoder, published_views
+from agentgym.model.model_folder import published_views
+from agentgym.model.policy import load_policy
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.parts.engine import local_settings, open_servers
 
@@ -95,7 +96,7 @@ class _InnerLocal:
     """The model in this process."""
 
     def __init__(self, part: Part) -> None:
-        self._model = load_decoder(part.folder)
+        self._model = load_policy(part.folder, backend=part.config.model_backend)
         self.engine = LocalEngine(self._model, local_settings(part.config), version=part.version)
         self.dtype = "float32"
 

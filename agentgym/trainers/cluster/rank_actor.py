@@ -10,13 +10,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from agentgym.engines.servers.server_process import free_port
-from agentgym.model.decoder import Decoder
-from agentgym.model.model_folder import load_decoder, published_views
+from agentgym.model.language_model import LanguageModel
+from agentgym.model.model_folder import take_weights
+from agentgym.model.policy import load_policy
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.cluster.actors import Actor, ActorLost, own_address, together
 from agentgym.trainers.cluster.board import report_warnings
@@ -73,12 +73,13 @@ class RankActor:
         device, learner = "cuda" if on_gpu else "cpu", config.learner
         ranks = Ranks(learner.fsdp, device, mesh=learner.mesh) if size > 1 else None
 
-        lora = config.learner.lora
+        lora, backend = config.learner.lora, config.model_backend
 
-        def load(folder: str) -> Decoder | Sharded:
-            if ranks is None:
-                return load_decoder(folder).to(device)
-            return ranks.shard(adapt(load_decoder(folder).to(device), lora)) if lora.rank else ranks.load(folder)
+        def load(folder: str) -> LanguageModel | Sharded:
+            if ranks is not None and not lora.rank:
+                return ranks.load(folder, backend=backend)
+            model = load_policy(folder, backend=backend).to(device)
+            return model if ranks is None else ranks.shard(adapt(model, lora))
 
         # Adapters are put on the weights that the run began with, and are not in the folder that it resumes from.
         self._learner = Learner(
@@ -121,7 +122,7 @@ class ClusterLearner:
     `model` is the driver's copy of the weights; it has the newest ones after each `update`.
     """
 
-    def __init__(self, ranks: Sequence[Actor], config: TrainConfig, model: Decoder) -> None:
+    def __init__(self, ranks: Sequence[Actor], config: TrainConfig, model: LanguageModel) -> None:
         self.config = config.learner
         self.temperature = config.sampling.temperature
         self.model = model
@@ -137,10 +138,7 @@ class ClusterLearner:
     def update(self, batch: TrainingBatch, *, version: int = 0, max_mismatch: float = math.inf) -> StepStats:
         """See `Learner.update`."""
         stats: StepStats = self.ask("act_on", batch, "update", {"version": version, "max_mismatch": max_mismatch})
-        views = dict(published_views(self.model))
-        with torch.no_grad():
-            for name, tensor in self.ask("weights").items():
-                views[name].copy_(tensor)
+        take_weights(self.model, self.ask("weights"))
         return stats
 
     def update_critic(self, batch: TrainingBatch) -> CriticStats | None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 
-from agentgym.model.decoder import Decoder
 from agentgym.trainers.cluster.actors import Actor, ActorLost, Cluster
 from agentgym.trainers.cluster.board import Board, BoardKeeper
 from agentgym.trainers.cluster.engine import ClusterEngine, Engines
@@ -17,6 +16,7 @@ from agentgym.trainers.cluster.episodes import Cast, ClusterStage, EpisodeActor
 from agentgym.trainers.cluster.inner_engine import Part
 from agentgym.trainers.cluster.rank_actor import ClusterLearner, RankActor
 from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.parallel.mesh import check_mesh
 from agentgym.trainers.parts.parts import Origin, RunParts
 from agentgym.trainers.settings.cluster import Role
 
@@ -30,8 +30,7 @@ async def open_cluster(
 ) -> RunParts:
     """Starts the actors of a run; the stack ends them. `show` is called with lines that a user should see."""
     model = origin.model
-    assert isinstance(model, Decoder)  # see `check_model_settings`
-    config.learner.mesh.check(model.config, config.ray.learners)
+    check_mesh(config.learner.mesh, model, config.ray.learners)
     cluster = stack.enter_context(Cluster(config.cluster))
     for line in resource_plan(config, cluster.nodes(), cluster.cores):
         show(line)

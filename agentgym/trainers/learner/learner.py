@@ -64,12 +64,12 @@ class Learner:
         temperature: float = 1.0,
         reference: LanguageModel | Sharded | None = None,
     ) -> None:
-        self.model: LanguageModel = model.decoder if isinstance(model, Sharded) else model
+        self.model: LanguageModel = model.model if isinstance(model, Sharded) else model
         self.world = learner_ranks(model, config)
         self.config = config
         self.adapters: Adapters | None = None
         if config.lora.rank:
-            base = reference.decoder if isinstance(reference, Sharded) else reference
+            base = reference.model if isinstance(reference, Sharded) else reference
             self.adapters = Adapters.of(self.model, base, config.lora)
             self.model = self.adapters.model
         self.temperature = temperature
@@ -108,7 +108,7 @@ class Learner:
         if given is None:
             return self.world.copy(self.model).requires_grad_(False)
         if isinstance(given, Sharded):
-            return given.decoder.requires_grad_(False)
+            return given.model.requires_grad_(False)
         self.world.spread(given)
         return given.requires_grad_(False)
 

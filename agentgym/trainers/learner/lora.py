@@ -22,6 +22,7 @@ from agentgym.model.language_model import LanguageModel
 from agentgym.model.lora_layer import Adapter, LayerAdapters, adapters_off
 from agentgym.model.model_folder import published_views
 from agentgym.model.packed_layout import PackedLayout
+from agentgym.model.published_weights import named_tensors, published_form
 from agentgym.model.transformers_model import TransformersModel
 from agentgym.rollout.seeds import derive
 from agentgym.trainers.parallel.sharded_tensor import is_sharded, like, whole
@@ -94,7 +95,7 @@ class Adapters:
         """Yields each weight that has an adapter, whole, by its published name, with the adapter merged in."""
         merged = self._merge_weights()
         yield from (
-            self.model.to_published(dict(merged)).items() if isinstance(self.model, TransformersModel) else merged
+            published_form(self.model.hf, dict(merged)).items() if isinstance(self.model, TransformersModel) else merged
         )
 
     def _merge_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -111,7 +112,7 @@ class Adapters:
     ) -> Iterator[tuple[str, Tensor]]:
         """Yields the weights of a model by the names of its own modules, without adapters."""
         if isinstance(model, TransformersModel):
-            yield from model.own_tensors().items()
+            yield from ((name, view(tensor)) for name, tensor in named_tensors(model.hf))
         else:
             yield from published_views(model, view)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agentgym.model.decoder import DecoderConfig
+from agentgym.model.language_model import LanguageModel
 from agentgym.model.packed_layout import MIN_SHARED, shared_length
 from agentgym.trainers.batch.batch import TrainingBatch
 
@@ -27,11 +27,12 @@ class RowCost:
     """The cost after the row before it, whose prefix it may share; at most `whole`."""
 
 
-def row_costs(batch: TrainingBatch, config: DecoderConfig) -> list[RowCost]:
-    """The cost of each row of the batch: linear in its tokens, and by attention in the square of its length."""
-    heads, kv_heads = config.num_heads * config.head_width, config.num_kv_heads * config.head_width
-    token = config.width * (2 * heads + 2 * kv_heads + 3 * config.ffn_width)
-    pair = 2 * heads  # a query with a key, and its weight with the value
+def row_costs(batch: TrainingBatch, model: LanguageModel) -> list[RowCost]:
+    """The cost of each row of the batch: linear in its tokens, and by attention in the square of its length.
+
+    A model that does not pack rows computes each of them whole.
+    """
+    token, pair = model.layer_cost
 
     def cost(length: int) -> int:
         return length * token + length * (length + 1) // 2 * pair
@@ -39,7 +40,7 @@ def row_costs(batch: TrainingBatch, config: DecoderConfig) -> list[RowCost]:
     found, before = [], np.zeros(0, np.int64)
     for ids_N in batch.ids_N.cpu().split(batch.seqlens):
         ids = ids_N.numpy()
-        shared = shared_length(before, ids)
+        shared = shared_length(before, ids) if model.packs else 0
         whole = cost(len(ids))
         found.append(RowCost(whole, whole - (cost(shared) if shared >= MIN_SHARED else 0)))
         before = ids

@@ -25,7 +25,7 @@ from agentgym.model.exchange import Exchange
 from agentgym.trainers.parallel.mesh import RankMesh
 from agentgym.trainers.parallel.sharded_tensor import is_sharded
 
-__all__ = ["BlockExchange", "Slots"]
+__all__ = ["BlockExchange", "PassExchange", "Slots"]
 
 # Shape suffixes as in `Exchange`, and: S slots of all ranks of the block, R ranks of the sequence, X heads a rank.
 
@@ -36,6 +36,19 @@ class Slots:
 
     place_U: Tensor
     number: int
+
+
+class PassExchange(Exchange):
+    """The exchange of ranks with passes of their own, of which all have as many, as they gather weights for each."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def most(self, number: int) -> int:
+        """The largest of the numbers of all ranks."""
+        found = torch.tensor(number, device=self._device)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return int(found)
 
 
 class BlockExchange(Exchange):

@@ -5,9 +5,23 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from agentgym.errors import ConfigError
+from agentgym.model.decoder import Decoder
+from agentgym.model.language_model import LanguageModel
 from agentgym.trainers.settings.mesh import MeshConfig
 
-__all__ = ["RankMesh"]
+__all__ = ["RankMesh", "check_mesh"]
+
+
+def check_mesh(config: MeshConfig, model: LanguageModel, num_ranks: int) -> None:
+    """Raises ConfigError if the passes of a model cannot be shared in this way by `num_ranks`."""
+    if isinstance(model, Decoder):
+        config.check(model.config, num_ranks)
+    elif config.block > 1:
+        raise ConfigError(
+            "ranks share passes of the fast decoder, and this model is computed by transformers: leave learner.mesh"
+            " out, and each rank takes rows of its own"
+        )
 
 
 class RankMesh:

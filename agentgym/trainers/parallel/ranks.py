@@ -10,6 +10,7 @@ The processes are started elsewhere. Each of them opens the process group, shard
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -21,14 +22,17 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from agentgym.errors import ConfigError, InvalidTrajectory
+from agentgym.model.architectures import ModelBackend
 from agentgym.model.decoder import Decoder, DecoderConfig
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import decoder_config, fill_decoder
 from agentgym.model.packed_layout import PackedLayout
+from agentgym.model.policy import is_fast, load_policy
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.parallel.balance import balance_rows, row_costs
+from agentgym.trainers.parallel.block_exchange import PassExchange
 from agentgym.trainers.parallel.gradient_threads import MicroResult
-from agentgym.trainers.parallel.mesh import RankMesh
+from agentgym.trainers.parallel.mesh import RankMesh, check_mesh
 from agentgym.trainers.parallel.sharded_tensor import like
 from agentgym.trainers.parallel.split_layout import SplitLayout
 from agentgym.trainers.parallel.tensor_split import mark_rows, second_cut, split_weights
@@ -66,23 +70,33 @@ class Ranks:
         self._mesh = RankMesh(mesh or MeshConfig(), device)
         self.portion = self._mesh.data_rank
         self._modules: list[FSDPModule] = []
-        self._shape: DecoderConfig | None = None
+        self._empty: LanguageModel | None = None
+        """The model that was sharded last, without its weights: whole modules, which copies are made of."""
 
-    def shard(self, model: Decoder) -> Sharded:
+    def shard(self, model: LanguageModel) -> Sharded:
         """Shards the model's weights; from now on only its `forward` has them whole.
 
         Raises ConfigError for a model that cannot be split by this mesh.
         """
-        self._mesh.config.check(model.config, self.size)
-        self._shape = model.config
+        check_mesh(self._mesh.config, model, self.size)
+        self._empty = model.like()
         self.spread(model)
         return Sharded(model, self)
 
-    def load(self, folder: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> Sharded:
-        """Loads and shards the model of a folder, even one that no rank could hold whole.
+    def load(
+        self,
+        folder: str | os.PathLike[str],
+        dtype: torch.dtype = torch.float32,
+        *,
+        backend: ModelBackend = "auto",
+    ) -> Sharded:
+        """Loads and shards the model of a folder; raises as `load_policy` and `shard` do.
 
-        Each rank takes its part of one parameter after the other. Raises as `load_decoder` and `shard` do.
+        A rank takes its part of one parameter of the fast decoder after the other, so no rank need hold a whole model.
+        A model that transformers computes is loaded whole by each rank, into CPU memory, and then cut block by block.
         """
+        if not is_fast(folder, backend):
+            return self.shard(load_policy(folder, dtype=dtype, backend="transformers"))
         model = self._empty_model(decoder_config(folder), dtype)
         fill_decoder(model, folder, lambda parameter, stored: parameter.copy_(like(stored, parameter)))
         return Sharded(model, self)
@@ -92,18 +106,26 @@ class Ranks:
         with torch.device("meta"):
             model = Decoder(config).to(dtype)
         self.shard(model)
-        model.to_empty(device="cpu" if self.config.cpu_offload else self.device)
-        mark_rows(model, self._mesh.config.tensor)
+        self._give_memory(model)
         with self.device:
             model.make_rope()
         return model
 
+    def _give_memory(self, model: LanguageModel) -> None:
+        """Allocates a sharded model that has none; tied parameters, which `to_empty` unties, are tied again."""
+        slots = [(part, *named) for part in model.modules() for named in part.named_parameters(recurse=False)]
+        model.to_empty(device="cpu" if self.config.cpu_offload else self.device)
+        allocated: dict[int, nn.Parameter] = {}
+        for part, name, before in slots:
+            setattr(part, name, allocated.setdefault(id(before), getattr(part, name)))
+        mark_rows(model, self._mesh.config.tensor)
+
     def spread(self, module: nn.Module) -> None:
-        """Shards each layer of a decoder, and the parameters outside of the layers, as units to gather at once."""
+        """Shards each block of a language model, and the parameters outside of them, as units to gather at once."""
         num_parts = self._mesh.config.tensor
         if num_parts > 1:
             split_weights(module, self._mesh.weights["tensor"])
-        parts = module.layers if isinstance(module, Decoder) else ()
+        parts = module.blocks if isinstance(module, LanguageModel) else ()
         for part in (*parts, module):
             self._fully_shard(part)
         mark_rows(module, num_parts)
@@ -129,10 +151,10 @@ class Ranks:
 
         If another rank has more micro-batches, idle ones follow.
         """
-        assert self._shape is not None
+        assert self._empty is not None
         if not batch.num_rows:
             return Share((), 0, IndexRange(0, 0, 0), IndexRange(0, 0, 0))
-        rows = balance_rows(row_costs(batch, self._shape), self._mesh.num_data)[self.portion]
+        rows = balance_rows(row_costs(batch, self._empty), self._mesh.num_data)[self.portion]
         own = batch.select(rows).to(self.device).split(max_tokens)
         # An idle part has a trained target, so that every parameter is in its graph: gradients are summed in groups.
         idle = [batch.one_target().to(self.device)] * (self._most_micro_batches(len(own), batch) - len(own))
@@ -156,7 +178,9 @@ class Ranks:
     def layout(self, seqlens: Sequence[int], ids_N: Tensor, wanted_N: Tensor) -> PackedLayout:
         """The layout of all tokens, or this rank's portion of them."""
         if self._mesh.config.block == 1:
-            return PackedLayout(seqlens, ids_N.device, ids_N=ids_N, wanted_N=wanted_N)
+            layout = PackedLayout(seqlens, ids_N.device, ids_N=ids_N, wanted_N=wanted_N)
+            layout.exchange = PassExchange(self.device)
+            return layout
         return SplitLayout(self._mesh, seqlens, ids_N, wanted_N)
 
     def accumulate(
@@ -168,9 +192,10 @@ class Ranks:
     ) -> list[S]:
         """Computes micro-batches one by one, in this thread; ranks exchange gradients after the last, or after each."""
         each = self.config.gradients == "sharded"
+        trained = [module for module in self._modules if _is_trained(module)]
         reports = []
         for left, part in zip(reversed(range(len(parts))), parts, strict=True):
-            for module in self._modules:
+            for module in trained:
                 module.set_requires_gradient_sync(each or left == 0, recurse=False)
                 module.set_reshard_after_backward(left == 0 or self.config.reshard_after_forward, recurse=False)
             result = compute(part)
@@ -206,11 +231,13 @@ class Ranks:
     @torch.no_grad()
     def copy(self, model: LanguageModel) -> LanguageModel:
         """Copies a model shard by shard, without communication."""
-        assert isinstance(model, Decoder)
-        other = model.like()
-        self.shard(other)
-        for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):
-            mine.copy_(theirs)
+        assert self._empty is not None
+        other = copy.deepcopy(self._empty)
+        self.spread(other)
+        self._give_memory(other)
+        for own, given in ((other.parameters(), model.parameters()), (other.buffers(), model.buffers())):
+            for mine, theirs in zip(own, given, strict=True):
+                mine.copy_(theirs)
         return other
 
     def close(self) -> None:
@@ -221,3 +248,12 @@ class Ranks:
         """Frees the gathered weights, as they are about to change."""
         for module in self._modules:
             module.reshard()
+
+
+def _is_trained(module: FSDPModule) -> bool:
+    """True if a parameter of the module is trained.
+
+    FSDP2 cannot postpone the exchange of gradients of a block that no pass uses, such as one of a frozen vision tower.
+    """
+    assert isinstance(module, nn.Module)
+    return any(parameter.requires_grad for parameter in module.parameters())

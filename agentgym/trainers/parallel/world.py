@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from agentgym.errors import ConfigError
-from agentgym.model.decoder import Decoder, DecoderConfig
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.trainers.batch.batch import TrainingBatch
@@ -114,7 +113,7 @@ class LearnerRanks(Protocol):
         ...
 
     def spread(self, module: nn.Module) -> None:
-        """Shards a module over the ranks, a decoder layer by layer."""
+        """Shards a module over the ranks, a language model block by block."""
         ...
 
     def close(self) -> None:
@@ -126,14 +125,14 @@ class LearnerRanks(Protocol):
 class Sharded:
     """A model whose weights are sharded over all ranks; `Ranks.shard` makes it."""
 
-    decoder: Decoder
+    model: LanguageModel
     ranks: LearnerRanks
 
 
 class OneProcess(GradientWorkers):
     """A single rank without a process group, which computes micro-batches in parallel on threads.
 
-    With `portions`, a batch of the model `shape` is split and summed as on that many ranks.
+    With `portions`, a batch of `model` is split and summed as on that many ranks.
     """
 
     rank = 0
@@ -141,18 +140,18 @@ class OneProcess(GradientWorkers):
     portion = 0
 
     def __init__(
-        self, device: torch.device, num_threads: int, *, portions: int = 1, shape: DecoderConfig | None = None
+        self, device: torch.device, num_threads: int, *, portions: int = 1, model: LanguageModel | None = None
     ) -> None:
         super().__init__(num_threads)
         self.device = device
         self._portions = portions
-        self._shape = shape
+        self._model = model
 
     def share(self, batch: TrainingBatch, max_tokens: int) -> Share:
         """The whole batch."""
         portions = [batch]
-        if self._portions > 1 and self._shape is not None and batch.num_rows:
-            ranges = balance_rows(row_costs(batch, self._shape), self._portions)
+        if self._portions > 1 and self._model is not None and batch.num_rows:
+            ranges = balance_rows(row_costs(batch, self._model), self._portions)
             portions = [batch.select(rows) for rows in ranges if len(rows)]
         cut = [portion.to(self.device).split(max_tokens) for portion in portions]
         parts = tuple(part for portion in cut for part in portion)
@@ -196,6 +195,5 @@ def learner_ranks(model: LanguageModel | Sharded, config: LearnerConfig) -> Lear
         raise ConfigError("the model is sharded: give the learner what Ranks.shard gave, which knows the ranks")
     config.mesh.check_alone()
     device = model.embed.device
-    shape = model.config if isinstance(model, Decoder) else None
     num_threads = config.num_threads if device.type == "cpu" else 1
-    return OneProcess(device, num_threads, portions=config.shares or 1, shape=shape)
+    return OneProcess(device, num_threads, portions=config.shares or 1, model=model)

@@ -41,11 +41,7 @@ def check_model_settings(model: LanguageModel, config: TrainConfig) -> None:
         raise ConfigError("learner.router.replay needs the experts that --engine local or sglang records")
     if isinstance(model, Decoder):
         return
-    learner, wanted = config.learner, "a model that transformers computes"
-    if config.executor != "local":
-        raise ConfigError(f"{wanted} trains in one process: give --executor local")
-    if learner.shares:
-        raise ConfigError(f"learner.shares is not supported for {wanted}: leave it out")
+    learner = config.learner
     if learner.head_kernel == "liger" and model.softcap is not None:
         raise ConfigError("learner.head_kernel liger does not cap logits as this model does: leave it out")
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from agentgym.errors import ConfigError, InvalidTrajectory
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import load_decoder, published_views
+from agentgym.model.published_weights import named_tensors, published_form
 from agentgym.model.routing import FREE, experts_of_routers
 from agentgym.model.transformers_model import TransformersModel, load_transformers_model
 from agentgym.trainers.batch.batch import TrainingBatch
@@ -94,9 +95,9 @@ def row_by_row(folder: Path, batch: TrainingBatch, balance: float) -> dict[str, 
         loss = -(batch.weight_N[row] * batch.advantage_N[row] * logp_T).sum()
         (loss + (balance * weight * found.aux_loss if balance else 0.0)).backward()
     own = {id(parameter): parameter.grad for parameter in hf.parameters()}
-    tensors = {name: torch.zeros_like(tensor) for name, tensor in model.own_tensors().items()}
+    tensors = {name: torch.zeros_like(tensor) for name, tensor in named_tensors(model.hf)}
     tensors |= {name: grad for name, parameter in hf.named_parameters() if (grad := own[id(parameter)]) is not None}
-    return model.to_published(tensors)
+    return published_form(model.hf, tensors)
 
 
 @pytest.mark.parametrize("name", FAST)

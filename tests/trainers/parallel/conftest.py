@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,15 @@ import pytest
 import torch
 
 PROGRAM = Path(__file__).parent / "rank_process.py"
+
+
+def numbers_of(stats: Any) -> dict[str, float]:
+    """The numbers of statistics by name, those of the routers among them."""
+    found = asdict(stats)
+    router = found.pop("router", None) or {}
+    for layer, loads in enumerate(router.pop("router_loads", ())):
+        router |= {f"load-{layer}-{expert}": load for expert, load in enumerate(loads)}
+    return found | router
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from agentgym.errors import AgentGymError
-from agentgym.model.decoder import Decoder
+from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import published_views
+from agentgym.model.policy import load_policy
 from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.learner.lora import adapt
 from agentgym.trainers.parallel.ranks import Ranks
@@ -51,7 +52,7 @@ class Calls(TorchDispatchMode):
 class Kept:
     """Counts the bytes that a model keeps for its backward pass, each memory once; of a step in one micro-batch."""
 
-    def __init__(self, model: Decoder) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         self.memory: dict[int, int] = {}
         self._forward = model.forward
         model.forward = self._counted  # type: ignore[method-assign]
@@ -67,8 +68,11 @@ class Kept:
 
 
 def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
-    """Two updates of `case["model"]`, and what is seen of them; one where a `state` to go on from is given."""
-    model = copy.deepcopy(case["model"])
+    """Two updates of `case["model"]`, and what is seen of them; one where a `state` to go on from is given.
+
+    The model is that of a folder if a path is given.
+    """
+    model = load_policy(case["model"]) if isinstance(case["model"], Path) else copy.deepcopy(case["model"])
     if case.get("weights"):
         with torch.no_grad():
             for name, view in published_views(model):
@@ -76,10 +80,10 @@ def learn(case: dict[str, Any], ranks: Ranks | None) -> dict[str, Any]:
     lora = case["config"].lora
     if lora.rank and ranks and not case.get("bare"):
         adapt(model, lora)
-    sharded: Decoder | Sharded = model
+    sharded: LanguageModel | Sharded = model
     if ranks:
         sharded = ranks.load(case["folder"]) if case.get("folder") else ranks.shard(model)
-    learned = sharded.decoder if case.get("alone") and isinstance(sharded, Sharded) else sharded
+    learned = sharded.model if case.get("alone") and isinstance(sharded, Sharded) else sharded
     reference = copy.deepcopy(case.get("reference"))
     learner = Learner(learned, case["config"], case["optimizer"], total_steps=4, reference=reference)
     gradients: list[Tensor] = []

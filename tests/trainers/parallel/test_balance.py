@@ -69,7 +69,7 @@ def test_a_row_costs_the_products_of_its_tokens_and_of_what_they_attend_to(
         return sum(numbers + 2 * heads * (place + 1) for place in range(num_tokens))
 
     batch = fresh_batch(model, num_groups=1, shared=shared)
-    found = row_costs(batch, model.config)
+    found = row_costs(batch, model)
     assert [one.whole for one in found] == [cost(length) for length in batch.seqlens]
     assert found[0].further == found[0].whole
     ids = [one_T.tolist() for one_T in batch.ids_N.split(batch.seqlens)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import runpy
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from agentgym.trainers.settings.kl import KLConfig
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.mesh import MeshConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
+from tests.trainers.parallel.conftest import numbers_of
 
 Tiny = Callable[..., Decoder]
 Fresh = Callable[..., TrainingBatch]
@@ -223,7 +224,9 @@ def check(found: list[Found], wanted: Found) -> None:
     for name, bound in {"first": 1e-5, "critic": 1e-5, "last": 1e-4}.items():  # Adam makes more of rounding
         assert all(one[name] == found[0][name] for one in found), "to the last bit"
         if wanted[name] is not None:
-            assert asdict(found[0][name]) == pytest.approx(asdict(wanted[name]), rel=bound, abs=bound / 10), name
+            assert numbers_of(found[0][name]) == pytest.approx(numbers_of(wanted[name]), rel=bound, abs=bound / 10), (
+                name
+            )
     for one in found:
         assert_close(one["gradients"], wanted["gradients"], 1e-6)
         torch.testing.assert_close(one["logprobs"], wanted["logprobs"], rtol=0, atol=1e-4)
@@ -296,7 +299,7 @@ def test_muon_orthogonalizes_whole_matrices_up_to_its_bfloat16(
     name: str, ranks: str, alone: Alone, request: pytest.FixtureRequest
 ) -> None:
     found, wanted = request.getfixturevalue(ranks)[0][name], alone(name)
-    assert asdict(found["first"]) == pytest.approx(asdict(wanted["first"]), rel=1e-5, abs=1e-6)
+    assert numbers_of(found["first"]) == pytest.approx(numbers_of(wanted["first"]), rel=1e-5, abs=1e-6)
     for name, one in found["weights"].items():
         moved_by = (wanted["weights"][name] - wanted["between"][name]).norm()
         assert (one - wanted["weights"][name]).norm() < 0.05 * moved_by, name
@@ -311,10 +314,10 @@ def test_a_state_of_two_ranks_goes_on_in_one_process_and_back(
     saved = first_rank[f"ppo_clip-4{mesh}"]
     goes_on = in_one_process({**cases["ppo_clip-4"], "state": saved["state"], "weights": saved["between"]})
     assert_close(list(goes_on["weights"].values()), list(saved["weights"].values()), 1e-6)
-    assert asdict(goes_on["last"]) == pytest.approx(asdict(saved["last"]), rel=1e-5, abs=1e-6)
+    assert numbers_of(goes_on["last"]) == pytest.approx(numbers_of(saved["last"]), rel=1e-5, abs=1e-6)
     back, wanted = first_rank[f"resumed{mesh}"], alone("resumed")
     assert_close(list(back["weights"].values()), list(wanted["weights"].values()), 1e-6)
-    assert asdict(back["last"]) == pytest.approx(asdict(wanted["last"]), rel=1e-5, abs=1e-6)
+    assert numbers_of(back["last"]) == pytest.approx(numbers_of(wanted["last"]), rel=1e-5, abs=1e-6)
     assert goes_on["last"].learning_rate == back["last"].learning_rate
 
 
@@ -331,7 +334,7 @@ def test_adapters_of_two_ranks_go_on_in_one_process_and_back(
     for one, two in ((goes_on, saved), (back, wanted)):
         assert_close(list(one["weights"].values()), list(two["weights"].values()), 1e-5)
         assert len(one["weights"]) == 10, "only weights that have an adapter are sent"
-        assert asdict(one["last"]) == pytest.approx(asdict(two["last"]), rel=1e-4, abs=1e-5)
+        assert numbers_of(one["last"]) == pytest.approx(numbers_of(two["last"]), rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.slow
