@@ -28,8 +28,9 @@ def test_what_is_stored_of_an_architecture_is_found_again(architecture: str, tmp
     save_small_model(architecture, tmp_path)
     stored = {model.architecture: model for model in known_models()[1]}[architecture]
     found = {result.name: result.passed for result in check_model(tmp_path)}
-    assert tuple(found) == CHECKS
-    assert found == {name: passed for name, (passed, _) in stored.results.items()}
+    is_mixture = architecture in ("qwen3_moe", "jamba")
+    assert tuple(found) == tuple(name for name in CHECKS if name != "replay" or is_mixture)
+    assert found == {name: passed for name, (passed, _) in stored.results.items() if name in CHECKS}
 
 
 @pytest.mark.parametrize(
