@@ -156,7 +156,7 @@ def fused_digests(weights: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def pad_vocabulary(name: str, tensor: Tensor) -> Tensor:
-    """Returns a parameter as SGLang holds it: an embedding or a head has rows of zeros up to a multiple of 64."""
+    """Returns a parameter as SGLang mostly holds it: with rows of zeros up to a multiple of 64 for a vocabulary."""
     missing = -len(tensor) % _VOCABULARY_ROWS if name.endswith(_VOCABULARY) and tensor.ndim == 2 else 0
     return torch.cat([tensor, tensor.new_zeros(missing, tensor.shape[1])]) if missing else tensor
 
