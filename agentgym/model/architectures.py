@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from agentgym.errors import ConfigError
 from agentgym.model.rope import rope_refusal
 from agentgym.types import JSON
 
-__all__ = ["ARCHITECTURES", "SUPPORTED", "ModelBackend", "quantization", "refusal", "unknown_key"]
+__all__ = ["ARCHITECTURES", "SUPPORTED", "ModelBackend", "dequantization", "quantization", "refusal", "unknown_key"]
 
 ModelBackend = Literal["auto", "fast", "transformers"]
 """The code that computes a model: the fast decoder, transformers, or the first of them that can."""
@@ -20,6 +21,8 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 """The `model_type` of a `config.json`, mapped to the class in transformers."""
+DEQUANTIZED = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}
+"""The methods of quantized weights that are turned into plain ones, mapped to their settings in transformers."""
 SUPPORTED = "Llama, Mistral, Qwen2 and Qwen3 (dense, with full attention)"
 """The supported models, as error messages name them."""
 
@@ -55,16 +58,35 @@ def _attention_refusal(family: str, config: Mapping[str, JSON]) -> str | None:
 def _layer_refusal(config: Mapping[str, JSON]) -> str | None:
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         return f"hidden_act {config['hidden_act']!r} is not supported, only 'silu' is"
-    return quantization(config)
+    method = quantization(config)
+    return None if method is None else f"quantized weights ({method})"
 
 
 def quantization(config: Mapping[str, JSON]) -> str | None:
-    """Returns why a model with quantized weights is refused, or None if its `config.json` names none."""
+    """Returns the method by which a model's weights are quantized, or None if its `config.json` names none.
+
+    Raises ConfigError for one that transformers does not turn into plain weights on every machine.
+    """
     quantized = config.get("quantization_config")
     if not quantized:
         return None
-    method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
-    return f"quantized weights ({method}) are not supported: give a model in bfloat16 or float32"
+    method = str(quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized)
+    if method not in DEQUANTIZED:
+        known = " and ".join(DEQUANTIZED)
+        raise ConfigError(
+            f"quantized weights ({method}) are not supported, only {known} are: give a model in bfloat16 or float32"
+        )
+    return method
+
+
+def dequantization(config: Mapping[str, JSON]) -> dict[str, object]:
+    """Returns the options with which transformers loads a model's weights as plain ones; none for those that are."""
+    import transformers
+
+    method = quantization(config)
+    return (
+        {} if method is None else {"quantization_config": getattr(transformers, DEQUANTIZED[method])(dequantize=True)}
+    )
 
 
 READ = frozenset(

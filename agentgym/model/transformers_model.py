@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from agentgym.errors import ConfigError, RunFolderError
-from agentgym.model.architectures import quantization
+from agentgym.model.architectures import dequantization
 from agentgym.model.context_window import declared_window
 from agentgym.model.language_model import KvShape, LanguageModel, LayerCost
 from agentgym.model.linear import padded_size
@@ -293,9 +293,8 @@ def load_transformers_model(folder: str | os.PathLike[str], *, dtype: torch.dtyp
     if not (path / "config.json").is_file():
         raise RunFolderError(f"no model in {str(path)!r}: it needs a config.json and safetensors; give a model folder")
     settings = json.loads((path / "config.json").read_text())
-    if reason := quantization(settings):
-        raise ConfigError(f"the model in {str(path)!r} cannot be trained: {reason}")
-    model = TransformersModel(_load(path, dtype), settings)
+    hf = _load(path, dtype, dequantization(settings))
+    model = TransformersModel(hf, {name: value for name, value in settings.items() if name != "quantization_config"})
     try:
         _check_head(model)
         check_packing(model)
@@ -314,7 +313,7 @@ def auto_class(config: Any) -> Any:
     return AutoModelForImageTextToText if sees else AutoModelForCausalLM
 
 
-def _load(path: Path, dtype: torch.dtype) -> Any:
+def _load(path: Path, dtype: torch.dtype, options: Mapping[str, object]) -> Any:
     from transformers import AutoConfig
     from transformers.utils import logging as transformers_logging
 
@@ -331,6 +330,7 @@ def _load(path: Path, dtype: torch.dtype) -> Any:
             experts_implementation=None if torch.cuda.is_available() else "eager",  # others mix the rows of a product
             local_files_only=True,
             output_loading_info=True,
+            **options,
         )
     except (OSError, SafetensorError) as error:
         raise RunFolderError(f"no model can be read from {str(path)!r}: {_first_line(error)}") from error
@@ -344,6 +344,8 @@ def _load(path: Path, dtype: torch.dtype) -> Any:
         if names := sorted(map(str, found.get(kind) or ())):
             what = kind.partition("_")[0]
             raise RunFolderError(f"{str(path)!r} has {len(names)} {what} tensors, the first is {names[0]}")
+    if options:
+        del hf._weight_conversions  # those of the quantized form, in which nothing is published
     return hf
 
 

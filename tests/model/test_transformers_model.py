@@ -22,7 +22,7 @@ from agentgym.engines.protocol import Completion, Sampling
 from agentgym.errors import ConfigError, RunFolderError
 from agentgym.model.decoder import Decoder
 from agentgym.model.language_model import LanguageModel
-from agentgym.model.model_folder import save_model_folder, take_weights
+from agentgym.model.model_folder import published_views, save_model_folder, take_weights
 from agentgym.model.packed_layout import PackedLayout
 from agentgym.model.policy import backend_line, load_policy
 from agentgym.model.transformers_model import TransformersModel
@@ -161,9 +161,54 @@ def test_a_folder_without_all_tensors_is_refused(folder: Path) -> None:
 
 def test_quantized_weights_are_refused_by_name(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
-    with pytest.raises(ConfigError, match=r"quantized weights \(fp8\) are not supported"):
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "gptq"}}))
+    with pytest.raises(ConfigError, match=r"quantized weights \(gptq\) are not supported"):
         load_policy(folder)
+
+
+def _to_fp8(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+    """Quantizes linear layers in blocks of 32 x 32; returns what is stored, its values, and the configuration."""
+    stored, plain = dict(tensors), dict(tensors)
+    for name, weight in tensors.items():
+        if name.endswith("proj.weight"):
+            blocks = weight.view(weight.shape[0] // 32, 32, weight.shape[1] // 32, 32)
+            scale = blocks.abs().amax((1, 3)) / 448
+            small = (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn)
+            stored |= {name: small.view_as(weight), f"{name}_scale_inv": scale}
+            plain[name] = (small.float() * scale[:, None, :, None]).reshape(weight.shape)
+    return stored, plain, {"quant_method": "fp8", "weight_block_size": [32, 32]}
+
+
+def _to_mxfp4(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+    """Puts random numbers of 4 bits, with a scale for each 32, in place of the experts."""
+    stored, plain = dict(tensors), dict(tensors)
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        shape = (*tensors[name].transpose(1, 2).shape[:2], tensors[name].shape[1] // 32)  # experts, outputs, blocks
+        codes, scales = torch.randint(0, 16, (*shape, 32)), torch.randint(120, 126, shape, dtype=torch.uint8)
+        decoded = torch.cat([values, -values])[codes] * 2.0 ** (scales[..., None].float() - 127)
+        del stored[name]
+        stored |= {f"{name}_blocks": (codes[..., 0::2] + 16 * codes[..., 1::2]).byte(), f"{name}_scales": scales}
+        plain[name] = decoded.flatten(2).transpose(1, 2)
+    return stored, plain, {"quant_method": "mxfp4"}
+
+
+@pytest.mark.parametrize(("name", "quantize"), [("qwen3", _to_fp8), ("qwen3_moe", _to_fp8), ("gpt_oss", _to_mxfp4)])
+def test_quantized_weights_are_loaded_and_saved_as_plain_ones(name: str, quantize: Any, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_small_model(name, tmp_path)
+    stored, plain, settings = quantize(load_file(tmp_path / "model.safetensors"))
+    save_file({key: tensor.contiguous() for key, tensor in stored.items()}, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    model = load_policy(tmp_path)
+    found = dict(published_views(model))
+    assert found.keys() == plain.keys() and len(stored) > len(plain)
+    for key, tensor in plain.items():
+        assert torch.equal(found[key], tensor.float()), key
+    save_model_folder(model, tmp_path / "saved")
+    assert "quantization_config" not in json.loads((tmp_path / "saved" / "config.json").read_text())
 
 
 def test_an_unknown_architecture_is_refused(folder: Path) -> None:

@@ -24,12 +24,12 @@ from agentgym.engines.local.step import StepRunner
 from agentgym.engines.local.transformers_step import TransformersStep
 from agentgym.engines.protocol import Completion, Sampling
 from agentgym.errors import AgentGymError
-from agentgym.model.architectures import ModelBackend
+from agentgym.model.architectures import ModelBackend, dequantization, quantization
 from agentgym.model.decoder import Decoder
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import published_views, save_model_folder
 from agentgym.model.packed_layout import PackedLayout
-from agentgym.model.policy import load_policy
+from agentgym.model.policy import folder_config, load_policy
 from agentgym.model.routing import BatchRouting
 from agentgym.model.transformers_model import TransformersModel, auto_class
 from agentgym.trainers.learner.lora import Adapters
@@ -119,11 +119,12 @@ def _reason(error: Exception) -> str:
 def _load_theirs(folder: Path) -> Any:
     from transformers import AutoConfig
 
-    return (
-        auto_class(AutoConfig.from_pretrained(folder, local_files_only=True))
-        .from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True)
-        .eval()
-    )
+    given = {"dtype": torch.float32, "attn_implementation": "eager", "local_files_only": True}
+    given |= dequantization(folder_config(folder))
+    theirs = auto_class(AutoConfig.from_pretrained(folder, local_files_only=True)).from_pretrained(folder, **given)
+    if hasattr(theirs, "_weight_conversions") and quantization(folder_config(folder)):
+        del theirs._weight_conversions
+    return theirs.eval()
 
 
 @contextmanager

@@ -211,11 +211,10 @@ _LAYERS = 8
 def shrink(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the config.json of a small model with the architecture, widths and heads of another one.
 
-    Raises ConfigError if that one has quantized weights.
+    Its weights are plain. Raises ConfigError if those of the other one are quantized and cannot be trained.
     """
-    if reason := quantization(config):
-        raise ConfigError(reason)
-    small = dict(config)
+    quantization(config)
+    small = {name: value for name, value in config.items() if name != "quantization_config"}
     for key, most in _SMALLER.items():
         if isinstance(small.get(key), int):
             small[key] = min(small[key], most)

@@ -15,10 +15,11 @@ from agentgym.engines.servers.replicated import ReplicatedEngine
 from agentgym.engines.sglang.engine import open_sglang
 from agentgym.engines.vllm.engine import open_vllm
 from agentgym.errors import ConfigError
+from agentgym.model.architectures import quantization
 from agentgym.model.decoder import Decoder
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import on_device, published_views
-from agentgym.model.policy import load_policy
+from agentgym.model.policy import folder_config, load_policy
 from agentgym.model.published_weights import Weights
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.settings.router import RouterConfig
@@ -66,7 +67,12 @@ async def open_engine(
 
 
 async def open_servers(config: TrainConfig, model_folder: Path, *, version: int, log_folder: Path) -> ReplicatedEngine:
-    """Opens the engine of a run that samples on servers."""
+    """Opens the engine of a run that samples on servers; raises ConfigError for a folder with quantized weights."""
+    if method := quantization(folder_config(model_folder)):
+        raise ConfigError(
+            f"{str(model_folder)!r} has quantized weights ({method}), which a server would keep: sample with --engine"
+            " local, or give a model in bfloat16"
+        )
     if config.engine == "sglang":
         sglang = replace(config.sglang, log_folder=config.sglang.log_folder or str(log_folder))
         if config.learner.router.replay:
