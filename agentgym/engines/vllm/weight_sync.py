@@ -92,6 +92,11 @@ class VllmSync:
                 )
             del given[_HEAD]
         if missing := sorted(shapes.keys() - given.keys()):
+            if "experts" in missing[0]:
+                raise EngineError(
+                    f"{self.engine.name} stores the experts of a mixture in a form of its own ({missing[0]!r}), which"
+                    " takes no new weights: sample in process or with SGLang"
+                )
             raise EngineError(
                 f"the update leaves out {len(missing)} of {len(shapes)} tensors of {self.engine.name}, the first is"
                 f" {missing[0]!r}: send the whole model"

@@ -38,8 +38,8 @@ def check_model_settings(model: LanguageModel, config: TrainConfig) -> None:
     """Raises ConfigError for settings that the model, or one computed by transformers, cannot satisfy."""
     if config.learner.router != RouterConfig() and not model.routers:
         raise ConfigError("learner.router is for mixtures of experts, and the model has no router: leave it out")
-    if config.learner.router.replay and config.engine == "vllm":
-        raise ConfigError("learner.router.replay needs the experts that --engine local or sglang records")
+    if model.routers and config.engine == "vllm":
+        raise ConfigError("vLLM stores experts in a form that takes no new weights: give --engine local or sglang")
     if isinstance(model, Decoder):
         return
     learner = config.learner
