@@ -244,3 +244,19 @@ def test_two_ranks_of_a_mixture_of_experts_resume_with_the_bytes_of_one_process_
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert main(["verify", str(parts), "--deep"]) == 0
+
+
+def test_a_mixture_in_bfloat16_trains_with_the_experts_that_sampled(tmp_path: Path) -> None:
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "initializer_range": 0.2}
+    first = _make_folder(tmp_path / "first", "qwen3_moe", **experts)
+    (tmp_path / "varied.py").write_text(VARIED)
+    train = ["train", "--env", "TextGame-v0", "--model", str(first), *SMALL, "--learner.dtype", "bfloat16"]
+    train += ["--reward.function", f"{tmp_path / 'varied.py'}:varied", "--steps", "2"]
+    train += ["--parity.max-mismatch", "10"]
+    means = {}
+    for name, options in (("own", []), ("replayed", ["--learner.router.replay"])):
+        assert main([*train, *options, "--output", str(tmp_path / name)]) == 0
+        steps = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        means[name] = max(step["mismatch_mean"] for step in steps)
+    assert 0 < means["replayed"] < means["own"]
+    assert means["replayed"] < 0.02
