@@ -42,6 +42,7 @@ class RouterSums:
     loads_RX: Tensor
 
     @classmethod
+    @torch.no_grad()
     def of(cls, routing: BatchRouting | None, weight_B: Tensor) -> RouterSums:
         """Returns the sums over the rows of a computed pass, whose losses are weighted by `weight_B`."""
         nothing = weight_B.new_zeros(())
