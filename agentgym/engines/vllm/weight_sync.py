@@ -81,7 +81,8 @@ class VllmSync:
 
         Raises EngineError that names what is missing, unknown or of another shape; nothing is sent then.
         """
-        from agentgym.engines.weights.buckets import as_dtype  # imported here because only new weights need torch
+        # Imported here because only new weights need torch.
+        from agentgym.engines.weights.buckets import as_dtype, fused_name
 
         shapes = self.layout.shapes
         given = dict(weights)
@@ -91,7 +92,8 @@ class VllmSync:
                     f"{_HEAD!r} differs from the embedding, and the model of {self.engine.name} ties them"
                 )
             del given[_HEAD]
-        if missing := sorted(shapes.keys() - given.keys()):
+        parts = {name: whole for name in shapes.keys() - given.keys() if (whole := fused_name(name)) in given}
+        if missing := sorted(shapes.keys() - given.keys() - parts.keys()):
             if "experts" in missing[0]:
                 raise EngineError(
                     f"{self.engine.name} stores the experts of a mixture in a form of its own ({missing[0]!r}), which"
@@ -101,10 +103,12 @@ class VllmSync:
                 f"the update leaves out {len(missing)} of {len(shapes)} tensors of {self.engine.name}, the first is"
                 f" {missing[0]!r}: send the whole model"
             )
-        if unknown := sorted(given.keys() - shapes.keys()):
+        if unknown := sorted(given.keys() - shapes.keys() - set(parts.values())):
             hint = nearest(unknown[0], shapes)
             raise EngineError(f"{self.engine.name} has no tensor {unknown[0]!r} ({len(unknown)} are unknown){hint}")
         for name, shape in shapes.items():
+            if name in parts:
+                continue
             if self.layout.num_ranks == 1 and tuple(given[name].shape) != shape:
                 raise EngineError(f"tensor {name!r} has shape {tuple(given[name].shape)}, the engine's has {shape}")
         return as_dtype(given, self.layout.dtype)

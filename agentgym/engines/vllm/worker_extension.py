@@ -198,7 +198,7 @@ def _published_parameters(model: Any) -> Iterator[tuple[str, Any]]:
     for name, module, tensor in _parameters(model):
         path, _, leaf = name.rpartition(".")
         parent, _, kind = path.rpartition(".")
-        if kind not in packed:
+        if len(packed.get(kind, ())) < 2:  # some checkpoints hold a packed tensor as such
             yield name, tensor
             continue
         for part, share in zip(packed[kind], tensor.split(list(module.output_partition_sizes)), strict=True):

@@ -22,6 +22,7 @@ __all__ = [
     "checked_weights",
     "digest",
     "fused_digests",
+    "fused_name",
     "memory_handle",
     "overall_digest",
     "pad_vocabulary",
@@ -138,16 +139,19 @@ def digest(parts: Sequence[Tensor]) -> str:
     return hasher.hexdigest()[:16]
 
 
+def fused_name(name: str) -> str:
+    """Returns the name of the parameter of SGLang and vLLM that a published tensor is, or is a part of."""
+    parts = name.split(".")
+    slot = next((index for index, part in enumerate(parts) if part in _FUSED), None)
+    return name if slot is None else ".".join([*parts[:slot], _FUSED[parts[slot]], *parts[slot + 1 :]])
+
+
 def fused_digests(weights: Mapping[str, Tensor]) -> dict[str, str]:
     """Returns a digest for each parameter as SGLang and vLLM hold it: q, k and v in one, gate and up in one."""
     groups: dict[str, dict[str, Tensor]] = {}
     for name, tensor in weights.items():
-        parts = name.split(".")
-        slot = next((index for index, part in enumerate(parts) if part in _FUSED), None)
-        key = parts[slot] if slot is not None else ""
-        if slot is not None:
-            parts[slot] = _FUSED[key]
-        groups.setdefault(".".join(parts), {})[key] = tensor
+        key = next((part for part in name.split(".") if part in _FUSED), "")
+        groups.setdefault(fused_name(name), {})[key] = tensor
     order = list(_FUSED)
     return {
         name: digest([parts[key] for key in sorted(parts, key=lambda key: order.index(key) if key else 0)])
