@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, TypeAlias
-
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from agentgym.types import JSON
+
+if TYPE_CHECKING:  # engines that run elsewhere need the names of weights, and no torch
+    from torch import Tensor, nn
 
 __all__ = ["LoraWeights", "Weights", "named_tensors", "publish_blocks", "published_form"]
 
@@ -39,7 +39,7 @@ def published_form(hf: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     from transformers.core_model_loading import revert_weight_conversion
 
-    with _Views():
+    with _conversions_give_views():
         return dict(revert_weight_conversion(hf, tensors))
 
 
@@ -66,8 +66,13 @@ def publish_blocks(
         yield from published_form(hf, {name: whole(tensor).detach() for name, tensor in own}).items()
 
 
-class _Views(TorchFunctionMode):
-    """Makes `contiguous` return its argument, since a conversion calls it on each part of a tensor."""
+def _conversions_give_views() -> Any:
+    """Returns a context in which `contiguous` returns its argument, since a conversion calls it on each part."""
+    from torch import Tensor
+    from torch.overrides import TorchFunctionMode
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return args[0] if func is Tensor.contiguous else func(*args, **(kwargs or {}))
+    class Views(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return args[0] if func is Tensor.contiguous else func(*args, **(kwargs or {}))
+
+    return Views()

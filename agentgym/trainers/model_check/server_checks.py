@@ -43,7 +43,9 @@ def check_on_server(folder: Path, kind: ServerKind, python: str = "") -> CheckRe
     try:
         return CheckResult(kind, *asyncio.run(_check(folder, kind, python)))
     except AgentGymError as error:
-        return CheckResult(kind, False, str(error).strip().rpartition("\n")[2][-300:])
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        causes = [line for line in lines if "Error: " in line or "error: " in line]  # the log of a server that ended
+        return CheckResult(kind, False, (causes or lines)[-1][-300:])
 
 
 async def _check(folder: Path, kind: ServerKind, python: str) -> tuple[bool, str]:

@@ -144,8 +144,8 @@ def test_passes_that_ranks_share_are_those_of_the_fast_decoder(quick_ranks: list
 
 def test_a_stack_of_experts_costs_what_a_token_takes_of_it(cases: dict[str, Case]) -> None:
     model = load_policy(cases["qwen3_moe-plain"]["model"])
-    attention, router = 64 * 16 * (4 + 4 + 2 + 2), 64 * 4
-    assert model.layer_cost == (attention + router + 2 * 3 * 64 * 32, 2 * 64)
+    attention, router = 128 * 32 * (4 + 4 + 2 + 2), 128 * 4
+    assert model.layer_cost == (attention + router + 2 * 3 * 128 * 32, 2 * 128)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import torch
 from agentgym.engines.protocol import WeightSync
 from agentgym.errors import ConfigError
 from agentgym.trainers.learner.critic import CriticStats
+from agentgym.trainers.learner.router_stats import RouterStats
 from agentgym.trainers.learner.step_stats import StepStats
 from agentgym.trainers.monitoring.metrics import RolloutSummary, StepMetrics
 from agentgym.trainers.settings.speed import SpeedConfig
@@ -82,10 +83,11 @@ def test_the_process_has_had_at_least_what_it_just_held() -> None:
 def test_the_page_of_metrics_lists_exactly_what_a_line_may_have() -> None:
     page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
     listed = re.findall(r"^\| `(\w+)` \| [^|]+ \| [^|]+ \|$", page, re.MULTILINE)
+    router = RouterStats(**{one.name: 0 for one in fields(RouterStats)})
     metrics = StepMetrics(
         step=1,
         rollout=RolloutSummary(**{one.name: 0 for one in fields(RolloutSummary)}),
-        update=StepStats(**{one.name: 0 for one in fields(StepStats)}),
+        update=StepStats(**{one.name: 0 for one in fields(StepStats)} | {"router": router}),
         critic=CriticStats(**{one.name: 0 for one in fields(CriticStats)}),
         sync=WeightSync(version=1),
         generate_s=0,
