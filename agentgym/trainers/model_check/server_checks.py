@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -45,7 +46,7 @@ def check_on_server(folder: Path, kind: ServerKind, python: str = "") -> CheckRe
     except AgentGymError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         causes = [line for line in lines if "Error: " in line or "error: " in line]  # the log of a server that ended
-        return CheckResult(kind, False, (causes or lines)[-1][-300:])
+        return CheckResult(kind, False, re.sub(r"http://[\d.]+:\d+", "the server", (causes or lines)[-1])[-300:])
 
 
 async def _check(folder: Path, kind: ServerKind, python: str) -> tuple[bool, str]:
