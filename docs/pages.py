@@ -128,7 +128,7 @@ def _cell(model: KnownModel, check: str) -> str:
     if check not in model.results:
         return ""
     passed, found = model.results[check]
-    if check == "same bits" and passed:
+    if check in ("same bits", "replay") and passed:
         return "yes"
     return found.removesuffix(" nats").removesuffix(" of the largest").partition(" nats")[0] if passed else "**no**"
 
