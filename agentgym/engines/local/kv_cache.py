@@ -97,7 +97,7 @@ class SlotCache:
         num_routers, num_chosen = len(model.routers), model.num_chosen() if model.routers else 0
         if not num_chosen:
             raise ConfigError("record_experts is for mixtures of experts whose routers choose by topk: leave it out")
-        self.experts_SWRK = np.full((self.num_slots, self.window, num_routers, num_chosen), -1, np.int16)
+        self.experts_SWRK = np.zeros((self.num_slots, self.window, num_routers, num_chosen), np.int16)
 
     def owns(self, session: str) -> bool:
         """Returns whether the session has a slot."""

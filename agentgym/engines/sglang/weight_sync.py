@@ -148,8 +148,9 @@ class SglangSync:
             return ""
         # What the engine keeps under another name (a head that equals the embedding) is not compared.
         sent = {name: digest for name, digest in fused_digests(weights).items() if name in found}
-        padded = fused_digests({name: pad_vocabulary(name, tensor) for name, tensor in weights.items()})
-        sent |= {name: padded[name] for name in sent if padded[name] == found[name]}
+        wholes = {name: (tensor, pad_vocabulary(name, tensor)) for name, tensor in weights.items()}
+        padded = fused_digests({name: whole for name, (tensor, whole) in wholes.items() if whole is not tensor})
+        sent |= {name: digest for name, digest in padded.items() if found.get(name) == digest}
         self._check.compare(sent, found, version)
         return overall_digest(found)
 
