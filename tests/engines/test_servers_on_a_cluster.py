@@ -27,7 +27,6 @@ from agentgym.rollout.record.episodes_file import read_episodes
 from agentgym.trainers.config import TrainConfig
 from agentgym.trainers.monitoring.metrics import StepMetrics
 from agentgym.trainers.settings.cluster import ClusterConfig
-from tests.engines.rounding import is_rounding
 
 pytestmark = pytest.mark.engine
 LIMIT_S = 600.0
@@ -69,7 +68,7 @@ def check_run(folder: Path, steps: int) -> None:
     """Each step's tokens bear the version before it, have the trainer's logprobs, and none is lost or twice there."""
     lines = lines_of(folder)
     assert [line["step"] for line in lines] == [line["sync_version"] for line in lines] == list(range(1, steps + 1))
-    assert all(is_rounding(line.get("mismatch_mean", 0.0), line.get("mismatch_max", 0.0)) for line in lines)
+    assert max(line.get("mismatch_max", 0.0) for line in lines) < 1e-4
     records = [one for one in read_episodes(folder) if one.phase == "train"]
     assert len({(one.trajectory.group, one.trajectory.member) for one in records}) == len(records) == steps * 12
     assert all(one.trajectory.status.trainable for one in records)
@@ -134,7 +133,6 @@ def test_servers_that_run_already_serve_a_run_on_a_cluster(
     config = replace(config, max_staleness=1, steps=3)
     steps: list[StepMetrics] = list(train(config, tmp_path / "run")[1].steps)
     assert [one.sync.version for one in steps] == [1, 2, 3]
-    updates = [step.update for step in steps if step.update is not None]
-    assert all(is_rounding(update.mismatch_mean, update.mismatch_max) for update in updates)
+    assert all(one.update is None or one.update.mismatch_max < 1e-4 for one in steps)
     assert server.alive
     assert verify_run(tmp_path / "run").ok

@@ -36,7 +36,6 @@ from agentgym.trainers.monitoring.metrics import StepMetrics
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trajectory import Row, Trajectory
 from agentgym.types import Task
-from tests.engines.rounding import is_rounding
 
 pytestmark = pytest.mark.engine
 PAUSES: tuple[PauseMode, ...] = ("abort", "in_place", "retract")
@@ -80,12 +79,6 @@ def gaps(model: Any, row: Row) -> torch.Tensor:
     return torch.tensor(model.gaps(row.ids[:1], row.ids[1:], row.logprobs[1:].tolist()))
 
 
-def assert_rounding(steps: list[StepMetrics]) -> None:
-    """Asserts that trainer and engine differ by rounding alone in every update."""
-    for update in (step.update for step in steps if step.update is not None):
-        assert is_rounding(update.mismatch_mean, update.mismatch_max), (update.mismatch_mean, update.mismatch_max)
-
-
 # ---- parity
 
 
@@ -97,8 +90,10 @@ def test_logprobs_are_the_trainers_after_every_sync(
     config = replace(gentle(on_server(engine, request)), sampling=SamplingConfig(temperature=temperature))
     steps = train(replace(config, steps=4, group_size=8), tmp_path / "run")
     assert [one.sync.version for one in steps] == [1, 2, 3, 4]
-    assert_rounding(steps)
-    assert all(one.update is None or one.update.mismatch_max > 0 for one in steps)
+    updates = [step.update for step in steps if step.update is not None]
+    # Over the 10^5 ids of these runs rounding has a tail: the trainer's own logprobs are up to 4e-5 from those in
+    # float64, while the mean is 1e-7. A missed update is over 1e-2.
+    assert all(0 < update.mismatch_max < 1e-3 and update.mismatch_mean < 1e-6 for update in updates)
     assert sum(one.update is not None for one in steps) >= 2
     for before, after in pairwise(steps):  # no signal, no step: the weights are then as they were
         assert (before.sync.checksum != after.sync.checksum) is (after.update is not None)
@@ -128,7 +123,7 @@ def test_weights_travel_by_disk_and_by_broadcast_too(
     serving = ServingSettings(sync=sync, bucket_mb=1)
     steps = train(replace(config, sglang=replace(config.sglang, serving=serving)), tmp_path / "run")
     assert [one.sync.version for one in steps] == [1, 2]
-    assert_rounding(steps)
+    assert all(one.update is None or one.update.mismatch_max < 1e-4 for one in steps)
 
 
 def test_sglang_0_5_17_is_paused_by_abort_and_updated_directly(
@@ -142,7 +137,7 @@ def test_sglang_0_5_17_is_paused_by_abort_and_updated_directly(
     url = start_sglang_0_5_17().url
     steps = train(replace(small_run, engine="sglang", sglang=SglangConfig(urls=(url,))), tmp_path / "run")
     assert [one.sync.version for one in steps] == [1, 2]
-    assert_rounding(steps)
+    assert all(one.update is None or one.update.mismatch_max < 1e-4 for one in steps)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert any("pauses abort requests instead of retract: SGLang 0.5.17" in one for one in warnings)
     assert sum("checked by the parity of logprobs alone" in one for one in warnings) == 1
@@ -165,7 +160,7 @@ def test_groups_that_go_on_over_updates_are_trained_in_each_pause_mode(
     config = replace(config, sglang=replace(config.sglang, serving=ServingSettings(pause=pause)))
     steps = train(replace(gentle(config), steps=4, max_staleness=2), tmp_path / "run")
     assert [one.rollout.episodes for one in steps] == [16] * 4
-    assert_rounding(steps)
+    assert all(one.update is None or one.update.mismatch_max < 1e-4 for one in steps)
     assert sum(one.update.stale_tokens for one in steps if one.update) > 0
     assert main(["verify", str(tmp_path / "run")]) == 0
 
@@ -314,7 +309,7 @@ def test_episodes_of_a_replica_that_is_killed_finish_on_the_other(
     model = reference(0)
     for row in (row for one in trajectories for row in one.rows):
         at = torch.from_numpy(row.mask)[1:]
-        assert is_rounding(float(gaps(model, row)[at].mean()), float(gaps(model, row)[at].max()))
+        assert gaps(model, row)[at].max() < 1e-4
 
 
 # ---- the contract
