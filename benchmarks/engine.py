@@ -35,6 +35,7 @@ from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.protocol import Sampling
 from agentgym.model.decoder import Decoder
+from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import load_decoder
 
 VLLM = """
@@ -54,6 +55,10 @@ for _ in range(repeats + 1):
     assert [len(reply.outputs[0].logprobs) for reply in replies] == job["max_tokens"], "vLLM lost tokens"
 print("SECONDS", min(seconds[1:]))
 """
+
+
+UNCHANGED = {"do_sample": True, "top_k": 0, "top_p": 1.0, "pad_token_id": 0}
+"""The settings of `generate` under which it samples from the model's own distribution."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ class Job:
         return (weights * max(self.max_tokens) + per_position * positions) / bytes_per_s
 
 
-def ours_s(model: Decoder, job: Job, repeats: int, *, compiled: bool) -> float:
+def ours_s(model: LanguageModel, job: Job, repeats: int, *, compiled: bool | None) -> float:
     """Returns the best seconds of the in-process engine, with nothing cached between repeats."""
 
     async def request(engine: LocalEngine, index: int) -> None:
@@ -116,32 +121,34 @@ def best_s(play: Callable[[], object], repeats: int) -> float:
     return min(seconds[1:])
 
 
-def transformers_s(folder: str, job: Job, repeats: int) -> dict[str, float]:
-    """Returns the best seconds of `generate` on one left-padded batch, and of `generate_batch` with cache for all."""
+def generate_s(folder: str, job: Job, repeats: int) -> float:
+    """Returns the best seconds of transformers' `generate` on one left-padded batch."""
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").eval()
     longest = max(len(prompt) for prompt in job.prompts)
     ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in job.prompts])
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in job.prompts])
-    shared = {"do_sample": True, "top_k": 0, "top_p": 1.0, "pad_token_id": 0}
-    static = GenerationConfig(max_new_tokens=max(job.max_tokens), eos_token_id=None, **shared)
-    mean = round(job.num_tokens / len(job.prompts))  # `generate_batch` has one length for all; the sum is the same
-    batched = GenerationConfig(max_new_tokens=mean, eos_token_id=-1, **shared)
+    config = GenerationConfig(max_new_tokens=max(job.max_tokens), eos_token_id=None, **UNCHANGED)
+    with torch.inference_mode():
+        return best_s(lambda: model.generate(ids, attention_mask=mask, generation_config=config), repeats)
+
+
+def generate_batch_s(folder: str, job: Job) -> dict[str, float]:
+    """Returns the best seconds of transformers' `generate_batch`, with cache for all requests at once."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").eval()
+    mean = round(job.num_tokens / len(job.prompts))  # it has one length for all; the sum is the same
+    config = GenerationConfig(max_new_tokens=mean, eos_token_id=-1, **UNCHANGED)
     paging = ContinuousBatchingConfig(num_blocks=2 * len(job.prompts) + 16, max_batch_tokens=512)
 
-    def continuous() -> None:
-        replies = model.generate_batch(job.prompts, generation_config=batched, continuous_batching_config=paging)
+    def play() -> None:
+        replies = model.generate_batch(job.prompts, generation_config=config, continuous_batching_config=paging)
         if sum(len(reply.generated_tokens) for reply in replies.values()) != mean * len(job.prompts):
             raise RuntimeError("generate_batch lost requests")
 
-    with torch.inference_mode():
-        found = {
-            "generate": best_s(lambda: model.generate(ids, attention_mask=mask, generation_config=static), repeats)
-        }
     try:
-        found["generate_batch"] = best_s(continuous, 1)  # on a thread of its own, where inference mode does not reach
+        return {"generate_batch": best_s(play, 1)}
     except RuntimeError as error:
         print(f"{len(job.prompts)} requests: {error}", file=sys.stderr)
-    return found
+        return {}
 
 
 def vllm_s(python: str, folder: str, job: Job, repeats: int) -> dict[str, float]:
@@ -186,7 +193,8 @@ def main() -> None:
         job = Job.draw(count, model.config.vocab_size)
         seconds = {"ours": ours_s(model, job, args.repeats, compiled=True)}
         seconds["ours eager"] = ours_s(model, job, args.repeats, compiled=False)
-        seconds |= transformers_s(args.model, job, args.repeats)
+        seconds["generate"] = generate_s(args.model, job, args.repeats)
+        seconds |= generate_batch_s(args.model, job)
         if args.vllm_python:
             seconds |= vllm_s(args.vllm_python, args.model, job, args.repeats)
         seconds["limit"] = job.limit_s(model, bytes_per_s)

@@ -178,6 +178,7 @@ def run_trl(side: str, folder: Path, rows: Rows, *, repeats: int = 0, save: Path
         "advantages": [
             [rows.weight(row, at) * rows.num_trained for at in trained] for row, trained in enumerate(places)
         ],
+        "bf16": False,
         "checkpointing": side == "trl_frugal",
         "repeats": repeats,
         "save": None if save is None else str(save),

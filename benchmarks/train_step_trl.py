@@ -33,7 +33,7 @@ def no_reward(completions: list[Any], **kwargs: Any) -> list[float]:
 
 
 def make_trainer() -> GRPOTrainer:
-    """Makes a trainer over the saved model, in fp32.
+    """Makes a trainer over the saved model, whose weights are float32; with `bf16`, its products are in bfloat16.
 
     In the backward pass it computes each layer again, TRL's default, if the specification has `checkpointing`.
     """
@@ -46,7 +46,7 @@ def make_trainer() -> GRPOTrainer:
         beta=0.0,
         loss_type="dapo",
         use_cpu=True,
-        bf16=False,
+        bf16=SPEC["bf16"],
         gradient_checkpointing=SPEC["checkpointing"],
         report_to="none",
         save_strategy="no",

@@ -1,0 +1,258 @@
+"""The update of a GRPO step and sampling, at about 1 and 60 million parameters: both model backends and the others.
+
+One model of the shape of Qwen3, random, fp32, one thread a side. `fast` is our decoder, `transformers` is
+`--model-backend transformers`, which computes every other architecture. Before anything is timed, logprobs and gradient
+norms of the three trainers must agree.
+
+The update is forward, loss, backward and AdamW over 8 rows of 500 tokens of prompt and replies of 32 to 96: once with
+a prompt of its own for each row, and once with the same for all. To TRL 1.16 both are the same work; its `GRPOTrainer`
+runs without gradient checkpointing in fp32 and in bf16, its fastest settings (`trl_environment.py` has its
+environment). Tokens are those of all rows, prompts included.
+
+Sampling is that of `engine.py`: requests of unequal length that arrive at once.
+
+    python benchmarks/models.py [--sizes 1M 60M] [--vllm-python VENV/bin/python] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"  # before torch is imported, and for the others
+
+import torch
+from engine import Job, generate_s, ours_s, vllm_s
+from grpo_step import AGREEMENT, TASK, trajectory
+from safetensors.torch import load_file
+from torch import Tensor
+from train_step import TRL_SCRIPT
+from transformers.utils import logging as transformers_logging
+from trl_environment import run_beside_trl
+
+from agentgym.engines.protocol import Completion
+from agentgym.model.decoder import Decoder, DecoderConfig
+from agentgym.model.model_folder import save_model_folder
+from agentgym.model.policy import load_policy
+from agentgym.trainers.batch.batch import TrainingBatch, build_batch
+from agentgym.trainers.batch.credits import flat_credit
+from agentgym.trainers.learner.learner import Learner, LearnerConfig
+from agentgym.trainers.settings.optimizer import OptimizerConfig
+from agentgym.trajectory import Group, Trajectory
+
+Backend = Literal["fast", "transformers"]
+Dtype = Literal["float32", "bfloat16"]
+BACKENDS: tuple[Backend, ...] = ("fast", "transformers")
+DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
+LOGPROB_NATS = 1e-4
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a model."""
+
+    width: int
+    num_layers: int
+    num_heads: int
+    ffn_width: int
+    vocab_size: int
+
+    def save(self, folder: Path) -> int:
+        """Saves a random model and returns the number of its parameters."""
+        config = DecoderConfig(
+            family="qwen3",
+            vocab_size=self.vocab_size,
+            width=self.width,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_heads // 2,
+            head_width=self.width // self.num_heads,
+            ffn_width=self.ffn_width,
+            context_window=1024,
+            qk_norm=True,
+        )
+        model = Decoder(config).initialize(0)
+        save_model_folder(model, folder)
+        return sum(parameter.numel() for parameter in model.parameters())
+
+
+SHAPES = {"1M": Shape(128, 4, 4, 384, 1984), "60M": Shape(512, 14, 8, 1536, 32_000)}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of ids, the first `prompt` of each a prompt, and the advantage of each row."""
+
+    ids: tuple[tuple[int, ...], ...]
+    prompt: int
+    advantages: tuple[float, ...]
+
+    @classmethod
+    def draw(cls, count: int, prompt: int, vocab_size: int, *, shared: bool) -> Rows:
+        """Returns `count` rows with one prompt for all if it is `shared`, with replies of 32 to 96 random ids."""
+        rng = random.Random(count)
+        sizes = [rng.randint(32, 96) for _ in range(count)]
+        prompts = [[rng.randrange(vocab_size) for _ in range(prompt)] for _ in range(1 if shared else count)]
+        replies = [[rng.randrange(vocab_size) for _ in range(size)] for size in sizes]
+        ids = tuple((*prompts[number % len(prompts)], *reply) for number, reply in enumerate(replies))
+        return cls(ids, prompt, tuple(float(number % 5 - 2) for number in range(count)))
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of all rows, prompts included."""
+        return sum(map(len, self.ids))
+
+    def batch(self, logprobs: Sequence[float] | None = None) -> TrainingBatch:
+        """Returns the batch of a learner; `logprobs` are those of all replies under the weights that sampled."""
+        left = iter([-1.0] * self.num_tokens if logprobs is None else logprobs)
+        made = tuple(self._episode(number, left) for number in range(len(self.ids)))
+        group = Group("rows", TASK, made)
+        return build_batch([group], [flat_credit(group, self.advantages)], aggregation="token-mean")
+
+    def _episode(self, number: int, left: Iterator[float]) -> Trajectory:
+        prompt, reply = self.ids[number][: self.prompt], self.ids[number][self.prompt :]
+        old = tuple(next(left) for _ in reply)
+        return trajectory(prompt, Completion(reply, old, (0,) * len(reply), "length"), "rows", number)
+
+
+def make_learner(folder: Path, backend: Backend, dtype: Dtype) -> Learner:
+    """Loads the model; the settings are those of a run but for the learning rate and the threads."""
+    model = load_policy(folder, dtype=getattr(torch, dtype), backend=backend)
+    optimizer = OptimizerConfig(learning_rate=1e-6, warmup_steps=1)
+    return Learner(model, LearnerConfig(threads=1, dtype=dtype), optimizer, total_steps=1_000)
+
+
+def step_s(folder: Path, backend: Backend, dtype: Dtype, rows: Rows, repeats: int) -> float:
+    """Returns the median seconds of an update after one to warm up."""
+    learner = make_learner(folder, backend, dtype)
+    batch = rows.batch(learner.logprobs(rows.batch()).clamp(max=0.0).tolist())
+    seconds = timed(lambda: learner.update(batch), repeats)
+    learner.close()
+    return seconds
+
+
+def timed(call: Callable[[], object], repeats: int) -> float:
+    """Returns the median seconds of `repeats` calls after one to warm up."""
+    seconds = []
+    for _ in range(repeats + 1):
+        started = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds[1:])
+
+
+def run_trl(folder: Path, rows: Rows, *, bf16: bool, repeats: int = 0, save: Path | None = None) -> float:
+    """Returns the median seconds of TRL's update; with `save` it writes its logprobs and gradients there instead."""
+    spec = {
+        "model": str(folder),
+        "rows": rows.ids,
+        "prompt": rows.prompt,
+        "advantages": [
+            [advantage] * (len(ids) - rows.prompt) for ids, advantage in zip(rows.ids, rows.advantages, strict=True)
+        ],
+        "bf16": bf16,
+        "checkpointing": False,
+        "repeats": repeats,
+        "save": None if save is None else str(save),
+    }
+    return run_beside_trl(TRL_SCRIPT, spec).get("seconds", 0.0)
+
+
+def check(folder: Path, vocab_size: int, scratch: Path) -> tuple[float, float]:
+    """Returns the largest differences of logprobs in nats and of gradient norms, relative, between the trainers."""
+    rows = Rows.draw(4, 100, vocab_size, shared=True)
+    run_trl(folder, rows, bf16=False, save=scratch / "trl.safetensors")
+    tensors = load_file(scratch / "trl.safetensors")
+    wanted_M = tensors.pop("logprobs")
+    norm = float(torch.stack([gradient.norm() for gradient in tensors.values()]).norm())
+    nats, share = 0.0, 0.0
+    for backend in BACKENDS:
+        learner = make_learner(folder, backend, "float32")
+        logp_M: Tensor = learner.logprobs(rows.batch()).clamp(max=0.0)
+        found = learner.update(rows.batch(logp_M.tolist())).grad_norm
+        learner.close()
+        nats = max(nats, float((logp_M - wanted_M).abs().max()))
+        share = max(share, abs(found / norm - 1))
+    assert nats < LOGPROB_NATS and share < AGREEMENT, f"the trainers differ: {nats:.2g} nats, gradients by {share:.2g}"
+    return nats, share
+
+
+def measure_steps(folder: Path, vocab_size: int, given: argparse.Namespace) -> dict[str, float]:
+    """Returns the tokens a second of every trainer, and prints a line for each."""
+    found: dict[str, float] = {}
+    for shared in (False, True):
+        rows = Rows.draw(given.rows, given.prompt, vocab_size, shared=shared)
+        for backend in BACKENDS:
+            for dtype in DTYPES:
+                name = f"{backend}, {dtype}, {'one prompt' if shared else 'own prompts'}"
+                found[name] = rows.num_tokens / step_s(folder, backend, dtype, rows, given.repeats)
+                print(f"    {name:42}{found[name]:10,.0f} tokens/s", flush=True)
+    for dtype in DTYPES:
+        seconds = run_trl(folder, rows, bf16=dtype == "bfloat16", repeats=given.repeats)
+        found[f"TRL, {dtype}"] = rows.num_tokens / seconds
+        print(f"    {'TRL, ' + dtype:42}{rows.num_tokens / seconds:10,.0f} tokens/s", flush=True)
+    return found
+
+
+def measure_sampling(folder: Path, vocab_size: int, given: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Returns the tokens a second of every engine by the number of requests, and prints a line for each number."""
+    found: dict[str, dict[str, float]] = {}
+    for count in given.requests:
+        job = Job.draw(count, vocab_size)
+        seconds: dict[str, float] = {}
+        for backend in BACKENDS:
+            model = load_policy(folder, backend=backend).requires_grad_(False)
+            seconds[backend] = ours_s(model, job, given.repeats, compiled=None)
+        seconds["generate"] = generate_s(str(folder), job, given.repeats)
+        if given.vllm_python:
+            seconds |= vllm_s(given.vllm_python, str(folder), job, given.repeats)
+        found[str(count)] = {name: job.num_tokens / value for name, value in seconds.items()}
+        shown = "  ".join(f"{name} {value:,.0f}" for name, value in found[str(count)].items())
+        print(f"    {count:3} requests, tokens/s: {shown}", flush=True)
+    return found
+
+
+def main() -> None:
+    """Prints tokens a second, and with --json one JSON object as the last line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=500, help="its tokens")
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--vllm-python", help="has a CPU build of vLLM; vLLM is left out without it")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    results = {}
+    for name in given.sizes:
+        shape = SHAPES[name]
+        with tempfile.TemporaryDirectory() as model, tempfile.TemporaryDirectory() as scratch:
+            folder = Path(model)
+            num_parameters = shape.save(folder)
+            nats, share = check(folder, shape.vocab_size, Path(scratch))
+            print(
+                f"{num_parameters / 1e6:.2f} million parameters: logprobs differ by {nats:.1e} nats at most,", end=" "
+            )
+            print(f"gradient norms by {share:.1e}\n  an update of {given.rows} rows", flush=True)
+            steps = measure_steps(folder, shape.vocab_size, given)
+            print("  sampling", flush=True)
+            sampling = measure_sampling(folder, shape.vocab_size, given)
+        results[name] = {"parameters": num_parameters, "steps": steps, "sampling": sampling}
+    if given.json:
+        print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
