@@ -28,6 +28,7 @@ __all__ = [
     "adapters_off",
     "add_adapters",
     "find_adapters",
+    "join_adapters",
     "remove_adapters",
 ]
 
@@ -78,16 +79,15 @@ class AdaptedWeight:
     is_transposed: bool = False
     """True if the weight is `[..., I, O]`."""
 
+    @property
+    def is_stack(self) -> bool:
+        """True for the weights of all experts of a layer."""
+        return any(adapter is not None and adapter.A_RI.ndim == 3 for adapter in self.adapters.values())
+
     def factors(self, read: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> tuple[Tensor, Tensor]:
-        """Returns the two factors, left and right, of what adapters add to the weight, without their scale."""
-        rights, lefts = [], []
-        for index, adapter in enumerate(self.adapters.values()):
-            if adapter is not None:
-                rights.append(read(adapter.A_RI))
-                high_OR = read(adapter.B_OR)
-                size = high_OR.shape[-2]
-                lefts.append(F.pad(high_OR, (0, 0, index * size, (len(self.adapters) - 1 - index) * size)))
-        left, right = torch.cat(lefts, -1), torch.cat(rights, -2)
+        """Returns the left and the right factor of what the adapters add to the weight, without their scale."""
+        adapters = self.adapters.values()
+        left, right = join_adapters([None if own is None else (read(own.A_RI), read(own.B_OR)) for own in adapters])
         return (right.mT, left.mT) if self.is_transposed else (left, right)
 
     def merge(self, weight: Tensor, scale: float, read: Callable[[Tensor], Tensor]) -> Tensor:
@@ -123,6 +123,21 @@ class AdaptedLinear(nn.Module):
             return base
         flat_NI = x.reshape(-1, x.shape[-1])
         return base + linear(linear(flat_NI, self.adapter.A_RI) * self.scale, self.adapter.B_OR).view(base.shape)
+
+
+def join_adapters(pairs: Sequence[tuple[Tensor, Tensor] | None]) -> tuple[Tensor, Tensor]:
+    """Returns B and A of one adapter for projections that share a weight: `[..., O, K R]` and `[..., K R, I]`.
+
+    `pairs` are A and B of each projection, or None if it has no adapter; K of them have one.
+    """
+    lefts, rights = [], []
+    for index, pair in enumerate(pairs):
+        if pair is not None:
+            low_RI, high_OR = pair
+            size = high_OR.shape[-2]
+            lefts.append(F.pad(high_OR, (0, 0, index * size, (len(pairs) - 1 - index) * size)))
+            rights.append(low_RI)
+    return torch.cat(lefts, -1), torch.cat(rights, -2)
 
 
 class LowRankSum:
@@ -205,7 +220,7 @@ _PRODUCTS: dict[Callable[..., Any], Callable[..., Tensor]] = {
     F.grouped_mm: _grouped_mm,
 }
 
-_sums: ContextVar[Mapping[str, LowRankSum]] = ContextVar("sums", default={})
+_sums: ContextVar[Mapping[str, LowRankSum] | None] = ContextVar("sums", default=None)
 """The weights with adapters of the experts that this thread computes, by the name of their parameter."""
 
 
@@ -223,8 +238,8 @@ class AdaptedExperts(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         """Returns a parameter or a module, or the sum in place of the weight."""
-        found = _sums.get().get(name)
-        return super().__getattr__(name) if found is None else found
+        sums = _sums.get()
+        return sums[name] if sums is not None and name in sums else super().__getattr__(name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns what the experts compute, with their adapters if these are on."""

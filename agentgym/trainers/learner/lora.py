@@ -141,8 +141,13 @@ class Adapters:
         return self.model.requires_grad_(True)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that `load_state_dict` restores bitwise: whole tensors by peft's names, and the settings."""
-        return {"settings": asdict(self.config), "tensors": {name: whole(tensor) for name, tensor in self._tensors()}}
+        """The state that `load_state_dict` restores bitwise: whole tensors by their projections, and the settings.
+
+        `stacks` are the projections in each parameter that has all experts of a layer.
+        """
+        stacks = {weight.name: list(weight.adapters) for weight in self._weights.values() if weight.is_stack}
+        tensors = {name: whole(tensor) for name, tensor in self._tensors()}
+        return {"settings": asdict(self.config), "tensors": tensors, "stacks": stacks}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
