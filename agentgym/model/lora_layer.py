@@ -217,7 +217,7 @@ _PRODUCTS: dict[Callable[..., Any], Callable[..., Tensor]] = {
     torch.bmm: _matmul,
     Tensor.__matmul__: _matmul,
     Tensor.matmul: _matmul,
-    F.grouped_mm: _grouped_mm,
+    torch._grouped_mm: _grouped_mm,  # which `F.grouped_mm` calls
 }
 
 _sums: ContextVar[Mapping[str, LowRankSum] | None] = ContextVar("sums", default=None)
