@@ -175,7 +175,7 @@ def test_a_function_that_takes_no_sum_is_refused(make: Make) -> None:
     model = adapted(make("qwen3_moe"))
     experts = next(module for module in model.modules() if type(module).__name__ == "AdaptedQwen3MoeExperts")
     vars(experts)["act_fn"] = lambda _: torch.exp(experts.down_proj)
-    with pytest.raises(ConfigError, match="experts that call .*exp.* have no adapters"):
+    with pytest.raises(ConfigError, match=r"experts that call .*exp.* have no adapters"):
         logprobs_of(model)
 
 
