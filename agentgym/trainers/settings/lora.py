@@ -17,7 +17,7 @@ RATE = 10
 
 PROJECTIONS = (*QKV, "o_proj", *GATE_UP, "down_proj")
 """The layers that may be adapted: all linear layers but the head."""
-EXPERTS = ("w1", "w2", "w3", "gate_up_proj", "input_linear", "output_linear")
+EXPERTS = ("w1", "w2", "w3", "gate_up_proj", "input_linear", "output_linear", "fc1", "fc2")
 """Other published names of the projections of experts."""
 
 
