@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -12,7 +12,7 @@ from agentgym.types import JSON
 if TYPE_CHECKING:  # engines that run elsewhere need the names of weights, and no torch
     from torch import Tensor, nn
 
-__all__ = ["LoraWeights", "Weights", "named_tensors", "publish_blocks", "published_form"]
+__all__ = ["LoraWeights", "Weights", "named_tensors", "projection_names", "publish_blocks", "published_form"]
 
 BASE = ".adapted_base."
 """The part of a tensor's name that an adapter adds."""
@@ -52,18 +52,27 @@ def named_tensors(hf: Any) -> Iterator[tuple[str, Tensor]]:
             yield name.replace(BASE, "."), tensor
 
 
+def projection_names(hf: Any, name: str, stack: Tensor) -> tuple[str, ...]:
+    """Returns the published names of the projections in one tensor of experts, in the order of their outputs.
+
+    The names lack their module: `("gate_proj", "up_proj")`, or `("w1", "w3")`.
+    """
+    published = (key.removesuffix(".weight").rpartition(".")[2] for key in published_form(hf, {name: stack.detach()}))
+    return tuple(dict.fromkeys(published))
+
+
 def publish_blocks(
-    hf: Any, blocks: Iterable[nn.Module], whole: Callable[[Tensor], Tensor]
+    hf: Any, blocks: Iterable[nn.Module], named: Iterable[tuple[str, Tensor]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yields `whole(tensor)` of every tensor under its name in published checkpoints, those of a block at once."""
+    """Yields tensors, given by the model's own names, under their published names, those of a block at once."""
     inside = set(blocks)
     prefixes = [f"{name}." for name, module in hf.named_modules() if module in inside]
 
     def block_of(named: tuple[str, Tensor]) -> str:
         return next((prefix for prefix in prefixes if named[0].startswith(prefix)), "")
 
-    for _, own in groupby(named_tensors(hf), block_of):
-        yield from published_form(hf, {name: whole(tensor).detach() for name, tensor in own}).items()
+    for _, own in groupby(named, block_of):
+        yield from published_form(hf, dict(own)).items()
 
 
 def _conversions_give_views() -> Any:

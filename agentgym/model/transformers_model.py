@@ -24,7 +24,7 @@ from agentgym.model.architectures import dequantization
 from agentgym.model.context_window import declared_window
 from agentgym.model.language_model import KvShape, LanguageModel, LayerCost
 from agentgym.model.linear import padded_size
-from agentgym.model.lora_layer import AdaptedLinear, add_adapters, find_adapters
+from agentgym.model.lora_layer import AdaptedWeight, add_adapters, find_adapters, remove_adapters
 from agentgym.model.packed_layout import MIN_SHARED, PackedLayout, similar_rows
 from agentgym.model.pass_attention import (
     HOOK,
@@ -36,7 +36,7 @@ from agentgym.model.pass_attention import (
     attention_of,
     register_hook,
 )
-from agentgym.model.published_weights import publish_blocks
+from agentgym.model.published_weights import named_tensors, publish_blocks
 from agentgym.model.routing import PassRouting, current_routing, find_routers, route_pass, routing_of
 from agentgym.model.state_cache import PassCache, StateName, keeps_state
 from agentgym.types import JSON
@@ -247,25 +247,24 @@ class TransformersModel(LanguageModel):
 
         Transformers may store the experts of a layer as one tensor, which published checkpoints do not.
         """
-        return publish_blocks(self.hf, self.blocks, whole)
+        tensors = ((name, whole(tensor).detach()) for name, tensor in named_tensors(self.hf))
+        return publish_blocks(self.hf, self.blocks, tensors)
 
     def adapt(self, targets: Sequence[str] | None, *, rank: int, scale: float) -> None:
-        """Adds adapters that add nothing yet to the linear layers with these names; None is all but head and routers.
+        """Adds adapters that add nothing yet to the layers with these names; None is all but head and routers.
 
-        Raises ConfigError if the model has none of them.
+        Raises ConfigError for a name that no layer has.
         """
         inside, head = set(self._backbone.modules()), self.hf.get_output_embeddings()
         add_adapters(self.hf, inside - {head}, targets, rank=rank, scale=scale)
 
-    def named_adapters(self) -> Iterator[tuple[str, AdaptedLinear]]:
-        """Yields each layer with an adapter, by the layer's name."""
+    def adapted_weights(self) -> Iterator[AdaptedWeight]:
+        """Yields each weight with adapters."""
         return find_adapters(self.hf)
 
     def remove_adapters(self) -> None:
-        """Puts the linear layers back in place of those with adapters."""
-        for name, module in list(self.named_adapters()):
-            owner, _, own = name.rpartition(".")
-            setattr(self.hf.get_submodule(owner), own, module.adapted_base)
+        """Removes the adapters, without merging them."""
+        remove_adapters(self.hf)
 
 
 def _recompute(forward: Callable[..., Any], block: nn.Module, *args: Any, **kwargs: Any) -> Any:

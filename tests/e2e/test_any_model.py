@@ -145,6 +145,7 @@ def test_what_is_not_supported_is_refused_in_one_line(
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys did not match:RuntimeWarning")
 def test_adapters_of_a_mixture_of_experts_resume_to_the_bit_and_are_exported_merged_or_alone(tmp_path: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +13,10 @@ from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from agentgym.errors import ConfigError, RunFolderError
+from agentgym.model.lora_layer import join_adapters
 from agentgym.model.model_folder import reading, save_model_folder
 from agentgym.model.model_name import is_model_id, model_folder
 from agentgym.model.policy import load_policy
@@ -32,6 +34,8 @@ from agentgym.trainers.checkpoints.writer import BEST
 __all__ = ["DType", "Exported", "export_adapter", "export_model", "find_checkpoint", "write_adapter"]
 
 DType = Literal["float32", "bfloat16", "float16"]
+_KEY = "base_model.model.{}.lora_{}.weight"
+"""The name of a matrix in a saved adapter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,14 +119,19 @@ def write_adapter(state: Mapping[str, Any], folder: Path, base: str | None, dtyp
     """
     settings = state["settings"]
     alpha = float(settings["alpha"])
+    alpha = int(alpha) if alpha.is_integer() else alpha
+    found = _PeftAdapter.of(state["tensors"], state.get("stacks", {}))
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": settings["rank"],
-        "lora_alpha": int(alpha) if alpha.is_integer() else alpha,
+        "lora_alpha": alpha,
         "lora_dropout": 0.0,
-        "target_modules": sorted({name.split(".")[-3] for name in state["tensors"]}),
+        "target_modules": sorted(found.modules),
+        "target_parameters": sorted(found.parameters) or None,
+        "rank_pattern": {name: factor * settings["rank"] for name, factor in found.parameters.items() if factor > 1},
+        "alpha_pattern": {name: factor * alpha for name, factor in found.parameters.items() if factor > 1},
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
@@ -130,8 +139,53 @@ def write_adapter(state: Mapping[str, Any], folder: Path, base: str | None, dtyp
         "modules_to_save": None,
     }
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    tensors = {name: tensor.to(dtype).contiguous() for name, tensor in state["tensors"].items()}
+    tensors = {name: tensor.to(dtype).contiguous() for name, tensor in found.tensors.items()}
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+@dataclass(frozen=True)
+class _PeftAdapter:
+    """The tensors of an adapter as peft names and joins them, and what they are on."""
+
+    tensors: dict[str, Tensor]
+    modules: set[str]
+    """The names of the linear layers."""
+    parameters: dict[str, int]
+    """The ends of the parameters' names, with the number of adapters that are joined into one of a higher rank."""
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], stacks: Mapping[str, Sequence[str]]) -> _PeftAdapter:
+        """Makes it of a state of `Adapters`.
+
+        Experts in one parameter have one adapter in peft, `[K R X, I]` and `[O, K R X]`, and a module with several such
+        parameters is wrapped once for each, the first one inside. Layers that are called as a projection of the experts
+        are given as parameters, since peft takes their names for those of the experts.
+        """
+        taken = {name for names in stacks.values() for name in names}
+        projections = {name.rpartition(".")[2] for name in taken}
+        plain = {key: tensor for key, tensor in tensors.items() if _layer_of(key) not in taken}
+        own = {name: name.rpartition(".")[2] for name in map(_layer_of, plain)}
+        parameters = {f"{_ending(name, 2)}.weight": 1 for name in own if own[name] in projections}
+        found = cls(plain, set(own.values()) - projections, parameters)
+        owners = [name.rpartition(".")[0] for name in stacks]
+        for number, (name, names) in enumerate(stacks.items()):
+            owner = owners[number]
+            matrices = [(tensors.get(_KEY.format(own, "A")), tensors.get(_KEY.format(own, "B"))) for own in names]
+            pairs = [None if low is None or high is None else (low, high) for low, high in matrices]
+            left_XOR, right_XRI = join_adapters(pairs)
+            wrapper = owner + ".base_layer" * owners[number + 1 :].count(owner)
+            found.tensors[_KEY.format(wrapper, "A")] = right_XRI.flatten(0, 1)
+            found.tensors[_KEY.format(wrapper, "B")] = left_XOR.permute(1, 2, 0).flatten(1)
+            found.parameters[_ending(name, 2)] = sum(pair is not None for pair in pairs)
+        return found
+
+
+def _layer_of(key: str) -> str:
+    return key.removeprefix("base_model.model.").rpartition(".lora_")[0]
+
+
+def _ending(name: str, num_parts: int) -> str:
+    return ".".join(name.split(".")[-num_parts:])
 
 
 def _first_model(checkpoint: Checkpoint) -> str | None:

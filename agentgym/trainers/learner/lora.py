@@ -19,10 +19,10 @@ from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder, DecoderLayer
 from agentgym.model.decoder_config import QKV
 from agentgym.model.language_model import LanguageModel
-from agentgym.model.lora_layer import Adapter, LayerAdapters, adapters_off
+from agentgym.model.lora_layer import AdaptedWeight, Adapter, LayerAdapters, adapters_off
 from agentgym.model.model_folder import published_views
 from agentgym.model.packed_layout import PackedLayout
-from agentgym.model.published_weights import named_tensors, published_form
+from agentgym.model.published_weights import named_tensors, publish_blocks
 from agentgym.model.transformers_model import TransformersModel
 from agentgym.rollout.seeds import derive
 from agentgym.trainers.parallel.sharded_tensor import is_sharded, like, whole
@@ -39,20 +39,26 @@ Model = TypeVar("Model", bound=LanguageModel)
 
 
 def adapt(model: Model, config: LoraConfig) -> Model:
-    """Freezes the model and adds adapters that add nothing yet; a model to be sharded gets them before."""
+    """Freezes the model and adds adapters that add nothing yet; a model to be sharded gets them before.
+
+    Raises ConfigError for a name among `config.target_modules` that no layer has.
+    """
     model.requires_grad_(False)
     scale = config.alpha / config.rank
     if isinstance(model, TransformersModel):
         targets = None if config.target_modules == PROJECTIONS else config.target_modules
         model.adapt(targets, rank=config.rank, scale=scale)
     for layer in _layers(model):
+        if unknown := sorted(set(config.target_modules) - set(layer.projections)):
+            known = ", ".join(layer.projections)
+            raise ConfigError(f"the model has no layer that is called {' or '.join(unknown)}; its layers are {known}")
         layer.adapters = LayerAdapters(layer.projections, config.target_modules, rank=config.rank, scale=scale)
         layer.adapters.to(model.embed.device, model.embed.dtype)
     for name, adapter in _named_adapters(model):
-        first_RI = torch.empty(adapter.A_RI.shape)
+        first_RI = torch.empty(adapter.A_RI.flatten(0, -2).shape)  # of all experts at once, as peft does
         nn.init.kaiming_uniform_(first_RI, math.sqrt(5), generator=_generator(config.seed or 0, name))
         with torch.no_grad():
-            adapter.A_RI.copy_(first_RI)
+            adapter.A_RI.copy_(first_RI.view(adapter.A_RI.shape))
     return model
 
 
@@ -67,6 +73,7 @@ class Adapters:
         self.published = published
         """A model that is kept equal to the weights with their adapters merged in; None for none."""
         self._by_name = dict(_named_adapters(model))
+        self._weights = {weight.name: weight for weight in _adapted_weights(model)}
 
     @classmethod
     def of(cls, model: LanguageModel, base: LanguageModel | None, config: LoraConfig) -> Adapters:
@@ -94,17 +101,14 @@ class Adapters:
     def merged_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yields each weight that has an adapter, whole, by its published name, with the adapter merged in."""
         merged = self._merge_weights()
-        yield from (
-            published_form(self.model.hf, dict(merged)).items() if isinstance(self.model, TransformersModel) else merged
-        )
+        model = self.model
+        yield from publish_blocks(model.hf, model.blocks, merged) if isinstance(model, TransformersModel) else merged
 
     def _merge_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yields each merged weight by the name of the model's own module."""
-        for name, weight_OI in self._own_weights(self.model, whole):
-            adapter = self._by_name.get(name.removesuffix(".weight"))
-            if adapter is not None:
-                low_RI, high_OR = whole(adapter.A_RI), whole(adapter.B_OR)
-                yield name, torch.addmm(weight_OI, high_OR, low_RI, alpha=self.config.alpha / self.config.rank)
+        for name, tensor in self._own_weights(self.model, whole):
+            if name in self._weights:
+                yield name, self._weights[name].merge(tensor, self.config.alpha / self.config.rank, whole)
 
     @staticmethod
     def _own_weights(
@@ -121,15 +125,15 @@ class Adapters:
         """Writes the merged weights to the published model."""
         if self.published is not None:
             views = dict(self._own_weights(self.published))
-            for name, merged_OI in self._merge_weights():
-                views[name].copy_(merged_OI)
+            for name, merged in self._merge_weights():
+                views[name].copy_(merged)
 
     @torch.no_grad()
     def merge(self) -> LanguageModel:
         """Merges the adapters into the weights and removes them; returns an ordinary model."""
         views = dict(self._own_weights(self.model))
-        for name, merged_OI in self._merge_weights():
-            views[name].copy_(merged_OI)
+        for name, merged in self._merge_weights():
+            views[name].copy_(merged)
         for layer in _layers(self.model):
             layer.adapters = None
         if isinstance(self.model, TransformersModel):
@@ -137,8 +141,13 @@ class Adapters:
         return self.model.requires_grad_(True)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that `load_state_dict` restores bitwise: whole tensors by peft's names, and the settings."""
-        return {"settings": asdict(self.config), "tensors": {name: whole(tensor) for name, tensor in self._tensors()}}
+        """The state that `load_state_dict` restores bitwise: whole tensors by their projections, and the settings.
+
+        `stacks` are the projections in each parameter that has all experts of a layer.
+        """
+        stacks = {weight.name: list(weight.adapters) for weight in self._weights.values() if weight.is_stack}
+        tensors = {name: whole(tensor) for name, tensor in self._tensors()}
+        return {"settings": asdict(self.config), "tensors": tensors, "stacks": stacks}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -165,6 +174,8 @@ class Adapters:
         for path, parameter in list(self.model.named_parameters()):
             owner, _, name = path.rpartition(".")
             if (name in MATRICES and isinstance(self.model, Decoder)) or path not in theirs:
+                continue
+            if path.removeprefix("hf.") in self._weights:  # a stack of experts
                 continue
             if not torch.equal(parameter, theirs[path]):
                 raise ConfigError(
@@ -196,15 +207,22 @@ def _layers(model: LanguageModel) -> Iterator[DecoderLayer]:
         yield layer
 
 
-def _named_adapters(model: LanguageModel) -> Iterator[tuple[str, Adapter]]:
-    """Yields each adapter with the published name of its module, such as `model.layers.0.self_attn.q_proj`."""
+def _adapted_weights(model: LanguageModel) -> Iterator[AdaptedWeight]:
+    """Yields each weight with adapters, by the name of `Adapters._own_weights`."""
     if isinstance(model, TransformersModel):
-        yield from ((name, module.adapter) for name, module in model.named_adapters())
+        yield from model.adapted_weights()
     for index, layer in enumerate(_layers(model)):
         if layer.adapters is not None:
             for name, adapter in layer.adapters.named_adapters():
                 block = "self_attn" if name in QKV or name == "o_proj" else "mlp"
-                yield f"model.layers.{index}.{block}.{name}", adapter
+                path = f"model.layers.{index}.{block}.{name}"
+                yield AdaptedWeight(f"{path}.weight", {path: adapter})
+
+
+def _named_adapters(model: LanguageModel) -> Iterator[tuple[str, Adapter]]:
+    """Yields each adapter with the published name of its module, such as `model.layers.0.self_attn.q_proj`."""
+    for weight in _adapted_weights(model):
+        yield from ((name, adapter) for name, adapter in weight.adapters.items() if adapter is not None)
 
 
 def _generator(seed: int, name: str) -> torch.Generator:

@@ -129,6 +129,8 @@ def _make_parts(
     # Muon is for the matrices between hidden states; embeddings, head and norms go to AdamW, as its authors say.
     ends = {id(masters.of(parameter)) for parameter in _ends(model)}
     matrices = [parameter for _, parameter in named if parameter.ndim == 2 and id(parameter) not in ends]
+    if not matrices:  # adapters of stacks of experts alone
+        return [adamw(parameter for _, parameter in named)]
     chosen = {id(parameter) for parameter in matrices}
     muon = torch.optim.Muon(
         matrices, lr=config.learning_rate, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"

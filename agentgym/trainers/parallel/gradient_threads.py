@@ -83,7 +83,8 @@ def _add(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> No
         if gradient is None:
             continue
         if parameter.grad is None:
-            parameter.grad = gradient.to(gradient_type(parameter))
+            # A fused optimizer reads a gradient as contiguous memory; one of a slice has gaps.
+            parameter.grad = gradient.to(gradient_type(parameter)).contiguous()
         else:
             parameter.grad.add_(gradient)
 

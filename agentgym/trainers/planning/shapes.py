@@ -79,7 +79,7 @@ class ModelShape:
 
     def adapter_parameters(self, rank: int, modules: Sequence[str] = PROJECTIONS) -> int:
         """Returns the number of weights of LoRA adapters on `modules` of all layers."""
-        return self.num_layers * rank * sum(sum(self.matrices[name]) for name in modules)
+        return self.num_layers * rank * sum(sum(self.matrices.get(name, ())) for name in modules)
 
 
 def _qwen3(name: str, layers: int, width: int, heads: int, ffn: int, *, tied: bool = False) -> ModelShape:

@@ -17,6 +17,8 @@ RATE = 10
 
 PROJECTIONS = (*QKV, "o_proj", *GATE_UP, "down_proj")
 """The layers that may be adapted: all linear layers but the head."""
+EXPERTS = ("w1", "w2", "w3", "gate_up_proj", "input_linear", "output_linear", "fc1", "fc2")
+"""Other published names of the projections of experts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +30,8 @@ class LoraConfig:
     alpha: float = 32.0
     """The output of an adapter is scaled by `alpha / rank` (peft's lora_alpha)."""
     target_modules: tuple[str, ...] = PROJECTIONS
-    """The linear layers that are adapted, by their published names; by default all but the head."""
+    """The linear layers that are adapted, those of experts too, by their published names; by default all but the
+    head."""
     learning_rate: float | None = None
     """The adapters' learning rate; None takes ten times `optimizer.learning_rate`, the rate for training all weights
     (Schulman et al. 2025)."""
@@ -41,11 +44,11 @@ class LoraConfig:
         if not (self.alpha > 0 and math.isfinite(self.alpha)):
             raise ConfigError(f"lora.alpha must be above 0, got {self.alpha}")
         for name in self.target_modules:
-            if name not in PROJECTIONS:
+            if name not in (*PROJECTIONS, *EXPERTS):
                 hint = nearest(name, PROJECTIONS) or "."
                 raise ConfigError(
                     f"no module {name!r} for lora.target_modules{hint} Known, and all of them where it is left out:"
-                    f" {', '.join(PROJECTIONS)}"
+                    f" {', '.join(PROJECTIONS)}; and of experts {', '.join(EXPERTS)}"
                 )
         if not self.target_modules:
             raise ConfigError(f"lora.target_modules names nothing to adapt; known: {', '.join(PROJECTIONS)}")

@@ -110,3 +110,14 @@ def test_a_step_of_a_real_model_has_the_same_bits_with_any_number_of_threads(
     for other in weights[1:]:
         assert all(torch.equal(one, two) for one, two in zip(weights[0], other, strict=True))
     assert norms[:2] * 4 == norms
+
+
+def test_a_gradient_that_is_a_part_of_another_one_is_stepped_on_as_it_is() -> None:
+    """A fused optimizer reads it as contiguous memory."""
+    weights = [nn.Parameter(torch.zeros(2, 3)) for _ in range(2)]
+    slopes = torch.tensor([[1.0, -1.0, 1.0, -1.0, -1.0, 1.0], [-1.0, 1.0, -1.0, 1.0, -1.0, 1.0]])
+    workers = GradientWorkers(1)
+    workers.accumulate([1.0], lambda _: MicroResult((torch.cat(weights, 1) * slopes).sum(), 1.0), weights)
+    torch.optim.AdamW(weights, lr=1.0, weight_decay=0.0, fused=True).step()
+    torch.testing.assert_close(torch.cat(weights, 1).detach(), -slopes)
+    workers.close()

@@ -127,6 +127,22 @@ def test_two_ranks_of_any_model_have_the_bits_of_one_process_in_two_shares(
     assert all(torch.equal(tensor, wanted["weights"][key]) for key, tensor in found["weights"].items())
 
 
+def test_ranks_have_adapters_on_experts_and_publish_them_merged(
+    cases: dict[str, Case], quick_ranks: list[dict[str, Found]]
+) -> None:
+    found = quick_ranks[0]["qwen3_moe-lora"]
+    adapters = found["state"]["lora"]["tensors"]
+    key = "base_model.model.model.layers.1.mlp.experts.{}.lora_{}.weight"
+    low_XRI, high_XOR = (adapters[key.format("up_proj", matrix)] for matrix in "AB")
+    assert (low_XRI.shape, high_XOR.shape) == ((4, 3, 128), (4, 32, 3))
+    first = dict(load_policy(cases["qwen3_moe-lora"]["model"]).published_tensors())  # type: ignore[attr-defined]
+    for expert in range(4):
+        name = f"model.layers.1.mlp.experts.{expert}.up_proj.weight"
+        wanted_OI = first[name] + LORA.alpha / LORA.rank * high_XOR[expert] @ low_XRI[expert]
+        torch.testing.assert_close(found["between"][name], wanted_OI, rtol=0, atol=1e-5)
+        assert not torch.equal(found["between"][name], first[name])
+
+
 def test_ranks_of_a_hybrid_have_different_numbers_of_batches(cases: dict[str, Case]) -> None:
     """The case `qwen3_5_text-one-pass` is one in which a rank waits for the passes of the other."""
     case = cases["qwen3_5_text-one-pass"]

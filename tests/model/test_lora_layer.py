@@ -1,0 +1,194 @@
+"""Adapters on the experts that transformers keeps in one tensor, against the sum of weights and products."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from agentgym.errors import ConfigError
+from agentgym.model.lora_layer import AdaptedWeight, adapters_off
+from agentgym.model.packed_layout import PackedLayout
+from agentgym.model.policy import load_policy
+from agentgym.model.transformers_model import TransformersModel
+from agentgym.trainers.model_check.small_models import save_small_model
+
+KINDS = ("qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "longcat_flash", "llama4_text")
+"""Gates and ups in one tensor or interleaved, with biases, transposed, beside a shared expert, and undecorated."""
+SCALE = 2.0
+
+Make = Callable[[str], TransformersModel]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """Returns a fresh model of a kind; each kind is loaded once."""
+    models: dict[str, TransformersModel] = {}
+
+    def copy_of(kind: str) -> TransformersModel:
+        if kind not in models:
+            folder = tmp_path_factory.mktemp(kind)
+            save_small_model(kind, folder)
+            model = load_policy(folder, backend="transformers")
+            assert isinstance(model, TransformersModel)
+            models[kind] = model.requires_grad_(False)
+        return copy.deepcopy(models[kind])
+
+    return copy_of
+
+
+def adapted(model: TransformersModel, targets: tuple[str, ...] | None = None, size: float = 0.05) -> TransformersModel:
+    """The model with adapters of random matrices."""
+    model.adapt(targets, rank=3, scale=SCALE)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".adapter." in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * size)
+    return model
+
+
+def logprobs_of(model: Any, *, weights: dict[str, Tensor] | None = None) -> Tensor:
+    """The logprobs `[N, V]` of two packed rows that share a prefix, of the model or with other weights."""
+    ids_N = torch.cat([torch.arange(3, 60), torch.arange(3, 43), torch.arange(70, 90)])
+    arguments = (ids_N, PackedLayout([57, 60], ids_N=ids_N), lambda hidden, head: hidden @ head.T)
+    logits_NV = model(*arguments) if weights is None else torch.func.functional_call(model, weights, arguments)
+    return logits_NV.log_softmax(-1)
+
+
+def plain_sum(weight: Tensor, own: AdaptedWeight) -> Tensor:
+    """`W + scale B A` of a weight, by the formula of each projection."""
+    known = next(adapter for adapter in own.adapters.values() if adapter is not None)
+    parts = [
+        torch.zeros_like(known.B_OR @ known.A_RI) if adapter is None else adapter.B_OR @ adapter.A_RI
+        for adapter in own.adapters.values()
+    ]
+    change = torch.cat(parts, -2)
+    return weight + SCALE * (change.mT if own.is_transposed else change)
+
+
+def plain_weights(model: TransformersModel, plain: TransformersModel) -> dict[str, Tensor]:
+    """All weights with an adapter, by their names in the plain model."""
+    named = dict(plain.named_parameters())
+    return {f"hf.{own.name}": plain_sum(named[f"hf.{own.name}"], own) for own in model.adapted_weights()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_experts_adapters_are_those_of_the_summed_weights(kind: str, make: Make) -> None:
+    model, plain = adapted(make(kind)), make(kind)
+    adapters = {name: own for name, own in model.named_parameters() if ".adapter." in name}
+    assert any(own.ndim == 3 for own in adapters.values())
+    target_N1 = torch.arange(117)[:, None]
+    found_NV, wanted_NV = logprobs_of(model), logprobs_of(plain, weights=plain_weights(model, plain))
+    torch.testing.assert_close(found_NV, wanted_NV, rtol=0, atol=1e-5)
+    gradients = [
+        torch.autograd.grad(own_NV.gather(1, target_N1).mean(), list(adapters.values()))
+        for own_NV in (found_NV, wanted_NV)
+    ]
+    for name, found, wanted in zip(adapters, *gradients, strict=True):
+        assert wanted.abs().max() > 1e-6, name
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5 * max(1.0, float(wanted.abs().max())), msg=name)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "granitemoe"])
+@torch.no_grad()
+def test_fresh_adapters_and_disabled_ones_change_no_bit_and_are_removed(kind: str, make: Make) -> None:
+    wanted_NV, model = logprobs_of(make(kind)), make(kind)
+    model.adapt(None, rank=3, scale=SCALE)
+    assert torch.equal(logprobs_of(model), wanted_NV)
+    other = adapted(make(kind))
+    assert (logprobs_of(other) - wanted_NV).abs().max() > 0.01
+    with adapters_off():
+        assert torch.equal(logprobs_of(other), wanted_NV)
+    assert torch.equal(logprobs_of(copy.deepcopy(other)), logprobs_of(other))
+    other.remove_adapters()
+    assert torch.equal(logprobs_of(other), wanted_NV)
+    assert not list(other.adapted_weights()) and len(list(other.parameters())) == len(list(make(kind).parameters()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "targets", "stacks"),
+    [
+        ("qwen3_moe", ("up_proj",), {"gate_up_proj"}),
+        ("mixtral", ("w1", "w2"), {"gate_up_proj", "down_proj"}),
+        ("gpt_oss", ("gate_up_proj",), {"gate_up_proj"}),
+        ("qwen3_moe", ("q_proj",), set()),
+        ("longcat_flash", ("up_proj", "q_b_proj"), {"gate_up_proj", "weight"}),
+    ],
+)
+@torch.no_grad()
+def test_some_projections_of_experts_have_adapters(
+    kind: str, targets: tuple[str, ...], stacks: set[str], make: Make
+) -> None:
+    model, plain = adapted(make(kind), targets), make(kind)
+    names = {own.name.rpartition(".")[2] for own in model.adapted_weights()}
+    assert names == stacks or (not stacks and names == {"weight"})
+    known = {name.rpartition(".")[2]: own for own in model.adapted_weights() for name, own in own.adapters.items()}
+    assert {name for name, own in known.items() if own is not None} == set(targets)
+    wanted_NV = logprobs_of(plain, weights=plain_weights(model, plain))
+    torch.testing.assert_close(logprobs_of(model), wanted_NV, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", ["grouped_mm", "batched_mm"])
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+def test_other_products_of_experts_have_the_same_adapters(kind: str, implementation: str, make: Make) -> None:
+    model = adapted(make(kind))
+    wanted_NV = logprobs_of(model)
+    adapters = [own for name, own in model.named_parameters() if ".adapter." in name]
+    gradients = [torch.autograd.grad(wanted_NV[:, 7].mean(), adapters)]
+    model.hf.set_experts_implementation(implementation)
+    found_NV = logprobs_of(model)
+    torch.testing.assert_close(found_NV, wanted_NV, rtol=0, atol=1e-5)
+    gradients.append(torch.autograd.grad(found_NV[:, 7].mean(), adapters))
+    for wanted, found in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+
+
+def test_recomputed_blocks_have_the_gradients_of_kept_ones(make: Make) -> None:
+    model = adapted(make("qwen3_moe"))
+    adapters = [own for name, own in model.named_parameters() if ".adapter." in name]
+    kept = torch.autograd.grad(logprobs_of(model)[:, 7].mean(), adapters)
+    model.set_recompute(True)
+    found = torch.autograd.grad(logprobs_of(model)[:, 7].mean(), adapters)
+    assert all(torch.equal(one, two) for one, two in zip(found, kept, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "targets", "message"),
+    [
+        ("mixtral", ("q_proj", "gate_proj"), r"called gate_proj; its layers are k_proj, .*w1, w2, w3$"),
+        ("qwen3_moe", ("gate_up_proj",), r"called gate_up_proj; its layers are down_proj, gate_proj"),
+        ("gpt_oss", ("up_proj", "w1"), r"called up_proj or w1; its layers are down_proj, gate_up_proj"),
+    ],
+)
+def test_names_that_no_layer_has_are_refused(kind: str, targets: tuple[str, ...], message: str, make: Make) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(kind).adapt(targets, rank=3, scale=SCALE)
+
+
+def test_a_function_that_takes_no_sum_is_refused(make: Make) -> None:
+    model = adapted(make("qwen3_moe"))
+    experts = next(module for module in model.modules() if type(module).__name__ == "AdaptedQwen3MoeExperts")
+    vars(experts)["act_fn"] = lambda _: torch.exp(experts.down_proj)
+    with pytest.raises(ConfigError, match=r"experts that call .*exp.* have no adapters"):
+        logprobs_of(model)
+
+
+def test_the_experts_of_a_folder_may_be_copied_without_their_weights(make: Make) -> None:
+    model = adapted(make("qwen3_moe"))
+    other = model.like()
+    assert [name for name, _ in other.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert all(parameter.is_meta for parameter in other.parameters())
+    assert [own.name for own in other.adapted_weights()] == [own.name for own in model.adapted_weights()]
+
+
+def test_a_saved_folder_has_no_adapter(make: Make, tmp_path: Path) -> None:
+    from agentgym.model.model_folder import save_model_folder
+
+    save_model_folder(adapted(make("qwen3_moe")), tmp_path)
+    assert torch.equal(logprobs_of(load_policy(tmp_path)), logprobs_of(make("qwen3_moe")))
