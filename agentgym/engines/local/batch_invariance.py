@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import numpy as np
 import torch
 
-from agentgym.engines.local.compiled_step import CompiledStep
-from agentgym.engines.local.step import Rows, StepRunner
-from agentgym.engines.local.transformers_step import TransformersStep
+from agentgym.engines.local.compiled_step import Runner
+from agentgym.engines.local.step import Rows
 
 __all__ = ["batch_invariance_findings"]
 
 _NUM_SLOTS, _WINDOW = 6, 192
-
-
-Runner: TypeAlias = "StepRunner | CompiledStep | TransformersStep"
 _Steps = list[list[tuple[int, int, int]]]  # per step: (slot, first position, number of rows)
 
 

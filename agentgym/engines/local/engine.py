@@ -19,15 +19,14 @@ import torch
 from numpy.typing import NDArray
 
 from agentgym.engines.local.batch_invariance import batch_invariance_findings
-from agentgym.engines.local.compiled_step import CompiledStep, compiled_step
+from agentgym.engines.local.compiled_step import Runner, make_step
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.cpp_compiler import cpp_compiler
 from agentgym.engines.local.kv_cache import SlotCache, fitting_slots
 from agentgym.engines.local.offload import regain_memory, release_memory
 from agentgym.engines.local.sampling import draw
 from agentgym.engines.local.scheduler import SamplingRequest, Scheduler
-from agentgym.engines.local.step import StepRunner
-from agentgym.engines.local.transformers_step import TransformersStep
+from agentgym.engines.local.transformers_graph import has_static_step
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.errors import ConfigError, EngineError
 from agentgym.model.decoder import Decoder
@@ -68,7 +67,7 @@ class LocalEngine:
         self._cache = SlotCache(model, self.config.num_slots or fitting_slots(model, window), window)
         if self.config.record_experts:
             self._cache.record_experts(model)
-        self._runner: StepRunner | CompiledStep | TransformersStep | None = None
+        self._runner: Runner | None = None
         self._scheduler = Scheduler(self._cache, self.config.max_step_tokens, self.config.keep_idle_s)
         self._parameters = tuple(model.parameters())
         self._weights_mark = self._mark_weights()
@@ -78,8 +77,8 @@ class LocalEngine:
         self._paused = self._closed = self._stopped = self._preparing = False
         is_small = sum(parameter.numel() for parameter in self._parameters) < _SMALL_MODEL
         self._threads = 1 if self.config.threads is None and is_small else self.config.threads
-        can_compile = isinstance(model, Decoder) and model.embed.device.type == "cpu"
-        can_compile = can_compile and model.embed.dtype == torch.float32
+        can_compile = model.embed.device.type == "cpu" and model.embed.dtype == torch.float32
+        can_compile = can_compile and has_static_step(model)
         wanted = self.config.compile
         self.compiles = is_small and can_compile and cpp_compiler() is not None if wanted is None else wanted
         """True if the steps will run as a compiled graph, made by `prepare` or by the first request."""
@@ -273,14 +272,9 @@ class LocalEngine:
         finally:
             self._preparing = False
 
-    def _make_runner(self) -> StepRunner | CompiledStep | TransformersStep:
-        if isinstance(self.model, TransformersModel):
-            runner: StepRunner | CompiledStep | TransformersStep = TransformersStep(self.model, self._cache)
-        else:
-            assert isinstance(self.model, Decoder)
-            required = bool(self.config.compile)
-            compiled = compiled_step(self.model, self._cache, required=required) if self.compiles else None
-            runner = compiled or StepRunner(self.model, self._cache)
+    def _make_runner(self) -> Runner:
+        assert isinstance(self.model, Decoder | TransformersModel)
+        runner = make_step(self.model, self._cache, compiles=self.compiles, required=bool(self.config.compile))
         for finding in batch_invariance_findings(runner):
             _log.warning("replies may depend on what else is in flight: %s", finding)
         return runner

@@ -17,15 +17,17 @@ import pytest
 import torch
 import torch._inductor.config  # before the tests hide the compiler
 from torch._dynamo.utils import counters
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from agentgym.engines.local.compiled_step import CompiledStep
+from agentgym.engines.local.compiled_step import CompiledStep, Runner, make_step
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.cpp_compiler import cpp_compiler
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.local.kv_cache import SlotCache
-from agentgym.engines.local.step import Rows, StepRunner
+from agentgym.engines.local.step import Rows
 from agentgym.engines.protocol import Sampling
 from agentgym.model.decoder import Decoder, DecoderConfig
+from agentgym.model.transformers_model import TransformersModel, load_transformers_model
 from agentgym.trainers.config import TrainConfig
 
 NUM_SLOTS, WINDOW = 40, 320
@@ -50,14 +52,26 @@ def config(family: str) -> DecoderConfig:
     )
 
 
-Pair = tuple[CompiledStep, StepRunner]
+Pair = tuple[CompiledStep, Runner]
 
 
-@pytest.fixture(scope="module", params=[pytest.param(family, marks=pytest.mark.slow) for family in ("qwen3", "qwen2")])
-def steps(request: pytest.FixtureRequest) -> Iterator[Pair]:
+def model_of(family: str, folder: Path) -> Decoder | TransformersModel:
+    """A decoder, or a model of transformers with a sliding window and a soft cap."""
+    if family != "gemma2":
+        return Decoder(config(family))
+    shape = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    shape |= {"intermediate_size": 80, "vocab_size": 90, "head_dim": 16, "max_position_embeddings": WINDOW}
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma2", **shape, sliding_window=50)).save_pretrained(folder)
+    return load_transformers_model(folder).requires_grad_(False)
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(family, marks=pytest.mark.slow) for family in ("qwen3", "qwen2", "gemma2")]
+)
+def steps(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """The same model and tokens, compiled and not, each with a cache of its own."""
     torch.manual_seed(0)
-    model = Decoder(config(request.param))
+    model = model_of(request.param, tmp_path_factory.mktemp("model"))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0.3 if parameter.ndim == 1 else 0.0, 0.2)
@@ -65,7 +79,7 @@ def steps(request: pytest.FixtureRequest) -> Iterator[Pair]:
     tokens_SW = np.random.default_rng(0).integers(90, size=(NUM_SLOTS, WINDOW))
     for cache in caches:
         cache.tokens_SW[:] = tokens_SW
-    yield CompiledStep(model, caches[0]), StepRunner(model, caches[1])
+    yield CompiledStep(model, caches[0]), make_step(model, caches[1], compiles=False, required=False)
 
 
 def prompts(lengths: dict[int, int]) -> Rows:
@@ -117,7 +131,7 @@ def test_weights_that_change_in_place_are_used_at_once(steps: Pair) -> None:
     before_1V = steps[0].forward(rows)
     model = steps[0].model
     model.head_weight.mul_(0.5)
-    model.layers.get_parameter("1.down").mul_(-1.0)
+    model.blocks[1].get_parameter("down" if isinstance(model, Decoder) else "mlp.down_proj.weight").mul_(-1.0)
     compiled_1V, plain_1V = (step.forward(rows) for step in steps)
     assert not torch.allclose(compiled_1V, before_1V, rtol=1e-2)
     torch.testing.assert_close(compiled_1V, plain_1V, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,120 @@
+"""What a compiled step computes for a model of transformers: its own forward pass, traced once into plain operators.
+
+The model runs as it is, over tensors that have no numbers and whose numbers of rows and keys are symbols. Its products
+with weights become the operator that treats all rows alike, and its attention that of the slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext, SymbolicContext
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.overrides import TorchFunctionMode
+
+from agentgym.engines.local.kv_cache import L_BLOCK, SlotCache
+from agentgym.engines.local.step_graph import StepGraph, StepInputs, attend_slots, decoder_graph, write_slots
+from agentgym.errors import ConfigError
+from agentgym.model.decoder import Decoder
+from agentgym.model.language_model import LanguageModel
+from agentgym.model.linear import row_linear
+from agentgym.model.pass_attention import PositionMask, Scores
+from agentgym.model.transformers_model import TransformersModel
+
+__all__ = ["has_static_step", "step_graph"]
+
+# Shape suffixes: N rows, R rows whose logits are wanted, H query heads, K key/value heads, D head width, L padded keys,
+# I inputs and O outputs of a product.
+
+
+_TRACED_SIZES = (12, 8, L_BLOCK)
+"""Rows, wanted rows and keys of the traced step, which differ, as each is a symbol."""
+
+
+def has_static_step(model: LanguageModel) -> bool:
+    """True if the operators of a step are the same whatever its tokens are, and keep no states."""
+    return isinstance(model, Decoder) or (model.packs and not model.routers)
+
+
+def step_graph(model: Decoder | TransformersModel, cache: SlotCache) -> StepGraph:
+    """Returns what a step of the model over a cache computes; a model of transformers is traced."""
+    if isinstance(model, Decoder):
+        return decoder_graph(model, cache.window)
+    tensors = dict(model.hf.named_parameters()) | dict(model.hf.named_buffers())
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    # Equal sizes are one symbol.
+    symbols: SymbolicContext = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK])
+    num_rows, num_wanted, num_keys = _TRACED_SIZES
+    sizes = num_rows, num_rows, num_rows, num_wanted, num_keys
+    free = [torch.zeros(size, dtype=torch.int64) for size in sizes]
+    inputs = [mode.from_tensor(x, symbolic_context=symbols) for x in free]
+    inputs += [mode.from_tensor(x, static_shapes=True) for x in (*cache.kv, *tensors.values())]
+    num_inputs, num_kvs = len(StepInputs._fields), len(cache.kv)
+
+    def compute(*given: Tensor) -> Tensor:
+        due, kvs = StepInputs(*given[:num_inputs]), given[num_inputs:][:num_kvs]
+        own = dict(zip(tensors, given[num_inputs + num_kvs :], strict=True))
+        attention = _TracedAttention(due, {layer: kvs[index] for layer, index in model.kv_index.items()})
+        with torch.no_grad(), _reparametrize_module(model.hf, own, tie_weights=True), _TracedProducts():
+            states_NE = model.states(due.ids_N[None], due.position_N[None], attention)
+            return model.logits(states_NE[due.wanted_R])
+
+    traced = make_fx(compute, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
+
+    def step(due: StepInputs, kvs: tuple[Tensor, ...], weights: tuple[Tensor, ...]) -> Tensor:
+        logits_RV: Tensor = traced(*due, *kvs, *weights)
+        return logits_RV
+
+    return StepGraph(step, tuple(tensors.values()))
+
+
+class _TracedAttention:
+    """Attention of each row of a step to the keys of its own slot, as operators."""
+
+    def __init__(self, due: StepInputs, kv_by_layer: Mapping[int, Tensor]) -> None:
+        self._due, self._kv_by_layer = due, kv_by_layer
+        self._biases: dict[int, Tensor] = {}
+
+    def attend(
+        self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scores: Scores, mask: PositionMask
+    ) -> Tensor:
+        """See `PassAttention`; stores the keys and values first."""
+        if scores.sinks_H is not None:
+            raise ConfigError("attention sinks are not compiled")
+        due, kv = self._due, self._kv_by_layer[layer]
+        write_slots(kv, k_NKD, v_NKD, due)
+        if id(mask) not in self._biases:
+            seen_NL = mask.rule(0, 0, due.position_N[:, None], due.key_L[None])
+            self._biases[id(mask)] = torch.where(seen_NL, 0.0, -torch.inf).expand(due.slot_N.shape[0], -1)
+        stored = kv[0, ..., : k_NKD.shape[-1]], kv[1, ..., : v_NKD.shape[-1]]
+        return attend_slots(q_NHD * scores.scale, stored, due.slot_N, self._biases[id(mask)], scores.softcap)
+
+
+class _TracedProducts(TorchFunctionMode):
+    """Replaces products with weights by `row_linear`."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Computes one function of torch."""
+        given = kwargs or {}
+        if func is F.linear:
+            return _linear(*args, **given)
+        if func in _PRODUCTS and args[1].ndim == 2 and args[0].ndim >= 2:
+            return _linear(args[0], args[1].t())
+        return func(*args, **given)
+
+
+_PRODUCTS = (torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__)
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    product_NO = row_linear(input.reshape(-1, input.shape[-1]), weight)
+    product_NO = product_NO if bias is None else product_NO + bias
+    return product_NO.view(*input.shape[:-1], weight.shape[0])
