@@ -17,6 +17,7 @@ from agentgym.envs.base.text_env import TextEnv
 from agentgym.errors import ConfigError, TrainingHalted
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.packed_layout import PackedLayout
+from agentgym.model.routing import BatchRouting
 from agentgym.settings import check_at_least
 from agentgym.trainers.learner.lora import Adapters
 from agentgym.trainers.learner.optimizer import PolicyOptimizer
@@ -127,8 +128,8 @@ def _add_gradients(
     parts = [batch[index :: workers.num_threads] for index in range(workers.num_threads)]
 
     def loss_of(part: Sequence[Demonstration]) -> MicroResult[float]:
-        loss = imitation_loss(model, part) / total
-        return MicroResult(loss, float(loss.detach()))
+        loss, balance = (part_sum / total for part_sum in imitation_losses(model, part))
+        return MicroResult(loss + balance, float(loss.detach()))
 
     return sum(workers.accumulate([part for part in parts if part], loss_of, parameters))
 
@@ -160,12 +161,22 @@ def passes(rows: Sequence[Demonstration], seed: int) -> Iterator[Demonstration]:
             yield rows[place]
 
 
-def imitation_loss(model: LanguageModel, demonstrations: Sequence[Demonstration]) -> Tensor:
-    """Returns the negative log likelihood, summed over the imitated tokens."""
+def imitation_losses(model: LanguageModel, demonstrations: Sequence[Demonstration]) -> tuple[Tensor, Tensor]:
+    """Returns the negative log likelihood, summed over the imitated tokens, and the load balancing loss of experts.
+
+    That of a row is weighted by its imitated tokens and by what the model's config.json says; 0 without experts.
+    """
     device = model.embed.device
     ids_N = torch.tensor([i for shown in demonstrations for i in shown.ids[:-1]], device=device)
     target_N = torch.tensor([i for shown in demonstrations for i in shown.ids[1:]], device=device)
     mask_N = torch.tensor([flag for shown in demonstrations for flag in shown.mask[1:]], device=device)
     seqlens = [len(shown.ids) - 1 for shown in demonstrations]
-    hidden_ME = model.hidden_states(ids_N, PackedLayout(seqlens, device, ids_N=ids_N, wanted_N=mask_N))
-    return -score_targets(hidden_ME, model.head_weight, target_N[mask_N], softcap=model.softcap).logp_N.sum()
+    layout = PackedLayout(seqlens, device, ids_N=ids_N, wanted_N=mask_N)
+    if model.balance_coefficient:
+        layout.routing = BatchRouting(seqlens)
+    hidden_ME = model.hidden_states(ids_N, layout)
+    loss = -score_targets(hidden_ME, model.head_weight, target_N[mask_N], softcap=model.softcap).logp_N.sum()
+    if layout.routing is None:
+        return loss, torch.zeros_like(loss)
+    imitated_B = torch.stack([mask_T.sum() for mask_T in mask_N.split(seqlens)])
+    return loss, model.balance_coefficient * (imitated_B * layout.routing.balance_loss_B).sum()

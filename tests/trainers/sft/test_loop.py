@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from itertools import cycle, islice
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from agentgym.chat_templates.families import renderer_for
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.envs.catalog.resolve import make_env
 from agentgym.errors import ConfigError, TrainingHalted
 from agentgym.model.decoder import Decoder
+from agentgym.model.policy import load_policy
+from agentgym.trainers.model_check.small_models import save_small_model
 from agentgym.trainers.settings.lora import LoraConfig
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.sft.demonstrations import Demonstration, DemonstrationConfig, stream
-from agentgym.trainers.sft.loop import ImitationConfig, ImitationStep, imitate, imitation_loss, learn
+from agentgym.trainers.sft.loop import ImitationConfig, ImitationStep, imitate, imitation_losses, learn
 
 Tiny = Callable[..., Decoder]
 QUICK = OptimizerConfig(name="muon", learning_rate=1e-2, warmup_steps=1)
@@ -34,7 +40,7 @@ def test_the_loss_counts_the_imitated_tokens_alone(tiny: Tiny, plain_logprobs: C
     second = Demonstration((2, 7, 1), (False, True, True), success=True)
     one, two = plain_logprobs(model, first.ids), plain_logprobs(model, second.ids)
     wanted = -(one[1] + one[3] + two[0] + two[1])
-    assert float(imitation_loss(model, [first, second]).detach()) == pytest.approx(wanted, rel=1e-5)
+    assert float(imitation_losses(model, [first, second])[0].detach()) == pytest.approx(wanted, rel=1e-5)
 
 
 def test_what_is_not_imitated_has_no_gradient(tiny: Tiny) -> None:
@@ -43,7 +49,7 @@ def test_what_is_not_imitated_has_no_gradient(tiny: Tiny) -> None:
     losses = []
     for last in (8, 9):
         shown = Demonstration((3, 1, 4, last), (False, False, True, False), success=True)
-        loss = imitation_loss(model, [shown])
+        loss, _ = imitation_losses(model, [shown])
         losses.append((float(loss.detach()), torch.autograd.grad(loss, model.layers[0].qkv)[0]))  # type: ignore[arg-type]
     assert losses[0][0] == losses[1][0]
     assert torch.equal(losses[0][1], losses[1][1])
@@ -72,7 +78,7 @@ def test_adapters_imitate_and_leave_a_model_without_adapters(tiny: Tiny, rendere
     steps: list[ImitationStep] = []
     learn(model, renderer, cycle(shown), config, on_step=steps.append)
     assert steps[-1].loss < 0.7 * steps[0].loss
-    now = float(imitation_loss(model, shown).detach()) / sum(sum(one.mask) for one in shown)
+    now = float(imitation_losses(model, shown)[0].detach()) / sum(sum(one.mask) for one in shown)
     assert now < 1.05 * steps[-1].loss, "what was learned is in the weights"
     assert torch.equal(model.embed, embed) and not torch.equal(model.layers[0].qkv, qkv)  # type: ignore[arg-type]
     names = [name for name, one in model.named_parameters() if one.requires_grad]
@@ -82,7 +88,7 @@ def test_adapters_imitate_and_leave_a_model_without_adapters(tiny: Tiny, rendere
 def test_a_step_reports_the_mean_loss_before_it(tiny: Tiny, renderer: Renderer) -> None:
     model, env = tiny(vocab_size=renderer.vocab_size, window=2048), make_env("GuessNumber-v0")
     shown = list(islice(stream([env], renderer, 7, DemonstrationConfig()), 3))
-    wanted = float(imitation_loss(model, shown).detach()) / sum(sum(one.mask) for one in shown)
+    wanted = float(imitation_losses(model, shown)[0].detach()) / sum(sum(one.mask) for one in shown)
     steps: list[ImitationStep] = []
     imitate(model, renderer, [env], ImitationConfig(steps=1, episodes=3), first_seed=7, on_step=steps.append)
     assert steps[0].loss == pytest.approx(wanted, rel=1e-5)
@@ -137,3 +143,23 @@ def test_a_tokenizer_of_another_model_is_refused(tiny: Tiny, renderer: Renderer)
 def test_sizes_below_one_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         ImitationConfig(**{name: 0})
+
+
+def test_a_mixture_of_experts_also_learns_to_balance_them_as_its_configuration_says(tmp_path: Path) -> None:
+    save_small_model("qwen3_moe", tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps(settings | {"output_router_logits": True, "router_aux_loss_coef": 0.5})
+    )
+    shown = [
+        Demonstration((3, 1, 4, 1, 5), (False, False, True, False, True), success=True),
+        Demonstration((2, 7, 1), (False, False, True), success=True),
+    ]
+    loss, balance = imitation_losses(load_policy(tmp_path), shown)
+    other = AutoModelForCausalLM.from_pretrained(tmp_path)
+    found = [other(torch.tensor([row.ids[:-1]]), output_router_logits=True).aux_loss for row in shown]
+    assert float(balance.detach()) == pytest.approx(0.5 * float((2 * found[0] + found[1]).detach()), rel=1e-5)
+    steps: list[ImitationStep] = []
+    renderer: Any = SimpleNamespace(vocab_size=8)
+    learn(load_policy(tmp_path), renderer, iter(shown), ImitationConfig(steps=1, episodes=2), on_step=steps.append)
+    assert steps[0].loss == pytest.approx(float(loss.detach()) / 3, rel=1e-5), "the reported loss is that of the tokens"
