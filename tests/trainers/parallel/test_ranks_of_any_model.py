@@ -51,7 +51,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "sharded-gradients": {"fsdp": FsdpConfig(gradients="sharded")},
 }
 ADAPTERS = {"lora": {"lora": LORA}, "lora-kl": {"lora": LORA, "kl": KLConfig(coefficient=0.1)}}
-QUICK = ["qwen3_moe-plain", "qwen3_moe-balanced", "qwen3_moe-lora", "gemma3-plain", "qwen3_5_text-one-pass"]
+QUICK = [
+    "qwen3_moe-plain",
+    "qwen3_moe-balanced",
+    "qwen3_moe-lora",
+    "qwen3_moe-replayed",
+    "gemma3-plain",
+    "qwen3_5_text-one-pass",
+]
 """The cases of every run of the tests; the others are learned with the slow ones."""
 
 
@@ -70,9 +77,19 @@ def cases(make_batch: Fresh, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         for setting, own in (SETTINGS | ADAPTERS).items():
             config = LearnerConfig(threads=1, **{"micro_batch_tokens": 160, **own})
             found[f"{name}-{setting}"] = {**base, "config": config}
+        if name == "qwen3_moe":
+            found["qwen3_moe-replayed"] = replayed(found["qwen3_moe-plain"])
         config = LearnerConfig(threads=1, mesh=MeshConfig(sequence=2))
         found[f"{name}-mesh"] = {**base, "config": config}
     return found
+
+
+def replayed(case: Case) -> Case:
+    """The same with experts that do not follow from the routers; those of a shared prefix are equal."""
+    model, batch = load_policy(case["model"]), case["batch"]
+    first_NR = batch.ids_N[:, None] * 7 + torch.arange(len(model.routers))
+    experts_NRK = (first_NR[..., None] + torch.arange(model.num_chosen())) % 4
+    return case | {"batch": replace(batch, experts_NRK=experts_NRK.to(torch.int16))}
 
 
 def in_one_process(case: Case) -> Found:
@@ -125,6 +142,11 @@ def test_two_ranks_of_any_model_have_the_bits_of_one_process_in_two_shares(
     found = quick_ranks[0][name]
     assert torch.equal(found["logprobs"], wanted["logprobs"])
     assert all(torch.equal(tensor, wanted["weights"][key]) for key, tensor in found["weights"].items())
+
+
+def test_ranks_compute_tokens_with_the_experts_of_the_record(quick_ranks: list[dict[str, Found]]) -> None:
+    plain, replayed = (quick_ranks[0][f"qwen3_moe-{name}"]["gradients"] for name in ("plain", "replayed"))
+    assert not torch.allclose(plain[0], replayed[0], rtol=0.1)
 
 
 def test_ranks_have_adapters_on_experts_and_publish_them_merged(
