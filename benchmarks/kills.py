@@ -5,6 +5,10 @@ step or of a checkpoint in writing, and is resumed each time; in the end its epi
 weights and its optimizer state are held against the other's, bit for bit. The environment draws from the process's own
 random numbers too. With `--signal TERM` the run gets SIGTERM instead, and must end by itself with exit code 143 and a
 checkpoint of its last step. Exit code 1 where anything differs.
+
+    python benchmarks/kills.py [--kills 20] [-- --model FOLDER --learner.lora.rank 8]
+
+What is behind `--` goes to every `agentgym train`.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ import numpy as np
 import torch
 
 from agentgym.envs.games.text_game.env import TextGame
+from agentgym.rewards import Reward
 
 
 class Luck(TextGame):
@@ -41,6 +46,11 @@ class Luck(TextGame):
         world = random.randrange(100) + 100 * int(np.random.randint(100)) + 10_000 * int(torch.randint(100, ()))
         self.np_random = np.random.default_rng(world)
         return super().start(options)
+
+
+def varied(trajectory, task):
+    """A reward that differs between episodes, so that a random model learns too."""
+    return Reward(sum(int(row.ids.sum()) for row in trajectory.rows) % 7 / 7)
 '''
 
 
@@ -57,13 +67,15 @@ class Kill:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20, help="how often the run is killed")
     parser.add_argument("--signal", choices=("KILL", "TERM"), default="KILL", help="what the run gets")
     parser.add_argument("--seed", type=int, default=0, help="of the moments, and of the run")
     parser.add_argument("--every", type=int, default=1, help="steps between checkpoints")
     parser.add_argument("--folder", type=Path, help="where the runs stay; by default they are removed")
-    options = parser.parse_args()
+    split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    options = parser.parse_args(sys.argv[1:split])
+    options.rest = sys.argv[split + 1 :]
     with tempfile.TemporaryDirectory() as removed:
         folder = options.folder or Path(removed)
         folder.mkdir(parents=True, exist_ok=True)
@@ -95,8 +107,9 @@ def command(folder: Path, name: str, steps: int, options: argparse.Namespace) ->
     settings = f"--tasks 2 --group-size 2 --eval-episodes 0 --limits.max-turns 6 --seed {options.seed} --steps {steps}"
     checkpoints = f"--checkpoint.every {options.every} --local.compile False"
     env = ["--env", f"{folder / 'luck.py'}:Luck", "--env-kwargs", "level=1"]
-    return [sys.executable, "-m", "agentgym", "train", *env, *settings.split(), *checkpoints.split(),
-            "--output", str(run), *resume]  # fmt: skip
+    reward = ["--reward.function", f"{folder / 'luck.py'}:varied"]
+    train = [sys.executable, "-m", "agentgym", "train", *env, *reward, *settings.split(), *checkpoints.split()]
+    return [*train, *options.rest, "--output", str(run), *resume]
 
 
 def kill_run(folder: Path, steps: int, options: argparse.Namespace, delay_s: float) -> Kill | None:
