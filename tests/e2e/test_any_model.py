@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from agentgym.engines.local.transformers_step import TransformersStep
 from agentgym.model.routing import PassRouting, routing_of
 from agentgym.model.transformers_model import auto_class
 
+ROOT = Path(__file__).parent.parent.parent
+IN_SOURCE = {"PYTHONPATH": str(ROOT)}
 SMALL = ["--tasks", "2", "--group-size", "2", "--eval-episodes", "0", "--limits.turn-tokens", "12"]
 
 NORM = "language_model.model.norm.weight"
@@ -178,6 +181,18 @@ def test_adapters_of_a_mixture_of_experts_resume_to_the_bit_and_are_exported_mer
         "q_proj",
         "v_proj",
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mixture", "tower"])
+def test_a_run_of_adapters_that_is_killed_goes_on_bitwise(kind: str, gemma: Path, tmp_path: Path) -> None:
+    """Adapters of experts, and of the language part of a model that sees images; `kills.py` has the comparison."""
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    first = gemma if kind == "tower" else _make_folder(tmp_path / "first", "qwen3_moe", **experts)
+    options = ["--model", str(first), "--learner.lora.rank", "4", "--limits.turn-tokens", "12"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "kills.py"), "--kills", "2", "--", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, env={**os.environ, **IN_SOURCE})
+    assert done.returncode == 0 and "bitwise equal" in done.stdout, done.stdout + done.stderr
 
 
 def test_recorded_experts_are_replayed_and_a_run_with_them_resumes_to_the_bit(tmp_path: Path) -> None:

@@ -64,8 +64,10 @@ class LocalEngine:
         if window > model.context_window:
             raise ConfigError(f"window {window} is over the model's context window {model.context_window}; lower it")
         self._window, self._version, self._num_steps = window, version, 0
-        self._cache = SlotCache(model, self.config.num_slots or fitting_slots(model, window), window)
-        if self.config.record_experts:
+        records = self.config.record_experts
+        num_slots = self.config.num_slots or fitting_slots(model, window, record_experts=records)
+        self._cache = SlotCache(model, num_slots, window)
+        if records:
             self._cache.record_experts(model)
         self._runner: Runner | None = None
         self._scheduler = Scheduler(self._cache, self.config.max_step_tokens, self.config.keep_idle_s)

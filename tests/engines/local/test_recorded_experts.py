@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from agentgym.engines.local import kv_cache
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.engine import LocalEngine
+from agentgym.engines.local.kv_cache import fitting_slots
 from agentgym.engines.protocol import Completion, Sampling
 from agentgym.errors import ConfigError
 from agentgym.model.model_folder import published_views
@@ -34,6 +36,14 @@ def experts_of(model: TransformersModel, ids: list[int]) -> np.ndarray:
     with routing_of(routing):
         model.states(ids_1T, torch.arange(len(ids))[None], BatchAttention(1))
     return routing.chosen_PRK.numpy()
+
+
+def test_the_record_counts_among_the_bytes_of_a_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, window, free = load("qwen3_moe", tmp_path), 4096, 1 << 40
+    monkeypatch.setattr(kv_cache, "available_memory", lambda: free)
+    plain, recorded = (1 + fitting_slots(model, window, 10**9, record_experts=records) for records in (False, True))
+    record_bytes = window * len(model.routers) * model.num_chosen() * 2
+    assert free // 2 / recorded - free // 2 / plain == pytest.approx(record_bytes, rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "gpt_oss", "qwen3_next"])
