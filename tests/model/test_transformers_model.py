@@ -211,10 +211,17 @@ def test_quantized_weights_are_loaded_and_saved_as_plain_ones(name: str, quantiz
     assert "quantization_config" not in json.loads((tmp_path / "saved" / "config.json").read_text())
 
 
-def test_an_unknown_architecture_is_refused(folder: Path) -> None:
-    (folder / "config.json").write_text('{"model_type": "kimi_k9"}')
-    with pytest.raises(ConfigError, match="transformers cannot load the model"):
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({"model_type": "kimi_k9"}, "`kimi_k9`"), ({"model_type": "gemma2", "num_attention_heads": "four"}, "got str")],
+)
+def test_a_configuration_that_transformers_refuses_is_refused_in_one_line(
+    settings: dict[str, object], reason: str, folder: Path
+) -> None:
+    (folder / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match="transformers cannot load the model") as caught:
         load_policy(folder)
+    assert reason in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
