@@ -55,6 +55,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 192},
     "gemma3_text": {"sliding_window": 64, "query_pre_attn_scalar": 32},
     "qwen3_5_text": {
+        "layer_types": ["linear_attention", "full_attention"] * 2,
         "linear_num_key_heads": 4,
         "linear_num_value_heads": 4,
         "linear_key_head_dim": 32,

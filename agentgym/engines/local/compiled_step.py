@@ -101,7 +101,7 @@ class CompiledStep:
         # Traced at sizes that differ, so that the compiler does not take two of them for the same.
         graph = step_graph(self.model, self.cache)
         compiled = torch.compile(graph.step, fullgraph=True, options=_OPTIONS)
-        due = self._inputs(2 * MIN_ROWS, MIN_ROWS, 2 * L_BLOCK)
+        due = self._inputs(2 * MIN_ROWS, MIN_ROWS, min(2 * L_BLOCK, len(self._key_L) - L_BLOCK))  # a part of all keys
         for tensor in due:
             torch._dynamo.mark_dynamic(tensor, 0)
         for kv in self.cache.kv:

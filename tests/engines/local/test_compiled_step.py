@@ -19,16 +19,20 @@ import torch._inductor.config  # before the tests hide the compiler
 from torch._dynamo.utils import counters
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from agentgym.engines.local import transformers_graph
 from agentgym.engines.local.compiled_step import CompiledStep, Runner, make_step
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.cpp_compiler import cpp_compiler
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.step import Rows
+from agentgym.engines.local.transformers_step import TransformersStep
 from agentgym.engines.protocol import Sampling
+from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder, DecoderConfig
 from agentgym.model.transformers_model import TransformersModel, load_transformers_model
 from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.model_check.small_models import save_small_model
 
 NUM_SLOTS, WINDOW = 40, 320
 
@@ -144,6 +148,37 @@ def test_training_wants_its_small_model_compiled_where_a_compiler_is_found(
     engine = LocalEngine(Decoder(config("llama")).initialize(0), small_run.local)
     assert engine.compiles
     asyncio.run(engine.close())
+
+
+@pytest.mark.parametrize(
+    ("name", "compiles"), [("gemma2", True), ("qwen3_moe", False), ("qwen3_5_text", False), ("lfm2", False)]
+)
+def test_a_small_dense_model_of_transformers_is_compiled_and_no_other(
+    name: str, compiles: bool, small_run: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    save_small_model(name, tmp_path)
+    model = load_transformers_model(tmp_path)
+    engine = LocalEngine(model, small_run.local)
+    asyncio.run(engine.close())
+    assert engine.compiles == compiles
+    if not compiles:
+        with pytest.raises(ConfigError, match="is not compiled"):
+            CompiledStep(model, SlotCache(model, 2, 64))
+
+
+@pytest.mark.slow
+def test_a_traced_step_that_differs_from_the_model_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = model_of("gemma2", tmp_path)
+    assert isinstance(model, TransformersModel)
+    right = transformers_graph.attend_slots
+    monkeypatch.setattr(transformers_graph, "attend_slots", lambda *given: 1.0 + right(*given))
+    with caplog.at_level(logging.WARNING):
+        step = make_step(model, SlotCache(model, 2, 64), compiles=True, required=False)
+    assert isinstance(step, TransformersStep)
+    assert "nats from the model's own" in caplog.text
 
 
 @pytest.mark.slow
