@@ -1,8 +1,8 @@
 """Four architectures learn TextGame-v0 by the same commands: one picture and one table.
 
 A small random model is made in the shape of each, with the tokenizer of the embedded model. `agentgym sft` teaches it
-the format and the game: first calls that do something, of a random player, and then those of a good one. `agentgym
-train` does the rest. What is finished is not run again, and what was cut off goes on.
+the format and the game: calls that do something, of a random player, then those of a good one, and at last careless
+ones. `agentgym train` does the rest. What is finished is not run again, and what was cut off goes on.
 
     python benchmarks/model_curves.py [--models llama qwen3_moe ...] [-- --steps 40]
 
@@ -67,8 +67,14 @@ ENV = ("--env", "TextGame-v0")
 LESSONS: tuple[tuple[str, ...], ...] = (
     ("--policy", "random", "--mistakes", "0", "--batch-size", "4", "--steps", "500"),
     ("--batch-size", "4", "--steps", "1200"),
+    ("--batch-size", "4", "--steps", "1200", "--seed", "1"),
+    (
+        *("--mistakes", "0.38", "--learn-mistakes", "--steps", "300", "--seed", "2"),
+        *("--optimizer.name", "adamw", "--optimizer.learning-rate", "3e-4", "--optimizer.warmup-steps", "10"),
+    ),
 )
-"""The options of `agentgym sft`: calls of things that are there, which need copying, and then good play."""
+"""The options of `agentgym sft`: calls of things that are there, which need copying, good play in two parts, and then
+careless play, which leaves something to do for `agentgym train`."""
 TARGET = 0.9
 
 
