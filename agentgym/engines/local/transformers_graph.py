@@ -93,7 +93,8 @@ class _TracedAttention:
             seen_NL = mask.rule(0, 0, due.position_N[:, None], due.key_L[None])
             self._biases[id(mask)] = torch.where(seen_NL, 0.0, -torch.inf).expand(due.slot_N.shape[0], -1)
         stored = kv[0, ..., : k_NKD.shape[-1]], kv[1, ..., : v_NKD.shape[-1]]
-        return attend_slots(q_NHD * scores.scale, stored, due.slot_N, self._biases[id(mask)], scores.softcap)
+        scaled_NHD = torch.ops.agentgym.computed.default(q_NHD * scores.scale)
+        return attend_slots(scaled_NHD, stored, due.slot_N, self._biases[id(mask)], scores.softcap)
 
 
 class _TracedProducts(TorchFunctionMode):
@@ -112,6 +113,21 @@ class _TracedProducts(TorchFunctionMode):
 
 
 _PRODUCTS = (torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__)
+
+
+_library = torch.library.Library("agentgym", "FRAGMENT")
+_library.define("computed(Tensor x) -> Tensor")
+
+
+@torch.library.impl(_library, "computed", "CPU")
+def _computed(x: Tensor) -> Tensor:
+    """Copies a tensor. Without it, the rotation of a query would be computed once more for every key."""
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+@torch.library.impl(_library, "computed", "Meta")
+def _computed_shape(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
