@@ -91,6 +91,8 @@ class Run:
             for episode in read_run(self.folder).episodes
             if episode.phase == "eval_after" and episode.reward is not None
         ]
+        last = max((episode.step for episode in kept), default=0)  # a run that went on was also evaluated before
+        kept = [episode for episode in kept if episode.step == last]
         return [float(bool(episode.success)) for episode in kept], [episode.group for episode in kept]
 
 
