@@ -135,12 +135,12 @@ def step_s(folder: Path, backend: Backend, dtype: Dtype, rows: Rows, repeats: in
     """Returns the median seconds of an update after one to warm up."""
     learner = make_learner(folder, backend, dtype)
     batch = rows.batch(learner.logprobs(rows.batch()).clamp(max=0.0).tolist())
-    seconds = timed(lambda: learner.update(batch), repeats)
+    seconds = median_s(lambda: learner.update(batch), repeats)
     learner.close()
     return seconds
 
 
-def timed(call: Callable[[], object], repeats: int) -> float:
+def median_s(call: Callable[[], object], repeats: int) -> float:
     """Returns the median seconds of `repeats` calls after one to warm up."""
     seconds = []
     for _ in range(repeats + 1):

@@ -93,7 +93,7 @@ class _TracedAttention:
             seen_NL = mask.rule(0, 0, due.position_N[:, None], due.key_L[None])
             self._biases[id(mask)] = torch.where(seen_NL, 0.0, -torch.inf).expand(due.slot_N.shape[0], -1)
         stored = kv[0, ..., : k_NKD.shape[-1]], kv[1, ..., : v_NKD.shape[-1]]
-        scaled_NHD = torch.ops.agentgym.computed.default(q_NHD * scores.scale)
+        scaled_NHD = torch.ops.agentgym.keep.default(q_NHD * scores.scale)
         return attend_slots(scaled_NHD, stored, due.slot_N, self._biases[id(mask)], scores.softcap)
 
 
@@ -116,17 +116,17 @@ _PRODUCTS = (torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch
 
 
 _library = torch.library.Library("agentgym", "FRAGMENT")
-_library.define("computed(Tensor x) -> Tensor")
+_library.define("keep(Tensor x) -> Tensor")
 
 
-@torch.library.impl(_library, "computed", "CPU")
-def _computed(x: Tensor) -> Tensor:
+@torch.library.impl(_library, "keep", "CPU")
+def _keep(x: Tensor) -> Tensor:
     """Copies a tensor. Without it, the rotation of a query would be computed once more for every key."""
     return x.clone(memory_format=torch.contiguous_format)
 
 
-@torch.library.impl(_library, "computed", "Meta")
-def _computed_shape(x: Tensor) -> Tensor:
+@torch.library.impl(_library, "keep", "Meta")
+def _kept_shape(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
