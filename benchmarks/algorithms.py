@@ -54,7 +54,7 @@ def compare(arguments: argparse.Namespace, table: Mapping[str, tuple[str, ...]])
         result = Result(name)
         for seed in arguments.seeds:
             options = (*common(arguments), *table[name], "--seed", str(seed), *arguments.rest)
-            _add(result, Run(name, seed, options, arguments.output / f"{name}-seed{seed}"))
+            result.play(Run(name, seed, options, arguments.output / f"{name}-seed{seed}"))
         results.append(result)
     return results
 
@@ -66,7 +66,7 @@ def compare_horizon(arguments: argparse.Namespace) -> list[Result]:
         best = _best_rate(arguments, name) if len(arguments.rates) > 1 else arguments.rates[0]
         result = Result(f"{name} (rate {best:g})")
         for seed in arguments.seeds:
-            _add(result, _horizon_run(arguments, name, best, seed))
+            result.play(_horizon_run(arguments, name, best, seed))
         results.append(result)
     return results
 
@@ -91,13 +91,6 @@ def _horizon_run(arguments: argparse.Namespace, name: str, rate: float, seed: in
     options = (*common(arguments), *HORIZON_OPTIONS, *HORIZON[name], *own, *arguments.rest)
     folder = arguments.output / f"{name}-rate{rate:g}-seed{seed}"
     return Run(name, seed, options, folder, stop_at=arguments.target)
-
-
-def _add(result: Result, run: Run) -> None:
-    if problem := play(run):
-        result.failed.append(problem)
-    else:
-        result.runs.append(run)
 
 
 def common(arguments: argparse.Namespace) -> tuple[str, ...]:

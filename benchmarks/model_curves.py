@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from training_runs import Result, Run, draw, play, show
+from training_runs import Result, Run, draw, show
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentgym.embedded import embedded_folder
@@ -137,10 +137,7 @@ def main() -> None:
         run = Run(name, given.seed, (*options, *given.rest), given.output / name)
         result = Result(name)
         results.append(result)
-        if problem := play(run):
-            result.failed.append(problem)
-        else:
-            result.runs.append(run)
+        result.play(run)
     show(results, TARGET)
     draw(results, TARGET, given.output / "curves.png")
     print(f"curves {given.output / 'curves.png'}")

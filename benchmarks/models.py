@@ -141,7 +141,7 @@ def step_s(folder: Path, backend: Backend, dtype: Dtype, rows: Rows, repeats: in
 
 
 def median_s(call: Callable[[], object], repeats: int) -> float:
-    """Returns the median seconds of `repeats` calls after one to warm up."""
+    """Returns the median seconds of `repeats` calls after one to warm up, as TRL's side does."""
     seconds = []
     for _ in range(repeats + 1):
         started = time.perf_counter()

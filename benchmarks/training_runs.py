@@ -105,6 +105,13 @@ class Result:
     failed: list[str] = field(default_factory=list)
     """The last messages of the runs that did not work."""
 
+    def play(self, run: Run) -> None:
+        """Plays a run, and adds it or what went wrong."""
+        if problem := play(run):
+            self.failed.append(problem)
+        else:
+            self.runs.append(run)
+
     def points_at(self, target: float) -> list[Point]:
         """Returns the first such points of the runs that reached `target`."""
         return [point for run in self.runs if (point := run.first_point_at(target)) is not None]

@@ -47,7 +47,7 @@ _OPTIONS: dict[str, str | int | bool | Callable[..., object]] = {
 
 
 Runner: TypeAlias = "StepRunner | CompiledStep | TransformersStep"
-"""What computes the steps of an engine."""
+"""The parts of an engine that compute its steps."""
 
 
 class CompiledStep:
@@ -98,9 +98,9 @@ class CompiledStep:
     @torch.inference_mode()
     def compile(self) -> None:
         """Compiles now; raises whatever `torch.compile` raises if it cannot (a missing header, a read-only disk)."""
-        # Traced at sizes that differ, so that the compiler does not take two of them for the same.
         graph = step_graph(self.model, self.cache)
         compiled = torch.compile(graph.step, fullgraph=True, options=_OPTIONS)
+        # Compiled at sizes that differ, so that the compiler does not take two of them for the same.
         due = self._inputs(2 * MIN_ROWS, MIN_ROWS, min(2 * L_BLOCK, len(self._key_L) - L_BLOCK))  # a part of all keys
         for tensor in due:
             torch._dynamo.mark_dynamic(tensor, 0)

@@ -1,4 +1,4 @@
-"""What a compiled step computes for the fast decoder, and the attention that all compiled steps have.
+"""The compiled step of the fast decoder, and the attention that all compiled steps have.
 
 The traced functions hold only sizes. All tensors are arguments, so that weights stay live.
 """

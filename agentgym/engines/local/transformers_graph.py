@@ -1,4 +1,4 @@
-"""What a compiled step computes for a model of transformers: its own forward pass, traced once into plain operators.
+"""The compiled step of a model of transformers: its own forward pass, traced once into plain operators.
 
 The model runs as it is, over tensors that have no numbers and whose numbers of rows and keys are symbols. Its products
 with weights become the operator that treats all rows alike, and its attention that of the slots.
@@ -43,7 +43,7 @@ def has_static_step(model: LanguageModel) -> bool:
 
 
 def step_graph(model: Decoder | TransformersModel, cache: SlotCache) -> StepGraph:
-    """Returns what a step of the model over a cache computes; a model of transformers is traced."""
+    """Returns the computation of a step of the model over a cache; a model of transformers is traced."""
     if isinstance(model, Decoder):
         return decoder_graph(model, cache.window)
     tensors = dict(model.hf.named_parameters()) | dict(model.hf.named_buffers())

@@ -59,18 +59,33 @@ def config(family: str) -> DecoderConfig:
 Pair = tuple[CompiledStep, Runner]
 
 
+OF_TRANSFORMERS: dict[str, dict[str, Any]] = {
+    "gemma2": {"sliding_window": 50, "head_dim": 16},
+    "youtu": {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
+    | {"bos_token_id": 1, "eos_token_id": 2},
+}
+"""A sliding window and a soft cap; keys that are wider than values."""
+
+
 def model_of(family: str, folder: Path) -> Decoder | TransformersModel:
-    """A decoder, or a model of transformers with a sliding window and a soft cap."""
-    if family != "gemma2":
+    """A decoder, or a model of transformers."""
+    if family not in OF_TRANSFORMERS:
         return Decoder(config(family))
-    shape = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    shape |= {"intermediate_size": 80, "vocab_size": 90, "head_dim": 16, "max_position_embeddings": WINDOW}
-    AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma2", **shape, sliding_window=50)).save_pretrained(folder)
+    shape = {
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2 if family == "gemma2" else 4,
+    }
+    shape |= {"intermediate_size": 80, "vocab_size": 90, "max_position_embeddings": WINDOW}
+    made = AutoConfig.for_model(family, **shape, **OF_TRANSFORMERS[family])
+    AutoModelForCausalLM.from_config(made).save_pretrained(folder)
     return load_transformers_model(folder).requires_grad_(False)
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(family, marks=pytest.mark.slow) for family in ("qwen3", "qwen2", "gemma2")]
+    scope="module",
+    params=[pytest.param(family, marks=pytest.mark.slow) for family in ("qwen3", "qwen2", *OF_TRANSFORMERS)],
 )
 def steps(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """The same model and tokens, compiled and not, each with a cache of its own."""

@@ -20,7 +20,6 @@ from agentgym.model.routing import FREE, experts_of_routers
 from agentgym.model.transformers_model import TransformersModel, load_transformers_model
 from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.learner.learner import Learner, LearnerConfig, StepStats
-from agentgym.trainers.model_check.small_models import save_small_model
 from agentgym.trainers.settings.optimizer import OptimizerConfig
 from agentgym.trainers.settings.router import RouterConfig
 
@@ -29,20 +28,6 @@ MIXTURES = ("qwen3_moe", "mixtral", "olmoe", "gpt_oss", "granitemoe")
 OTHERS = ("gemma3_text", "cohere2", "deepseek_v3", "glm4", "phi3", "lfm2")
 NEAR = 1e-5
 BALANCE = 0.1
-
-
-@pytest.fixture(scope="module")
-def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """`folder_of(name)`: the folder of a small random model of an architecture."""
-    made: dict[str, Path] = {}
-
-    def make(name: str) -> Path:
-        if name not in made:
-            made[name] = tmp_path_factory.mktemp(name)
-            save_small_model(name, made[name])
-        return made[name]
-
-    return make
 
 
 @pytest.fixture

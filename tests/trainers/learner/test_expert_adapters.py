@@ -28,7 +28,6 @@ from agentgym.trainers.batch.batch import TrainingBatch
 from agentgym.trainers.checkpoints.export import write_adapter
 from agentgym.trainers.learner.learner import Learner
 from agentgym.trainers.learner.lora import Adapters
-from agentgym.trainers.model_check.small_models import save_small_model
 from agentgym.trainers.settings.kl import KLConfig
 from agentgym.trainers.settings.learner import LearnerConfig
 from agentgym.trainers.settings.lora import LoraConfig
@@ -40,20 +39,6 @@ FolderOf = Callable[[str], Path]
 
 LORA = LoraConfig(rank=4, alpha=8.0)
 STEP = OptimizerConfig(learning_rate=3e-4, warmup_steps=1)
-
-
-@pytest.fixture(scope="module")
-def folder_of(tmp_path_factory: pytest.TempPathFactory) -> FolderOf:
-    """`folder_of(name)`: the folder of a small random model of an architecture."""
-    made: dict[str, Path] = {}
-
-    def make(name: str) -> Path:
-        if name not in made:
-            made[name] = tmp_path_factory.mktemp(name)
-            save_small_model(name, made[name])
-        return made[name]
-
-    return make
 
 
 def learner_of(folder: Path, **settings: Any) -> Learner:
