@@ -60,9 +60,9 @@ Pair = tuple[CompiledStep, Runner]
 
 
 OF_TRANSFORMERS: dict[str, dict[str, Any]] = {
-    "gemma2": {"sliding_window": 50, "head_dim": 16},
+    "gemma2": {"sliding_window": 50, "head_dim": 16, "num_key_value_heads": 2},
     "youtu": {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
-    | {"bos_token_id": 1, "eos_token_id": 2},
+    | {"bos_token_id": 1, "eos_token_id": 2, "num_key_value_heads": 4},
 }
 """A sliding window and a soft cap; keys that are wider than values."""
 
