@@ -71,12 +71,7 @@ def model_of(family: str, folder: Path) -> Decoder | TransformersModel:
     """A decoder, or a model of transformers."""
     if family not in OF_TRANSFORMERS:
         return Decoder(config(family))
-    shape = {
-        "hidden_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2 if family == "gemma2" else 4,
-    }
+    shape = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     shape |= {"intermediate_size": 80, "vocab_size": 90, "max_position_embeddings": WINDOW}
     made = AutoConfig.for_model(family, **shape, **OF_TRANSFORMERS[family])
     AutoModelForCausalLM.from_config(made).save_pretrained(folder)
