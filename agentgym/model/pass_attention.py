@@ -33,6 +33,7 @@ __all__ = [
     "Scores",
     "attend",
     "attention_of",
+    "first_keys",
     "register_hook",
 ]
 
@@ -77,6 +78,24 @@ class PositionMask:
         return found.expand(len(position_T), num_keys)
 
 
+def first_keys(rule: Callable[..., Tensor], position_T: Tensor) -> Tensor | None:
+    """Returns the first key `[T]` that a token at each position attends to, by the rule of a mask.
+
+    None if a token does not attend to all keys from there to its own, or to later ones.
+    """
+    firsts = []
+    for part_T in position_T.split(_RULED):
+        key_1L = torch.arange(int(part_T.max()) + 1, device=part_T.device)[None]
+        seen_TL = rule(0, 0, part_T[:, None], key_1L).expand(len(part_T), -1)
+        first_T = part_T + 1 - seen_TL.sum(-1)
+        if not torch.equal(seen_TL, (key_1L >= first_T[:, None]) & (key_1L <= part_T[:, None])):
+            return None
+        firsts.append(first_T)
+    return torch.cat(firsts)
+
+
+_RULED = 512
+"""Positions that are looked at together."""
 _attention: ContextVar[PassAttention] = ContextVar("attention")
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from agentgym.cli.main import main
 from agentgym.embedded import embedded_folder
-from agentgym.engines.local.step import Rows
+from agentgym.engines.local.rows import Rows
 from agentgym.engines.local.transformers_step import TransformersStep
 from agentgym.model.routing import PassRouting, routing_of
 from agentgym.model.transformers_model import auto_class

@@ -1,8 +1,10 @@
 """Attention of one step over the slot cache; each row's bits are independent of other rows and of padded keys.
 
-Decoded rows go through one padded product over many slots. The rows of a prompt go through the same products, one row
-each, their common keys expanded by a zero stride. This is slower than one product for the whole prompt, but a token
-gets the same bits whether it was read or sampled, and the cache has no history that a reply could depend on.
+With a C++ compiler, a CPU computes it as one operator (`slot_attention`). Without one, and for masks that hide keys
+between others, it is made of products of torch. Decoded rows then go through one padded product over many slots, and
+the rows of a prompt through the same products, one row each, their common keys expanded by a zero stride. This is
+slower than one product for the whole prompt, but a token gets the same bits whether it was read or sampled, and the
+cache has no history that a reply could depend on.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentgym.engines.local.kv_cache import L_BLOCK, SlotCache, round_up
-from agentgym.model.pass_attention import PositionMask, Scores
+from agentgym.engines.local.rows import Rows, pad_rows
+from agentgym.engines.local.slot_attention import SlotRows, attend_slots
+from agentgym.model.pass_attention import PositionMask, Scores, first_keys
 
-__all__ = ["AttentionPlan"]
+__all__ = ["SlotAttention"]
 
 # Shape suffixes: N rows of the step, A attended slots, C rows of a prompt's chunk, B products, L padded keys, H query
 # heads, K key/value heads, G query heads per key/value head (g: as many as one product takes), D head width.
@@ -29,6 +33,63 @@ KeysValues: TypeAlias = "tuple[Tensor, Tensor]"
 _SPAN = 16  # decoded rows attended at once
 _CHUNK = 64  # rows of a prompt attended at once
 _QUERIES = 2  # query heads per product: with more, other kernels run, and their bits depend on the padding
+
+
+class SlotAttention:
+    """Attention of each row of a step to the keys of its own slot."""
+
+    def __init__(self, cache: SlotCache, rows: Rows, *, compiled: bool, pads: bool = True) -> None:
+        """Reads the rows of a pass; with `pads` there are further ones, in the scratch slot.
+
+        `compiled` chooses the operator, if `attends_compiled`.
+        """
+        slot_N, position_N = rows.slot_N, rows.position_N
+        if pads:
+            slot_N, position_N = pad_rows(slot_N, cache.num_slots), pad_rows(position_N)
+        device = cache.kv[0].device
+        self._slot_N, self.position_N = (torch.from_numpy(of_N).to(device) for of_N in (slot_N, position_N))
+        self._cache, self._rows = cache, rows
+        self._compiled = compiled
+        self._firsts: dict[int, Tensor | None] = {}
+        self._plans: dict[int, AttentionPlan] = {}
+
+    def attend(
+        self,
+        kv: Tensor,
+        q_NHD: Tensor,
+        k_NKD: Tensor,
+        v_NKD: Tensor,
+        scores: Scores | None = None,
+        mask: PositionMask | None = None,
+    ) -> Tensor:
+        """Stores keys and values in a layer's `[2, S, K, W, D]`; returns the outputs `[N, H, D]` of scaled queries.
+
+        `scores` has the soft cap and the sinks of the layer, if it has any; `mask` is the model's own rule of which
+        keys a row sees, if it is not causal.
+        """
+        mask = None if mask is None or mask.is_causal else mask
+        if self._compiled and (mask is None or self._first_N(mask) is not None):
+            rows = SlotRows(self._slot_N, self.position_N, None if mask is None else self._first_N(mask))
+            sinks_H, softcap = (None, None) if scores is None else (scores.sinks_H, scores.softcap)
+            return attend_slots((q_NHD, k_NKD, v_NKD), kv, rows, sinks_H, softcap)
+        keys, values = kv[0, ..., : k_NKD.shape[-1]], kv[1, ..., : v_NKD.shape[-1]]
+        keys[self._slot_N, :, self.position_N] = k_NKD
+        values[self._slot_N, :, self.position_N] = v_NKD
+        return self._plan(mask).attend(q_NHD, (keys, values), scores)
+
+    def _first_N(self, mask: PositionMask) -> Tensor | None:
+        if id(mask) not in self._firsts:
+            self._firsts[id(mask)] = first_keys(mask.rule, self.position_N)
+        return self._firsts[id(mask)]
+
+    def _plan(self, mask: PositionMask | None) -> AttentionPlan:
+        """Returns the plan of all layers with the same mask."""
+        rows = self._rows
+        if id(mask) not in self._plans:
+            self._plans[id(mask)] = AttentionPlan(
+                self._cache, rows.slot_N, rows.position_N, rows.num_decode, rows.extends, mask
+            )
+        return self._plans[id(mask)]
 
 
 class AttentionPlan:

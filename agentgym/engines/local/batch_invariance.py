@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from agentgym.engines.local.compiled_step import Runner
-from agentgym.engines.local.step import Rows
+from agentgym.engines.local.rows import Rows
 
 __all__ = ["batch_invariance_findings"]
 

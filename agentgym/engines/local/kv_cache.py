@@ -45,12 +45,8 @@ def fitting_slots(model: LanguageModel, window: int, wanted: int = 128, *, recor
 
 
 def _slot_shape(kv_shape: KvShape, window: int) -> tuple[int, int, int, int]:
-    """Returns the sizes of a slot in a layer: keys and values, heads, positions and width.
-
-    There is one block of positions more than can be read. So what is read is a part whatever its length, and one graph
-    serves all lengths.
-    """
-    return 2, kv_shape.num_heads, round_up(window, L_BLOCK) + L_BLOCK, kv_shape.width
+    """Returns the sizes of a slot in a layer: keys and values, heads, positions and width."""
+    return 2, kv_shape.num_heads, round_up(window, L_BLOCK), kv_shape.width
 
 
 def _free_memory(device: torch.device) -> int:
@@ -81,11 +77,6 @@ class SlotCache:
             shapes.append((keys_and_values, num_slots + 1, *rest))
         self.kv, self._pages = _zeros(shapes, model.embed)
         self.states = _zero_states(model, num_slots + 1)
-        self.kv_flat = tuple(kv.view(-1, kv.shape[-1]) for kv in self.kv)
-        # The first row in `kv_flat` of every slot's keys, then values, head by head, where all layers are alike.
-        num_heads = model.kv_shapes[0].num_heads
-        heads = np.arange(2 * (num_slots + 1) * num_heads).reshape(2, num_slots + 1, num_heads)
-        self._first_row_SH = heads.transpose(1, 0, 2).reshape(num_slots + 1, -1) * shapes[0][3]
         self.tokens_SW = np.zeros((num_slots, window), np.int64)
         self.num_known_S = np.zeros(num_slots, np.int64)
         self.num_valid_S = np.zeros(num_slots, np.int64)
@@ -163,10 +154,6 @@ class SlotCache:
         shared_S[alike] = np.minimum(shared, self.num_known_S[alike])
         shared_S[slot] = 0
         return shared_S
-
-    def flat_indices(self, slot_N: NDArray[np.int64], position_N: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the rows of a layer's `kv_flat` that hold the keys, then the values, of each token, `[N * 2K]`."""
-        return (self._first_row_SH[slot_N] + position_N[:, None]).ravel()
 
     def release_memory(self) -> None:
         """Frees the memory of keys and values, which become stale; on CPU it is allocated again as it is written."""

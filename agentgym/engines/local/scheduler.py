@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentgym.engines.local.kv_cache import SlotCache
+from agentgym.engines.local.rows import Rows
 from agentgym.engines.local.sampling import uniforms
-from agentgym.engines.local.step import Rows
 from agentgym.engines.protocol import Completion, FinishReason, Sampling
 from agentgym.routed_experts import RoutedExperts
 

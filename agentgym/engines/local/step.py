@@ -1,14 +1,11 @@
 """One forward pass of the in-process engine over the tokens that are due, with bits independent of other requests.
 
-Every row (a token at a position of a slot) gets the same bits however the step is composed: matrix products (`linear`)
-and norms treat rows alike, and attention (`attention`) is one small product per row and key/value head. So keys and
-values at a position depend only on the tokens up to it and on the weights, and any prefix may be shared, dropped or
-recomputed.
+Every row (a token at a position of a slot) gets the same bits however the step is composed: matrix products (`linear`),
+norms and attention (`attention`) treat rows alike. So keys and values at a position depend only on the tokens up to it
+and on the weights, and any prefix may be shared, dropped or recomputed.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,33 +13,17 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentgym.engines.local.attention import AttentionPlan
+from agentgym.engines.local.attention import SlotAttention
 from agentgym.engines.local.kv_cache import SlotCache
+from agentgym.engines.local.rows import Rows, pad_rows
+from agentgym.engines.local.slot_attention import attends_compiled
 from agentgym.model.decoder import Decoder, DecoderLayer
-from agentgym.model.linear import Products, padded_rows
+from agentgym.model.linear import Products
 
-__all__ = ["Rows", "StepRunner", "pad_rows"]
+__all__ = ["StepRunner"]
 
 # Shape suffixes: N rows of the step, R rows whose logits are wanted, H query heads, K key/value heads, D head width,
 # E model width, V vocabulary, W window.
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """The tokens due in one step: row `i` is the token at `position_N[i]` of `slot_N[i]`.
-
-    The first `num_decode` rows belong to distinct slots, ascending; the rest are `extends`: (slot, first position,
-    number of rows), one after the other. `wanted_R` are the rows to sample from.
-
-    Example: slots 0 and 2 decode at positions 9 and 4, slot 5 reads a prompt of 3: `Rows(slot_N=[0, 2, 5, 5, 5],
-    position_N=[9, 4, 0, 1, 2], num_decode=2, extends=((5, 0, 3),), wanted_R=[0, 1, 4])`.
-    """
-
-    slot_N: NDArray[np.int64]
-    position_N: NDArray[np.int64]
-    num_decode: int
-    extends: tuple[tuple[int, int, int], ...]
-    wanted_R: NDArray[np.int64]
 
 
 class StepRunner:
@@ -56,24 +37,21 @@ class StepRunner:
         self._scale_H1 = torch.ones(self._num_rotated, 1, device=model.cos_TD.device, dtype=model.cos_TD.dtype)
         self._scale_H1[: c.num_heads] = c.head_width**-0.5
         self._products = Products(model.embed)
+        self._attends_compiled = attends_compiled(model.embed)
 
     def forward(self, rows: Rows) -> Tensor:
         """Computes logits `[R, V]` of the wanted rows; writes keys and values into the cache."""
         model, cache, device = self.model, self.cache, self.model.embed.device
-        slot_N = pad_rows(rows.slot_N, cache.num_slots)
-        position_N = pad_rows(rows.position_N)
         ids_N = pad_rows(cache.tokens_SW[rows.slot_N, rows.position_N])
-        index_N = torch.from_numpy(position_N).to(device)
+        attention = SlotAttention(cache, rows, compiled=self._attends_compiled)
+        index_N = attention.position_N
         cos_NHD, sin_NHD = (table_TD[index_N, None] * self._scale_H1 for table_TD in (model.cos_TD, model.sin_TD))
-        write_M = torch.from_numpy(cache.flat_indices(slot_N, position_N)).to(device)
-        attention = AttentionPlan(cache, rows.slot_N, rows.position_N, rows.num_decode, rows.extends)
         x_NE = F.embedding(torch.from_numpy(ids_N).to(device), model.embed)
-        for layer, kv, kv_flat in zip(model.layers, cache.kv, cache.kv_flat, strict=True):
+        for layer, kv in zip(model.layers, cache.kv, strict=True):
             assert isinstance(layer, DecoderLayer)
             qkv_NHD = self._project(layer, x_NE, cos_NHD, sin_NHD)
-            num_heads = layer.config.num_heads
-            kv_flat.index_copy_(0, write_M, qkv_NHD[:, num_heads:].reshape(write_M.shape[0], -1))
-            attended_NHD = attention.attend(qkv_NHD[:, :num_heads], (kv[0], kv[1]))
+            heads = [layer.config.num_heads, layer.config.num_kv_heads, layer.config.num_kv_heads]
+            attended_NHD = attention.attend(kv, *qkv_NHD.split(heads, 1))
             x_NE = self._mix(layer, x_NE, attended_NHD)
         return self._logits(x_NE, rows.wanted_R)
 
@@ -109,13 +87,3 @@ class StepRunner:
             x_NE = x_NE[torch.from_numpy(pad_rows(wanted_R)).to(x_NE.device)]
         h_RE = torch.rms_norm(x_NE, (self.model.config.width,), self.model.final_norm, self.model.config.norm_eps)
         return self._products.linear(h_RE, self.model.head_weight)[: len(wanted_R)]
-
-
-def pad_rows(values_N: NDArray[np.int64], value: int = 0) -> NDArray[np.int64]:
-    """Pads `values_N` with `value` up to the number of rows that `padded_rows` gives."""
-    num_rows = padded_rows(len(values_N))
-    if num_rows == len(values_N):
-        return values_N
-    padded_N = np.full(num_rows, value, np.int64)
-    padded_N[: len(values_N)] = values_N
-    return padded_N

@@ -1,4 +1,4 @@
-"""The compiled step of the fast decoder, and the attention that all compiled steps have.
+"""The graph of the fast decoder's step, and what all compiled steps are given.
 
 The traced functions hold only sizes. All tensors are arguments, so that weights stay live.
 """
@@ -13,23 +13,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from agentgym.engines.local.slot_attention import SlotRows, attend_slots
 from agentgym.model.decoder import Decoder, DecoderConfig
 from agentgym.model.linear import row_linear
 
-__all__ = ["StepGraph", "StepInputs", "attend_slots", "decoder_graph", "write_slots"]
+__all__ = ["StepGraph", "StepInputs", "decoder_graph"]
 
-# Shape suffixes: N rows, R rows whose logits are wanted, H query heads, K key/value heads, G query heads per key/value
-# head, D head width, L padded keys, E model width, V vocabulary, W window.
+# Shape suffixes: N rows, R rows whose logits are wanted, H query heads, K key/value heads, D head width, E model width,
+# V vocabulary, W window.
 
 
 class StepInputs(NamedTuple):
-    """The rows of a step, by their tokens, slots and positions, the wanted ones, and 0 to the number of keys - 1."""
+    """The rows of a step, by their tokens, slots and positions, and the wanted ones."""
 
     ids_N: Tensor
     slot_N: Tensor
     position_N: Tensor
     wanted_R: Tensor
-    key_L: Tensor
 
 
 @dataclass(frozen=True)
@@ -39,40 +39,6 @@ class StepGraph:
     step: Callable[[StepInputs, tuple[Tensor, ...], Any], Tensor]
     """Takes the rows, the keys and values of all layers, and the weights."""
     weights: Any
-
-
-def write_slots(kv: Tensor, k_NKD: Tensor, v_NKD: Tensor, due: StepInputs) -> None:
-    """Stores keys and values of the rows in a layer's `[2, S, K, W, D]`, in its first columns if it has more.
-
-    They are written by an index, for a compiled write into a part of a tensor copies the whole.
-    """
-    num_heads, width = kv.shape[2], kv.shape[4]
-    slot_N1, position_N1 = due.slot_N[:, None], due.position_N[:, None]
-    if k_NKD.shape[2] == v_NKD.shape[2] == width:
-        index_J = torch.arange(2 * num_heads)
-        index = (index_J // num_heads)[None], slot_N1, (index_J % num_heads)[None], position_N1
-        kv.index_put_(index, torch.cat((k_NKD, v_NKD), 1))
-        return
-    head_K1 = torch.arange(num_heads)[:, None]
-    for part, new_NKD in enumerate((k_NKD, v_NKD)):
-        column_D = torch.arange(new_NKD.shape[2])
-        kv.index_put_((torch.tensor(part), slot_N1[..., None], head_K1, position_N1[..., None], column_D), new_NKD)
-
-
-def attend_slots(
-    q_NHD: Tensor, kv: tuple[Tensor, Tensor], slot_N: Tensor, bias_NL: Tensor, softcap: float | None = None
-) -> Tensor:
-    """Returns attention outputs `[N, H, D]` of scaled queries to the keys of their own slots, `[S, K, W, D]`."""
-    num_kv_heads, num_keys = kv[0].shape[1], bias_NL.shape[1]
-    q_NKG1D = q_NHD.reshape(-1, num_kv_heads, q_NHD.shape[1] // num_kv_heads, 1, q_NHD.shape[2])
-    k_NK1LD, v_NK1LD = (part[slot_N][:, :, None, :num_keys] for part in kv)
-    score_NKGL = (q_NKG1D * k_NK1LD).sum(-1)
-    if softcap is not None:
-        score_NKGL = torch.tanh(score_NKGL / softcap) * softcap
-    score_NKGL = score_NKGL + bias_NL[:, None, None]
-    weight_NKGL = torch.exp(score_NKGL - score_NKGL.amax(-1, keepdim=True))
-    mixed_NKGD = (weight_NKGL[..., None] * v_NK1LD).sum(-2) / weight_NKGL.sum(-1, keepdim=True)
-    return mixed_NKGD.reshape(-1, q_NHD.shape[1], mixed_NKGD.shape[-1])
 
 
 class _LayerWeights(NamedTuple):
@@ -116,13 +82,12 @@ class _DecoderStep:
     def step(self, due: StepInputs, kvs: tuple[Tensor, ...], weights: _Weights) -> Tensor:
         """Computes logits `[R, V]`."""
         cos_N1D, sin_N1D = (table_WD[due.position_N][:, None] for table_WD in weights.rope)
-        bias_NL = torch.where(due.key_L > due.position_N[:, None], -torch.inf, 0.0)
         x_NE = F.embedding(due.ids_N, weights.embed)
         for layer, kv in zip(weights.layers, kvs, strict=True):
             q_NHD, k_NKD, v_NKD = self._heads(layer, x_NE)
             q_NHD = _rotate(q_NHD * self.config.head_width**-0.5, cos_N1D, sin_N1D)
-            write_slots(kv, _rotate(k_NKD, cos_N1D, sin_N1D), v_NKD, due)
-            attended_NHD = attend_slots(q_NHD, (kv[0], kv[1]), due.slot_N, bias_NL)
+            k_NKD = _rotate(k_NKD, cos_N1D, sin_N1D)
+            attended_NHD = attend_slots((q_NHD, k_NKD, v_NKD), kv, SlotRows(due.slot_N, due.position_N))
             x_NE = x_NE + row_linear(attended_NHD.flatten(1), layer.out)
             gate_NF, up_NF = row_linear(self._norm(x_NE, layer.ffn_norm), layer.gate_up).chunk(2, -1)
             x_NE = x_NE + row_linear(F.silu(gate_NF) * up_NF, layer.down)

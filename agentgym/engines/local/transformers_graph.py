@@ -1,6 +1,6 @@
 """The compiled step of a model of transformers: its own forward pass, traced once into plain operators.
 
-The model runs as it is, over tensors that have no numbers and whose numbers of rows and keys are symbols. Its products
+The model runs as it is, over tensors that have no numbers and whose numbers of rows are symbols. Its products
 with weights become the operator that treats all rows alike, and its attention that of the slots.
 """
 
@@ -18,23 +18,24 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 
-from agentgym.engines.local.kv_cache import L_BLOCK, SlotCache
-from agentgym.engines.local.step_graph import StepGraph, StepInputs, attend_slots, decoder_graph, write_slots
+from agentgym.engines.local.kv_cache import SlotCache
+from agentgym.engines.local.slot_attention import SlotRows, attend_slots
+from agentgym.engines.local.step_graph import StepGraph, StepInputs, decoder_graph
 from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder
 from agentgym.model.language_model import LanguageModel
 from agentgym.model.linear import row_linear
-from agentgym.model.pass_attention import PositionMask, Scores
+from agentgym.model.pass_attention import PositionMask, Scores, first_keys
 from agentgym.model.transformers_model import TransformersModel
 
 __all__ = ["has_static_step", "step_graph"]
 
-# Shape suffixes: N rows, R rows whose logits are wanted, H query heads, K key/value heads, D head width, L padded keys,
-# I inputs and O outputs of a product.
+# Shape suffixes: N rows, R rows whose logits are wanted, H query heads, K key/value heads, D head width, W window, I
+# inputs and O outputs of a product.
 
 
-_TRACED_SIZES = (12, 8, L_BLOCK)
-"""Rows, wanted rows and keys of the traced step, which differ, as each is a symbol."""
+_TRACED_ROWS, _TRACED_WANTED = 12, 8
+"""The rows and the wanted rows of the traced step; they differ, for each number is a symbol."""
 
 
 def has_static_step(model: LanguageModel) -> bool:
@@ -50,22 +51,27 @@ def step_graph(model: Decoder | TransformersModel, cache: SlotCache) -> StepGrap
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     # Equal sizes are one symbol.
     symbols: SymbolicContext = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK])
-    num_rows, num_wanted, num_keys = _TRACED_SIZES
-    sizes = num_rows, num_rows, num_rows, num_wanted, num_keys
+    sizes = _TRACED_ROWS, _TRACED_ROWS, _TRACED_ROWS, _TRACED_WANTED
     free = [torch.zeros(size, dtype=torch.int64) for size in sizes]
     inputs = [mode.from_tensor(x, symbolic_context=symbols) for x in free]
     inputs += [mode.from_tensor(x, static_shapes=True) for x in (*cache.kv, *tensors.values())]
     num_inputs, num_kvs = len(StepInputs._fields), len(cache.kv)
 
+    rules: list[Callable[..., Tensor]] = []
+
     def compute(*given: Tensor) -> Tensor:
         due, kvs = StepInputs(*given[:num_inputs]), given[num_inputs:][:num_kvs]
         own = dict(zip(tensors, given[num_inputs + num_kvs :], strict=True))
-        attention = _TracedAttention(due, {layer: kvs[index] for layer, index in model.kv_index.items()})
+        kv_by_layer = {layer: kvs[index] for layer, index in model.kv_index.items()}
+        attention = _TracedAttention(due, kv_by_layer, cache.window, rules)
         with torch.no_grad(), _reparametrize_module(model.hf, own, tie_weights=True), _TracedProducts():
             states_NE = model.states(due.ids_N[None], due.position_N[None], attention)
             return model.logits(states_NE[due.wanted_R])
 
     traced = make_fx(compute, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
+    for rule in rules:
+        if first_keys(rule, torch.arange(cache.window)) is None:
+            raise ConfigError("attention to keys that are no neighbours is not compiled")
 
     def step(due: StepInputs, kvs: tuple[Tensor, ...], weights: tuple[Tensor, ...]) -> Tensor:
         logits_RV: Tensor = traced(*due, *kvs, *weights)
@@ -77,24 +83,29 @@ def step_graph(model: Decoder | TransformersModel, cache: SlotCache) -> StepGrap
 class _TracedAttention:
     """Attention of each row of a step to the keys of its own slot, as operators."""
 
-    def __init__(self, due: StepInputs, kv_by_layer: Mapping[int, Tensor]) -> None:
-        self._due, self._kv_by_layer = due, kv_by_layer
-        self._biases: dict[int, Tensor] = {}
+    def __init__(
+        self, due: StepInputs, kv_by_layer: Mapping[int, Tensor], window: int, rules: list[Callable[..., Tensor]]
+    ) -> None:
+        """`rules` gets those of all masks that are not causal."""
+        self._due, self._kv_by_layer, self._window, self._rules = due, kv_by_layer, window, rules
+        self._firsts: dict[int, Tensor | None] = {}
 
     def attend(
         self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scores: Scores, mask: PositionMask
     ) -> Tensor:
         """See `PassAttention`; stores the keys and values first."""
-        if scores.sinks_H is not None:
-            raise ConfigError("attention sinks are not compiled")
-        due, kv = self._due, self._kv_by_layer[layer]
-        write_slots(kv, k_NKD, v_NKD, due)
-        if id(mask) not in self._biases:
-            seen_NL = mask.rule(0, 0, due.position_N[:, None], due.key_L[None])
-            self._biases[id(mask)] = torch.where(seen_NL, 0.0, -torch.inf).expand(due.slot_N.shape[0], -1)
-        stored = kv[0, ..., : k_NKD.shape[-1]], kv[1, ..., : v_NKD.shape[-1]]
-        scaled_NHD = torch.ops.agentgym.keep.default(q_NHD * scores.scale)
-        return attend_slots(scaled_NHD, stored, due.slot_N, self._biases[id(mask)], scores.softcap)
+        due = self._due
+        if id(mask) not in self._firsts:
+            self._firsts[id(mask)] = None if mask.is_causal else self._first_N(mask)
+        rows = SlotRows(due.slot_N, due.position_N, self._firsts[id(mask)])
+        qkv = q_NHD * scores.scale, k_NKD, v_NKD
+        return attend_slots(qkv, self._kv_by_layer[layer], rows, scores.sinks_H, scores.softcap)
+
+    def _first_N(self, mask: PositionMask) -> Tensor:
+        self._rules.append(mask.rule)
+        position_N1, key_1W = self._due.position_N[:, None], torch.arange(self._window)[None]
+        seen_NW = mask.rule(0, 0, position_N1, key_1W) & (key_1W <= position_N1)
+        return self._due.position_N + 1 - seen_NW.sum(-1)
 
 
 class _TracedProducts(TorchFunctionMode):
@@ -113,21 +124,6 @@ class _TracedProducts(TorchFunctionMode):
 
 
 _PRODUCTS = (torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__)
-
-
-_library = torch.library.Library("agentgym", "FRAGMENT")
-_library.define("keep(Tensor x) -> Tensor")
-
-
-@torch.library.impl(_library, "keep", "CPU")
-def _keep(x: Tensor) -> Tensor:
-    """Copies a tensor. Without it, the rotation of a query would be computed once more for every key."""
-    return x.clone(memory_format=torch.contiguous_format)
-
-
-@torch.library.impl(_library, "keep", "Meta")
-def _kept_shape(x: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

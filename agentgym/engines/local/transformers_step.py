@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from agentgym.engines.local.attention import AttentionPlan
+from agentgym.engines.local.attention import SlotAttention
 from agentgym.engines.local.kv_cache import SlotCache
-from agentgym.engines.local.step import Rows, pad_rows
+from agentgym.engines.local.rows import Rows, pad_rows
+from agentgym.engines.local.slot_attention import attends_compiled
 from agentgym.model.linear import Products, padded_rows
 from agentgym.model.pass_attention import PositionMask, Scores
 from agentgym.model.routing import PassRouting, routing_of
@@ -37,6 +38,7 @@ class TransformersStep:
 
     def __init__(self, model: TransformersModel, cache: SlotCache) -> None:
         self.model, self.cache = model, cache
+        self._attends_compiled = attends_compiled(model.embed)
         is_cpu = model.embed.device.type == "cpu"
         self._products = _RowProducts(Products(model.embed)) if is_cpu else nullcontext()
 
@@ -51,11 +53,12 @@ class TransformersStep:
     def _pass(self, rows: Rows) -> Tensor:
         """Computes final states `[N, E]` (perhaps of further rows after them) in one pass."""
         cache, device = self.cache, self.model.embed.device
-        attention = _SlotAttention(cache, self.model.kv_index, rows, pads=not cache.states)
+        slots = SlotAttention(cache, rows, compiled=self._attends_compiled, pads=not cache.states)
+        attention = _LayerAttention(cache, self.model.kv_index, slots)
         ids_N = cache.tokens_SW[rows.slot_N, rows.position_N]
         if not cache.states:
             ids_1N = torch.from_numpy(pad_rows(ids_N)).to(device)[None]
-            return self._states(rows, ids_1N, attention.position_N[None], attention)
+            return self._states(rows, ids_1N, slots.position_N[None], attention)
         slot_B = torch.from_numpy(rows.slot_N if rows.num_decode else rows.slot_N[:1]).to(device)
         first_B = torch.from_numpy(rows.position_N[: len(slot_B)] == 0).to(device)
         before = {name: state_S[slot_B] for name, state_S in cache.states.items()}
@@ -63,7 +66,7 @@ class TransformersStep:
             state_B[first_B] = 0
         after = PassCache(self.model.hf, before)
         shape = len(slot_B), -1
-        ids_BT, position_BT = torch.from_numpy(ids_N).to(device).view(shape), attention.position_N.view(shape)
+        ids_BT, position_BT = torch.from_numpy(ids_N).to(device).view(shape), slots.position_N.view(shape)
         states_NE = self._states(rows, ids_BT, position_BT, attention, after)
         for name, state_B in after.states().items():
             cache.states[name][slot_B] = state_B
@@ -95,38 +98,18 @@ def _split(rows: Rows) -> list[Rows]:
     return parts
 
 
-class _SlotAttention:
-    """Attention of each row of a step to the keys of its own slot."""
+class _LayerAttention:
+    """Attention of each row of a step to the keys of its own slot, by the layers of a model of transformers."""
 
-    def __init__(self, cache: SlotCache, kv_index: Mapping[int, int], rows: Rows, *, pads: bool) -> None:
-        """Reads the rows of a pass; with `pads` there are further ones, in the scratch slot."""
-        device = cache.kv[0].device
+    def __init__(self, cache: SlotCache, kv_index: Mapping[int, int], rows: SlotAttention) -> None:
         self._cache, self._kv_index, self._rows = cache, kv_index, rows
-        slot_N, position_N = rows.slot_N, rows.position_N
-        if pads:
-            slot_N, position_N = pad_rows(slot_N, cache.num_slots), pad_rows(position_N)
-        self._slot_N, self.position_N = (torch.from_numpy(of_N).to(device) for of_N in (slot_N, position_N))
-        self._plans: dict[int, AttentionPlan] = {}
 
     def attend(
         self, layer: int, q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scores: Scores, mask: PositionMask
     ) -> Tensor:
         """See `PassAttention`; stores the keys and values first."""
         kv = self._cache.kv[self._kv_index[layer]]
-        keys, values = kv[0, ..., : k_NKD.shape[-1]], kv[1, ..., : v_NKD.shape[-1]]
-        keys[self._slot_N, :, self.position_N] = k_NKD
-        values[self._slot_N, :, self.position_N] = v_NKD
-        return self._plan(mask).attend(q_NHD * scores.scale, (keys, values), scores)
-
-    def _plan(self, mask: PositionMask) -> AttentionPlan:
-        """Returns the plan of all layers with the same mask."""
-        rows, key = self._rows, id(mask)
-        if key not in self._plans:
-            own = None if mask.is_causal else mask
-            self._plans[key] = AttentionPlan(
-                self._cache, rows.slot_N, rows.position_N, rows.num_decode, rows.extends, own
-            )
-        return self._plans[key]
+        return self._rows.attend(kv, q_NHD * scores.scale, k_NKD, v_NKD, scores, mask)
 
 
 _ELEMENTWISE = (

@@ -25,7 +25,7 @@ from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.cpp_compiler import cpp_compiler
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.local.kv_cache import SlotCache
-from agentgym.engines.local.step import Rows
+from agentgym.engines.local.rows import Rows
 from agentgym.engines.local.transformers_step import TransformersStep
 from agentgym.engines.protocol import Sampling
 from agentgym.errors import ConfigError
@@ -83,7 +83,7 @@ def model_of(family: str, folder: Path) -> Decoder | TransformersModel:
     params=[pytest.param(family, marks=pytest.mark.slow) for family in ("qwen3", "qwen2", *OF_TRANSFORMERS)],
 )
 def steps(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """The same model and tokens, compiled and not, each with a cache of its own."""
+    """The same model and tokens, compiled and by operators of torch alone, each with a cache of its own."""
     torch.manual_seed(0)
     model = model_of(request.param, tmp_path_factory.mktemp("model"))
     with torch.no_grad():
@@ -93,7 +93,12 @@ def steps(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     tokens_SW = np.random.default_rng(0).integers(90, size=(NUM_SLOTS, WINDOW))
     for cache in caches:
         cache.tokens_SW[:] = tokens_SW
-    yield CompiledStep(model, caches[0]), make_step(model, caches[1], compiles=False, required=False)
+    plain = make_step(model, caches[1], compiles=False, required=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("CXX")
+        compiled = CompiledStep(model, caches[0])
+        compiled.compile()
+    yield compiled, plain
 
 
 def prompts(lengths: dict[int, int]) -> Rows:
@@ -120,10 +125,10 @@ def test_compiled_logits_are_the_uncompiled_ones_for_prompts_and_decoded_tokens_
 
 
 @torch.inference_mode()
-def test_a_row_keeps_its_bits_when_calls_are_cut_by_length(steps: Pair) -> None:
+def test_a_row_keeps_its_bits_among_long_and_short_prompts(steps: Pair) -> None:
     step = steps[0]
     lengths = dict.fromkeys(range(30), 20) | dict.fromkeys(range(30, NUM_SLOTS), 300)
-    together_RV = step.forward(prompts(lengths))  # 3,600 rows: the short ones are a call of their own
+    together_RV = step.forward(prompts(lengths))  # 3,600 rows
     for index, (slot, length) in enumerate(lengths.items()):
         alone_1V = step.forward(prompts({slot: length}))
         assert torch.equal(alone_1V[0], together_RV[index]), f"slot {slot}"
@@ -183,6 +188,7 @@ def test_a_traced_step_that_differs_from_the_model_is_not_used(
 ) -> None:
     model = model_of("gemma2", tmp_path)
     assert isinstance(model, TransformersModel)
+    monkeypatch.delenv("CXX")
     right = transformers_graph.attend_slots
     monkeypatch.setattr(transformers_graph, "attend_slots", lambda *given: 1.0 + right(*given))
     with caplog.at_level(logging.WARNING):
@@ -258,4 +264,4 @@ def test_a_compiler_that_fails_is_an_error_where_it_was_asked_for_and_else_a_war
     else:
         assert (done.returncode, done.stdout) == (1, "")
         assert "EngineError: the local engine failed with 1 requests in flight" in done.stderr
-        assert "No working C++ compiler" in done.stderr
+        assert "broken-compiler could not compile slot_attention.cpp" in done.stderr

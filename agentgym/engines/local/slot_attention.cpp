@@ -1,0 +1,351 @@
+// Attention of tokens to the keys of their own slots, on a CPU. It is compiled for the machine (see slot_attention.py).
+//
+// The bits of a result depend on the token's query, and on the keys and values that it sees, alone. Each score is summed
+// over the width in one order. Keys are taken in blocks that begin at multiples of BLOCK, and the values of a block are
+// added one after the other. A key that is hidden from a token adds an exact zero. So tokens of one slot are computed
+// together, which reads keys and values once for many of them, and have the bits that each has alone.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#else
+#define LANES 8
+#endif
+
+namespace {
+
+constexpr int64_t BLOCK = 256;  // keys
+constexpr int64_t TILE = 64;    // queries (of tokens and heads) that are computed together, at most
+constexpr float HIDDEN = -INFINITY;
+
+typedef float Vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+
+// ---- numbers
+
+inline float widen(float x) { return x; }
+
+inline float widen(uint16_t x) {  // bfloat16
+    const uint32_t bits = (uint32_t)x << 16;
+    float wide;
+    std::memcpy(&wide, &bits, 4);
+    return wide;
+}
+
+inline void narrow(float x, float* to) { *to = x; }
+
+inline void narrow(float x, uint16_t* to) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    *to = x != x ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+inline Vec load(const float* from) {
+    Vec x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+
+inline Vec load(const uint16_t* from) {
+    Halves halves;
+    std::memcpy(&halves, from, sizeof halves);
+    return (Vec)(__builtin_convertvector(halves, Ints) << 16);
+}
+
+inline void store(float* to, Vec x) { std::memcpy(to, &x, sizeof x); }
+
+inline Vec splat(float x) { return Vec{} + x; }
+
+inline Vec select(Ints where, Vec yes, Vec no) { return where ? yes : no; }
+
+// e^x for x <= 0, by the polynomial of Cephes; 0 for what is below e^-87.
+inline Vec exp_of(Vec x) {
+    const Vec bounded = select(x > -87.0f, x, splat(-87.0f));
+    const Vec shifted = bounded * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the sum is rounded to a whole number
+    const Ints power = (Ints)shifted - 0x4b400000;
+    const Vec whole = shifted - 12582912.0f;
+    const Vec rest = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;
+    Vec sum = splat(1.9875691500e-4f);
+    sum = sum * rest + 1.3981999507e-3f;
+    sum = sum * rest + 8.3334519073e-3f;
+    sum = sum * rest + 4.1665795894e-2f;
+    sum = sum * rest + 1.6666665459e-1f;
+    sum = sum * rest + 5.0000001201e-1f;
+    sum = sum * rest * rest + rest + 1.0f;
+    return select(x > -87.0f, (Vec)((Ints)sum + (power << 23)), Vec{});
+}
+
+// By the polynomial of Cephes near 0.
+inline Vec tanh_of(Vec x) {
+    const Vec size = select(x < 0.0f, -x, x), square = x * x;
+    Vec sum = splat(-5.70498872745e-3f);
+    sum = sum * square + 2.06390887954e-2f;
+    sum = sum * square - 5.37397155531e-2f;
+    sum = sum * square + 1.33314422036e-1f;
+    sum = sum * square - 3.33332819422e-1f;
+    const Vec small = sum * square * x + x;
+    const Vec decay = exp_of(-2.0f * size), large = (1.0f - decay) / (1.0f + decay);
+    return select(size < 0.625f, small, select(x < 0.0f, -large, large));
+}
+
+inline float sum_of(Vec x) {
+    for (int width = LANES / 2; width; width /= 2)
+        for (int lane = 0; lane < width; ++lane) x[lane] += x[lane + width];
+    return x[0];
+}
+
+inline float max_of(Vec x) {
+    float most = x[0];
+    for (int lane = 1; lane < LANES; ++lane) most = std::max(most, x[lane]);
+    return most;
+}
+
+// Adds neighbours of `a` and of `b`: lanes with the bit STRIDE hold sums of `b`, the others of `a`.
+template <int STRIDE>
+inline Vec add_pairs(Vec a, Vec b) {
+#ifdef __clang__
+    Vec even = a, odd = a;
+    for (int lane = 0; lane < LANES; ++lane) {
+        even[lane] = lane & STRIDE ? b[lane & ~STRIDE] : a[lane];
+        odd[lane] = lane & STRIDE ? b[lane] : a[lane | STRIDE];
+    }
+    return even + odd;
+#else
+    Ints even, odd;
+    for (int lane = 0; lane < LANES; ++lane) {
+        const int of_b = lane & STRIDE ? LANES : 0;
+        even[lane] = of_b + (lane & ~STRIDE);
+        odd[lane] = of_b + (lane | STRIDE);
+    }
+    return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
+#endif
+}
+
+// The sum of each of LANES vectors, one in each lane.
+inline Vec sums_of(Vec (&x)[LANES]) {
+    for (int i = 0; i < LANES; i += 2) x[i] = add_pairs<1>(x[i], x[i + 1]);
+    for (int i = 0; i < LANES; i += 4) x[i] = add_pairs<2>(x[i], x[i + 2]);
+    for (int i = 0; i < LANES; i += 8) x[i] = add_pairs<4>(x[i], x[i + 4]);
+#if LANES == 16
+    x[0] = add_pairs<8>(x[0], x[8]);
+#endif
+    return x[0];
+}
+
+// ---- products
+
+// The scores of one query to LANES keys.
+template <typename T>
+inline Vec scores_of(const float* query, const T* keys, int64_t width, int64_t stride) {
+    Vec sums[LANES] = {};
+    for (int64_t column = 0; column < width; column += LANES) {
+        const Vec part = load(query + column);
+#pragma GCC unroll 16
+        for (int key = 0; key < LANES; ++key) sums[key] += part * load(keys + key * stride + column);
+    }
+    return sums_of(sums);
+}
+
+// Adds weights times values to the results of ROWS queries, in PARTS vectors of columns.
+template <int ROWS, int PARTS, typename T>
+inline void mix(float* out, int64_t width, const float* weights, const T* values, int64_t stride, int64_t num_keys) {
+    Vec sums[ROWS][PARTS];
+    for (int row = 0; row < ROWS; ++row)
+        for (int part = 0; part < PARTS; ++part) sums[row][part] = load(out + row * width + part * LANES);
+    for (int64_t key = 0; key < num_keys; ++key) {
+        Vec value[PARTS];
+        for (int part = 0; part < PARTS; ++part) value[part] = load(values + key * stride + part * LANES);
+        for (int row = 0; row < ROWS; ++row)
+            for (int part = 0; part < PARTS; ++part) sums[row][part] += weights[row * BLOCK + key] * value[part];
+    }
+    for (int row = 0; row < ROWS; ++row)
+        for (int part = 0; part < PARTS; ++part) store(out + row * width + part * LANES, sums[row][part]);
+}
+
+template <int PARTS, typename T>
+void mix_all(float* out, int64_t width, int64_t num, const float* weights, const T* values, int64_t stride, int64_t num_keys) {
+    int64_t row = 0;
+    for (; row + 4 <= num; row += 4)
+        mix<4, PARTS>(out + row * width, width, weights + row * BLOCK, values, stride, num_keys);
+    for (; row < num; ++row)
+        mix<1, PARTS>(out + row * width, width, weights + row * BLOCK, values, stride, num_keys);
+}
+
+}  // namespace
+
+// The sizes of a step, as in slot_attention.py.
+struct Sizes {
+    int64_t num_tokens, num_heads, num_kv_heads, key_width, value_width, num_slots, window, stored_width;
+    float softcap;  // 0 for none
+};
+
+namespace {
+
+int64_t padded(int64_t width) { return (width + LANES - 1) / LANES * LANES; }
+
+// The tensors of a step: queries [N, H, D], keys and values [N, K, D], stored ones [2, S, K, W, D], slots, positions and
+// first keys [N] (null: 0), sinks [H] (null: none), and results [N, H, D].
+template <typename T>
+struct Step {
+    Sizes sizes;
+    const T *queries, *keys, *values;
+    T* stored;
+    const int64_t *slots, *positions, *firsts;
+    const T* sinks;
+    T* out;
+
+    int64_t group() const { return sizes.num_heads / sizes.num_kv_heads; }
+
+    T* stored_keys(int64_t slot, int64_t kv_head) const {
+        return stored + (slot * sizes.num_kv_heads + kv_head) * sizes.window * sizes.stored_width;
+    }
+
+    int64_t values_after() const { return sizes.num_slots * sizes.num_kv_heads * sizes.window * sizes.stored_width; }
+
+    void write() const {
+        for (int64_t token = 0; token < sizes.num_tokens; ++token)
+            for (int64_t head = 0; head < sizes.num_kv_heads; ++head) {
+                T* key = stored_keys(slots[token], head) + positions[token] * sizes.stored_width;
+                const int64_t own = token * sizes.num_kv_heads + head;
+                std::memcpy(key, keys + own * sizes.key_width, sizes.key_width * sizeof(T));
+                std::memcpy(key + values_after(), values + own * sizes.value_width, sizes.value_width * sizeof(T));
+            }
+    }
+
+    // Returns the first token of each tile, which has tokens of one slot only, and the number of tokens.
+    std::vector<int64_t> tiles() const {
+        const int64_t most = std::max<int64_t>(1, TILE / group());
+        std::vector<int64_t> cuts{0};
+        for (int64_t token = 1; token <= sizes.num_tokens; ++token)
+            if (token == sizes.num_tokens || slots[token] != slots[token - 1] || token - cuts.back() == most)
+                cuts.push_back(token);
+        return cuts;
+    }
+};
+
+// The queries of one tile, and what was computed of their results so far.
+template <typename T>
+class Tile {
+public:
+    Tile(const Step<T>& step, int64_t first, int64_t last, int64_t kv_head)
+        : step(step), first(first), kv_head(kv_head), num((last - first) * step.group()),
+          key_width(padded(step.sizes.key_width)), value_width(padded(step.sizes.value_width)), queries(num * key_width),
+          mixed(num * value_width), weights(num * BLOCK), most(num, HIDDEN), total(num) {
+        for (int64_t query = 0; query < num; ++query) {
+            const int64_t head = kv_head * step.group() + query % step.group();
+            const T* source = step.queries + (token_of(query) * step.sizes.num_heads + head) * step.sizes.key_width;
+            for (int64_t column = 0; column < step.sizes.key_width; ++column)
+                queries[query * key_width + column] = widen(source[column]);
+            if (step.sinks) {
+                most[query] = widen(step.sinks[head]);
+                total[query] = 1.0f;
+            }
+        }
+    }
+
+    void attend() {
+        const T* keys = step.stored_keys(step.slots[first], kv_head);
+        int64_t from = first_key(0), until = 0;
+        for (int64_t query = 0; query < num; query += step.group()) {
+            from = std::min(from, first_key(query));
+            until = std::max(until, last_key(query) + 1);
+        }
+        for (int64_t start = from / BLOCK * BLOCK; start < until; start += BLOCK)
+            add_block(keys, start, std::min(BLOCK, until - start));
+        for (int64_t query = 0; query < num; ++query) {
+            const int64_t head = kv_head * step.group() + query % step.group();
+            T* target = step.out + (token_of(query) * step.sizes.num_heads + head) * step.sizes.value_width;
+            for (int64_t column = 0; column < step.sizes.value_width; ++column)
+                narrow(mixed[query * value_width + column] / total[query], target + column);
+        }
+    }
+
+private:
+    const Step<T>& step;
+    const int64_t first, kv_head, num, key_width, value_width;
+    std::vector<float> queries, mixed, weights, most, total;  // [num, width], [num, width], [num, BLOCK], [num], [num]
+
+    int64_t token_of(int64_t query) const { return first + query / step.group(); }
+    int64_t first_key(int64_t query) const { return step.firsts ? step.firsts[token_of(query)] : 0; }
+    int64_t last_key(int64_t query) const { return step.positions[token_of(query)]; }
+
+    void add_block(const T* keys, int64_t start, int64_t num_keys) {
+        const int64_t stride = step.sizes.stored_width;
+        for (int64_t key = 0; key < num_keys; key += LANES)
+            for (int64_t query = 0; query < num; ++query)
+                store(&weights[query * BLOCK + key],
+                      scores_of(&queries[query * key_width], keys + (start + key) * stride, key_width, stride));
+        for (int64_t query = 0; query < num; ++query) weigh(query, start, num_keys);
+        const T* values = keys + step.values_after() + start * stride;
+        int64_t column = 0;
+        for (; column + 4 * LANES <= value_width; column += 4 * LANES)
+            mix_all<4>(&mixed[column], value_width, num, weights.data(), values + column, stride, num_keys);
+        for (; column < value_width; column += LANES)
+            mix_all<1>(&mixed[column], value_width, num, weights.data(), values + column, stride, num_keys);
+    }
+
+    // Makes the weights of one query of its scores, and scales what was added before to the new highest score.
+    void weigh(int64_t query, int64_t start, int64_t num_keys) {
+        const int64_t low = first_key(query) - start, high = last_key(query) - start;
+        const float softcap = step.sizes.softcap;
+        float* weight = &weights[query * BLOCK];
+        Vec highest = splat(HIDDEN);
+        for (int64_t key = 0; key < num_keys; key += LANES) {
+            Vec score = load(weight + key);
+            if (softcap != 0.0f) score = tanh_of(score / softcap) * softcap;
+            if (key < low || key + LANES - 1 > high)
+                for (int lane = 0; lane < LANES; ++lane)
+                    if (key + lane < low || key + lane > high) score[lane] = HIDDEN;
+            store(weight + key, score);
+            highest = select(score > highest, score, highest);
+        }
+        const float next = std::max(most[query], max_of(highest));
+        if (next == HIDDEN) {  // no key so far
+            std::fill(weight, weight + padded(num_keys), 0.0f);
+            return;
+        }
+        Vec sum = {};
+        for (int64_t key = 0; key < num_keys; key += LANES) {
+            const Vec part = exp_of(load(weight + key) - next);
+            store(weight + key, part);
+            sum += part;
+        }
+        const float kept = exp_of(splat(most[query] - next))[0];
+        total[query] = total[query] * kept + sum_of(sum);
+        most[query] = next;
+        if (kept != 1.0f)
+            for (int64_t column = 0; column < value_width; ++column) mixed[query * value_width + column] *= kept;
+    }
+};
+
+template <typename T>
+void attend(const Step<T>& step, int64_t num_threads) {
+    step.write();
+    const std::vector<int64_t> cuts = step.tiles();
+    const int64_t num_kv_heads = step.sizes.num_kv_heads, num_tasks = ((int64_t)cuts.size() - 1) * num_kv_heads;
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (num_threads > 1)
+    for (int64_t task = 0; task < num_tasks; ++task) {
+        const int64_t tile = task / num_kv_heads;
+        Tile<T>(step, cuts[tile], cuts[tile + 1], task % num_kv_heads).attend();
+    }
+}
+
+}  // namespace
+
+extern "C" void attend_float32(const Sizes* sizes, const float* queries, const float* keys, const float* values,
+                               float* stored, const int64_t* slots, const int64_t* positions, const int64_t* firsts,
+                               const float* sinks, float* out, int64_t num_threads) {
+    attend<float>({*sizes, queries, keys, values, stored, slots, positions, firsts, sinks, out}, num_threads);
+}
+
+extern "C" void attend_bfloat16(const Sizes* sizes, const uint16_t* queries, const uint16_t* keys, const uint16_t* values,
+                                uint16_t* stored, const int64_t* slots, const int64_t* positions, const int64_t* firsts,
+                                const uint16_t* sinks, uint16_t* out, int64_t num_threads) {
+    attend<uint16_t>({*sizes, queries, keys, values, stored, slots, positions, firsts, sinks, out}, num_threads);
+}
