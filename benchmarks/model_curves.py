@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import signal
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from training_runs import Result, Run, draw, show
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -85,10 +87,25 @@ def make_model(model_type: str, folder: Path) -> float:
     torch.manual_seed(0)
     config = AutoConfig.for_model(model_type, **COMMON, **SHAPES[model_type], **special)
     model = AutoModelForCausalLM.from_config(config).float()
+    for module in model.modules():
+        if hasattr(module, "dt_bias"):
+            draw_time_steps(module.dt_bias)
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copy(embedded_folder() / name, folder / name)
     return sum(parameter.numel() for parameter in model.parameters()) / 1e6
+
+
+@torch.no_grad()
+def draw_time_steps(dt_bias: Tensor) -> None:
+    """Draws the time steps of linear attention between 0.001 and 0.1, as those who train such models do.
+
+    That is the initialization of Mamba 2 and of Gated DeltaNet. The one of transformers, made to be overwritten by a
+    checkpoint, has states that forget everything from one token to the next.
+    """
+    least, most = math.log(1e-3), math.log(0.1)
+    step = torch.exp(least + (most - least) * torch.rand_like(dt_bias))
+    dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # whose softplus is the step
 
 
 def teach(model_type: str, folder: Path, threads: int) -> Path:

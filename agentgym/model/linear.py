@@ -6,17 +6,31 @@ On x86, MKL (used by `F.linear`) runs at half of oneDNN's speed on processors th
 some microseconds more per call. If both give the same bits (short inner dimensions; probed once per weight shape),
 small steps use MKL and large ones oneDNN. Otherwise everything uses oneDNN, so the size of a step never changes a
 result.
+
+oneDNN orders a weight anew at each call, which is most of the time of a step with few rows. An engine may have copies
+in its order kept (`keep_packed`), which are made again when the weight changes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
-__all__ = ["Products", "linear", "padded_rows", "padded_size", "row_linear", "weight_gradient"]
+__all__ = [
+    "Products",
+    "forget_packed",
+    "keep_packed",
+    "linear",
+    "padded_rows",
+    "padded_size",
+    "row_linear",
+    "weight_gradient",
+]
 
 # Shape suffixes: N rows, I inputs, O outputs.
 
@@ -93,13 +107,13 @@ class Products:
         """Computes `x @ weight.T`, `[N, O]`; `N` is at least `MIN_ROWS`."""
         if not self._takes_onednn(x_NI, weight_OI):
             return x_NI.mm(weight_OI.t())
-        return _onednn(x_NI, weight_OI)
+        return _onednn(x_NI, _packed(weight_OI))
 
     def add_linear(self, residual_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
         """Computes `residual + x @ weight.T`, `[N, O]`."""
         if not self._takes_onednn(x_NI, weight_OI):
             return residual_NO + x_NI.mm(weight_OI.t())
-        total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x_NI, residual_NO, weight_OI, None, "add")
+        total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x_NI, residual_NO, _packed(weight_OI), None, "add")
         return total
 
     def _takes_onednn(self, x_NI: Tensor, weight_OI: Tensor) -> bool:
@@ -111,6 +125,36 @@ class Products:
         if agree is None:
             agree = self._agree[weight_OI.shape] = _kernels_agree(weight_OI.shape)
         return not agree
+
+
+_packed_by_weight = WeakIdKeyDictionary()
+"""The version of a weight that was copied, and the copy in the order of oneDNN; None before the first use."""
+
+
+def keep_packed(weights: Iterable[Tensor]) -> None:
+    """Has `Products` keep copies of those weights that oneDNN multiplies, which take as much memory again."""
+    for weight in weights:
+        if weight.ndim == 2 and weight.is_contiguous() and _is_onednn(weight):
+            _packed_by_weight.setdefault(weight, None)
+
+
+def forget_packed(weights: Iterable[Tensor]) -> None:
+    """Frees the copies of weights, which are made again when they are needed.
+
+    This is done by itself after each change in place that autograd counts.
+    """
+    for weight in weights:
+        if weight in _packed_by_weight:
+            _packed_by_weight[weight] = None
+
+
+def _packed(weight_OI: Tensor) -> Tensor:
+    """Returns the copy of a weight, or the weight itself if it is given without one."""
+    kept: tuple[int, Tensor] | None = _packed_by_weight.get(weight_OI, (-1, weight_OI))
+    if kept is None or kept[0] not in (-1, weight_OI._version):
+        copy = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach())
+        kept = _packed_by_weight[weight_OI] = weight_OI._version, copy
+    return kept[1]
 
 
 _library = torch.library.Library("agentgym", "DEF")
@@ -141,5 +185,9 @@ def _kernels_agree(shape: torch.Size) -> bool:
     generator = torch.Generator().manual_seed(0)
     x_NI = torch.randn(16, shape[1], generator=generator)
     weight_OI = torch.randn(shape, generator=generator)
-    onednn_NO = _onednn(x_NI, weight_OI)
-    return all(torch.equal(F.linear(x_NI[:n], weight_OI), onednn_NO[:n]) for n in (MIN_ROWS, 7, 16))
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI)
+    for weight in (weight_OI, packed):
+        onednn_NO = _onednn(x_NI, weight)
+        if not all(torch.equal(F.linear(x_NI[:n], weight_OI), onednn_NO[:n]) for n in (MIN_ROWS, 7, 16)):
+            return False
+    return True

@@ -23,6 +23,7 @@ from agentgym.engines.local.compiled_step import Runner, make_step
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.cpp_compiler import cpp_compiler
 from agentgym.engines.local.kv_cache import SlotCache, fitting_slots
+from agentgym.engines.local.machine_memory import total_memory
 from agentgym.engines.local.offload import regain_memory, release_memory
 from agentgym.engines.local.sampling import draw
 from agentgym.engines.local.scheduler import SamplingRequest, Scheduler
@@ -31,6 +32,7 @@ from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.errors import ConfigError, EngineError
 from agentgym.model.decoder import Decoder
 from agentgym.model.language_model import LanguageModel
+from agentgym.model.linear import forget_packed, keep_packed
 from agentgym.model.model_folder import own_tensors
 from agentgym.model.published_weights import Weights
 from agentgym.model.transformers_model import TransformersModel
@@ -41,6 +43,7 @@ _log = logging.getLogger(__name__)
 _SMALL_MODEL = (
     20_000_000  # parameters; below it calling operators is much of the work: one thread and a compiled graph are best
 )
+_PACKED_PART = 16  # weights are kept in a second order too if they are at most this part of the machine's memory
 _CLOSING_S = 0.005  # between two checks that the worker has ended
 _CLOSED = "the local engine is closed; make a new one"
 _RELEASED = -1  # replaces the weights' mark: a step before new weights fails, and reads nothing
@@ -77,6 +80,8 @@ class LocalEngine:
         self._inbox: deque[Callable[[], object]] = deque()
         self._wake = threading.Condition()
         self._paused = self._closed = self._stopped = self._preparing = False
+        if sum(parameter.nbytes for parameter in self._parameters) * _PACKED_PART <= total_memory():
+            keep_packed(self._parameters)
         is_small = sum(parameter.numel() for parameter in self._parameters) < _SMALL_MODEL
         self._threads = 1 if self.config.threads is None and is_small else self.config.threads
         can_compile = model.embed.device.type == "cpu" and model.embed.dtype == torch.float32
@@ -334,6 +339,7 @@ class LocalEngine:
     def _renew(self, version: int, tensors: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         for own, new in tensors:
             own.copy_(new)
+        forget_packed(self._parameters)
         self._version, self._weights_mark = version, self._mark_weights()
         self._scheduler.restart()
 
@@ -342,6 +348,7 @@ class LocalEngine:
         self._scheduler.restart()
 
     def _release(self) -> None:
+        forget_packed(self._parameters)
         release_memory(self._parameters, self._cache)
         self._weights_mark = _RELEASED
 

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #if defined(__AVX512F__)
@@ -21,6 +22,7 @@ namespace {
 
 constexpr int64_t BLOCK = 256;  // keys
 constexpr int64_t TILE = 64;    // queries (of tokens and heads) that are computed together, at most
+constexpr int64_t AHEAD = 32;   // keys between those that are computed and those that are fetched from memory
 constexpr float HIDDEN = -INFINITY;
 
 typedef float Vec __attribute__((vector_size(4 * LANES)));
@@ -56,6 +58,12 @@ inline Vec load(const uint16_t* from) {
     Halves halves;
     std::memcpy(&halves, from, sizeof halves);
     return (Vec)(__builtin_convertvector(halves, Ints) << 16);
+}
+
+// Asks for memory that is read soon; it need not exist.
+template <typename T>
+inline void fetch(const T* from, int64_t count) {
+    for (int64_t i = 0; i < count; i += 64 / sizeof(T)) __builtin_prefetch(from + i);
 }
 
 inline void store(float* to, Vec x) { std::memcpy(to, &x, sizeof x); }
@@ -169,12 +177,23 @@ inline void mix(float* out, int64_t width, const float* weights, const T* values
 }
 
 template <int PARTS, typename T>
-void mix_all(float* out, int64_t width, int64_t num, const float* weights, const T* values, int64_t stride, int64_t num_keys) {
+void mix_rows(float* out, int64_t width, int64_t num, const float* weights, const T* values, int64_t stride, int64_t num_keys) {
     int64_t row = 0;
     for (; row + 4 <= num; row += 4)
         mix<4, PARTS>(out + row * width, width, weights + row * BLOCK, values, stride, num_keys);
-    for (; row < num; ++row)
-        mix<1, PARTS>(out + row * width, width, weights + row * BLOCK, values, stride, num_keys);
+    for (; row + 2 <= num; row += 2)
+        mix<2, PARTS>(out + row * width, width, weights + row * BLOCK, values, stride, num_keys);
+    if (row < num) mix<1, PARTS>(out + row * width, width, weights + row * BLOCK, values, stride, num_keys);
+}
+
+template <typename T>
+void mix_all(float* out, int64_t width, int64_t num, const float* weights, const T* values, int64_t stride, int64_t num_keys) {
+    int64_t column = 0;
+    for (; column + 4 * LANES <= width; column += 4 * LANES)
+        mix_rows<4>(out + column, width, num, weights, values + column, stride, num_keys);
+    for (; column + 2 * LANES <= width; column += 2 * LANES)
+        mix_rows<2>(out + column, width, num, weights, values + column, stride, num_keys);
+    if (column < width) mix_rows<1>(out + column, width, num, weights, values + column, stride, num_keys);
 }
 
 }  // namespace
@@ -233,10 +252,20 @@ struct Step {
 template <typename T>
 class Tile {
 public:
-    Tile(const Step<T>& step, int64_t first, int64_t last, int64_t kv_head)
+    // Returns how many numbers a tile needs room for.
+    static int64_t room(const Step<T>& step) {
+        const int64_t most = std::max(TILE, step.group());
+        return most * (padded(step.sizes.key_width) + padded(step.sizes.value_width) + BLOCK + 2);
+    }
+
+    Tile(const Step<T>& step, int64_t first, int64_t last, int64_t kv_head, float* room)
         : step(step), first(first), kv_head(kv_head), num((last - first) * step.group()),
-          key_width(padded(step.sizes.key_width)), value_width(padded(step.sizes.value_width)), queries(num * key_width),
-          mixed(num * value_width), weights(num * BLOCK), most(num, HIDDEN), total(num) {
+          key_width(padded(step.sizes.key_width)), value_width(padded(step.sizes.value_width)), queries(room),
+          mixed(queries + num * key_width), weights(mixed + num * value_width), most(weights + num * BLOCK),
+          total(most + num) {
+        std::fill(queries, weights, 0.0f);
+        std::fill(most, most + num, HIDDEN);
+        std::fill(total, total + num, 0.0f);
         for (int64_t query = 0; query < num; ++query) {
             const int64_t head = kv_head * step.group() + query % step.group();
             const T* source = step.queries + (token_of(query) * step.sizes.num_heads + head) * step.sizes.key_width;
@@ -269,7 +298,8 @@ public:
 private:
     const Step<T>& step;
     const int64_t first, kv_head, num, key_width, value_width;
-    std::vector<float> queries, mixed, weights, most, total;  // [num, width], [num, width], [num, BLOCK], [num], [num]
+    float *const queries, *const mixed, *const weights, *const most, *const total;
+    // [num, key_width], [num, value_width], [num, BLOCK], [num], [num]
 
     int64_t token_of(int64_t query) const { return first + query / step.group(); }
     int64_t first_key(int64_t query) const { return step.firsts ? step.firsts[token_of(query)] : 0; }
@@ -277,24 +307,23 @@ private:
 
     void add_block(const T* keys, int64_t start, int64_t num_keys) {
         const int64_t stride = step.sizes.stored_width;
-        for (int64_t key = 0; key < num_keys; key += LANES)
-            for (int64_t query = 0; query < num; ++query)
-                store(&weights[query * BLOCK + key],
-                      scores_of(&queries[query * key_width], keys + (start + key) * stride, key_width, stride));
-        for (int64_t query = 0; query < num; ++query) weigh(query, start, num_keys);
         const T* values = keys + step.values_after() + start * stride;
-        int64_t column = 0;
-        for (; column + 4 * LANES <= value_width; column += 4 * LANES)
-            mix_all<4>(&mixed[column], value_width, num, weights.data(), values + column, stride, num_keys);
-        for (; column < value_width; column += LANES)
-            mix_all<1>(&mixed[column], value_width, num, weights.data(), values + column, stride, num_keys);
+        for (int64_t key = 0; key < num_keys; key += LANES) {
+            fetch(keys + (start + key + AHEAD) * stride, LANES * stride);
+            fetch(values + key * stride, LANES * stride);
+            for (int64_t query = 0; query < num; ++query)
+                store(weights + query * BLOCK + key,
+                      scores_of(queries + query * key_width, keys + (start + key) * stride, key_width, stride));
+        }
+        for (int64_t query = 0; query < num; ++query) weigh(query, start, num_keys);
+        mix_all(mixed, value_width, num, weights, values, stride, num_keys);
     }
 
     // Makes the weights of one query of its scores, and scales what was added before to the new highest score.
     void weigh(int64_t query, int64_t start, int64_t num_keys) {
         const int64_t low = first_key(query) - start, high = last_key(query) - start;
         const float softcap = step.sizes.softcap;
-        float* weight = &weights[query * BLOCK];
+        float* weight = weights + query * BLOCK;
         Vec highest = splat(HIDDEN);
         for (int64_t key = 0; key < num_keys; key += LANES) {
             Vec score = load(weight + key);
@@ -329,10 +358,14 @@ void attend(const Step<T>& step, int64_t num_threads) {
     step.write();
     const std::vector<int64_t> cuts = step.tiles();
     const int64_t num_kv_heads = step.sizes.num_kv_heads, num_tasks = ((int64_t)cuts.size() - 1) * num_kv_heads;
-#pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (num_threads > 1)
-    for (int64_t task = 0; task < num_tasks; ++task) {
-        const int64_t tile = task / num_kv_heads;
-        Tile<T>(step, cuts[tile], cuts[tile + 1], task % num_kv_heads).attend();
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
+    {
+        const std::unique_ptr<float[]> room(new float[Tile<T>::room(step)]);
+#pragma omp for schedule(dynamic)
+        for (int64_t task = 0; task < num_tasks; ++task) {
+            const int64_t tile = task / num_kv_heads;
+            Tile<T>(step, cuts[tile], cuts[tile + 1], task % num_kv_heads, room.get()).attend();
+        }
     }
 }
 
