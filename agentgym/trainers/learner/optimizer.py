@@ -54,6 +54,7 @@ class PolicyOptimizer:
                 for group in part.param_groups:
                     group["lr"] = self.learning_rate
                 part.step()
+            torch.autograd.graph.increment_version(self._stepped)  # which a fused step leaves as it was
             self._masters.round()
             self.num_steps += 1
         for part in self._parts:

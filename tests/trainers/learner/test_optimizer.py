@@ -56,6 +56,18 @@ def test_the_second_step_is_the_formula_of_adam() -> None:
     assert model.weight[0].item() == pytest.approx(value, rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_step_counts_as_a_change_of_each_weight(name: str, tiny: Callable[..., Decoder]) -> None:
+    model = tiny()
+    optimizer = PolicyOptimizer(model, OptimizerConfig(name=name), total_steps=10)
+    before = [parameter._version for parameter in model.parameters()]
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    after = [parameter._version for parameter in model.parameters()]
+    assert all(new > old for new, old in zip(after, before, strict=True))
+
+
 def test_gradients_are_scaled_down_to_the_norm_before_the_step() -> None:
     # A second step tells a gradient of 10 from one of 1 in Adam's averages, so equal weights mean equal gradients.
     found = []
