@@ -22,6 +22,7 @@ namespace {
 
 constexpr int64_t BLOCK = 256;  // keys
 constexpr int64_t TILE = 64;    // queries (of tokens and heads) that are computed together, at most
+constexpr int64_t TURNED = 8;   // queries of a tile from which on it pays to write the keys column by column
 constexpr int64_t AHEAD = 32;   // keys between those that are computed and those that are fetched from memory
 constexpr float HIDDEN = -INFINITY;
 
@@ -114,36 +115,52 @@ inline float max_of(Vec x) {
     return most;
 }
 
-// Adds neighbours of `a` and of `b`: lanes with the bit STRIDE hold sums of `b`, the others of `a`.
+// Pairs neighbours: lanes with the bit STRIDE are of `b`, the others of `a`; `even` holds the lower one of each pair of
+// lanes and `odd` the higher one.
 template <int STRIDE>
-inline Vec add_pairs(Vec a, Vec b) {
+inline void pair_up(Vec a, Vec b, Vec& even, Vec& odd) {
 #ifdef __clang__
-    Vec even = a, odd = a;
     for (int lane = 0; lane < LANES; ++lane) {
         even[lane] = lane & STRIDE ? b[lane & ~STRIDE] : a[lane];
         odd[lane] = lane & STRIDE ? b[lane] : a[lane | STRIDE];
     }
-    return even + odd;
 #else
-    Ints even, odd;
+    Ints lower, higher;
     for (int lane = 0; lane < LANES; ++lane) {
         const int of_b = lane & STRIDE ? LANES : 0;
-        even[lane] = of_b + (lane & ~STRIDE);
-        odd[lane] = of_b + (lane | STRIDE);
+        lower[lane] = of_b + (lane & ~STRIDE);
+        higher[lane] = of_b + (lane | STRIDE);
     }
-    return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
+    even = __builtin_shuffle(a, b, lower);
+    odd = __builtin_shuffle(a, b, higher);
 #endif
 }
 
-// The sum of each of LANES vectors, one in each lane.
-inline Vec sums_of(Vec (&x)[LANES]) {
-    for (int i = 0; i < LANES; i += 2) x[i] = add_pairs<1>(x[i], x[i + 1]);
-    for (int i = 0; i < LANES; i += 4) x[i] = add_pairs<2>(x[i], x[i + 2]);
-    for (int i = 0; i < LANES; i += 8) x[i] = add_pairs<4>(x[i], x[i + 4]);
+template <int STRIDE>
+inline void swap_pairs(Vec (&x)[LANES]) {
+    for (int i = 0; i < LANES; ++i)
+        if (!(i & STRIDE)) {
+            Vec even, odd;
+            pair_up<STRIDE>(x[i], x[i + STRIDE], even, odd);
+            x[i] = even;
+            x[i + STRIDE] = odd;
+        }
+}
+
+inline void transpose(Vec (&x)[LANES]) {
+    swap_pairs<1>(x);
+    swap_pairs<2>(x);
+    swap_pairs<4>(x);
 #if LANES == 16
-    x[0] = add_pairs<8>(x[0], x[8]);
+    swap_pairs<8>(x);
 #endif
-    return x[0];
+}
+
+// The sum of vectors, neighbours first: the order in which all scores are summed.
+template <int COUNT>
+inline Vec add_all(const Vec* x) {
+    if constexpr (COUNT == 1) return x[0];
+    else return add_all<COUNT / 2>(x) + add_all<COUNT / 2>(x + COUNT / 2);
 }
 
 // ---- products
@@ -157,7 +174,37 @@ inline Vec scores_of(const float* query, const T* keys, int64_t width, int64_t s
 #pragma GCC unroll 16
         for (int key = 0; key < LANES; ++key) sums[key] += part * load(keys + key * stride + column);
     }
-    return sums_of(sums);
+    transpose(sums);
+    return add_all<LANES>(sums);
+}
+
+// Writes LANES keys column by column.
+template <typename T>
+inline void turn(const T* keys, int64_t width, int64_t stride, float* columns) {
+    for (int64_t column = 0; column < width; column += LANES) {
+        Vec part[LANES];
+        for (int key = 0; key < LANES; ++key) part[key] = load(keys + key * stride + column);
+        transpose(part);
+        for (int i = 0; i < LANES; ++i) store(columns + (column + i) * LANES, part[i]);
+    }
+}
+
+// Writes the scores of NUM queries to LANES keys that were turned; the bits are those of `scores_of`.
+template <int NUM>
+inline void scores_of_turned(const float* queries, const float* columns, int64_t width, float* out) {
+    constexpr int PART = 8;
+    Vec sums[NUM][LANES / PART];
+    for (int part = 0; part < LANES / PART; ++part) {
+        Vec by_lane[NUM][PART] = {};
+        for (int64_t column = part * PART; column < width; column += LANES)
+#pragma GCC unroll 8
+            for (int i = 0; i < PART; ++i) {
+                const Vec keys = load(columns + (column + i) * LANES);
+                for (int query = 0; query < NUM; ++query) by_lane[query][i] += queries[query * width + column + i] * keys;
+            }
+        for (int query = 0; query < NUM; ++query) sums[query][part] = add_all<PART>(by_lane[query]);
+    }
+    for (int query = 0; query < NUM; ++query) store(out + query * BLOCK, add_all<LANES / PART>(sums[query]));
 }
 
 // Adds weights times values to the results of ROWS queries, in PARTS vectors of columns.
@@ -178,9 +225,10 @@ inline void mix(float* out, int64_t width, const float* weights, const T* values
 
 template <int PARTS, typename T>
 void mix_rows(float* out, int64_t width, int64_t num, const float* weights, const T* values, int64_t stride, int64_t num_keys) {
+    constexpr int MANY = 16 / PARTS;  // as many sums as registers hold
     int64_t row = 0;
-    for (; row + 4 <= num; row += 4)
-        mix<4, PARTS>(out + row * width, width, weights + row * BLOCK, values, stride, num_keys);
+    for (; row + MANY <= num; row += MANY)
+        mix<MANY, PARTS>(out + row * width, width, weights + row * BLOCK, values, stride, num_keys);
     for (; row + 2 <= num; row += 2)
         mix<2, PARTS>(out + row * width, width, weights + row * BLOCK, values, stride, num_keys);
     if (row < num) mix<1, PARTS>(out + row * width, width, weights + row * BLOCK, values, stride, num_keys);
@@ -255,14 +303,15 @@ public:
     // Returns how many numbers a tile needs room for.
     static int64_t room(const Step<T>& step) {
         const int64_t most = std::max(TILE, step.group());
-        return most * (padded(step.sizes.key_width) + padded(step.sizes.value_width) + BLOCK + 2);
+        const int64_t key_width = padded(step.sizes.key_width);
+        return most * (key_width + padded(step.sizes.value_width) + BLOCK + 2) + key_width * LANES;
     }
 
     Tile(const Step<T>& step, int64_t first, int64_t last, int64_t kv_head, float* room)
         : step(step), first(first), kv_head(kv_head), num((last - first) * step.group()),
           key_width(padded(step.sizes.key_width)), value_width(padded(step.sizes.value_width)), queries(room),
           mixed(queries + num * key_width), weights(mixed + num * value_width), most(weights + num * BLOCK),
-          total(most + num) {
+          total(most + num), columns(total + num) {
         std::fill(queries, weights, 0.0f);
         std::fill(most, most + num, HIDDEN);
         std::fill(total, total + num, 0.0f);
@@ -298,8 +347,8 @@ public:
 private:
     const Step<T>& step;
     const int64_t first, kv_head, num, key_width, value_width;
-    float *const queries, *const mixed, *const weights, *const most, *const total;
-    // [num, key_width], [num, value_width], [num, BLOCK], [num], [num]
+    float *const queries, *const mixed, *const weights, *const most, *const total, *const columns;
+    // [num, key_width], [num, value_width], [num, BLOCK], [num], [num], [key_width, LANES]
 
     int64_t token_of(int64_t query) const { return first + query / step.group(); }
     int64_t first_key(int64_t query) const { return step.firsts ? step.firsts[token_of(query)] : 0; }
@@ -311,12 +360,22 @@ private:
         for (int64_t key = 0; key < num_keys; key += LANES) {
             fetch(keys + (start + key + AHEAD) * stride, LANES * stride);
             fetch(values + key * stride, LANES * stride);
-            for (int64_t query = 0; query < num; ++query)
-                store(weights + query * BLOCK + key,
-                      scores_of(queries + query * key_width, keys + (start + key) * stride, key_width, stride));
+            score(keys + (start + key) * stride, stride, weights + key);
         }
         for (int64_t query = 0; query < num; ++query) weigh(query, start, num_keys);
         mix_all(mixed, value_width, num, weights, values, stride, num_keys);
+    }
+
+    // Writes the scores of all queries to LANES keys.
+    void score(const T* keys, int64_t stride, float* out) {
+        int64_t query = 0;
+        if (num >= TURNED) {
+            turn(keys, key_width, stride, columns);
+            for (; query + 2 <= num; query += 2)
+                scores_of_turned<2>(queries + query * key_width, columns, key_width, out + query * BLOCK);
+        }
+        for (; query < num; ++query)
+            store(out + query * BLOCK, scores_of(queries + query * key_width, keys, key_width, stride));
     }
 
     // Makes the weights of one query of its scores, and scales what was added before to the new highest score.
