@@ -67,6 +67,14 @@ def _is_onednn(like: Tensor) -> bool:
     return like.device.type == "cpu" and like.dtype == torch.float32 and torch.backends.mkldnn.is_available()
 
 
+def _is_packable(like: Tensor) -> bool:
+    """Returns whether the engine multiplies with oneDNN: in float32, and in bfloat16 where the processor has it."""
+    if like.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    is_bfloat16 = like.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return like.dtype == torch.float32 or bool(is_bfloat16)
+
+
 class _OneDnnLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
@@ -100,7 +108,7 @@ class Products:
     """The matrix products with the weights of one model, all of one dtype on one device."""
 
     def __init__(self, like: Tensor) -> None:
-        self._onednn = _is_onednn(like)
+        self._onednn = _is_packable(like)
         self._agree: dict[torch.Size, bool] = {}
 
     def linear(self, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
@@ -119,7 +127,7 @@ class Products:
     def _takes_onednn(self, x_NI: Tensor, weight_OI: Tensor) -> bool:
         if not self._onednn:
             return False
-        if x_NI.shape[0] * weight_OI.numel() >= _ONEDNN_WORK:
+        if x_NI.shape[0] * weight_OI.numel() >= _ONEDNN_WORK or x_NI.dtype == torch.bfloat16:
             return True
         agree = self._agree.get(weight_OI.shape)
         if agree is None:
@@ -134,7 +142,7 @@ _packed_by_weight = WeakIdKeyDictionary()
 def keep_packed(weights: Iterable[Tensor]) -> None:
     """Has `Products` keep copies of those weights that oneDNN multiplies, which take as much memory again."""
     for weight in weights:
-        if weight.ndim == 2 and weight.is_contiguous() and _is_onednn(weight):
+        if weight.ndim == 2 and weight.is_contiguous() and _is_packable(weight):
             _packed_by_weight.setdefault(weight, None)
 
 

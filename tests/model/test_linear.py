@@ -53,6 +53,19 @@ def test_products_use_the_copy_and_are_the_same(num_rows: int, weight_OI: nn.Par
     torch.testing.assert_close(added_NO, 1 + product_NO, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="the processor has no bfloat16")
+def test_a_copy_in_bfloat16_gives_a_row_the_same_bits_whatever_the_others_are() -> None:
+    drawn = torch.Generator().manual_seed(0)
+    weight_OI, x_NI = (torch.randn(size, generator=drawn).bfloat16() for size in (SIZE, (64, SIZE[1])))
+    keep_packed([weight_OI])
+    products = Products(weight_OI)
+    whole_NO = products.linear(x_NI, weight_OI)
+    assert copy_of(weight_OI) is not None
+    torch.testing.assert_close(whole_NO.float(), x_NI.float() @ weight_OI.float().t(), rtol=1e-2, atol=0.3)
+    for num_rows in (4, 12, 32):
+        assert torch.equal(products.linear(x_NI[:num_rows], weight_OI), whole_NO[:num_rows])
+
+
 def test_a_weight_that_changes_in_place_is_copied_again(weight_OI: nn.Parameter, x_NI: Tensor) -> None:
     keep_packed([weight_OI])
     products = Products(weight_OI)
@@ -74,7 +87,7 @@ def test_a_change_that_autograd_does_not_count_is_seen_after_forgetting(weight_O
 
 
 def test_other_tensors_are_multiplied_without_a_copy(weight_OI: nn.Parameter, x_NI: Tensor) -> None:
-    others = weight_OI.t(), weight_OI.to(torch.bfloat16), torch.zeros(3)
+    others = weight_OI.t(), weight_OI.to(torch.float16), torch.zeros(3)
     keep_packed(others)
     Products(weight_OI).linear(x_NI, weight_OI)
     assert not any(other in linear._packed_by_weight for other in (weight_OI, *others))
