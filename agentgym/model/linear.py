@@ -115,13 +115,13 @@ class Products:
         """Computes `x @ weight.T`, `[N, O]`; `N` is at least `MIN_ROWS`."""
         if not self._takes_onednn(x_NI, weight_OI):
             return x_NI.mm(weight_OI.t())
-        return _onednn(x_NI, _packed(weight_OI))
+        return _onednn(x_NI, _packed_copy(weight_OI))
 
     def add_linear(self, residual_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
         """Computes `residual + x @ weight.T`, `[N, O]`."""
         if not self._takes_onednn(x_NI, weight_OI):
             return residual_NO + x_NI.mm(weight_OI.t())
-        total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x_NI, residual_NO, _packed(weight_OI), None, "add")
+        total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x_NI, residual_NO, _packed_copy(weight_OI), None, "add")
         return total
 
     def _takes_onednn(self, x_NI: Tensor, weight_OI: Tensor) -> bool:
@@ -156,7 +156,7 @@ def forget_packed(weights: Iterable[Tensor]) -> None:
             _packed_by_weight[weight] = None
 
 
-def _packed(weight_OI: Tensor) -> Tensor:
+def _packed_copy(weight_OI: Tensor) -> Tensor:
     """Returns the copy of a weight, or the weight itself if it is given without one."""
     kept: tuple[int, Tensor] | None = _packed_by_weight.get(weight_OI, (-1, weight_OI))
     if kept is None or kept[0] not in (-1, weight_OI._version):

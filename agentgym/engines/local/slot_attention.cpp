@@ -254,7 +254,7 @@ struct Sizes {
 
 namespace {
 
-int64_t padded(int64_t width) { return (width + LANES - 1) / LANES * LANES; }
+int64_t padded_width(int64_t width) { return (width + LANES - 1) / LANES * LANES; }
 
 // The tensors of a step: queries [N, H, D], keys and values [N, K, D], stored ones [2, S, K, W, D], slots, positions and
 // first keys [N] (null: 0), sinks [H] (null: none), and results [N, H, D].
@@ -303,13 +303,13 @@ public:
     // Returns how many numbers a tile needs room for.
     static int64_t room(const Step<T>& step) {
         const int64_t most = std::max(TILE, step.group());
-        const int64_t key_width = padded(step.sizes.key_width);
-        return most * (key_width + padded(step.sizes.value_width) + BLOCK + 2) + key_width * LANES;
+        const int64_t key_width = padded_width(step.sizes.key_width);
+        return most * (key_width + padded_width(step.sizes.value_width) + BLOCK + 2) + key_width * LANES;
     }
 
     Tile(const Step<T>& step, int64_t first, int64_t last, int64_t kv_head, float* room)
         : step(step), first(first), kv_head(kv_head), num((last - first) * step.group()),
-          key_width(padded(step.sizes.key_width)), value_width(padded(step.sizes.value_width)), queries(room),
+          key_width(padded_width(step.sizes.key_width)), value_width(padded_width(step.sizes.value_width)), queries(room),
           mixed(queries + num * key_width), weights(mixed + num * value_width), most(weights + num * BLOCK),
           total(most + num), columns(total + num) {
         std::fill(queries, weights, 0.0f);
@@ -395,7 +395,7 @@ private:
         }
         const float next = std::max(most[query], max_of(highest));
         if (next == HIDDEN) {  // no key so far
-            std::fill(weight, weight + padded(num_keys), 0.0f);
+            std::fill(weight, weight + padded_width(num_keys), 0.0f);
             return;
         }
         Vec sum = {};
