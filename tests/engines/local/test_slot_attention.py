@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,11 @@ SHAPES = (
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The compiler that the tests hide otherwise."""
     monkeypatch.delenv("CXX")
-    assert cpp_compiler(), "install g++"
+    if cpp_compiler() is None:
+        reason = "there is no C++ compiler: install g++"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
     yield
 
 
