@@ -141,6 +141,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(distributions: Path) -> No
     wanted = {"agentgym", *HOOK, f"agentgym_llm-{agentgym.__version__}.dist-info"}
     assert {name.split("/")[0] for name in names} == wanted
     assert "agentgym/py.typed" in names
+    assert "agentgym/engines/local/slot_attention.cpp" in names
     assert names >= {f"agentgym/embedded/{name}" for name in EMBEDDED}
     assert {"agentgym/cli/scaffolds/env.py.txt", "agentgym/cli/scaffolds/test_env.py.txt"} <= names
 

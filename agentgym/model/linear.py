@@ -121,7 +121,9 @@ class Products:
         """Computes `residual + x @ weight.T`, `[N, O]`."""
         if not self._takes_onednn(x_NI, weight_OI):
             return residual_NO + x_NI.mm(weight_OI.t())
-        total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x_NI, residual_NO, _packed_copy(weight_OI), None, "add")
+        total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(
+            x_NI, residual_NO, _packed_copy(weight_OI), None, "add"
+        )
         return total
 
     def _takes_onednn(self, x_NI: Tensor, weight_OI: Tensor) -> bool:

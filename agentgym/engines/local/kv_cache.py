@@ -25,7 +25,6 @@ __all__ = ["L_BLOCK", "SlotCache", "fitting_slots", "round_up"]
 
 L_BLOCK = 64
 """Attention reads keys up to a multiple of this; keys beyond a row's own position are masked."""
-_QUICK = 16  # tokens compared first in the search for prefixes
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -78,6 +77,9 @@ class SlotCache:
         self.kv, self._pages = _zeros(shapes, model.embed)
         self.states = _zero_states(model, num_slots + 1)
         self.tokens_SW = np.zeros((num_slots, window), np.int64)
+        # A hash of the tokens up to each: a sum of products with random numbers, so that prefixes are found by it.
+        self._hash_SW = np.zeros((num_slots, window), np.uint64)
+        self._factor_W = np.random.default_rng(0).integers(2**64, size=window, dtype=np.uint64)
         self.num_known_S = np.zeros(num_slots, np.int64)
         self.num_valid_S = np.zeros(num_slots, np.int64)
         self._slot_of: dict[str, int] = {}
@@ -140,20 +142,36 @@ class SlotCache:
         goes_back = shared < self.num_valid_S[slot]
         self.num_valid_S[slot] = 0 if self.states and goes_back else shared
         self.tokens_SW[slot, : len(prompt_T)] = prompt_T
+        self._hash_SW[slot, : len(prompt_T)] = (_factors(prompt_T) * self._factor_W[: len(prompt_T)]).cumsum()
         self.num_known_S[slot] = len(prompt_T)
 
+    def append(self, slot_R: NDArray[np.int64], id_R: NDArray[np.int64]) -> None:
+        """Adds a token to each slot, all of which have a prompt."""
+        known_R = self.num_known_S[slot_R]
+        self.tokens_SW[slot_R, known_R] = id_R
+        added_R = _factors(id_R) * self._factor_W[known_R]
+        self._hash_SW[slot_R, known_R] = self._hash_SW[slot_R, known_R - 1] + added_R
+        self.num_known_S[slot_R] = known_R + 1
+
     def common_prefix_S(self, slot: int) -> NDArray[np.int64]:
-        """Returns how many leading tokens each slot shares with `slot`, their keys computed or not, `[S]`."""
-        num_known = int(self.num_known_S[slot])
-        tokens_T = self.tokens_SW[slot, :num_known]
-        shared_S = np.zeros(self.num_slots, np.int64)
-        quick = min(_QUICK, num_known)
-        alike = np.flatnonzero((self.tokens_SW[:, :quick] == tokens_T[:quick]).all(1) & (self.num_known_S > 0))
-        same = self.tokens_SW[alike, :num_known] == tokens_T
-        shared = np.where(same.all(1), num_known, same.argmin(1))
-        shared_S[alike] = np.minimum(shared, self.num_known_S[alike])
-        shared_S[slot] = 0
-        return shared_S
+        """Returns how many leading tokens each slot shares with `slot`, their keys computed or not, `[S]`.
+
+        It is found by hashes, in a time that hardly depends on the lengths: see `shares`.
+        """
+        least_S = np.zeros(self.num_slots, np.int64)
+        most_S = np.minimum(self.num_known_S, self.num_known_S[slot])
+        most_S[slot] = 0
+        middle_S = most_S  # most share all or nothing
+        while (open_S := np.flatnonzero(least_S < most_S)).size:
+            middle = middle_S[open_S]
+            same = self._hash_SW[open_S, middle - 1] == self._hash_SW[slot, middle - 1]
+            least_S[open_S[same]], most_S[open_S[~same]] = middle[same], middle[~same] - 1
+            middle_S = (least_S + most_S + 1) // 2
+        return least_S
+
+    def shares(self, source: int, target: int, num_tokens: int) -> bool:
+        """Returns whether two slots share their first tokens, token by token."""
+        return np.array_equal(self.tokens_SW[source, :num_tokens], self.tokens_SW[target, :num_tokens])
 
     def release_memory(self) -> None:
         """Frees the memory of keys and values, which become stale; on CPU it is allocated again as it is written."""
@@ -199,6 +217,10 @@ class SlotCache:
         assert session is not None
         del self._slot_of[session]
         self._session_of[slot] = None
+
+
+def _factors(id_T: NDArray[np.int64]) -> NDArray[np.uint64]:
+    return id_T.astype(np.uint64) + np.uint64(1)
 
 
 def _zero_states(model: LanguageModel, num_slots: int) -> dict[StateName, Tensor]:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,13 @@ __all__ = ["SamplingRequest", "Scheduler"]
 _MIN_SHARED = 16  # waiting a step for a prefix that another request is computing pays from this many tokens on
 
 
+class Prefix(NamedTuple):
+    """The first tokens of a request's prompt."""
+
+    request: SamplingRequest
+    num_tokens: int
+
+
 @dataclass(eq=False, slots=True)
 class SamplingRequest:
     """A reply that is being sampled."""
@@ -36,6 +44,8 @@ class SamplingRequest:
     """The slot index; -1 while the request waits."""
     fresh: bool = field(default=True)
     """True until the prompt is being read, so a prefix may still be copied from another slot."""
+    awaited: Prefix | None = None
+    """The prefix that another request is computing, which this one waits for."""
 
 
 class Scheduler:
@@ -128,28 +138,49 @@ class Scheduler:
 
     def _share(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Copies prefixes into fresh slots; leaves out slots that gain by waiting for a prefix being computed."""
-        cache, late, reading = self.cache, [], np.zeros(self.cache.num_slots, bool)
+        late = []
+        reading = np.zeros(self.cache.num_slots, bool)
         reading[[slot for slot in slots.tolist() if not self.active[slot].fresh]] = True
         for slot in slots.tolist():
             request = self.active[slot]
             if not request.fresh:
                 continue
-            limit = int(cache.num_known_S[slot]) - 1
-            if limit - cache.num_valid_S[slot] >= _MIN_SHARED:
-                shared_S = np.minimum(cache.common_prefix_S(slot), limit)
-                ready_S = np.minimum(shared_S, cache.num_valid_S)
-                if cache.states:  # a prefix can be continued only where it ends
-                    ready_S[ready_S < cache.num_valid_S] = 0
-                    shared_S[shared_S < cache.num_known_S - 1] = 0
-                source, soon = int(ready_S.argmax()), int((shared_S * reading).max())
-                if soon - max(int(ready_S[source]), int(cache.num_valid_S[slot])) >= _MIN_SHARED:
-                    late.append(slot)
-                    continue
-                if ready_S[source] > cache.num_valid_S[slot]:
-                    cache.copy_prefix(source, slot, int(ready_S[source]))
-            request.fresh, reading[slot] = False, True
-            self._num_fresh -= 1
+            if self._waits(request, reading):
+                late.append(slot)
+            else:
+                request.fresh, reading[slot] = False, True
+                self._num_fresh -= 1
         return slots[~np.isin(slots, late)] if late else slots
+
+    def _waits(self, request: SamplingRequest, reading: NDArray[np.bool_]) -> bool:
+        """Copies a prefix that is there; returns True if a longer one is worth a wait."""
+        cache, slot, awaited = self.cache, request.slot, request.awaited
+        if awaited is not None and self._is_computing(awaited):
+            return True
+        request.awaited = None
+        limit = int(cache.num_known_S[slot]) - 1
+        if limit - cache.num_valid_S[slot] < _MIN_SHARED:
+            return False
+        shared_S = np.minimum(cache.common_prefix_S(slot), limit)
+        ready_S = np.minimum(shared_S, cache.num_valid_S)
+        if cache.states:  # a prefix can be continued only where it ends
+            ready_S[ready_S < cache.num_valid_S] = 0
+            shared_S[shared_S < cache.num_known_S - 1] = 0
+        source, computing = int(ready_S.argmax()), int((shared_S * reading).argmax())
+        ready, soon = int(ready_S[source]), int(shared_S[computing] * reading[computing])
+        if soon - max(ready, int(cache.num_valid_S[slot])) >= _MIN_SHARED:
+            request.awaited = Prefix(self.active[computing], soon)
+            return True
+        if ready > cache.num_valid_S[slot] and cache.shares(source, slot, ready):
+            cache.copy_prefix(source, slot, ready)
+        return False
+
+    def _is_computing(self, prefix: Prefix) -> bool:
+        """Returns whether most of a prefix is still to be computed by the request that began it."""
+        slot = prefix.request.slot
+        return (
+            self.active.get(slot) is prefix.request and prefix.num_tokens - self.cache.num_valid_S[slot] >= _MIN_SHARED
+        )
 
     def commit(
         self, rows: Rows, id_R: NDArray[np.int64], logprob_R: NDArray[np.float32], version: int
@@ -161,10 +192,9 @@ class Scheduler:
             cache.num_valid_S[slot] = start + num_rows
         slot_R = rows.slot_N[rows.wanted_R]
         known_R = cache.num_known_S[slot_R]
-        cache.tokens_SW[slot_R, known_R] = id_R
         self._logprob_SW[slot_R, known_R] = logprob_R
         self._version_SW[slot_R, known_R] = version
-        cache.num_known_S[slot_R] = known_R + 1
+        cache.append(slot_R, id_R)
         ended_R = (known_R + 1 == self._end_S[slot_R]) | (self._stop_SJ[slot_R] == id_R[:, None]).any(1)
         return [self._leave(slot) for slot in slot_R[ended_R].tolist()] if ended_R.any() else []
 
@@ -202,7 +232,7 @@ class Scheduler:
         """Marks all keys as stale: every active request reads its tokens again, sharing prefixes as at the start."""
         self.cache.invalidate()
         for request in self.active.values():
-            request.fresh = True
+            request.fresh, request.awaited = True, None
         self._num_fresh = len(self.active)
 
     def _leave(self, slot: int) -> SamplingRequest:
