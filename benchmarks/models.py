@@ -65,6 +65,7 @@ class Shape:
     num_heads: int
     ffn_width: int
     vocab_size: int
+    context_window: int = 1024
 
     def save(self, folder: Path) -> int:
         """Saves a random model and returns the number of its parameters."""
@@ -77,7 +78,7 @@ class Shape:
             num_kv_heads=self.num_heads // 2,
             head_width=self.width // self.num_heads,
             ffn_width=self.ffn_width,
-            context_window=1024,
+            context_window=self.context_window,
             qk_norm=True,
         )
         model = Decoder(config).initialize(0)

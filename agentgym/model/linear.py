@@ -144,7 +144,7 @@ _packed_by_weight = WeakIdKeyDictionary()
 def keep_packed(weights: Iterable[Tensor]) -> None:
     """Has `Products` keep copies of those weights that oneDNN multiplies, which take as much memory again."""
     for weight in weights:
-        if weight.ndim == 2 and weight.is_contiguous() and _is_packable(weight):
+        if weight.ndim == 2 and weight.is_contiguous() and not weight.is_inference() and _is_packable(weight):
             _packed_by_weight.setdefault(weight, None)
 
 

@@ -87,7 +87,9 @@ def test_a_change_that_autograd_does_not_count_is_seen_after_forgetting(weight_O
 
 
 def test_other_tensors_are_multiplied_without_a_copy(weight_OI: nn.Parameter, x_NI: Tensor) -> None:
-    others = weight_OI.t(), weight_OI.to(torch.float16), torch.zeros(3)
+    with torch.inference_mode():  # whose tensors count no changes
+        uncounted = torch.zeros(SIZE)
+    others = weight_OI.t(), weight_OI.to(torch.float16), torch.zeros(3), uncounted
     keep_packed(others)
     Products(weight_OI).linear(x_NI, weight_OI)
     assert not any(other in linear._packed_by_weight for other in (weight_OI, *others))
