@@ -54,6 +54,13 @@ def test_an_import_loads_nothing_heavy(statement: str) -> None:
     assert not modules_after(statement) & HEAVY
 
 
+def test_environments_are_listed_without_servers_rollouts_and_torch() -> None:
+    listed = "import io, contextlib\nfrom agentgym.cli.main import main\n"
+    listed += "with contextlib.redirect_stdout(io.StringIO()): assert main(['env', 'list']) == 0"
+    unneeded = HEAVY - {"rich", "tyro"} | {"aiohttp", "agentgym.rollout", "agentgym.chat_templates"}
+    assert not modules_after(listed) & unneeded
+
+
 def test_importing_the_package_imports_no_gymnasium_and_no_numpy() -> None:
     assert not modules_after("import agentgym") & {"gymnasium", "numpy"}
 

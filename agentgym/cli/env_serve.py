@@ -18,7 +18,7 @@ from agentgym.errors import ConfigError
 from agentgym.http_guard import HttpGuard, choose_token
 from agentgym.types import JSON
 
-__all__ = ["run_serve"]
+__all__ = ["main"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class ServeEnvOptions:
             )
 
 
-def run_serve(args: Sequence[str]) -> int:
+def main(args: Sequence[str]) -> int:
     """Runs `agentgym env serve ...`."""
     options = parse_options(ServeEnvOptions, env_as_argument(args), prog="agentgym env serve")
     load_env(options.env, options.env_kwargs).close()  # a fault is reported before a client asks

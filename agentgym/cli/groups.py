@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 
 from agentgym.errors import ConfigError, UnknownName, nearest
 
-__all__ = ["Subcommand", "run_group"]
+__all__ = ["Subcommand", "run_group", "run_module"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +32,9 @@ def run_group(name: str, args: Sequence[str], commands: Mapping[str, Subcommand]
         near = nearest(args[0], commands) or f": it has {', '.join(commands)}"
         raise UnknownName(f"unknown command 'agentgym {name} {args[0]}'{near}")
     return commands[args[0]].run(args[1:])
+
+
+def run_module(module: str, args: Sequence[str]) -> int:
+    """Runs a command, whose module is loaded only now: none of them pays for another one's libraries."""
+    code: int = import_module(f"agentgym.cli.{module}").main(args)
+    return code

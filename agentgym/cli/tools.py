@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from importlib import import_module
 
-from agentgym.cli.groups import Subcommand, run_group
+from agentgym.cli.groups import Subcommand, run_group, run_module
 
 __all__ = ["COMMANDS", "main"]
 
@@ -16,15 +15,11 @@ def main(args: Sequence[str]) -> int:
     return run_group("tools", args, COMMANDS)
 
 
-def _run(module: str, args: Sequence[str]) -> int:
-    """Runs a command, whose module is loaded only now: none of them pays for another one's libraries."""
-    code: int = import_module(f"agentgym.cli.{module}").main(args)
-    return code
-
-
 COMMANDS = {
-    "list": Subcommand("show tools, with their parameters", partial(_run, "tools_list")),
-    "call": Subcommand("run a tool once, and show what a model would be answered", partial(_run, "tools_call")),
-    "parse": Subcommand("read replies from standard input as a model family writes them", partial(_run, "tools_parse")),
-    "families": Subcommand("show the model families whose replies can be read", partial(_run, "tools_families")),
+    "list": Subcommand("show tools, with their parameters", partial(run_module, "tools_list")),
+    "call": Subcommand("run a tool once, and show what a model would be answered", partial(run_module, "tools_call")),
+    "parse": Subcommand(
+        "read replies from standard input as a model family writes them", partial(run_module, "tools_parse")
+    ),
+    "families": Subcommand("show the model families whose replies can be read", partial(run_module, "tools_families")),
 }
