@@ -358,8 +358,10 @@ private:
         const int64_t stride = step.sizes.stored_width;
         const T* values = keys + step.values_after() + start * stride;
         for (int64_t key = 0; key < num_keys; key += LANES) {
-            fetch(keys + (start + key + AHEAD) * stride, LANES * stride);
-            fetch(values + key * stride, LANES * stride);
+            if (num < TURNED) {  // too few queries to hide the time that memory takes
+                fetch(keys + (start + key + AHEAD) * stride, LANES * stride);
+                fetch(values + key * stride, LANES * stride);
+            }
             score(keys + (start + key) * stride, stride, weights + key);
         }
         for (int64_t query = 0; query < num; ++query) weigh(query, start, num_keys);
