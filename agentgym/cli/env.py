@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
-from agentgym.cli.groups import Subcommand, run_group, run_module
+import gymnasium
 
-__all__ = ["COMMANDS", "main"]
+from agentgym.cli.groups import Subcommand, run_group, run_module
+from agentgym.cli.options import parse_options
+from agentgym.cli.terminal import say, show_json, show_table
+from agentgym.envs.adapters.namespaces import NAMESPACES
+from agentgym.envs.base.text_env import TextEnv
+from agentgym.envs.catalog.listing import Listed, describe_env
+from agentgym.envs.catalog.plugin import BUNDLED
+from agentgym.errors import ConfigError, UnknownName, nearest
+from agentgym.types import JSON
+
+__all__ = ["main", "playable_ids"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvListOptions:
+    """Lists the environments that Gymnasium knows and agentgym can play."""
+
+    adapters: bool = False
+    """List instead the libraries whose environments have ids such as textarena/Wordle-v0, and how many they have."""
+    namespace: str = ""
+    """List instead the ids of one of those, by the part before the slash, such as textarena."""
+    json: bool = False
+    """End with one line of JSON: id, version, card, tools, difficulty, keywords and summary of each."""
 
 
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym env ...`."""
-    return run_group("env", args, COMMANDS)
+    commands = {
+        "list": Subcommand("show the environments, their difficulty and their tools", _list),
+        "check": Subcommand("play an environment and report what is wrong with it", partial(run_module, "env_check")),
+        "serve": Subcommand("serve an environment over OpenEnv's protocol", partial(run_module, "env_serve")),
+        "new": Subcommand("write a small environment and its test, to start from", _new),
+    }
+    return run_group("env", args, commands)
 
 
 def _new(args: Sequence[str]) -> int:
@@ -21,9 +50,76 @@ def _new(args: Sequence[str]) -> int:
     return run_new("env", args, prog="agentgym env new")
 
 
-COMMANDS = {
-    "list": Subcommand("show the environments, their difficulty and their tools", partial(run_module, "env_list")),
-    "check": Subcommand("play an environment and report what is wrong with it", partial(run_module, "env_check")),
-    "serve": Subcommand("serve an environment over OpenEnv's protocol", partial(run_module, "env_serve")),
-    "new": Subcommand("write a small environment and its test, to start from", _new),
-}
+def _list(args: Sequence[str]) -> int:
+    options = parse_options(EnvListOptions, args, prog="agentgym env list")
+    if options.namespace:
+        return _list_ids(options.namespace, options.json)
+    if options.adapters:
+        return _list_namespaces(options.json)
+    found = [describe_env(env_id) for env_id in playable_ids()]
+    show_table(["environment", "difficulty", "tools", "what it is"], [_row(entry) for entry in found])
+    say("Play one: agentgym play ID --env-kwargs NAME=VALUE.  Write your own: agentgym new env NAME.")
+    say("Environments of other libraries: agentgym env list --adapters.")
+    if options.json:
+        show_json({"envs": [entry.to_json() for entry in found]})
+    return 0
+
+
+def _row(entry: Listed) -> list[str]:
+    difficulty = entry.card.difficulty if entry.card is not None else None
+    return [entry.env_id, str(difficulty or ""), ", ".join(entry.tools), entry.summary]
+
+
+def playable_ids() -> list[str]:
+    """Returns the bundled ids, then the text environments that others registered with Gymnasium."""
+    others = (env_id for env_id in gymnasium.envs.registration.registry if env_id not in BUNDLED)
+    return [*BUNDLED, *sorted(env_id for env_id in others if _is_text_env(env_id))]
+
+
+def _is_text_env(env_id: str) -> bool:
+    entry: object = gymnasium.envs.registration.registry[env_id].entry_point
+    if isinstance(entry, str):
+        if entry.startswith("gymnasium."):
+            return False
+        try:
+            entry = gymnasium.envs.registration.load_env_creator(entry)
+        except ImportError:  # a plug-in whose own libraries are missing
+            return False
+    return isinstance(entry, type) and issubclass(entry, TextEnv)
+
+
+def _list_ids(namespace: str, as_json: bool) -> int:
+    """Shows the ids of one of the libraries whose environments are played by adapters."""
+    if namespace not in NAMESPACES:
+        near = nearest(namespace, NAMESPACES) or "."
+        raise UnknownName(f"no namespace {namespace!r}{near} Known: {', '.join(NAMESPACES)}")
+    ids = _ids(namespace)
+    for env_id in ids:
+        say(env_id)
+    if as_json:
+        show_json({"namespace": namespace, "ids": list[JSON](ids)})
+    return 0
+
+
+def _list_namespaces(as_json: bool) -> int:
+    """Shows those libraries, by what is installed."""
+    rows: list[list[str]] = []
+    namespaces: list[JSON] = []
+    for name, namespace in NAMESPACES.items():
+        try:
+            ids, lacks = _ids(name), ""
+        except ConfigError as error:  # its library is not installed
+            ids, lacks = [], str(error)
+        rows.append([f"{name}/", namespace.source, lacks or (str(len(ids)) if ids else "any"), namespace.example])
+        namespaces.append(
+            {"namespace": name, "source": namespace.source, "ids": list[JSON](ids), "lacks": lacks or None}
+        )
+    show_table(["namespace", "whose environments", "ids", "for example"], rows)
+    say("The ids of one: agentgym env list --namespace NAME.  Play one: agentgym play NAMESPACE/NAME.")
+    if as_json:
+        show_json({"namespaces": namespaces})
+    return 0
+
+
+def _ids(namespace: str) -> list[str]:
+    return [f"{namespace}/{name}" for name in NAMESPACES[namespace].names()]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from agentgym.cli.env_list import playable_ids
+from agentgym.cli.env import playable_ids
 from agentgym.cli.environment import unwrap_user_outcome
 from agentgym.cli.options import env_as_argument, parse_options
 from agentgym.cli.terminal import say, show_json, show_table
