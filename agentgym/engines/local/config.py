@@ -26,7 +26,7 @@ class LocalEngineConfig:
     """CPU threads of the worker; None is one for models under 20 million parameters, else torch's default. The matrix
     products of the whole process use the same number (a property of MKL)."""
     compile: bool | None = False
-    """Runs each step as one graph made by `torch.compile`, on CPU in float32: about 1.6 times as fast for a small
+    """Runs each step as one graph made by `torch.compile`, on CPU in float32: 1.2 to 1.6 times as fast for a small
     model. It needs a C++ compiler and takes 10 s the first time, 4 s later (30 and 6 for a model of transformers).
     None compiles models under 20 million parameters if a compiler is found, but no mixtures of experts and none that
     keep a state; if compiling fails, a warning gives the reason and the steps run uncompiled."""
