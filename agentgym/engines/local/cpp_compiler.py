@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 __all__ = ["build", "cpp_compiler"]
@@ -34,23 +34,22 @@ def build(source: Path) -> Path:
         raise FileNotFoundError("no C++ compiler was found: install g++, or name one in CXX")
     key = "\0".join((source.read_text(), compiler, _version(compiler), _processor(), *_OPTIONS))
     name = f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
-    for folder in _folders():
-        library = folder / name
-        if library.is_file():
-            return library
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder) as made:
-                _compile(source, Path(made) / name, compiler)
-                return Path(made, name).replace(library)  # at once, for other processes may do the same
-        except PermissionError:
-            continue
-    raise PermissionError("no folder can be written to: set XDG_CACHE_HOME")
-
-
-def _folders() -> Sequence[Path]:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "agentgym", Path(tempfile.gettempdir()) / f"agentgym-{os.getuid()}"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentgym"
+    if (cache / name).is_file():
+        return cache / name
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=cache))
+    except OSError:  # it cannot be kept: a folder of others, such as one of /tmp, would not be safe to load from
+        folder = Path(tempfile.mkdtemp())
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        _compile(source, folder / name, compiler)
+        return folder / name
+    try:
+        _compile(source, folder / name, compiler)
+        return (folder / name).replace(cache / name)  # at once, for other processes may do the same
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _version(compiler: str) -> str:

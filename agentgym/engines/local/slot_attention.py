@@ -59,7 +59,7 @@ def load_attention() -> ctypes.CDLL:
     """Compiles and loads the source; raises OSError with the reason if it cannot."""
     try:
         library = ctypes.CDLL(str(build(Path(__file__).with_suffix(".cpp"))))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # such as no home folder
         raise OSError(f"the engine's attention could not be compiled: {error}") from error
     for name in _FUNCTIONS.values():
         getattr(library, name).argtypes = [ctypes.POINTER(_Sizes), *[ctypes.c_void_p] * 9, ctypes.c_int64]

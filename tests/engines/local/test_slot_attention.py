@@ -179,6 +179,18 @@ def test_the_library_is_compiled_once_and_again_for_another_source(
     assert sorted(path.suffix for path in (tmp_path / "agentgym").iterdir()) == [".so", ".so"]
 
 
+def test_where_nothing_can_be_kept_it_is_compiled_for_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # no folder can be made in a file
+    source = tmp_path / "one.cpp"
+    source.write_text('extern "C" int one() { return 1; }\n')
+    first, second = build(source), build(source)
+    assert first.is_file() and second.is_file() and first != second
+    assert first.parent.stat().st_mode & 0o077 == 0
+
+
 def test_a_source_that_does_not_compile_is_an_error_with_the_compilers_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
