@@ -7,7 +7,7 @@ some microseconds more per call. If both give the same bits (short inner dimensi
 small steps use MKL and large ones oneDNN. Otherwise everything uses oneDNN, so the size of a step never changes a
 result.
 
-oneDNN orders a weight anew at each call, which is most of the time of a step with few rows. An engine may have copies
+oneDNN orders a weight anew at each call, which is half of the time of a step with few rows. An engine may have copies
 in its order kept (`keep_packed`), which are made again when the weight changes.
 """
 

@@ -83,7 +83,7 @@ class Router:
         self.module, self.number, self.logits_index = module, number, logits_index
         self.layer = next((int(word) for word in name.split(".") if word.isdecimal()), number)
         self.num_topk: int | None = None
-        """How often it calls `topk`, of which the last chooses the experts; None before its first pass."""
+        """The number of its calls of `topk`, of which the last chooses the experts; None before its first pass."""
         vars(module)["forward"] = partial(_route, type(module).forward, self)
 
     @property

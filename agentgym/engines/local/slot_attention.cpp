@@ -1,9 +1,9 @@
 // Attention of tokens to the keys of their own slots, on a CPU. It is compiled for the machine (see slot_attention.py).
 //
-// The bits of a result depend on the token's query, and on the keys and values that it sees, alone. Each score is summed
-// over the width in one order. Keys are taken in blocks that begin at multiples of BLOCK, and the values of a block are
-// added one after the other. A key that is hidden from a token adds an exact zero. So tokens of one slot are computed
-// together, which reads keys and values once for many of them, and have the bits that each has alone.
+// The bits of a result depend on the token's query, and on the keys and values that it sees, alone. Each score is
+// summed over the width in one order. Keys are taken in blocks that begin at multiples of BLOCK, and the values of a
+// block are added one after the other. A key that is hidden from a token adds an exact zero. So tokens of one slot are
+// computed together, which reads keys and values once for many of them, and have the bits that each has alone.
 
 #include <algorithm>
 #include <cmath>
@@ -200,7 +200,8 @@ inline void scores_of_turned(const float* queries, const float* columns, int64_t
 #pragma GCC unroll 8
             for (int i = 0; i < PART; ++i) {
                 const Vec keys = load(columns + (column + i) * LANES);
-                for (int query = 0; query < NUM; ++query) by_lane[query][i] += queries[query * width + column + i] * keys;
+                for (int query = 0; query < NUM; ++query)
+                    by_lane[query][i] += queries[query * width + column + i] * keys;
             }
         for (int query = 0; query < NUM; ++query) sums[query][part] = add_all<PART>(by_lane[query]);
     }
@@ -224,7 +225,8 @@ inline void mix(float* out, int64_t width, const float* weights, const T* values
 }
 
 template <int PARTS, typename T>
-void mix_rows(float* out, int64_t width, int64_t num, const float* weights, const T* values, int64_t stride, int64_t num_keys) {
+void mix_rows(float* out, int64_t width, int64_t num, const float* weights, const T* values, int64_t stride,
+              int64_t num_keys) {
     constexpr int MANY = 16 / PARTS;  // as many sums as registers hold
     int64_t row = 0;
     for (; row + MANY <= num; row += MANY)
@@ -235,7 +237,8 @@ void mix_rows(float* out, int64_t width, int64_t num, const float* weights, cons
 }
 
 template <typename T>
-void mix_all(float* out, int64_t width, int64_t num, const float* weights, const T* values, int64_t stride, int64_t num_keys) {
+void mix_all(float* out, int64_t width, int64_t num, const float* weights, const T* values, int64_t stride,
+             int64_t num_keys) {
     int64_t column = 0;
     for (; column + 4 * LANES <= width; column += 4 * LANES)
         mix_rows<4>(out + column, width, num, weights, values + column, stride, num_keys);
@@ -256,8 +259,8 @@ namespace {
 
 int64_t padded_width(int64_t width) { return (width + LANES - 1) / LANES * LANES; }
 
-// The tensors of a step: queries [N, H, D], keys and values [N, K, D], stored ones [2, S, K, W, D], slots, positions and
-// first keys [N] (null: 0), sinks [H] (null: none), and results [N, H, D].
+// The tensors of a step: queries [N, H, D], keys and values [N, K, D], stored ones [2, S, K, W, D], slots, positions
+// and first keys [N] (null: 0), sinks [H] (null: none), and results [N, H, D].
 template <typename T>
 struct Step {
     Sizes sizes;
@@ -309,9 +312,9 @@ public:
 
     Tile(const Step<T>& step, int64_t first, int64_t last, int64_t kv_head, float* room)
         : step(step), first(first), kv_head(kv_head), num((last - first) * step.group()),
-          key_width(padded_width(step.sizes.key_width)), value_width(padded_width(step.sizes.value_width)), queries(room),
-          mixed(queries + num * key_width), weights(mixed + num * value_width), most(weights + num * BLOCK),
-          total(most + num), columns(total + num) {
+          key_width(padded_width(step.sizes.key_width)), value_width(padded_width(step.sizes.value_width)),
+          queries(room), mixed(queries + num * key_width), weights(mixed + num * value_width),
+          most(weights + num * BLOCK), total(most + num), columns(total + num) {
         std::fill(queries, weights, 0.0f);
         std::fill(most, most + num, HIDDEN);
         std::fill(total, total + num, 0.0f);
@@ -438,8 +441,9 @@ extern "C" void attend_float32(const Sizes* sizes, const float* queries, const f
     attend<float>({*sizes, queries, keys, values, stored, slots, positions, firsts, sinks, out}, num_threads);
 }
 
-extern "C" void attend_bfloat16(const Sizes* sizes, const uint16_t* queries, const uint16_t* keys, const uint16_t* values,
-                                uint16_t* stored, const int64_t* slots, const int64_t* positions, const int64_t* firsts,
-                                const uint16_t* sinks, uint16_t* out, int64_t num_threads) {
+extern "C" void attend_bfloat16(const Sizes* sizes, const uint16_t* queries, const uint16_t* keys,
+                                const uint16_t* values, uint16_t* stored, const int64_t* slots,
+                                const int64_t* positions, const int64_t* firsts, const uint16_t* sinks,
+                                uint16_t* out, int64_t num_threads) {
     attend<uint16_t>({*sizes, queries, keys, values, stored, slots, positions, firsts, sinks, out}, num_threads);
 }

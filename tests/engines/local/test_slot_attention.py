@@ -165,41 +165,38 @@ def test_other_dtypes_and_devices_are_left_to_torch() -> None:
     assert not attends_compiled(torch.zeros(1, device="meta"))
 
 
-def test_the_library_is_compiled_once_and_again_for_another_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file to compile into an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    source = tmp_path / "one.cpp"
-    source.write_text('extern "C" int one() { return 1; }\n')
+    file = tmp_path / "one.cpp"
+    file.write_text('extern "C" int one() { return 1; }\n')
+    return file
+
+
+def test_the_library_is_compiled_once_and_again_for_another_source(source: Path) -> None:
     library = build(source)
     made = library.stat().st_mtime_ns
     assert build(source).stat().st_mtime_ns == made
     source.write_text('extern "C" int one() { return 2; }\n')
     assert build(source) != library
-    assert sorted(path.suffix for path in (tmp_path / "agentgym").iterdir()) == [".so", ".so"]
+    assert sorted(path.suffix for path in library.parent.iterdir()) == [".so", ".so"]
 
 
 def test_where_nothing_can_be_kept_it_is_compiled_for_this_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # no folder can be made in a file
-    source = tmp_path / "one.cpp"
-    source.write_text('extern "C" int one() { return 1; }\n')
+    monkeypatch.setenv("XDG_CACHE_HOME", str(source))  # no folder can be made in a file
     first, second = build(source), build(source)
     assert first.is_file() and second.is_file() and first != second
     assert first.parent.stat().st_mode & 0o077 == 0
 
 
-def test_a_source_that_does_not_compile_is_an_error_with_the_compilers_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    source = tmp_path / "wrong.cpp"
+def test_a_source_that_does_not_compile_is_an_error_with_the_compilers_message(source: Path) -> None:
     source.write_text("int one( { }\n")
-    with pytest.raises(OSError, match=r"could not compile wrong.cpp: .*error"):
+    with pytest.raises(OSError, match=r"could not compile one.cpp: .*error"):
         build(source)
-    assert not list((tmp_path / "agentgym").iterdir())
+    assert not list((source.parent / "agentgym").iterdir())
 
 
 def test_without_a_working_compiler_torch_computes_it_and_a_warning_says_why(
