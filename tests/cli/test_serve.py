@@ -21,7 +21,7 @@ from agentgym.embedded import embedded_folder
 ROOT = Path(__file__).parents[2]
 AGENT = ROOT / "examples" / "black_box_agent.py"
 GAME = ["--env", "TextGame-v0", "--env-kwargs", "level=1"]
-ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+ENV = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
 class Serving:
@@ -30,7 +30,7 @@ class Serving:
     def __init__(self, *args: object) -> None:
         command = [sys.executable, "-W", "error", "-m", "agentgym", *map(str, args)]
         pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        self.process = subprocess.Popen(command, **pipes, text=True, env=ENV, cwd=ROOT)
+        self.process = subprocess.Popen(command, **pipes, text=True, env=os.environ | ENV, cwd=ROOT)
         self.said: list[str] = []
 
     def __enter__(self) -> Serving:
@@ -62,7 +62,7 @@ class Serving:
 
 def run_agent(url: str, parallel: int) -> str:
     command = [sys.executable, str(AGENT), "--url", url, "--parallel", str(parallel)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENV, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | ENV, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
