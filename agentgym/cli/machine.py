@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import resource
 import shutil
@@ -10,6 +9,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentgym.cores import num_cores
 from agentgym.engines.local.machine_memory import total_memory
 
 __all__ = ["Docker", "Gpu", "Machine", "docker", "gpus", "machine"]
@@ -62,7 +62,7 @@ def machine() -> Machine:
     shared = Path("/dev/shm")
     return Machine(
         system=f"{platform.system()} {platform.machine()}",
-        num_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        num_cores=num_cores(),
         memory_gib=total_memory() / GIB,
         shared_memory_gib=shutil.disk_usage(shared).total / GIB if shared.is_dir() else None,
         open_files=-1 if soft == resource.RLIM_INFINITY else soft,

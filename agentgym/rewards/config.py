@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from agentgym.cores import num_cores
 from agentgym.errors import ConfigError
 from agentgym.rewards.judge import JudgeConfig
 from agentgym.rewards.learned import RewardModelConfig
@@ -79,4 +79,4 @@ class RewardConfig:
             return self.concurrency
         if not in_processes:
             return NUM_AT_ONCE
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return num_cores()

@@ -23,8 +23,9 @@ class LocalEngineConfig:
     keep_idle_s: float = 0.5
     """Seconds that a session between two turns keeps its slot while others wait for one. It never changes a reply."""
     threads: int | None = None
-    """CPU threads of the worker; None is one for models under 20 million parameters, else torch's default. The matrix
-    products of the whole process use the same number (a property of MKL)."""
+    """CPU threads of a step. A model under 20 million parameters has its rows split among them (None is two, or one on
+    a single core), a larger one each operator (None is torch's default). It changes no reply. The matrix products of
+    the whole process use as many threads as an operator of the engine (a property of MKL)."""
     compile: bool | None = False
     """Runs each step as one graph made by `torch.compile`, on CPU in float32: 1.2 to 1.6 times as fast for a small
     model. It needs a C++ compiler and takes 10 s the first time, 4 s later (30 and 6 for a model of transformers).

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from agentgym.engines.local.batch_invariance import batch_invariance_findings
-from agentgym.engines.local.compiled_step import Runner, make_step
+from agentgym.engines.local.compiled_step import make_step
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.cpp_compiler import cpp_compiler
 from agentgym.engines.local.kv_cache import SlotCache, fitting_slots
@@ -27,6 +27,7 @@ from agentgym.engines.local.machine_memory import total_memory
 from agentgym.engines.local.offload import regain_memory, release_memory
 from agentgym.engines.local.sampling import draw
 from agentgym.engines.local.scheduler import SamplingRequest, Scheduler
+from agentgym.engines.local.split_step import SplitStep, usual_parts
 from agentgym.engines.local.transformers_graph import has_static_step
 from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.errors import ConfigError, EngineError
@@ -40,9 +41,7 @@ from agentgym.model.transformers_model import TransformersModel
 __all__ = ["LocalEngine"]
 
 _log = logging.getLogger(__name__)
-_SMALL_MODEL = (
-    20_000_000  # parameters; below it calling operators is much of the work: one thread and a compiled graph are best
-)
+_SMALL_MODEL = 20_000_000  # parameters; below it calling operators is much of the work: a compiled graph is best
 _PACKED_PART = 16  # weights are kept in a second order too if they are at most this part of the machine's memory
 _CLOSING_S = 0.005  # between two checks that the worker has ended
 _CLOSED = "the local engine is closed; make a new one"
@@ -72,7 +71,7 @@ class LocalEngine:
         self._cache = SlotCache(model, num_slots, window)
         if records:
             self._cache.record_experts(model)
-        self._runner: Runner | None = None
+        self._runner: SplitStep | None = None
         self._scheduler = Scheduler(self._cache, self.config.max_step_tokens, self.config.keep_idle_s)
         self._parameters = tuple(model.parameters())
         self._weights_mark = self._mark_weights()
@@ -83,9 +82,10 @@ class LocalEngine:
         if sum(parameter.nbytes for parameter in self._parameters) * _PACKED_PART <= total_memory():
             keep_packed(self._parameters)
         is_small = sum(parameter.numel() for parameter in self._parameters) < _SMALL_MODEL
-        self._threads = 1 if self.config.threads is None and is_small else self.config.threads
-        can_compile = model.embed.device.type == "cpu" and model.embed.dtype == torch.float32
-        can_compile = can_compile and has_static_step(model)
+        on_cpu = model.embed.device.type == "cpu"
+        self._threads = 1 if is_small else self.config.threads
+        self._num_parts = (self.config.threads or usual_parts()) if is_small and on_cpu else 1
+        can_compile = on_cpu and model.embed.dtype == torch.float32 and has_static_step(model)
         wanted = self.config.compile
         self.compiles = is_small and can_compile and cpp_compiler() is not None if wanted is None else wanted
         """True if the steps will run as a compiled graph, made by `prepare` or by the first request."""
@@ -247,6 +247,8 @@ class LocalEngine:
             self._take_inbox()
             self._stopped = True
         self._deliver(self._fail_all(EngineError("it was closed")))
+        if self._runner is not None:
+            self._runner.close()
 
     def _take_inbox(self) -> None:
         while self._inbox:
@@ -279,12 +281,12 @@ class LocalEngine:
         finally:
             self._preparing = False
 
-    def _make_runner(self) -> Runner:
+    def _make_runner(self) -> SplitStep:
         assert isinstance(self.model, Decoder | TransformersModel)
         runner = make_step(self.model, self._cache, compiles=self.compiles, required=bool(self.config.compile))
         for finding in batch_invariance_findings(runner):
             _log.warning("replies may depend on what else is in flight: %s", finding)
-        return runner
+        return SplitStep(runner, self._num_parts)
 
     @torch.inference_mode()
     def _step(self) -> list[_Delivery]:

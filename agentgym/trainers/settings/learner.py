@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from agentgym.cores import num_cores
 from agentgym.errors import ConfigError
 from agentgym.trainers.settings.critic import CriticConfig
 from agentgym.trainers.settings.fsdp import FsdpConfig
@@ -99,7 +99,7 @@ class LearnerConfig:
     @property
     def num_threads(self) -> int:
         """The CPU threads that learn: `threads`, or one per core that this process may use, at most 8."""
-        return self.threads or min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+        return self.threads or min(8, num_cores())
 
     @property
     def loss_name(self) -> str:
