@@ -41,6 +41,7 @@ SHOWN_STEPS = 12
 PHASES = {
     "compile": "compiling the engine's step (10 to 30 seconds the first time, 4 to 6 later)",
     "eval_before": "held-out play before training",
+    "eval": "held-out play, as training reached target_success",
     "eval_after": "held-out play after training",
     "train": "training",
 }
@@ -73,6 +74,8 @@ class TrainingDisplay:
     def on_phase(self, name: str, episodes: int) -> None:
         """Shows that a phase begins."""
         self._phase, self._played, self._total, self._won = PHASES.get(name, name), 0, episodes, 0
+        if name == "train" and self._rows:  # it goes on after an evaluation
+            return
         if name == "train":
             self._began = time.monotonic()
         if not self._live:

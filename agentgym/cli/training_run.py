@@ -102,6 +102,8 @@ def report(config: TrainConfig, result: TrainResult, *, as_json: bool) -> int:
         show_table(["held-out", "success", "95% interval", "reward", "episodes"], rows)
     peak = f"peak memory {result.peak_memory_mb:,.0f} MB"
     say(f"{result.steps} steps in {result.train_s / 60:.1f} minutes of training, {peak}")
+    if reason := _early_end(config, result):
+        say(f"  ended before step {config.steps}: {reason}")
     for name, path in files.items():
         say(f"  {name:<11}{path}")
     if result.interrupted:
@@ -112,6 +114,16 @@ def report(config: TrainConfig, result: TrainResult, *, as_json: bool) -> int:
     if as_json:
         show_json(_as_json(result, files))
     return 130 if result.interrupted else 0
+
+
+def _early_end(config: TrainConfig, result: TrainResult) -> str:
+    """Returns why a run ended before its last step; empty if it did not."""
+    reasons = {
+        "target_success": f"held-out success reached target_success {config.target_success} (None trains on)",
+        "max_minutes": f"max_minutes {config.max_minutes} are over",
+        "solved": "every episode succeeded (solved in collapse.stop_on)",
+    }
+    return reasons.get(result.end, "")
 
 
 def _say_what_is_left(folder: Path, error: str) -> None:
@@ -180,6 +192,7 @@ def _as_json(result: TrainResult, files: dict[str, str]) -> dict[str, JSON]:
         },
         "train_s": round(result.train_s, 1),
         "peak_memory_mb": round(result.peak_memory_mb),
+        "end": result.end,
         "interrupted": result.interrupted,
         "files": dict(files),
     }

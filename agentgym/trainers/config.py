@@ -135,6 +135,9 @@ class TrainConfig:
     in self-play (an environment's opponent=self); None has the trained policy play every seat."""
     eval_episodes: int = 200
     """Held-out tasks played before and after training; 0 plays none."""
+    target_success: float | None = 0.95
+    """Ends training once this share of the held-out tasks succeeds. They are played when the episodes of the last two
+    steps succeeded as often, and if that is not enough, again after five steps or more; None trains for all `steps`."""
     trackers: tuple[str, ...] = ()
     """The trackers that receive the run's metrics, besides its folder: any of tensorboard, wandb, mlflow and trackio,
     or your own as `path/to/file.py:Tracker`."""
@@ -150,6 +153,8 @@ class TrainConfig:
             object.__setattr__(self, "env", env_of_data(self.data))
         check_at_least(1, self, "steps", "tasks", "group_size", "norm_tokens")
         check_date(self.date)
+        if self.target_success is not None and not 0 < self.target_success <= 1:
+            raise ConfigError(f"target_success is a share above 0 and at most 1, got {self.target_success}")
         check_at_least(0, self, "eval_episodes", "max_staleness")
         if self.require_token and self.serve is None:
             raise ConfigError("require_token is about agents outside, which serve admits: add --serve PORT")

@@ -36,6 +36,8 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 FILE_NAME = "episodes.jsonl"
+AFTER_STEP = ("eval", "eval_after")
+"""The phases of evaluations that are played after a step, under its number."""
 Advantages = Sequence[Sequence[float]]
 """The advantages of each row, one number per POLICY id."""
 
@@ -152,7 +154,7 @@ class EpisodeWriter:
             self._menus |= set(lacking)
 
     def rewind(self, step: int) -> None:
-        """Drops what a run that is resumed at `step` writes again: later steps, and the evaluation after the last one.
+        """Drops what a run that is resumed at `step` writes again: later steps, and an evaluation after this one.
 
         With a step below 0, all lines are dropped.
         """
@@ -161,7 +163,7 @@ class EpisodeWriter:
             with open(self.path, "rb") as file:
                 for line in file:
                     episode = json.loads(line)
-                    if episode["step"] > step or episode["phase"] == "eval_after":
+                    if episode["step"] > step or (episode["step"] == step and episode["phase"] in AFTER_STEP):
                         break
                     kept += len(line)
             self._lines.cut(kept)

@@ -107,13 +107,16 @@ class Player:
         episodes = [Episode(task, f"{n}", 0, config.seed, version, f"parity-{name}") for n, task in enumerate(tasks)]
         return await self.probe_sampler.run(episodes)
 
+    async def end_stream(self) -> None:
+        """Ends what is played ahead."""
+        if self.stream is not None:
+            await self.stream.close()
+
     async def evaluate(self, phase: str, on_episode: Callable[[Trajectory], None]) -> list[Trajectory]:
-        """Plays the held-out tasks with the sampling of training, and ends what is played ahead.
+        """Plays the held-out tasks with the sampling of training.
 
         For one environment, the episodes have the same ids as those that `agentgym eval` plays with this seed.
         """
-        if self.stream is not None:
-            await self.stream.close()
         tasks = played_alone(self.source.eval_tasks(self.config.eval_episodes))
         episodes = [Episode(task, f"0/{n}", 0, self.config.seed, phase=phase) for n, task in enumerate(tasks)]
         return await self._score_episodes(await self.sampler.run(episodes, on_episode=on_episode))

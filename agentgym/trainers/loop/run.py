@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 
 from agentgym.chat_templates import renderer_for
 from agentgym.chat_templates.protocol import Renderer
@@ -36,11 +36,12 @@ from agentgym.trainers.loop.player import Player, open_player
 from agentgym.trainers.loop.run_tasks import open_tasks
 from agentgym.trainers.loop.session import Progress, TrainingSession, WeightPublisher
 from agentgym.trainers.loop.token_budget import with_token_budget
-from agentgym.trainers.loop.train_result import TrainResult
+from agentgym.trainers.loop.train_result import RunEnd, TrainResult
 from agentgym.trainers.monitoring.halt import keep_episodes
 from agentgym.trainers.monitoring.instruments import Instruments
 from agentgym.trainers.monitoring.metrics import EvalScore, score
 from agentgym.trainers.monitoring.parity import ParityGate
+from agentgym.trainers.monitoring.target import is_target_near
 from agentgym.trainers.monitoring.watch import CollapseWatch
 from agentgym.trainers.parts.engine import check_model_settings, load_model
 from agentgym.trainers.parts.parts import Origin, RunParts
@@ -52,6 +53,8 @@ from agentgym.trajectory import Group
 __all__ = ["Run", "open_run"]
 
 logger = logging.getLogger(__name__)
+
+Phase: TypeAlias = Literal["eval_before", "eval", "eval_after"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -81,11 +84,15 @@ class Run:
             before = after = None
             try:
                 before = (
-                    self._recorded_score("eval_before") if self.checkpoint else await self._evaluate(session, "before")
+                    self._recorded_score("eval_before")
+                    if self.checkpoint
+                    else await self._evaluate(session, "eval_before")
                 )
                 self._begin_training()
                 limit_s = self._limit_s()
-                while self._goes_on(limit_s):
+                while not (end := self._end(limit_s)):
+                    if after := await self._reach_target(session):
+                        return self._result(session, before, after, "target_success")
                     self.folder.checkpoints.check()
                     with self.instruments.step(self.progress.step + 1):
                         started = time.perf_counter()
@@ -100,10 +107,11 @@ class Run:
                         await self.folder.checkpoints.ready()
                         session.save()
                 session.save()
-                after = await self._evaluate(session, "after")
+                await session.player.end_stream()
+                after = await self._evaluate(session, "eval_after")
             except asyncio.CancelledError:
-                return self._result(session, before, after, interrupted=True)
-            return self._result(session, before, after)
+                return self._result(session, before, after, "interrupted")
+            return self._result(session, before, after, end)
 
     async def _open(self, stack: AsyncExitStack) -> TrainingSession:
         """Opens the parts of the run; the stack closes them, the last one first."""
@@ -175,9 +183,25 @@ class Run:
         """Returns the seconds of training, counted from the run's first step, after which no step begins."""
         return self.progress.train_s + self.config.max_minutes * 60 if self.config.max_minutes else float("inf")
 
-    def _goes_on(self, limit_s: float) -> bool:
-        progress = self.progress
-        return progress.step < self.config.steps and progress.train_s < limit_s and not self.watch.is_finished
+    def _end(self, limit_s: float) -> RunEnd | None:
+        """Returns the reason why no step follows; None if one does."""
+        if self.progress.step >= self.config.steps:
+            return "steps"
+        if self.progress.train_s >= limit_s:
+            return "max_minutes"
+        return "solved" if self.watch.is_finished else None
+
+    async def _reach_target(self, session: TrainingSession) -> EvalScore | None:
+        """Plays the held-out tasks if the last steps succeeded often enough, and returns a score that ends the run."""
+        target = self.config.target_success
+        if target is None or not self.config.eval_episodes or not is_target_near(self.watch.successes, target):
+            return None
+        session.save()
+        held_out = await self._evaluate(session, "eval", target)
+        if held_out is not None and held_out.success >= target:
+            return held_out
+        self.observer.on_phase("train", self.config.episodes_per_step)
+        return None
 
     async def _play_groups(self, session: TrainingSession) -> StepGroups:
         step = self.progress.step + 1
@@ -199,15 +223,19 @@ class Run:
         session.writer.write(played, phase="greedy", step=self.progress.step + 1)
         return {trajectory.group: trajectory.reward for trajectory in played if trajectory.reward is not None}
 
-    async def _evaluate(self, session: TrainingSession, when: str) -> EvalScore | None:
-        """Plays the held-out tasks with the sampling of training; returns None if there are none."""
+    async def _evaluate(self, session: TrainingSession, phase: Phase, target: float = 1.0) -> EvalScore | None:
+        """Plays the held-out tasks with the sampling of training; returns None if there are none.
+
+        An evaluation during training that reaches the target is recorded as the one after it.
+        """
         if not self.config.eval_episodes:
             return None
-        phase = f"eval_{when}"
         self.observer.on_phase(phase, len(self.source.eval_tasks(self.config.eval_episodes)))
         trajectories = await session.player.evaluate(phase, self.observer.on_episode)
+        scored = score(self.progress.step, trajectories, self.source.label)
+        phase = "eval_after" if phase == "eval" and scored.success >= target else phase
         session.writer.write(trajectories, phase=phase, step=self.progress.step)
-        return self.instruments.log_score(score(self.progress.step, trajectories, self.source.label))
+        return self.instruments.log_score(scored)
 
     def _recorded_score(self, phase: str) -> EvalScore | None:
         """Returns the score of an evaluation that was recorded before the run was resumed."""
@@ -216,7 +244,7 @@ class Run:
         return score(0, trajectories, self.source.label) if trajectories else None
 
     def _result(
-        self, session: TrainingSession, before: EvalScore | None, after: EvalScore | None, *, interrupted: bool = False
+        self, session: TrainingSession, before: EvalScore | None, after: EvalScore | None, end: RunEnd
     ) -> TrainResult:
         progress = self.progress
         checkpoint = session.save() if progress.step and progress.is_between_steps else None
@@ -230,7 +258,7 @@ class Run:
             after=after,
             train_s=progress.train_s,
             peak_memory_mb=peak_memory_mb(),
-            interrupted=interrupted,
+            end=end,
         )
 
 

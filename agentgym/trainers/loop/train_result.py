@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from agentgym.trainers.monitoring.metrics import EvalScore
 
-__all__ = ["TrainResult"]
+__all__ = ["RunEnd", "TrainResult"]
+
+
+RunEnd: TypeAlias = Literal["steps", "target_success", "max_minutes", "solved", "interrupted"]
+"""The reason why a run ended: the setting that says so, or an interrupt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,4 +27,9 @@ class TrainResult:
     train_s: float
     """The seconds of playing and learning since the run began, without evaluations."""
     peak_memory_mb: float
-    interrupted: bool = False
+    end: RunEnd = "steps"
+
+    @property
+    def interrupted(self) -> bool:
+        """True if the run may go on: an interrupt ended it."""
+        return self.end == "interrupted"

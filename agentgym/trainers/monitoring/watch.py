@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from agentgym.errors import TrainingHalted
@@ -54,6 +54,11 @@ class CollapseWatch:
                 logger.warning("step %d: %s", metrics.step, self._named[name])
         self._now = tuple(self._named[name] for name in texts)
         return replace(metrics, symptoms=self._now)
+
+    @property
+    def successes(self) -> Sequence[float]:
+        """The share of successes of each step, from the first."""
+        return [vitals.success for vitals in self._history]
 
     @property
     def is_finished(self) -> bool:
