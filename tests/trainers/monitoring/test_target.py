@@ -1,0 +1,119 @@
+"""A run plays its held-out tasks when training succeeds often enough, and ends if they succeed too."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from agentgym.cli.main import main
+from agentgym.errors import ConfigError
+from agentgym.rollout.record.episodes_file import read_episodes
+from agentgym.trainers.config import TrainConfig
+from agentgym.trainers.monitoring.target import is_target_near
+from tests.trainers.monitoring.test_halt import Priceless
+
+Train = Callable[..., Any]
+
+
+class Harder(Priceless):
+    """Succeeds, except for the seeds that `fails` names."""
+
+    fails: ClassVar[frozenset[int]] = frozenset()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.paid = float(seed not in self.fails)
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.fixture
+def solvable(small_run: TrainConfig) -> TrainConfig:
+    """A run whose episodes succeed, and end at their first step."""
+    local = replace(small_run.local, compile=False)
+    return replace(small_run, env=f"{__name__}:Harder", local=local, steps=8, tasks=2, eval_episodes=4)
+
+
+def evaluations(folder: Path) -> list[tuple[str, int]]:
+    records = [(record.phase, record.step) for record in read_episodes(folder) if record.phase != "train"]
+    assert all(records.count(record) == 4 for record in records)
+    return list(dict.fromkeys(records))
+
+
+@pytest.mark.parametrize(
+    ("successes", "played_after"),
+    [
+        ([0.9] * 9, []),
+        ([1.0], []),
+        ([0.5, 0.9, 1.0, 0.94, 0.1], [3]),
+        ([1.0] * 13, [2, 7, 12]),
+        ([1.0, 1.0, *[0.0] * 7, 1.0, 1.0, 1.0], [2, 11]),
+    ],
+)
+def test_held_out_tasks_are_played_when_two_steps_reach_the_target_and_five_steps_apart(
+    successes: list[float], played_after: list[int]
+) -> None:
+    assert [n for n in range(len(successes) + 1) if is_target_near(successes[:n], 0.95)] == played_after
+
+
+@pytest.mark.parametrize("max_staleness", [0, 2])
+def test_a_run_ends_at_its_target_and_its_evaluation_is_the_one_after_training(
+    solvable: TrainConfig, train: Train, tmp_path: Path, max_staleness: int
+) -> None:
+    result, _ = train(replace(solvable, max_staleness=max_staleness), tmp_path / "run")
+    assert (result.end, result.steps, result.after.success, result.after.step) == ("target_success", 2, 1.0, 2)
+    assert evaluations(tmp_path / "run") == [("eval_before", 0), ("eval_after", 2)]
+    again, _ = train(
+        solvable if not max_staleness else replace(solvable, max_staleness=2), tmp_path / "run", resume=True
+    )
+    assert (again.end, again.steps) == ("target_success", 2)
+    assert evaluations(tmp_path / "run") == [("eval_before", 0), ("eval_after", 2)]
+
+
+@pytest.mark.parametrize("given", [{"target_success": None}, {"eval_episodes": 0}])
+def test_a_run_without_a_target_or_without_held_out_tasks_takes_all_steps(
+    solvable: TrainConfig, train: Train, tmp_path: Path, given: dict[str, Any]
+) -> None:
+    result, _ = train(replace(solvable, steps=3, **given), tmp_path / "run")
+    assert (result.end, result.steps) == ("steps", 3)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 2])
+def test_a_run_goes_on_while_held_out_tasks_fail_and_resumes_at_an_evaluation_with_equal_bytes(
+    solvable: TrainConfig, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_staleness: int
+) -> None:
+    train(replace(solvable, steps=1), tmp_path / "first")
+    held_out = [record.trajectory.task.seed for record in read_episodes(tmp_path / "first") if record.step == 0]
+    monkeypatch.setattr(Harder, "fails", frozenset(held_out[:2]))
+    run, config = tmp_path / "run", replace(solvable, max_staleness=max_staleness)
+    result, _ = train(config, run)
+    assert (result.end, result.steps, result.after.success) == ("steps", 8, 0.5)
+    assert evaluations(run) == [("eval_before", 0), ("eval", 2), ("eval", 7), ("eval_after", 8)]
+    assert main(["verify", str(run)]) == 0
+    whole = (run / "episodes.jsonl").read_bytes()
+    for folder in (run / "checkpoints").glob("step-*"):
+        if folder.name != "step-000002":
+            shutil.rmtree(folder)
+    resumed, _ = train(config, run, resume=True)
+    assert (resumed.end, resumed.steps, resumed.after) == ("steps", 8, result.after)
+    if not max_staleness:
+        assert (run / "episodes.jsonl").read_bytes() == whole
+    assert evaluations(run) == [("eval_before", 0), ("eval", 2), ("eval", 7), ("eval_after", 8)]
+
+
+@pytest.mark.parametrize("target", [0.0, -1.0, 1.5])
+def test_a_target_that_is_no_share_is_refused(target: float) -> None:
+    with pytest.raises(ConfigError, match="target_success is a share above 0 and at most 1"):
+        TrainConfig(env="TextGame-v0", target_success=target)
+
+
+def test_the_command_says_why_it_ended_early(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = f"train --env {__name__}:Harder --env-kwargs level=1 --tasks 2 --group-size 4 --eval-episodes 4"
+    assert main([*command.split(), "--local.compile", "False", "--output", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().out
+    assert "held-out play, as training reached target_success: 4 episodes" in said
+    assert "2 steps in" in said
+    assert "ended before step 40: held-out success reached target_success 0.95 (None trains on)" in said
