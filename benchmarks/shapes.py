@@ -1,0 +1,50 @@
+"""The shapes of the models that benchmarks draw at random: Qwen3's, at three sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentgym.model.decoder import Decoder, DecoderConfig
+from agentgym.model.model_folder import save_model_folder
+
+__all__ = ["SHAPES", "Shape"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a model."""
+
+    width: int
+    num_layers: int
+    num_heads: int
+    ffn_width: int
+    vocab_size: int
+    context_window: int = 1024
+    head_width: int | None = None
+    """None divides the width by the number of heads."""
+
+    def save(self, folder: Path) -> int:
+        """Saves a random model and returns the number of its parameters."""
+        config = DecoderConfig(
+            family="qwen3",
+            vocab_size=self.vocab_size,
+            width=self.width,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_heads // 2,
+            head_width=self.head_width or self.width // self.num_heads,
+            ffn_width=self.ffn_width,
+            context_window=self.context_window,
+            qk_norm=True,
+        )
+        model = Decoder(config).initialize(0)
+        save_model_folder(model, folder)
+        return sum(parameter.numel() for parameter in model.parameters())
+
+
+SHAPES = {
+    "1M": Shape(128, 4, 4, 384, 1984),
+    "60M": Shape(512, 14, 8, 1536, 32_000),
+    "500M": Shape(1024, 28, 16, 3072, 32_000, head_width=128),  # Qwen3-0.6B with a smaller vocabulary
+}
