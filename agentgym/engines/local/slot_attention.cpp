@@ -23,7 +23,6 @@ namespace {
 constexpr int64_t BLOCK = 256;  // keys
 constexpr int64_t TILE = 64;    // queries (of tokens and heads) that are computed together, at most
 constexpr int64_t TURNED = 8;   // queries of a tile from which on it pays to write the keys column by column
-constexpr int64_t AHEAD = 32;   // keys between those that are computed and those that are fetched from memory
 constexpr float HIDDEN = -INFINITY;
 
 typedef float Vec __attribute__((vector_size(4 * LANES)));
@@ -163,6 +162,17 @@ inline Vec add_all(const Vec* x) {
     else return add_all<COUNT / 2>(x) + add_all<COUNT / 2>(x + COUNT / 2);
 }
 
+// The sum over the lanes of each of COUNT vectors, of all LANES in the lanes of one; the order is that of `add_all`.
+template <int COUNT>
+inline Vec sums_of(const Vec* x) {
+    if constexpr (COUNT == 1) return x[0];
+    else {
+        Vec even, odd;
+        pair_up<COUNT / 2>(sums_of<COUNT / 2>(x), sums_of<COUNT / 2>(x + COUNT / 2), even, odd);
+        return even + odd;
+    }
+}
+
 // ---- products
 
 // The scores of one query to LANES keys.
@@ -174,8 +184,7 @@ inline Vec scores_of(const float* query, const T* keys, int64_t width, int64_t s
 #pragma GCC unroll 16
         for (int key = 0; key < LANES; ++key) sums[key] += part * load(keys + key * stride + column);
     }
-    transpose(sums);
-    return add_all<LANES>(sums);
+    return sums_of<LANES>(sums);
 }
 
 // Writes LANES keys column by column.
@@ -208,13 +217,16 @@ inline void scores_of_turned(const float* queries, const float* columns, int64_t
     for (int query = 0; query < NUM; ++query) store(out + query * BLOCK, add_all<LANES / PART>(sums[query]));
 }
 
-// Adds weights times values to the results of ROWS queries, in PARTS vectors of columns.
+// Adds weights times values to the results of ROWS queries, in PARTS vectors of columns. Meanwhile it asks for as many
+// of the keys that come next, since too few queries do not hide the time that memory takes.
 template <int ROWS, int PARTS, typename T>
-inline void mix(float* out, int64_t width, const float* weights, const T* values, int64_t stride, int64_t num_keys) {
+inline void mix(float* out, int64_t width, const float* weights, const T* values, int64_t stride, int64_t num_keys,
+                const T* next) {
     Vec sums[ROWS][PARTS];
     for (int row = 0; row < ROWS; ++row)
         for (int part = 0; part < PARTS; ++part) sums[row][part] = load(out + row * width + part * LANES);
     for (int64_t key = 0; key < num_keys; ++key) {
+        if (next) fetch(next + key * stride, stride);
         Vec value[PARTS];
         for (int part = 0; part < PARTS; ++part) value[part] = load(values + key * stride + part * LANES);
         for (int row = 0; row < ROWS; ++row)
@@ -226,25 +238,25 @@ inline void mix(float* out, int64_t width, const float* weights, const T* values
 
 template <int PARTS, typename T>
 void mix_rows(float* out, int64_t width, int64_t num, const float* weights, const T* values, int64_t stride,
-              int64_t num_keys) {
+              int64_t num_keys, const T* next) {
     constexpr int MANY = 16 / PARTS;  // as many sums as registers hold
     int64_t row = 0;
-    for (; row + MANY <= num; row += MANY)
-        mix<MANY, PARTS>(out + row * width, width, weights + row * BLOCK, values, stride, num_keys);
-    for (; row + 2 <= num; row += 2)
-        mix<2, PARTS>(out + row * width, width, weights + row * BLOCK, values, stride, num_keys);
-    if (row < num) mix<1, PARTS>(out + row * width, width, weights + row * BLOCK, values, stride, num_keys);
+    for (; row + MANY <= num; row += MANY, next = nullptr)
+        mix<MANY, PARTS>(out + row * width, width, weights + row * BLOCK, values, stride, num_keys, next);
+    for (; row + 2 <= num; row += 2, next = nullptr)
+        mix<2, PARTS>(out + row * width, width, weights + row * BLOCK, values, stride, num_keys, next);
+    if (row < num) mix<1, PARTS>(out + row * width, width, weights + row * BLOCK, values, stride, num_keys, next);
 }
 
 template <typename T>
 void mix_all(float* out, int64_t width, int64_t num, const float* weights, const T* values, int64_t stride,
-             int64_t num_keys) {
+             int64_t num_keys, const T* next) {
     int64_t column = 0;
-    for (; column + 4 * LANES <= width; column += 4 * LANES)
-        mix_rows<4>(out + column, width, num, weights, values + column, stride, num_keys);
-    for (; column + 2 * LANES <= width; column += 2 * LANES)
-        mix_rows<2>(out + column, width, num, weights, values + column, stride, num_keys);
-    if (column < width) mix_rows<1>(out + column, width, num, weights, values + column, stride, num_keys);
+    for (; column + 4 * LANES <= width; column += 4 * LANES, next = nullptr)
+        mix_rows<4>(out + column, width, num, weights, values + column, stride, num_keys, next);
+    for (; column + 2 * LANES <= width; column += 2 * LANES, next = nullptr)
+        mix_rows<2>(out + column, width, num, weights, values + column, stride, num_keys, next);
+    if (column < width) mix_rows<1>(out + column, width, num, weights, values + column, stride, num_keys, next);
 }
 
 }  // namespace
@@ -310,8 +322,9 @@ public:
         return most * (key_width + padded_width(step.sizes.value_width) + BLOCK + 2) + key_width * LANES;
     }
 
-    Tile(const Step<T>& step, int64_t first, int64_t last, int64_t kv_head, float* room)
-        : step(step), first(first), kv_head(kv_head), num((last - first) * step.group()),
+    // `following` are the first keys of the tile that is computed next; null for the last one.
+    Tile(const Step<T>& step, int64_t first, int64_t last, int64_t kv_head, const T* following, float* room)
+        : step(step), first(first), kv_head(kv_head), num((last - first) * step.group()), following(following),
           key_width(padded_width(step.sizes.key_width)), value_width(padded_width(step.sizes.value_width)),
           queries(room), mixed(queries + num * key_width), weights(mixed + num * value_width),
           most(weights + num * BLOCK), total(most + num), columns(total + num) {
@@ -332,7 +345,8 @@ public:
 
     void attend() {
         const T* keys = step.stored_keys(step.slots[first], kv_head);
-        int64_t from = first_key(0), until = 0;
+        int64_t from = first_key(0);
+        until = 0;
         for (int64_t query = 0; query < num; query += step.group()) {
             from = std::min(from, first_key(query));
             until = std::max(until, last_key(query) + 1);
@@ -349,7 +363,10 @@ public:
 
 private:
     const Step<T>& step;
-    const int64_t first, kv_head, num, key_width, value_width;
+    const int64_t first, kv_head, num;
+    const T* const following;
+    const int64_t key_width, value_width;
+    int64_t until = 0;  // the last key of all queries, and one
     float *const queries, *const mixed, *const weights, *const most, *const total, *const columns;
     // [num, key_width], [num, value_width], [num, BLOCK], [num], [num], [key_width, LANES]
 
@@ -361,14 +378,12 @@ private:
         const int64_t stride = step.sizes.stored_width;
         const T* values = keys + step.values_after() + start * stride;
         for (int64_t key = 0; key < num_keys; key += LANES) {
-            if (num < TURNED) {  // too few queries to hide the time that memory takes
-                fetch(keys + (start + key + AHEAD) * stride, LANES * stride);
-                fetch(values + key * stride, LANES * stride);
-            }
+            if (num < TURNED) fetch(values + key * stride, LANES * stride);
             score(keys + (start + key) * stride, stride, weights + key);
         }
         for (int64_t query = 0; query < num; ++query) weigh(query, start, num_keys);
-        mix_all(mixed, value_width, num, weights, values, stride, num_keys);
+        const T* next = start + BLOCK < until ? keys + (start + BLOCK) * stride : following;
+        mix_all(mixed, value_width, num, weights, values, stride, num_keys, num < TURNED ? next : nullptr);
     }
 
     // Writes the scores of all queries to LANES keys.
@@ -427,8 +442,11 @@ void attend(const Step<T>& step, int64_t num_threads) {
         const std::unique_ptr<float[]> room(new float[Tile<T>::room(step)]);
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < num_tasks; ++task) {
-            const int64_t tile = task / num_kv_heads;
-            Tile<T>(step, cuts[tile], cuts[tile + 1], task % num_kv_heads, room.get()).attend();
+            const int64_t tile = task / num_kv_heads, next = (task + 1) / num_kv_heads;
+            const int64_t token = cuts[std::min<int64_t>(next, cuts.size() - 2)];
+            const T* following = step.stored_keys(step.slots[token], (task + 1) % num_kv_heads);
+            if (step.firsts) following += step.firsts[token] * step.sizes.stored_width;
+            Tile<T>(step, cuts[tile], cuts[tile + 1], task % num_kv_heads, following, room.get()).attend();
         }
     }
 }
