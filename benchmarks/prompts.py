@@ -28,10 +28,10 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from agentgym.engines.local.compiled_step import Runner, make_step
+from agentgym.engines.local.kernels.row_products import keep_packed
 from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.rows import Rows
 from agentgym.model.decoder import Decoder
-from agentgym.model.linear import keep_packed
 from agentgym.model.policy import load_policy
 from agentgym.model.transformers_model import TransformersModel
 

@@ -28,7 +28,7 @@ from agentgym.cli.installation import (
 from agentgym.cli.machine import Docker, Gpu, Machine, docker, gpus, machine
 from agentgym.cli.options import parse_options
 from agentgym.cli.terminal import say, show_json, show_table
-from agentgym.engines.local.cpp_compiler import cpp_compiler
+from agentgym.engines.local.kernels.cpp_compiler import cpp_compiler
 from agentgym.errors import AgentGymError
 from agentgym.model.architectures import SUPPORTED
 from agentgym.model.model_name import EMBEDDED, model_folder

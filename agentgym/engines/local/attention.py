@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from agentgym.engines.local.kernels.slot_attention import SlotRows, attend_slots
 from agentgym.engines.local.kv_cache import L_BLOCK, SlotCache, round_up
 from agentgym.engines.local.rows import Rows, pad_rows
-from agentgym.engines.local.slot_attention import SlotRows, attend_slots
 from agentgym.model.pass_attention import PositionMask, Scores, first_keys
 
 __all__ = ["SlotAttention"]

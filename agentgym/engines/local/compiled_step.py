@@ -16,16 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agentgym.engines.local.kernels.row_products import MIN_ROWS
+from agentgym.engines.local.kernels.slot_attention import load_attention
 from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.rows import Rows, pad_rows
-from agentgym.engines.local.slot_attention import load_attention
 from agentgym.engines.local.step import StepRunner
 from agentgym.engines.local.step_graph import StepInputs
 from agentgym.engines.local.transformers_graph import has_static_step, step_graph
 from agentgym.engines.local.transformers_step import TransformersStep
 from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder
-from agentgym.model.linear import MIN_ROWS
 from agentgym.model.transformers_model import TransformersModel
 
 __all__ = ["CompiledStep", "Runner", "make_step"]

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from agentgym.engines.local.batch_invariance import batch_invariance_findings
 from agentgym.engines.local.compiled_step import make_step
 from agentgym.engines.local.config import LocalEngineConfig
-from agentgym.engines.local.cpp_compiler import cpp_compiler
+from agentgym.engines.local.kernels.cpp_compiler import cpp_compiler
+from agentgym.engines.local.kernels.row_products import forget_packed, keep_packed
 from agentgym.engines.local.kv_cache import SlotCache, fitting_slots
 from agentgym.engines.local.machine_memory import total_memory
 from agentgym.engines.local.offload import regain_memory, release_memory
@@ -33,7 +34,6 @@ from agentgym.engines.protocol import Completion, Sampling, WeightSync
 from agentgym.errors import ConfigError, EngineError
 from agentgym.model.decoder import Decoder
 from agentgym.model.language_model import LanguageModel
-from agentgym.model.linear import forget_packed, keep_packed
 from agentgym.model.model_folder import own_tensors
 from agentgym.model.published_weights import Weights
 from agentgym.model.transformers_model import TransformersModel
@@ -42,7 +42,7 @@ __all__ = ["LocalEngine"]
 
 _log = logging.getLogger(__name__)
 _SMALL_MODEL = 20_000_000  # parameters; below it calling operators is much of the work: a compiled graph is best
-_PACKED_PART = 16  # weights are kept in a second order too if they are at most this part of the machine's memory
+_PACKED_PART = 8  # weights are kept in a second order too if they are at most this part of the machine's memory
 _CLOSING_S = 0.005  # between two checks that the worker has ended
 _CLOSED = "the local engine is closed; make a new one"
 _RELEASED = -1  # replaces the weights' mark: a step before new weights fails, and reads nothing
@@ -350,7 +350,7 @@ class LocalEngine:
         self._scheduler.restart()
 
     def _release(self) -> None:
-        forget_packed(self._parameters)
+        forget_packed(self._parameters, free=True)
         release_memory(self._parameters, self._cache)
         self._weights_mark = _RELEASED
 

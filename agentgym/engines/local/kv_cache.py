@@ -6,14 +6,13 @@ import heapq
 import mmap
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import suppress
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentgym.engines.local.machine_memory import available_memory
+from agentgym.engines.local.machine_memory import available_memory, lazy_zeros
 from agentgym.errors import ConfigError
 from agentgym.model.language_model import KvShape, LanguageModel
 from agentgym.model.state_cache import StateName
@@ -236,7 +235,7 @@ def _zeros(shapes: Sequence[tuple[int, ...]], like: Tensor) -> tuple[tuple[Tenso
     try:
         if like.device.type != "cpu":
             return tuple(torch.zeros(shape, dtype=like.dtype, device=like.device) for shape in shapes), ()
-        pages = tuple(map(_lazy_zeros, sizes))
+        pages = tuple(map(lazy_zeros, sizes))
     except (MemoryError, OSError, OverflowError, torch.OutOfMemoryError) as error:
         num_slots, window = shapes[0][1] - 1, shapes[0][3]
         raise ConfigError(
@@ -245,11 +244,3 @@ def _zeros(shapes: Sequence[tuple[int, ...]], like: Tensor) -> tuple[tuple[Tenso
         ) from error
     tensors = zip(pages, shapes, strict=True)
     return tuple(torch.frombuffer(page, dtype=like.dtype).view(shape) for page, shape in tensors), pages
-
-
-def _lazy_zeros(num_bytes: int) -> mmap.mmap:
-    # Zeroed pages of the system, which cost nothing until they are used; aligned for vector loads, as pages are.
-    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without large pages
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return pages

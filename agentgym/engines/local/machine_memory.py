@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-__all__ = ["available_memory", "total_memory"]
+__all__ = ["available_memory", "lazy_zeros", "total_memory"]
 
 CGROUP = Path("/sys/fs/cgroup")
 FILES = (
@@ -37,3 +39,11 @@ def _limits() -> Iterator[tuple[int, int]]:
         except (OSError, ValueError):  # no such control group, or `max`
             continue
         yield limit_bytes, used_bytes - int(rows.get(cache, 0))
+
+
+def lazy_zeros(num_bytes: int) -> mmap.mmap:
+    """Returns zeroed pages of the system, large ones where it has them, which take no memory until they are used."""
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without large pages
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages

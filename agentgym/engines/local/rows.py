@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agentgym.model.linear import padded_rows
+from agentgym.engines.local.kernels.row_products import padded_rows
 
 __all__ = ["Rows", "pad_rows"]
 

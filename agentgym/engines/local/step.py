@@ -1,8 +1,8 @@
 """One forward pass of the in-process engine over the tokens that are due, with bits independent of other requests.
 
-Every row (a token at a position of a slot) gets the same bits however the step is composed: matrix products (`linear`),
-norms and attention (`attention`) treat rows alike. So keys and values at a position depend only on the tokens up to it
-and on the weights, and any prefix may be shared, dropped or recomputed.
+Every row (a token at a position of a slot) gets the same bits however the step is composed: matrix products
+(`row_product`), norms and attention (`attention`) treat rows alike. So keys and values at a position depend only on the
+tokens up to it and on the weights, and any prefix may be shared, dropped or recomputed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentgym.engines.local.attention import SlotAttention
+from agentgym.engines.local.kernels.row_products import row_product
+from agentgym.engines.local.kernels.slot_attention import attends_compiled
 from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.rows import Rows, pad_rows
-from agentgym.engines.local.slot_attention import attends_compiled
 from agentgym.model.decoder import Decoder, DecoderLayer
-from agentgym.model.linear import Products
 
 __all__ = ["StepRunner"]
 
@@ -36,7 +36,6 @@ class StepRunner:
         # The rotation of the queries includes their scale, so that scores need no pass of their own.
         self._scale_H1 = torch.ones(self._num_rotated, 1, device=model.cos_TD.device, dtype=model.cos_TD.dtype)
         self._scale_H1[: c.num_heads] = c.head_width**-0.5
-        self._products = Products(model.embed)
         self._attends_compiled = attends_compiled(model.embed)
 
     def forward(self, rows: Rows) -> Tensor:
@@ -59,7 +58,7 @@ class StepRunner:
         """Computes queries, keys (both rotated) and values of every row, `[N, H + 2K, D]`."""
         c = layer.config
         h_NE = torch.rms_norm(x_NE, (c.width,), layer.input_norm, c.norm_eps)
-        flat = self._products.linear(h_NE, layer.qkv)
+        flat = row_product(h_NE, layer.qkv)
         if layer.qkv_bias is not None:
             flat += layer.qkv_bias
         qkv_NHD = flat.view(x_NE.shape[0], -1, c.head_width)
@@ -77,13 +76,13 @@ class StepRunner:
     def _mix(self, layer: DecoderLayer, x_NE: Tensor, attended_NHD: Tensor) -> Tensor:
         """Adds the attention output and the feed-forward to the residual stream."""
         c = layer.config
-        x_NE = self._products.add_linear(x_NE, attended_NHD.flatten(1), layer.out)
+        x_NE = row_product(attended_NHD.flatten(1), layer.out, x_NE)
         h_NE = torch.rms_norm(x_NE, (c.width,), layer.ffn_norm, c.norm_eps)
-        gate_NF, up_NF = self._products.linear(h_NE, layer.gate_up).chunk(2, -1)
-        return self._products.add_linear(x_NE, F.silu(gate_NF).mul_(up_NF), layer.down)
+        gate_NF, up_NF = row_product(h_NE, layer.gate_up).chunk(2, -1)
+        return row_product(F.silu(gate_NF).mul_(up_NF), layer.down, x_NE)
 
     def _logits(self, x_NE: Tensor, wanted_R: NDArray[np.int64]) -> Tensor:
         if len(wanted_R) < x_NE.shape[0]:
             x_NE = x_NE[torch.from_numpy(pad_rows(wanted_R)).to(x_NE.device)]
         h_RE = torch.rms_norm(x_NE, (self.model.config.width,), self.model.final_norm, self.model.config.norm_eps)
-        return self._products.linear(h_RE, self.model.head_weight)[: len(wanted_R)]
+        return row_product(h_RE, self.model.head_weight)[: len(wanted_R)]

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agentgym.engines.local.slot_attention import SlotRows, attend_slots
+from agentgym.engines.local.kernels.row_products import row_linear
+from agentgym.engines.local.kernels.slot_attention import SlotRows, attend_slots
 from agentgym.model.decoder import Decoder, DecoderConfig
-from agentgym.model.linear import row_linear
 
 __all__ = ["StepGraph", "StepInputs", "decoder_graph"]
 

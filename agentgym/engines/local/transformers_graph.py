@@ -18,13 +18,13 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 
+from agentgym.engines.local.kernels.row_products import row_linear
+from agentgym.engines.local.kernels.slot_attention import SlotRows, attend_slots
 from agentgym.engines.local.kv_cache import SlotCache
-from agentgym.engines.local.slot_attention import SlotRows, attend_slots
 from agentgym.engines.local.step_graph import StepGraph, StepInputs, decoder_graph
 from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder
 from agentgym.model.language_model import LanguageModel
-from agentgym.model.linear import row_linear
 from agentgym.model.pass_attention import PositionMask, Scores, first_keys
 from agentgym.model.transformers_model import TransformersModel
 

@@ -2,7 +2,7 @@
 
 The model computes all rows of the step as one sequence, and attention reads each row's own slot (`attention`). A model
 with recurrent layers computes decoded tokens as a batch, and each further part of a prompt in a pass of its own. On a
-CPU, matrix products with weights are replaced by those of `Products`, which treat all rows alike.
+CPU, matrix products with weights are replaced by `row_product`, which treats all rows alike.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from agentgym.engines.local.attention import SlotAttention
+from agentgym.engines.local.kernels.row_products import padded_rows, row_product
+from agentgym.engines.local.kernels.slot_attention import attends_compiled
 from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.rows import Rows, pad_rows
-from agentgym.engines.local.slot_attention import attends_compiled
-from agentgym.model.linear import Products, padded_rows
 from agentgym.model.pass_attention import PositionMask, Scores
 from agentgym.model.routing import PassRouting, routing_of
 from agentgym.model.state_cache import PassCache
@@ -40,7 +40,7 @@ class TransformersStep:
         self.model, self.cache = model, cache
         self._attends_compiled = attends_compiled(model.embed)
         is_cpu = model.embed.device.type == "cpu"
-        self._products = _RowProducts(Products(model.embed)) if is_cpu else nullcontext()
+        self._products = _RowProducts() if is_cpu else nullcontext()
 
     def forward(self, rows: Rows) -> Tensor:
         """Computes logits `[R, V]` of the wanted rows; writes keys, values and states into the cache."""
@@ -127,9 +127,8 @@ class _RowProducts(TorchFunctionMode):
     So a row gets the same bits whatever the other rows are.
     """
 
-    def __init__(self, products: Products) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._products = products
         matmul = (torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__)
         self._own: dict[object, Callable[..., Tensor]] = {F.linear: self._linear, torch.bmm: self._bmm}
         self._own |= dict.fromkeys(matmul, self._matmul) | {torch.Tensor.bmm: self._bmm}
@@ -147,7 +146,7 @@ class _RowProducts(TorchFunctionMode):
         x_NI = input.reshape(-1, input.shape[-1])
         num_rows = len(x_NI)
         padding = padded_rows(num_rows) - num_rows
-        product_NO = self._products.linear(F.pad(x_NI, (0, 0, 0, padding)) if padding else x_NI, weight)[:num_rows]
+        product_NO = row_product(F.pad(x_NI, (0, 0, 0, padding)) if padding else x_NI, weight)[:num_rows]
         product_NO = product_NO if bias is None else product_NO + bias
         return product_NO.view(*input.shape[:-1], product_NO.shape[1])
 

@@ -22,8 +22,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from agentgym.engines.local import transformers_graph
 from agentgym.engines.local.compiled_step import CompiledStep, Runner, make_step
 from agentgym.engines.local.config import LocalEngineConfig
-from agentgym.engines.local.cpp_compiler import cpp_compiler
 from agentgym.engines.local.engine import LocalEngine
+from agentgym.engines.local.kernels.cpp_compiler import cpp_compiler
 from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.rows import Rows
 from agentgym.engines.local.transformers_step import TransformersStep

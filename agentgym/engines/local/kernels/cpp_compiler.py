@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import hashlib
 import os
 import platform
@@ -11,7 +12,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-__all__ = ["build", "cpp_compiler"]
+__all__ = ["build", "cpp_compiler", "load_library"]
 
 _OPTIONS = ("-std=c++17", "-O3", "-fno-math-errno", "-shared", "-fPIC")
 _MORE = (("-march=native", "-fopenmp"), ("-march=native",), ("-mcpu=native",), ())  # the first that the compiler takes
@@ -32,7 +33,8 @@ def build(source: Path) -> Path:
     compiler = cpp_compiler()
     if compiler is None:
         raise FileNotFoundError("no C++ compiler was found: install g++, or name one in CXX")
-    key = "\0".join((source.read_text(), compiler, _version(compiler), _processor(), *_OPTIONS))
+    texts = [source.read_text(), *(header.read_text() for header in sorted(source.parent.glob("*.h")))]
+    key = "\0".join((*texts, compiler, _version(compiler), _processor(), *_OPTIONS))
     name = f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentgym"
     if (cache / name).is_file():
@@ -50,6 +52,14 @@ def build(source: Path) -> Path:
         return (folder / name).replace(cache / name)  # at once, for other processes may do the same
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def load_library(source: Path) -> ctypes.CDLL:
+    """Compiles a source file and loads its library; raises OSError with the reason if it cannot."""
+    try:
+        return ctypes.CDLL(str(build(source)))
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # such as no home folder
+        raise OSError(f"a kernel of the engine could not be compiled: {error}") from error
 
 
 def _version(compiler: str) -> str:

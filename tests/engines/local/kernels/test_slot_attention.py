@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentgym.engines.local.cpp_compiler import build, cpp_compiler
-from agentgym.engines.local.slot_attention import SlotRows, attend_slots, attends_compiled, load_attention
+from agentgym.engines.local.kernels.cpp_compiler import build, cpp_compiler
+from agentgym.engines.local.kernels.slot_attention import SlotRows, attend_slots, attends_compiled, load_attention
 
 NUM_SLOTS, WINDOW = 6, 640
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16

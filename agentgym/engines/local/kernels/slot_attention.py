@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from agentgym.engines.local.cpp_compiler import build, cpp_compiler
+from agentgym.engines.local.kernels.cpp_compiler import cpp_compiler, load_library
 
 __all__ = ["SlotRows", "attend_slots", "attends_compiled", "load_attention"]
 
@@ -46,7 +45,7 @@ def attends_compiled(like: Tensor) -> bool:
     try:
         load_attention()
     except OSError as error:  # a compiler is not needed to continue
-        _log.warning("%s; it is computed by torch, slower", error)
+        _log.warning("%s; attention is computed by torch, slower", error)
         return False
     return True
 
@@ -57,10 +56,7 @@ _FUNCTIONS = {torch.float32: "attend_float32", torch.bfloat16: "attend_bfloat16"
 @functools.cache
 def load_attention() -> ctypes.CDLL:
     """Compiles and loads the source; raises OSError with the reason if it cannot."""
-    try:
-        library = ctypes.CDLL(str(build(Path(__file__).with_suffix(".cpp"))))
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # such as no home folder
-        raise OSError(f"the engine's attention could not be compiled: {error}") from error
+    library = load_library(Path(__file__).with_suffix(".cpp"))
     for name in _FUNCTIONS.values():
         getattr(library, name).argtypes = [ctypes.POINTER(_Sizes), *[ctypes.c_void_p] * 9, ctypes.c_int64]
         getattr(library, name).restype = None
