@@ -29,14 +29,6 @@ constexpr int LINES = WIDE * 4 / 64;  // cache lines of a panel for one unit
 // A unit is what a lane of 32 bits holds: a float, or two bfloat16 numbers.
 typedef uint32_t Unit;
 
-// Keeps the compiler from reading it from memory at each use.
-inline Vec in_register(Vec x) {
-#if defined(__x86_64__)
-    asm("" : "+v"(x));
-#endif
-    return x;
-}
-
 inline Vec add_products(Vec sum, const float* x, Vec weight) { return sum + *x * weight; }
 
 #if defined(__AVX512BF16__)

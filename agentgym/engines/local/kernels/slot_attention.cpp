@@ -111,14 +111,14 @@ inline void turn(const T* keys, int64_t width, int64_t stride, float* columns) {
 // Writes the scores of NUM queries to LANES keys that were turned; the bits are those of `scores_of`.
 template <int NUM>
 inline void scores_of_turned(const float* queries, const float* columns, int64_t width, float* out) {
-    constexpr int PART = 8;
+    constexpr int PART = NUM > 2 ? 4 : 8;
     Vec sums[NUM][LANES / PART];
     for (int part = 0; part < LANES / PART; ++part) {
         Vec by_lane[NUM][PART] = {};
         for (int64_t column = part * PART; column < width; column += LANES)
 #pragma GCC unroll 8
             for (int i = 0; i < PART; ++i) {
-                const Vec keys = load(columns + (column + i) * LANES);
+                const Vec keys = in_register(load(columns + (column + i) * LANES));
                 for (int query = 0; query < NUM; ++query)
                     by_lane[query][i] += queries[query * width + column + i] * keys;
             }
@@ -138,7 +138,7 @@ inline void mix(float* out, int64_t width, const float* weights, const T* values
     for (int64_t key = 0; key < num_keys; ++key) {
         if (next) fetch(next + key * stride, stride);
         Vec value[PARTS];
-        for (int part = 0; part < PARTS; ++part) value[part] = load(values + key * stride + part * LANES);
+        for (int part = 0; part < PARTS; ++part) value[part] = in_register(load(values + key * stride + part * LANES));
         for (int row = 0; row < ROWS; ++row)
             for (int part = 0; part < PARTS; ++part) sums[row][part] += weights[row * BLOCK + key] * value[part];
     }
@@ -301,6 +301,8 @@ private:
         int64_t query = 0;
         if (num >= TURNED) {
             turn(keys, key_width, stride, columns);
+            for (; query + 4 <= num; query += 4)
+                scores_of_turned<4>(queries + query * key_width, columns, key_width, out + query * BLOCK);
             for (; query + 2 <= num; query += 2)
                 scores_of_turned<2>(queries + query * key_width, columns, key_width, out + query * BLOCK);
         }

@@ -52,6 +52,14 @@ inline void fetch(const T* from, int64_t count) {
     for (int64_t i = 0; i < count; i += 64 / sizeof(T)) __builtin_prefetch(from + i);
 }
 
+// Keeps the compiler from reading it from memory at each use.
+inline Vec in_register(Vec x) {
+#if defined(__x86_64__)
+    asm("" : "+v"(x));
+#endif
+    return x;
+}
+
 inline void store(float* to, Vec x) { std::memcpy(to, &x, sizeof x); }
 
 inline Vec splat(float x) { return Vec{} + x; }
