@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from agentgym.rollout.record import tools_file as tool_menus
 from agentgym.rollout.record.episodes_file import FILE_NAME, EpisodeWriter, read_episodes
 from agentgym.rollout.record.folder_digests import DIGESTS, discard_digests, write_digests
 from agentgym.rollout.record.folder_lock import LOCK_NAME, FolderLock
+from agentgym.rollout.record.json_pieces import PIECE
 from agentgym.rollout.record.manifest import replace_file
 from agentgym.trajectory import Trajectory
 from agentgym.types import JSON
@@ -54,6 +57,8 @@ class EvalFolder:
                 replace_file(path / CONFIG, yaml.safe_dump(_plain(settings), sort_keys=False))
         discard_digests(path)
         self._writer = EpisodeWriter(path)
+        self._thread = ThreadPoolExecutor(1, "agentgym-record")
+        self._writes: deque[Future[None]] = deque()
 
     def _reopen(self, settings: Mapping[str, JSON], resume: bool) -> None:
         if not (self.path / CONFIG).is_file():
@@ -78,12 +83,22 @@ class EvalFolder:
             }
 
     def write(self, trajectory: Trajectory) -> None:
-        """Appends one finished episode."""
-        self._writer.write([trajectory], phase="eval")
+        """Appends one finished episode; one of many tokens, and those that finish meanwhile, in another thread.
+
+        An error of that thread is raised by the next call, or by `finish`.
+        """
+        while self._writes and self._writes[0].done():
+            self._writes.popleft().result()
+        if self._writes or trajectory.num_tokens > PIECE:
+            self._writes.append(self._thread.submit(self._writer.write, [trajectory], phase="eval"))
+        else:
+            self._writer.write([trajectory], phase="eval")
         self.num_written += 1
 
     def finish(self, trajectories: Sequence[Trajectory], result: Mapping[str, JSON]) -> None:
         """Sorts the episodes in the order of `trajectories`, which makes the file a function of the settings alone."""
+        while self._writes:
+            self._writes.popleft().result()
         self._writer.close()
         aside = self.path / ".in-order"
         with name_write_errors(self.path):
@@ -99,9 +114,17 @@ class EvalFolder:
             write_digests(self.path, {FILE_NAME: head}, (CONFIG, RESULT))
 
     def close(self) -> None:
-        """Closes the file and lets other processes write; a second call does nothing."""
+        """Writes what is left, closes the file and lets other processes write; a second call does nothing.
+
+        Raises RunFolderError if the disk did not take an episode.
+        """
+        self._thread.shutdown()
         self._writer.close()
         self._lock.release()
+        writes = list(self._writes)
+        self._writes.clear()
+        for write in writes:
+            write.result()
 
 
 def missing(episodes: Sequence[Episode], kept: Mapping[Key, Trajectory]) -> list[Episode]:

@@ -7,7 +7,7 @@ removed is detected.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
@@ -20,6 +20,8 @@ CHAIN = "chain"
 """The key of the digest, the last key of a line."""
 GENESIS = "0" * 32
 """The digest before the first line."""
+HELD_BYTES = 1 << 24
+"""The bytes of lines that are encoded before the first is written; the lines of most steps have fewer."""
 _BEFORE, _AFTER = b',"chain":"', b'"}'
 _TAIL = len(_BEFORE) + len(GENESIS) + len(_AFTER)
 
@@ -50,10 +52,16 @@ def chained_lines(texts: Sequence[str], before: str = GENESIS) -> tuple[bytes, s
     """Returns the lines of JSON objects that follow a line with the digest `before`, and the digest of the last one."""
     lines = []
     for text in texts:
-        body = text[:-1].encode("ascii")
-        before = line_digest(before, body)
-        lines.append(body + _BEFORE + before.encode("ascii") + _AFTER + b"\n")
+        line, before = _chained_line(text, before)
+        lines.append(line)
     return b"".join(lines), before
+
+
+def _chained_line(text: str, before: str) -> tuple[bytes, str]:
+    """Returns the line of one JSON object, and its digest."""
+    body = text[:-1].encode("ascii")
+    digest = line_digest(before, body)
+    return b"".join((body, _BEFORE, digest.encode("ascii"), _AFTER, b"\n")), digest
 
 
 class LineFile:
@@ -111,11 +119,35 @@ class ChainedFile(LineFile):
             file.seek(start)
             self.head = split_line(file.read(end - start))[1] or GENESIS
 
-    def append(self, texts: Sequence[str]) -> None:
-        """Appends JSON objects as lines, all or none; raises RunFolderError if the disk does not take them."""
-        data, head = chained_lines(texts, self.head)
-        self.write(data)
+    def append(self, texts: Iterable[str]) -> None:
+        """Appends JSON objects as lines, all or none; raises RunFolderError if the disk does not take them.
+
+        At most `HELD_BYTES` and a line are held at once. After any error the file is as it was before.
+        """
+        size, head = self._size, self.head
+        lines: list[bytes] = []
+        num_bytes = 0
+        try:
+            for text in texts:
+                line, head = _chained_line(text, head)
+                lines.append(line)
+                num_bytes += len(line)
+                if num_bytes >= HELD_BYTES:
+                    self._write_each(lines)
+                    num_bytes = 0
+            self._write_each(lines)
+        except BaseException:
+            with folder_errors(self.path):
+                self._file.truncate(size)
+            self._size = size
+            raise
         self.head = head
+
+    def _write_each(self, lines: list[bytes]) -> None:
+        """Writes lines that are complete, and removes them from the list."""
+        for line in lines:
+            self.write(line)
+        lines.clear()
 
     def __enter__(self) -> ChainedFile:
         return self

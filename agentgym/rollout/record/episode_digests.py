@@ -38,13 +38,14 @@ def row_digest(spans: Sequence[Mapping[str, Any]]) -> str:
     Hashed in this order, little-endian: every id (int64), its source (uint8: prompt 0, policy 1, env 2), every logprob
     (float64, as stored), every version (int64). The experts of a mixture, as stored, follow as text if there are any.
     """
-    ids = [i for span in spans for i in span["ids"]]
-    sources = [_SOURCES.index(span["source"]) for span in spans for _ in span["ids"]]
-    logprobs = [value for span in spans for value in span.get("logprobs") or ()]
-    versions = [value for span in spans for value in span.get("policy_versions") or ()]
     digest = blake2b(digest_size=16)
-    for values, kind in ((ids, "<i8"), (sources, "u1"), (logprobs, "<f8"), (versions, "<i8")):
-        digest.update(np.asarray(values, kind).tobytes())
+    for span in spans:
+        digest.update(np.asarray(span["ids"], "<i8").tobytes())
+    for span in spans:
+        digest.update(bytes([_SOURCES.index(span["source"])]) * len(span["ids"]))
+    for name, kind in (("logprobs", "<f8"), ("policy_versions", "<i8")):
+        for span in spans:
+            digest.update(np.asarray(span.get(name) or (), kind).tobytes())
     for span in spans:
         if "experts" in span:
             digest.update(json.dumps(span["experts"], sort_keys=True).encode())
@@ -61,7 +62,8 @@ def credit_digest(rewards: Sequence[float | None], advantages: Sequence[Sequence
     digest = blake2b(digest_size=16)
 
     def add(values: Sequence[float | None], kind: str) -> None:
-        digest.update(np.asarray([math.nan if value is None else value for value in values], kind).tobytes())
+        known = [math.nan if value is None else value for value in values] if None in values else values
+        digest.update(np.asarray(known, kind).tobytes())
 
     add([len(rewards)], "<i8")
     add(rewards, "<f8")

@@ -6,17 +6,21 @@ Each line has a digest over itself and the line before (`chain.py`). The tools t
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentgym.errors import RunFolderError
+from agentgym.rollout.hosting.event_loop import finish_uninterrupted
 from agentgym.rollout.record import tools_file as tool_menus
 from agentgym.rollout.record.chain import ChainedFile, LineFile, folder_errors
 from agentgym.rollout.record.episode_digests import credit_digest, mask_runs, row_digest
+from agentgym.rollout.record.json_pieces import PIECE, encode_json, json_pieces
 from agentgym.rollout.record.tools_file import Menus, menu_digest, menu_lines, read_menus
 from agentgym.routed_experts import RoutedExperts
 from agentgym.trajectory import Row, Source, Status, StopReason, TokenSpan, Trajectory, Turn
@@ -38,6 +42,8 @@ logger = logging.getLogger(__name__)
 FILE_NAME = "episodes.jsonl"
 AFTER_STEP = ("eval", "eval_after")
 """The phases of evaluations that are played after a step, under its number."""
+_LEVELS = {"rows": 4, "turns": 1, "advantages": 1}
+"""The levels of objects and lists that are encoded one by one, by the names of a line; a row's spans are the fourth."""
 Advantages = Sequence[Sequence[float]]
 """The advantages of each row, one number per POLICY id."""
 
@@ -108,6 +114,8 @@ class EpisodeWriter:
         self._lines = ChainedFile(self.path)
         self._tools: LineFile | None = None
         self._menus = set(read_menus(self.path.parent))
+        self._lock = threading.Lock()
+        self._is_closed = False
 
     @property
     def head(self) -> str:
@@ -120,26 +128,45 @@ class EpisodeWriter:
         *,
         phase: str = "train",
         step: int = 0,
-        advantages: Sequence[Advantages | None] | None = None,
+        advantages: Iterable[Advantages | None] | None = None,
     ) -> None:
-        """Appends a step's episodes in one write; `advantages` has one entry per trajectory.
+        """Appends a step's episodes, all or none; `advantages` has one entry per trajectory.
 
-        Raises RunFolderError if the disk does not take it; the lines before it stay as they are.
+        Lines are encoded and written in pieces, so that other threads go on meanwhile and memory stays bounded.
+        Raises RunFolderError if the disk does not take them; the lines before them stay as they are.
         """
         trajectories = list(trajectories)
-        self._write_tools(trajectories)
         per_trajectory = advantages if advantages is not None else [None] * len(trajectories)
-        lines = [
-            json.dumps(
-                trajectory_to_json(trajectory, phase=phase, step=step, advantages=values),
-                allow_nan=False,
-                separators=(",", ":"),
-                default=dict,
+        with self._lock:
+            self._write_tools(trajectories)
+            lines = (
+                _episode_line(trajectory, phase, step, values)
+                for trajectory, values in zip(trajectories, per_trajectory, strict=True)
             )
-            for trajectory, values in zip(trajectories, per_trajectory, strict=True)
-        ]
-        if lines:
-            self._lines.append(lines)
+            if trajectories:
+                self._lines.append(self._until_closed(lines))
+
+    async def append(
+        self,
+        trajectories: Iterable[Trajectory],
+        *,
+        phase: str = "train",
+        step: int = 0,
+        advantages: Iterable[Advantages | None] | None = None,
+    ) -> None:
+        """Does what `write` does in another thread, so that the event loop goes on.
+
+        A cancellation is passed on after the write, which is finished first.
+        """
+        await finish_uninterrupted(
+            asyncio.to_thread(self.write, trajectories, phase=phase, step=step, advantages=advantages)
+        )
+
+    def _until_closed(self, lines: Iterable[str]) -> Iterator[str]:
+        for line in lines:
+            if self._is_closed:
+                raise RunFolderError(f"{str(self.path)!r} was closed while episodes were written: they are left out")
+            yield line
 
     def _write_tools(self, trajectories: Iterable[Trajectory]) -> None:
         """Appends the tool sets that the file lacks."""
@@ -169,16 +196,29 @@ class EpisodeWriter:
             self._lines.cut(kept)
 
     def close(self) -> None:
-        """Closes the files; a second call does nothing."""
-        self._lines.close()
-        if self._tools is not None:
-            self._tools.close()
+        """Closes the files; a second call does nothing. A write in another thread is undone."""
+        self._is_closed = True
+        with self._lock:
+            self._lines.close()
+            if self._tools is not None:
+                self._tools.close()
 
     def __enter__(self) -> EpisodeWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _episode_line(trajectory: Trajectory, phase: str, step: int, advantages: Advantages | None) -> str:
+    """Returns the line of an episode without its digest; an episode of many tokens is encoded in pieces."""
+    episode = trajectory_to_json(trajectory, phase=phase, step=step, advantages=advantages)
+    if trajectory.num_tokens <= PIECE:
+        return encode_json(episode)
+    pieces: list[str] = []
+    for name, value in episode.items():
+        pieces += [",", encode_json(name), ":", *json_pieces(value, _LEVELS.get(name, 0))]
+    return f"{{{''.join(pieces[1:])}}}"
 
 
 def read_episodes(path: str | Path) -> Iterator[EpisodeRecord]:

@@ -49,7 +49,7 @@ async def learn_step(
             await session.engine.pause()
         try:
             credits = await _call(session, credit_step, groups.kept, config, learner, greedy, version=done)
-            step = _with_batch(session, groups, credits)
+            step = await _call(session, _with_batch, session, groups, credits)
             if step.batch.num_rows:
                 if done >= config.learner.critic.warmup_steps:
                     update = partial(learner.update, step.batch, version=done, max_mismatch=session.gate.bound)
@@ -63,8 +63,8 @@ async def learn_step(
         sync = await _publish(session, done + 1)
     learned = time.perf_counter()
     session.progress.add_step(learned - started)
-    advantages = credit_of_all(groups.groups, groups.kept, step.credits)
-    rollout = session.record_episodes(groups.groups, advantages)
+    practice = await _finish_groups(session, groups, done)
+    rollout = await session.record_episodes(groups.groups, credit_of_all(groups.groups, groups.kept, step.credits))
     metrics = StepMetrics(
         step=session.progress.step,
         rollout=rollout,
@@ -75,12 +75,19 @@ async def learn_step(
         update_s=learned - played,
         elapsed_s=session.progress.train_s,
         speed=session.instruments.lap(rollout),
-        practice={**groups.metrics(), **session.source.metrics(), **session.player.metrics(groups.groups, done)},
+        practice=practice,
     )
     session.record_metrics(metrics, groups.groups)
     await session.gate.check(session.progress.step, session.progress.step)
     session.progress.random = random_states()
     session.progress.is_between_steps = True
+
+
+async def _finish_groups(session: TrainingSession, groups: StepGroups, version: int) -> Mapping[str, float]:
+    """Reports the groups to the source of their tasks, and returns the metrics of tasks and playing."""
+    session.source.finish(session.progress.step, groups.groups)
+    metrics = {**groups.metrics(), **session.source.metrics()}
+    return {**metrics, **await session.player.metrics(groups.groups, version)}
 
 
 async def _call(session: TrainingSession, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -123,7 +130,8 @@ async def _leave_out(session: TrainingSession, step: HaltedStep, halted: Trainin
 
     Returns if the run goes on without the rest of the step; raises otherwise.
     """
-    message = f"{halted}. The step's episodes and its batch are in {step.save(session.folder.path)}"
+    folder = await asyncio.to_thread(step.save, session.folder.path)
+    message = f"{halted}. The step's episodes and its batch are in {folder}"
     done = session.progress.step
     if is_whole and done:
         session.save()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -56,7 +57,7 @@ class Player:
         if self.stream is not None:
             self.stream.advance(version)
 
-    def metrics(self, groups: Sequence[Group], version: int) -> Mapping[str, float]:
+    async def metrics(self, groups: Sequence[Group], version: int) -> Mapping[str, float]:
         """Returns the staleness of a step's groups and the idle times, or each seat's results in self-play.
 
         The step learns with policy `version`. The result is empty without playing ahead and without self-play.
@@ -64,7 +65,8 @@ class Player:
         if self.stream is None:
             return seat_metrics(groups, self.seats)
         waits = {name: round(value, 4) for name, value in asdict(self.stream.report()).items()}
-        return {**staleness(groups, version), **waits, **self._lengths.add(version + 1, groups)}
+        ages = await asyncio.to_thread(staleness, groups, version)
+        return {**ages, **waits, **self._lengths.add(version + 1, groups)}
 
     async def groups(self, step: int) -> StepGroups:
         """Plays the groups of a step and selects those that it learns from."""

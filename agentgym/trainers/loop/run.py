@@ -83,11 +83,10 @@ class Run:
             session = await self._open(stack)
             before = after = None
             try:
-                before = (
-                    self._recorded_score("eval_before")
-                    if self.checkpoint
-                    else await self._evaluate(session, "eval_before")
-                )
+                if self.checkpoint:
+                    before = await asyncio.to_thread(self._recorded_score, "eval_before")
+                else:
+                    before = await self._evaluate(session, "eval_before")
                 self._begin_training()
                 limit_s = self._limit_s()
                 while not (end := self._end(limit_s)):
@@ -208,7 +207,7 @@ class Run:
         try:
             played = await session.player.groups(step)
         except TooManyFailures as failures:
-            kept = keep_episodes(self.folder.path, step, failures.played)
+            kept = await asyncio.to_thread(keep_episodes, self.folder.path, step, failures.played)
             logger.warning("what was played of step %d is in %s", step, kept)
             raise
         trajectories = [trajectory for group in played.groups for trajectory in group.trajectories]
@@ -220,7 +219,7 @@ class Run:
         if not needs_input(self.config.estimator, "greedy_B"):
             return {}
         played = await session.player.greedy(groups, self.progress.step + 1)
-        session.writer.write(played, phase="greedy", step=self.progress.step + 1)
+        await session.writer.append(played, phase="greedy", step=self.progress.step + 1)
         return {trajectory.group: trajectory.reward for trajectory in played if trajectory.reward is not None}
 
     async def _evaluate(self, session: TrainingSession, phase: Phase, target: float = 1.0) -> EvalScore | None:
@@ -234,7 +233,7 @@ class Run:
         trajectories = await session.player.evaluate(phase, self.observer.on_episode)
         scored = score(self.progress.step, trajectories, self.source.label)
         phase = "eval_after" if phase == "eval" and scored.success >= target else phase
-        session.writer.write(trajectories, phase=phase, step=self.progress.step)
+        await session.writer.append(trajectories, phase=phase, step=self.progress.step)
         return self.instruments.log_score(scored)
 
     def _recorded_score(self, phase: str) -> EvalScore | None:

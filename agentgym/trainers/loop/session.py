@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,15 +97,14 @@ class TrainingSession:
         snapshot = Snapshot.of(step, self.model, learner, tokenizer=self.model_folder, **states)
         return checkpoints.save(snapshot, self.folder.steps())
 
-    def record_episodes(self, groups: Sequence[Group], advantages: Sequence[GroupCredit]) -> RolloutSummary:
+    async def record_episodes(self, groups: Sequence[Group], advantages: Sequence[GroupCredit]) -> RolloutSummary:
         """Writes the episodes of the step that has just been completed, and returns their summary."""
         step = self.progress.step
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         members = [member for credit in advantages for member in credit.members]
-        per_token = [None if member is None else [row.tolist() for row in member] for member in members]
-        self.writer.write(trajectories, phase="train", step=step, advantages=per_token)
-        self.source.finish(step, groups)
-        return RolloutSummary.of(groups, advantages)
+        per_token = (None if member is None else [row.tolist() for row in member] for member in members)
+        await self.writer.append(trajectories, phase="train", step=step, advantages=per_token)
+        return await asyncio.to_thread(RolloutSummary.of, groups, advantages)
 
     def record_metrics(self, metrics: StepMetrics, groups: Sequence[Group]) -> None:
         """Writes, shows and logs a step's metrics; raises TrainingHalted if a symptom of collapse ends the run."""

@@ -52,7 +52,7 @@ class HaltedStep:
             raise RunFolderError(f"cannot keep the halted step in {str(folder)!r}: {error}") from error
         with EpisodeWriter(folder) as writer:
             for group, credit in zip(self.groups, self.credits, strict=True):
-                rows = [None if member is None else [row.tolist() for row in member] for member in credit.members]
+                rows = (None if member is None else [row.tolist() for row in member] for member in credit.members)
                 writer.write(group.trajectories, phase="train", step=self.step, advantages=rows)
         return folder
 
