@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from itertools import pairwise
 from numbers import Real
 
 import numpy as np
@@ -141,10 +142,21 @@ class TokenSpan:
         assert self.logprobs is not None and self.policy_versions is not None
         if not self.ids:
             raise InvalidTrajectory("a policy span holds at least one sampled id")
-        if not all(math.isfinite(value) and value <= 1e-6 for value in self.logprobs):
+        if not _are_logprobs(self.logprobs):
             raise InvalidTrajectory("logprobs are finite and at most 0")
-        if any(later < earlier for earlier, later in zip(self.policy_versions, self.policy_versions[1:], strict=False)):
+        if not _never_falls(self.policy_versions):
             raise InvalidTrajectory("policy versions never fall within a span")
+
+
+def _are_logprobs(values: Sequence[float]) -> bool:
+    """True if all are finite and at most 0; a finite sum has no part that is not finite."""
+    if math.isfinite(sum(values)) and max(values) <= 1e-6:
+        return True
+    return all(math.isfinite(value) and value <= 1e-6 for value in values)
+
+
+def _never_falls(values: Sequence[int]) -> bool:
+    return values.count(values[0]) == len(values) or all(earlier <= later for earlier, later in pairwise(values))
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +15,10 @@ from tokenizers import AddedToken, Tokenizer
 
 from agentgym.errors import RenderError, RunFolderError
 
-__all__ = ["ChatTokenizer", "HoldsTokenizer", "read_json_object"]
+__all__ = ["LONG_TEXT", "ChatTokenizer", "HoldsTokenizer", "read_json_object"]
 
+LONG_TEXT = 4096
+"""The characters (or ids) from which on the work on a text lets other threads go on meanwhile."""
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -56,8 +59,9 @@ class _OneAtATime:
 class ChatTokenizer:
     """A `tokenizers.Tokenizer` with its Jinja template.
 
-    `encode`, `encode_plain` and `decode` may be called from any thread: they take turns, because the Rust object
-    raises "Already borrowed" when one thread changes it while another uses it. Nothing here changes it.
+    `encode`, `encode_plain` and `decode` may be called from any thread. Nothing here changes the Rust object, which
+    would raise "Already borrowed" in other threads. Calls for short texts take turns. A call for a long text is the
+    batch of one, with the same result: batches release Python's lock.
     """
 
     backend: Tokenizer
@@ -80,6 +84,8 @@ class ChatTokenizer:
             backend.no_truncation()
             backend.no_padding()
             object.__setattr__(self, "backend", backend)
+        # Without it the first batch starts a pool of threads, and every fork after that writes a warning.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
     @functools.cached_property
     def vocab_size(self) -> int:
@@ -94,6 +100,8 @@ class ChatTokenizer:
     def encode(self, text: str) -> list[int]:
         """Returns the ids of `text`; a spelled added token becomes its id. Raises RenderError if that fails."""
         try:
+            if len(text) > LONG_TEXT:
+                return list(self.backend.encode_batch([text], add_special_tokens=False)[0].ids)
             with self.lock:
                 return list(self.backend.encode(text, add_special_tokens=False).ids)
         except Exception as error:
@@ -120,7 +128,10 @@ class ChatTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the ids' text, special tokens included; ids out of range give none."""
-        known = [index for index in ids if 0 <= index < self.vocab_size]
+        size = self.vocab_size
+        known = [index for index in ids if 0 <= index < size]
+        if len(known) > LONG_TEXT:
+            return str(self.backend.decode_batch([known], skip_special_tokens=False)[0])
         with self.lock:
             return str(self.backend.decode(known, skip_special_tokens=False))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -41,3 +43,27 @@ def raw(tokenizer: ChatTokenizer) -> Callable[[str], list[int]]:
 @pytest.fixture
 def warnings_of(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return lambda: [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+@pytest.fixture(scope="session")
+def worst_lateness() -> Callable[[Callable[[], Awaitable[object]]], float]:
+    """The most seconds that a task was late which woke up every millisecond while the event loop did the work."""
+
+    async def measure(work: Callable[[], Awaitable[object]]) -> float:
+        worst = 0.0
+
+        async def tick() -> None:
+            nonlocal worst
+            while True:
+                started = time.perf_counter()
+                await asyncio.sleep(0.001)
+                worst = max(worst, time.perf_counter() - started - 0.001)
+
+        clock = asyncio.create_task(tick())
+        await asyncio.sleep(0.01)
+        await work()
+        await asyncio.sleep(0.002)
+        clock.cancel()
+        return worst
+
+    return lambda work: asyncio.run(measure(work))

@@ -14,6 +14,7 @@ from agentgym.errors import ConfigError, EngineError, EnvironmentFault, RenderEr
 from agentgym.rollout.episode.episode import Draft, Ending, Episode
 from agentgym.rollout.episode.episode_loop import EpisodeLoop, under_system_prompt
 from agentgym.rollout.episode.history import ASK, CompactionConfig, History, compact_messages
+from agentgym.rollout.episode.long_text import run_if_short, text_size
 from agentgym.rollout.hosting.answer import EnvStep
 from agentgym.rollout.hosting.hosted_env import HostedEnv
 from agentgym.rollout.limits import Limits, SamplingConfig
@@ -85,20 +86,23 @@ class RolloutLoop(EpisodeLoop):
             if ending is not None:
                 return ending
             messages.append(message)
-            if self._is_long(draft, answer, messages, tools):
+            if await self._is_long(draft, answer, messages, tools):
                 answer = await self._summarize(draft, opening, messages, answer, tools)
             messages = self._conversation_after(env, messages, answer)
-            exceeded = self._extend(draft, answer, messages, tools)
+            exceeded = await self._extend(draft, answer, messages, tools)
             if exceeded is not None:
                 return Ending(Status.TRUNCATED, exceeded)
 
     async def _open(self, env: HostedEnv, draft: Draft) -> tuple[list[Message], tuple[ToolSpec, ...]]:
         """Resets the environment and begins the first row; returns the messages and tools that it was rendered from."""
         messages, tools = await self._reset(env, draft)
-        prompt_ids = self.renderer.render(messages, tools)
+        prompt_ids = await self._render_prompt(messages, tools)
         self._check_prompt(prompt_ids)
         draft.begin_row(prompt_ids, messages, tools)
         return messages, tools
+
+    async def _render_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
+        return await run_if_short(text_size(messages, tools), self.renderer.render, messages, tools)
 
     def _check_prompt(self, prompt_ids: Sequence[int]) -> None:
         """Raises EnvironmentFault if the first prompt leaves no room for a reply."""
@@ -126,9 +130,12 @@ class RolloutLoop(EpisodeLoop):
         max_tokens, cut = self._budget(len(draft.ids), draft.num_tokens)
         grammar = self._grammar(tools)
         completion = await self._sample(draft, max_tokens, grammar)
-        message = self.renderer.parse(completion.ids, tools, draft.ids)
+        message = await self._parse(completion, draft, tools)
         draft.add_reply(completion, message, time.perf_counter() - started, trained=not grammar)
         return completion.finish_reason, message, cut
+
+    async def _parse(self, completion: Completion, draft: Draft, tools: Sequence[ToolSpec]) -> Message:
+        return await run_if_short(len(completion.ids), self.renderer.parse, completion.ids, tools, draft.ids)
 
     def _grammar(self, tools: tuple[ToolSpec, ...]) -> str:
         """Returns the grammar of the next reply (`Sampling.grammar`); with one, the reply is in no loss."""
@@ -182,11 +189,11 @@ class RolloutLoop(EpisodeLoop):
             return under_system_prompt(env, answer.history)
         return [*messages, *answer.messages]
 
-    def _extend(
+    async def _extend(
         self, draft: Draft, answer: EnvStep, messages: Sequence[Message], tools: tuple[ToolSpec, ...]
     ) -> StopReason | None:
         """Appends the whole answer, or returns the budget that would leave no room for a reply after it."""
-        coming = self._next(draft, answer, messages, tools)
+        coming = await self._render_next(draft, answer, messages, tools)
         row_tokens = len(coming.ids) + (0 if coming.begins_row else len(draft.ids))
         left, reason = self._budget(row_tokens, draft.num_tokens + len(coming.ids))
         if left < 1:
@@ -196,6 +203,16 @@ class RolloutLoop(EpisodeLoop):
         else:
             draft.add_answer(coming.ids)
         return None
+
+    async def _render_next(
+        self, draft: Draft, answer: EnvStep, messages: Sequence[Message], tools: tuple[ToolSpec, ...]
+    ) -> _Next:
+        """Returns what `_next` does; a long text is rendered in a thread."""
+        if self.history == "append" and answer.history is None:
+            size = text_size(answer.messages)
+        else:
+            size = text_size(messages, tools) + len(draft.ids)
+        return await run_if_short(size, self._next, draft, answer, messages, tools)
 
     def _next(self, draft: Draft, answer: EnvStep, messages: Sequence[Message], tools: tuple[ToolSpec, ...]) -> _Next:
         """Returns the ids before the next reply to `messages`, which end with `answer`."""
@@ -217,11 +234,13 @@ class RolloutLoop(EpisodeLoop):
             how = 'with the history "rerender" the template renders the whole conversation at every turn'
             raise RenderError(f"{error}; {how}") from error
 
-    def _is_long(self, draft: Draft, answer: EnvStep, messages: Sequence[Message], tools: tuple[ToolSpec, ...]) -> bool:
+    async def _is_long(
+        self, draft: Draft, answer: EnvStep, messages: Sequence[Message], tools: tuple[ToolSpec, ...]
+    ) -> bool:
         """Returns whether the next prompt exceeds the limit of compaction; False if the environment replaces it."""
         if self.compaction.at is None or answer.history is not None:
             return False
-        coming = self._next(draft, answer, [*messages, *answer.messages], tools)
+        coming = await self._render_next(draft, answer, [*messages, *answer.messages], tools)
         row_tokens = len(coming.ids) + (0 if coming.begins_row else len(draft.ids))
         return row_tokens > self.compaction.at * self.window
 
@@ -236,11 +255,11 @@ class RolloutLoop(EpisodeLoop):
         """Returns the answer after a summary by the model, or the answer unchanged if no summary fits."""
         ask = EnvStep(ASK, (Message("user", ASK),))
         asked = [*messages, *ask.messages]
-        if self._extend(draft, ask, asked, tools) is not None:
+        if await self._extend(draft, ask, asked, tools) is not None:
             return answer
         max_tokens, _ = self._budget(len(draft.ids), draft.num_tokens)
         completion = await self._sample(draft, min(max_tokens, self.compaction.tokens))
-        message = self.renderer.parse(completion.ids, tools, draft.ids)
+        message = await self._parse(completion, draft, tools)
         draft.add_summary(completion, message, ASK, trained=self.compaction.train)
         return replace(answer, history=compact_messages(opening, message.content, messages[-1], answer.messages))
 

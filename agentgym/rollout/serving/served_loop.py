@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from agentgym.errors import ConfigError, RenderError
 from agentgym.rollout.episode.episode import Draft, Ending, Episode
 from agentgym.rollout.episode.episode_loop import replay_info
+from agentgym.rollout.episode.long_text import run_if_short, text_size
 from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.hosting.answer import EnvStep
 from agentgym.rollout.hosting.hosted_env import HostedEnv
@@ -226,7 +227,7 @@ class ServedLoop(RolloutLoop):
         """Samples, records and answers one reply."""
         self._warn_of_fields(request)
         draft = talk.draft
-        ending = self._follow(talk, request)
+        ending = await self._follow(talk, request)
         if ending is not None:
             return ending
         started, num_prompt = time.perf_counter(), len(draft.ids)
@@ -235,7 +236,7 @@ class ServedLoop(RolloutLoop):
         if request.max_tokens is not None and is_own_bound:
             max_tokens = request.max_tokens
         completion = await self._sample(draft, max_tokens)
-        message = self.renderer.parse(completion.ids, talk.tools, draft.ids)
+        message = await self._parse(completion, draft, talk.tools)
         draft.add_reply(completion, message, time.perf_counter() - started)
         talk.messages.append(message)
         talk.names = frozenset(tool.name for tool in talk.tools) if request.calls_tools else frozenset()
@@ -270,24 +271,24 @@ class ServedLoop(RolloutLoop):
             talk.messages = self._conversation_after(talk.env, talk.messages, answer)
             is_retold = answer.history is not None
             talk.shown = shown_messages(talk.messages, talk.names) if is_retold else [*talk.shown, *shown]
-            ending = self._lengthen(talk, answer)
+            ending = await self._lengthen(talk, answer)
         is_completed = ending is not None and ending.status is Status.COMPLETED
         is_cut = ending is not None and not is_completed
         history = None if answer.history is None else tuple(talk.shown)
         talk.session.answer(StepAnswer(tuple(shown), answer.reward, is_completed, is_cut, turn, history))
         return ending
 
-    def _lengthen(self, talk: _Talk, answer: EnvStep) -> Ending | None:
-        exceeded = self._extend(talk.draft, answer, talk.messages, talk.tools)
+    async def _lengthen(self, talk: _Talk, answer: EnvStep) -> Ending | None:
+        exceeded = await self._extend(talk.draft, answer, talk.messages, talk.tools)
         return None if exceeded is None else Ending(Status.TRUNCATED, exceeded)
 
-    def _follow(self, talk: _Talk, request: ChatRequest) -> Ending | None:
+    async def _follow(self, talk: _Talk, request: ChatRequest) -> Ending | None:
         """Extends the row to the conversation that the agent sent; returns an ending if a budget ends the episode."""
         new = new_messages(request.messages, talk.shown) if is_same_menu(request.tools, talk.tools) else None
         if talk.reply is None:
-            return None if new == () else self._rewrite(talk, request, self._render(request))
-        answer = self._agents_answer(talk, new or ())
-        prompt_ids = self._render(request) if answer is None else []
+            return None if new == () else self._rewrite(talk, request, await self._render(request))
+        answer = await self._agents_answer(talk, new or ())
+        prompt_ids = await self._render(request) if answer is None else []
         self._check_room(len(prompt_ids))
         talk.draft.end_turn(answer or EnvStep("", ()))
         talk.reply = None
@@ -298,9 +299,9 @@ class ServedLoop(RolloutLoop):
             return self._rewrite(talk, request, prompt_ids)
         talk.messages += answer.messages
         talk.shown += answer.messages
-        return self._lengthen(talk, answer)
+        return await self._lengthen(talk, answer)
 
-    def _agents_answer(self, talk: _Talk, new: Sequence[Message]) -> EnvStep | None:
+    async def _agents_answer(self, talk: _Talk, new: Sequence[Message]) -> EnvStep | None:
         """Returns the agent's own answer to a reply, if it can be recorded: a result for each call, and one text."""
         assert talk.reply is not None
         results = [message for message in new if message.role == "tool"]
@@ -310,7 +311,7 @@ class ServedLoop(RolloutLoop):
         if not is_told or (results and [result.tool_call_id for result in results] != [call.id for call in calls]):
             return None
         try:
-            ids = self.renderer.extend(talk.draft.ids, new)
+            ids = await run_if_short(text_size(new), self.renderer.extend, talk.draft.ids, new)
         except RenderError:
             return None
         self._check_room(len(talk.draft.ids) + len(ids))
@@ -319,12 +320,12 @@ class ServedLoop(RolloutLoop):
         told = tuple(ToolResult(result.tool_call_id or "", name, result.content) for result, name in pairs)
         return EnvStep("\n".join(message.content for message in said or results), tuple(new), tool_results=told)
 
-    def _render(self, request: ChatRequest) -> list[int]:
+    async def _render(self, request: ChatRequest) -> list[int]:
         """Returns the ids of what the agent sent; raises RequestRefused if the chat format cannot render it."""
         if request.messages[-1].role == "assistant":
             raise RequestRefused("the last message is the assistant's: no agent starts a reply", "no_prefill")
         try:
-            return self.renderer.render(request.messages, request.tools)
+            return await self._render_prompt(request.messages, request.tools)
         except RenderError as error:
             raise RequestRefused(f"these messages cannot be rendered: {error}", "not_renderable") from error
 
