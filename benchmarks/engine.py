@@ -133,7 +133,7 @@ def ours(folder: Path, backend: str, dtype: str, threads: int | None) -> Iterato
         runner.run(engine.close())
 
 
-def timed(work: Callable[[Job], object]) -> Play:
+def measured_player(work: Callable[[Job], object]) -> Play:
     """Returns a player that measures `work`."""
 
     def play(job: Job) -> tuple[float, float]:
@@ -155,7 +155,7 @@ def generate(model: Any) -> Play:
         config = GenerationConfig(max_new_tokens=max(job.max_tokens), eos_token_id=None, **UNCHANGED)
         model.generate(ids, attention_mask=mask, generation_config=config)
 
-    return timed(work)
+    return measured_player(work)
 
 
 def generate_batch(model: Any) -> Play:
@@ -171,7 +171,7 @@ def generate_batch(model: Any) -> Play:
         if sum(len(reply.generated_tokens) for reply in replies.values()) != mean * len(job.prompts):
             raise RuntimeError("generate_batch lost requests")
 
-    return timed(work)
+    return measured_player(work)
 
 
 @contextmanager
@@ -208,7 +208,7 @@ def vllm(python: str, folder: Path, mode: str, dtype: str, longest: int) -> Iter
 
 def best_s(work: Callable[[], object], repeats: int = 5) -> float:
     """Returns the fewest CPU seconds of `repeats` after one to warm up."""
-    return min(timed(lambda _: work())(Job([], []))[1] for _ in range(repeats + 1))
+    return min(measured_player(lambda _: work())(Job([], []))[1] for _ in range(repeats + 1))
 
 
 def machine_rates(dtype: torch.dtype) -> tuple[float, float]:

@@ -22,7 +22,7 @@ class Shape:
     vocab_size: int
     context_window: int = 1024
     head_width: int | None = None
-    """None divides the width by the number of heads."""
+    """The width of a head; None divides the width by their number."""
 
     def save(self, folder: Path) -> int:
         """Saves a random model and returns the number of its parameters."""

@@ -106,14 +106,14 @@ def report(config: TrainConfig, result: TrainResult, *, as_json: bool) -> int:
         say(f"  ended before step {config.steps}: {reason}")
     for name, path in files.items():
         say(f"  {name:<11}{path}")
-    if result.interrupted:
+    if result.end == "interrupted":
         fail(f"interrupted after step {result.steps}; the same command with --resume --output {folder} goes on")
     else:
         evals = _eval_commands(config, result.checkpoint)
         say(f"try next: {'   '.join([f'agentgym view {folder}', f'agentgym verify {folder}', *evals])}")
     if as_json:
         show_json(_as_json(result, files))
-    return 130 if result.interrupted else 0
+    return 130 if result.end == "interrupted" else 0
 
 
 def _early_end(config: TrainConfig, result: TrainResult) -> str:
@@ -193,6 +193,6 @@ def _as_json(result: TrainResult, files: dict[str, str]) -> dict[str, JSON]:
         "train_s": round(result.train_s, 1),
         "peak_memory_mb": round(result.peak_memory_mb),
         "end": result.end,
-        "interrupted": result.interrupted,
+        "interrupted": result.end == "interrupted",
         "files": dict(files),
     }

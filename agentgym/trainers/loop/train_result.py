@@ -28,8 +28,3 @@ class TrainResult:
     """The seconds of playing and learning since the run began, without evaluations."""
     peak_memory_mb: float
     end: RunEnd = "steps"
-
-    @property
-    def interrupted(self) -> bool:
-        """True if the run may go on: an interrupt ended it."""
-        return self.end == "interrupted"

@@ -296,7 +296,7 @@ def test_a_solved_run_ends_as_after_its_last_step(quick: TrainConfig, train: Tra
     )
     result, _ = train(config, tmp_path / "run")
     assert result.steps == 2 and result.after is not None and result.after.success == 1.0
-    assert result.checkpoint is not None and not result.interrupted
+    assert result.checkpoint is not None and result.end == "solved"
 
 
 @pytest.mark.parametrize("max_staleness", [0, 2])

@@ -52,12 +52,12 @@ def row_product(x_NI: Tensor, weight_OI: Tensor, added_NO: Tensor | None = None)
     """Computes `x @ weight.T`, plus `added`, `[N, O]`; `N` is at least `MIN_ROWS`."""
     kernel = _kernel_for(x_NI)
     if kernel is None or x_NI.shape[1] * x_NI.element_size() % _UNIT_BYTES:
-        return _uncompiled(x_NI, weight_OI, added_NO)
+        return _product_without_kernel(x_NI, weight_OI, added_NO)
     x_NI = x_NI.contiguous()
     out_NO = x_NI.new_empty(x_NI.shape[0], weight_OI.shape[0])
     added = None if added_NO is None else added_NO.contiguous()
     kernel.multiply(
-        *_described(weight_OI),
+        *_weight_arguments(weight_OI),
         _packed_copy(weight_OI, kernel),
         x_NI.data_ptr(),
         len(x_NI),
@@ -68,12 +68,12 @@ def row_product(x_NI: Tensor, weight_OI: Tensor, added_NO: Tensor | None = None)
     return out_NO
 
 
-def _described(weight_OI: Tensor) -> tuple[int, int, int, int, int]:
+def _weight_arguments(weight_OI: Tensor) -> tuple[int, int, int, int, int]:
     (num_outputs, num_inputs), (output_stride, input_stride) = weight_OI.shape, weight_OI.stride()
     return weight_OI.data_ptr(), num_outputs, num_inputs, output_stride, input_stride
 
 
-def _uncompiled(x_NI: Tensor, weight_OI: Tensor, added_NO: Tensor | None) -> Tensor:
+def _product_without_kernel(x_NI: Tensor, weight_OI: Tensor, added_NO: Tensor | None) -> Tensor:
     if not _onednn_computes(x_NI):
         product_NO = x_NI.mm(weight_OI.t())
         return product_NO if added_NO is None else added_NO + product_NO
@@ -180,7 +180,7 @@ def _packed_copy(weight_OI: Tensor, kernel: _Kernel) -> int | None:
     if kept is None:
         return None
     if kept.version != weight_OI._version:
-        kernel.pack(*_described(weight_OI), kept.numbers.data_ptr())
+        kernel.pack(*_weight_arguments(weight_OI), kept.numbers.data_ptr())
         kept.version = weight_OI._version
     return kept.numbers.data_ptr()
 
