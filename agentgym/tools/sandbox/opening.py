@@ -5,11 +5,11 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 
 from agentgym.errors import ConfigError, SandboxError, UnknownName, nearest
 from agentgym.tools.sandbox.bare import BareSubprocess
-from agentgym.tools.sandbox.docker import DockerSandbox
 from agentgym.tools.sandbox.protocol import Sandbox, SandboxLimits
 from agentgym.tools.sandbox.served import ServedSandbox
 
@@ -67,7 +67,11 @@ def open_sandbox(
 
 
 def _open_backend(name: str, limits: SandboxLimits, packages: Sequence[Path], image: str | None) -> Sandbox:
-    return DockerSandbox(limits, packages, image) if name == "docker" else ServedSandbox(name, limits, packages)
+    if name != "docker":
+        return ServedSandbox(name, limits, packages)
+    docker = import_module("agentgym.tools.sandbox.docker")  # its libraries take a tenth of a second
+    sandbox: Sandbox = docker.DockerSandbox(limits, packages, image)
+    return sandbox
 
 
 def sandbox_faults() -> dict[str, str | None]:
