@@ -15,7 +15,7 @@ from agentgym.cli.options import parse_options
 from agentgym.cli.run_folder import renderer_of_run
 from agentgym.cli.terminal import say, show_json
 from agentgym.errors import RunFolderError
-from agentgym.viewer import TokenText, read_run, write_report
+from agentgym.viewer import RunData, TokenText, read_run, write_report
 
 __all__ = ["main"]
 
@@ -39,10 +39,10 @@ class ViewOptions:
 def main(args: Sequence[str]) -> int:
     """Runs `agentgym view ...`."""
     options = parse_options(ViewOptions, args, prog="agentgym view")
-    read_run(options.run)  # reports a fault of the folder before one of its tokenizer
+    data = read_run(options.run)  # reports a fault of the folder before one of its tokenizer
     renderer = renderer_of_run(options.run, options.tokenizer)
     try:
-        path = _write(options, None if renderer is None else renderer.tokenizer.backend)
+        path = _write(options, data, None if renderer is None else renderer.tokenizer.backend)
     except OSError as error:
         raise RunFolderError(f"cannot write the report of {str(options.run)!r}: {error.strerror or error}") from error
     say(f"report: {path}")
@@ -56,8 +56,8 @@ def main(args: Sequence[str]) -> int:
     return 0
 
 
-def _write(options: ViewOptions, backend: Tokenizer | None) -> Path:
+def _write(options: ViewOptions, data: RunData, backend: Tokenizer | None) -> Path:
     if backend is None:
-        return write_report(options.run, max_episodes=options.max_episodes)
+        return write_report(data, max_episodes=options.max_episodes)
     text = TokenText(backend)
-    return write_report(options.run, decode_token=text, special_ids=text.special_ids, max_episodes=options.max_episodes)
+    return write_report(data, decode_token=text, special_ids=text.special_ids, max_episodes=options.max_episodes)

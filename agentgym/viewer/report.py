@@ -61,7 +61,7 @@ class _Block:
 
 
 def write_report(
-    run: Path,
+    run: Path | RunData,
     *,
     decode_token: Callable[[int], str] | None = None,
     special_ids: Collection[int] = (),
@@ -70,12 +70,14 @@ def write_report(
 ) -> Path:
     """Writes `report.html` into the run folder and returns its path; the page needs no network and no other file.
 
+    `run` is the folder, or what `read_run` returned for it.
     `decode_token` gives the text of one id (a `TokenText`); without it the page shows ids. Tokens in
     `special_ids`, and those that look like a chat format's marks, are shown as special. At most `max_episodes`
     episodes are embedded token by token, in at most `max_bytes` of the page together; the page says how many were
     left out. Raises RunFolderError when the folder is missing, empty or half written.
     """
-    data = read_run(run)
+    data = run if isinstance(run, RunData) else read_run(run)
+    run = data.path
     blocks, token_ids = _episode_blocks(data, choose(data.episodes, max_episodes), max_bytes)
     texts = {token_id: decode_token(token_id) if decode_token else f"⟨{token_id}⟩" for token_id in sorted(token_ids)}
     special = [i for i, text in texts.items() if i in special_ids or (decode_token and looks_special(text))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from agentgym.types import JSON
 
 __all__ = ["EpisodeSummary", "EvaluationPoint", "JSONObject", "RunData", "read_episode", "read_run"]
 
+_UNREAD = re.compile(rb'"(logprobs|policy_versions|advantages)":\[[-+.0-9eE,\[\]]*\]')
+"""The lists of numbers in an episode that no summary needs; inside a string each quote would follow a backslash."""
 JSONObject: TypeAlias = Mapping[str, JSON]
 
 
@@ -104,7 +107,7 @@ def read_run(run: Path) -> RunData:
             "wait for the run's first step, or pass another folder"
         )
     metrics = tuple(_finite(record) for _, _, record in _objects(paths[0]))
-    episodes = tuple(_summary(paths[1], line, offset, record) for line, offset, record in _objects(paths[1]))
+    episodes = tuple(_summary(paths[1], line, offset, record) for line, offset, record in _objects(paths[1], _UNREAD))
     return RunData(run, metrics, episodes, _repeat_scores(run / "result.json"))
 
 
@@ -127,15 +130,18 @@ def read_episode(file: BinaryIO, summary: EpisodeSummary) -> JSONObject:
     return record
 
 
-def _objects(path: Path) -> Iterator[tuple[int, int, JSONObject]]:
-    """Yields line number, byte offset and object of each line; nothing for an absent file."""
+def _objects(path: Path, unread: re.Pattern[bytes] | None = None) -> Iterator[tuple[int, int, JSONObject]]:
+    """Yields line number, byte offset and object of each line; nothing for an absent file.
+
+    The lists that `unread` matches after their names are empty.
+    """
     if not path.is_file():
         return
     offset = 0
     with path.open("rb") as file:
         for line, raw in enumerate(file, 1):
             try:
-                record: JSON = json.loads(raw)
+                record: JSON = json.loads(unread.sub(rb'"\1":[]', raw) if unread else raw)
             except (json.JSONDecodeError, UnicodeDecodeError) as error:
                 raise RunFolderError(
                     f"{path}, line {line} is not JSON ({error}); one whole JSON object a line was wanted: the run is "
@@ -174,6 +180,7 @@ def _read_summary(line: int, offset: int, record: JSONObject) -> EpisodeSummary:
     turns = objects(record["turns"])
     messages = [_object(turn["message"]) for turn in turns]
     spans = [span for row in objects(record["rows"]) for span in objects(row["spans"])]
+    lengths = [(span["source"], _length(span["ids"])) for span in spans]
     counted = {} if spans else _object(record["metrics"])  # a chat endpoint's counts, where no ids are held
     num_replied = _count(counted.get("completion_tokens"))
     reward, success, step, member = record["reward"], record["success"], record["step"], record["member"]
@@ -194,8 +201,8 @@ def _read_summary(line: int, offset: int, record: JSONObject) -> EpisodeSummary:
         reward=None if reward is None else float(reward),
         success=None if success is None else bool(success),
         num_turns=len(turns),
-        num_tokens=sum(_length(span["ids"]) for span in spans) + _count(counted.get("prompt_tokens")) + num_replied,
-        num_trained_tokens=sum(_length(span["ids"]) for span in spans if span["source"] == "policy") + num_replied,
+        num_tokens=sum(length for _, length in lengths) + _count(counted.get("prompt_tokens")) + num_replied,
+        num_trained_tokens=sum(length for source, length in lengths if source == "policy") + num_replied,
         num_malformed_calls=sum("raw" in call for message in messages for call in objects(message["tool_calls"])),
     )
 
