@@ -6,7 +6,8 @@ import functools
 import json
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -19,6 +20,9 @@ __all__ = ["LONG_TEXT", "ChatTokenizer", "HoldsTokenizer", "read_json_object"]
 
 LONG_TEXT = 4096
 """The characters (or ids) from which on the work on a text lets other threads go on meanwhile."""
+MEMO_TEXT, MEMO_TEXTS = 1024, 2048
+"""The characters of a text whose ids are remembered, and the number of such texts, at most: episodes of one task share
+their prompts and many answers."""
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -37,6 +41,15 @@ class HoldsTokenizer(Protocol):
     @property
     def chat_template(self) -> object:
         """The Jinja source, or sources by name."""
+
+
+class _Memo(dict[str, tuple[int, ...]]):
+    """The ids of texts that were encoded before, while `is_used`; empty after pickling or copying."""
+
+    is_used = False
+
+    def __reduce__(self) -> tuple[type[_Memo], tuple[()]]:
+        return _Memo, ()
 
 
 class _OneAtATime:
@@ -75,6 +88,7 @@ class ChatTokenizer:
     """Texts that end a reply, besides the one that the template puts there."""
     name: str = "tokenizer"
     """The tokenizer's name in messages."""
+    _memo: _Memo = field(default_factory=_Memo, init=False, repr=False, compare=False)
     lock: _OneAtATime = field(default_factory=_OneAtATime, init=False, repr=False, compare=False)
     """The lock to hold while using `backend`."""
 
@@ -99,13 +113,31 @@ class ChatTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of `text`; a spelled added token becomes its id. Raises RenderError if that fails."""
+        ids = self._memo.get(text)
+        if ids is not None:  # never without `remember_texts`
+            return list(ids)
         try:
             if len(text) > LONG_TEXT:
-                return list(self.backend.encode_batch([text], add_special_tokens=False)[0].ids)
+                return list(self.backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
             with self.lock:
-                return list(self.backend.encode(text, add_special_tokens=False).ids)
+                found = list(self.backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
         except Exception as error:
             raise self._encode_error(text, error) from error
+        if self._memo.is_used and len(text) <= MEMO_TEXT:
+            if len(self._memo) >= MEMO_TEXTS:
+                self._memo.clear()
+            self._memo[text] = tuple(found)
+        return found
+
+    @contextmanager
+    def remember_texts(self) -> Iterator[None]:
+        """Encodes equal short texts once inside the context, for work on the records of many equal tasks."""
+        self._memo.is_used = True
+        try:
+            yield
+        finally:
+            self._memo.is_used = False
+            self._memo.clear()
 
     def encode_plain(self, text: str) -> list[int]:
         """Returns the ids of `text` without added tokens, whatever it spells. Raises RenderError as `encode` does."""

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from agentgym.chat_templates.marks import Marks
 from agentgym.chat_templates.tokenizer import ChatTokenizer
 
-__all__ = ["PromptEnd", "opens_reasoning"]
+__all__ = ["REACH", "PromptEnd", "opens_reasoning"]
 
+MAX_KNOWN = 1024
+"""The ends of prompts that are remembered."""
 REACH = 48
 """The number of ids read at a prompt's end: more than any template puts before a reply."""
 
@@ -23,6 +25,7 @@ class PromptEnd:
     def __init__(self, tokenizer: ChatTokenizer, marks: Marks, thinking: tuple[str, str]) -> None:
         self._tokenizer = tokenizer
         self._thinking = thinking
+        self._known: dict[tuple[int, ...], bool] = {}
         own = "".join(thinking)
         self._frames = frozenset(index for text, index in marks.ids.items() if text not in own)
 
@@ -34,8 +37,17 @@ class PromptEnd:
         tail = list(prompt[-REACH:])
         for place in range(len(tail), 0, -1):
             if tail[place - 1] in self._frames:
-                return opens_reasoning(self._tokenizer.decode(tail[place:]), self._thinking)
+                return self._opens_after(tuple(tail[place:]))
         return None
+
+    def _opens_after(self, ids: tuple[int, ...]) -> bool:
+        """Returns True if the text of these ids leaves reasoning open."""
+        opened = self._known.get(ids)
+        if opened is None:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            opened = self._known[ids] = opens_reasoning(self._tokenizer.decode(ids), self._thinking)
+        return opened
 
 
 def opens_reasoning(text: str, thinking: tuple[str, str]) -> bool:

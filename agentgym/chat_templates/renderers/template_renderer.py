@@ -167,8 +167,12 @@ class TemplateRenderer:
 
         `tools` are those that the model was shown, `prompt` is what it was sampled on: by default, a question.
         """
+        return self._reader.parse(ids, ReplyContext(tools, self.in_reasoning(prompt)))
+
+    def in_reasoning(self, prompt: Sequence[int]) -> bool:
+        """Returns True if a reply to the prompt begins inside reasoning, which is all that `parse` reads of it."""
         opened = self._prompt_end.opens(prompt)
-        return self._reader.parse(ids, ReplyContext(tools, self._in_reasoning if opened is None else opened))
+        return self._in_reasoning if opened is None else opened
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the ids' text, special tokens included; ids out of range give none."""

@@ -2,93 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain, pairwise
-from typing import Any, TypeAlias
+from itertools import pairwise
+from typing import TypeAlias
 
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.errors import InvalidTrajectory, RenderError
+from agentgym.evaluation.run_check.basis import Basis, Record
 from agentgym.rollout.hosting.answer import plain_answers
 from agentgym.rollout.record.episode_digests import credit_digest, mask_runs, row_digest
-from agentgym.rollout.record.episodes_file import EpisodeRecord, message_from_json, record_from_json
+from agentgym.rollout.record.episodes_file import message_from_json
 from agentgym.rollout.record.ledger import Ledger, Violation
-from agentgym.rollout.record.tools_file import Menus, menu_digest
 from agentgym.trajectory import Status
-from agentgym.types import Message, ToolResult, ToolSpec
+from agentgym.types import Message, ToolResult
 
-__all__ = ["CHECKS", "Basis", "Record", "by_endpoint", "first_difference"]
-
-MAX_PROMPTS = 256
-Record: TypeAlias = Mapping[str, Any]
-"""A line of `episodes.jsonl` that is not validated yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class Basis:
-    """The reference that records are compared with: the run's chat format, if any, and its tool sets by digest."""
-
-    renderer: Renderer | None = None
-    menus: Menus = field(default_factory=dict)
-    max_staleness: int | None = None
-    """The number of updates by which a training run's tokens may be older than its weights; None for other runs."""
-    _prompts: dict[tuple[str, str], list[int]] = field(default_factory=dict)
-    _newest: list[tuple[Record, EpisodeRecord]] = field(default_factory=list)
-
-    def tools(self, record: Record, row: int) -> tuple[ToolSpec, ...]:
-        """Returns the tools that the model was shown; none if the record names none."""
-        return self.menus.get(record["rows"][row].get("tools", ""), ())
-
-    def episode(self, record: Record) -> EpisodeRecord:
-        """Returns the episode of a record; the newest one is cached. Raises InvalidTrajectory."""
-        if not self._newest or self._newest[0][0] is not record:
-            self._newest[:] = [(record, record_from_json(record, self.menus))]
-        return self._newest[0][1]
-
-    def prompt(self, record: Record, row: int) -> Sequence[int]:
-        """Returns the render of a row's messages and tools; raises RenderError.
-
-        The last ones are cached, because the episodes of a group have the same.
-        """
-        assert self.renderer is not None
-        stored = record["rows"][row]
-        key = (json.dumps(stored["messages"]), str(stored.get("tools")))
-        ids = self._prompts.get(key)
-        if ids is None:
-            messages = [message_from_json(message) for message in stored["messages"]]
-            ids = self.renderer.render(messages, self.tools(record, row))
-            if len(self._prompts) >= MAX_PROMPTS:
-                self._prompts.clear()
-            self._prompts[key] = ids
-        return ids
-
+__all__ = ["CHECKS", "by_endpoint", "first_difference"]
 
 Check: TypeAlias = Callable[[Ledger, int, Record, Basis], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """A span with its position: `turn` is that of the last reply up to here, -1 before the first."""
-
-    row: int
-    turn: int
-    start: int
-    source: str
-    ids: list[int]
-    raw: Record
-
-
-def _spans(record: Record) -> Iterator[_Span]:
-    turn = -1
-    for row, stored in enumerate(record["rows"]):
-        start = 0
-        for raw in stored["spans"]:
-            turn += raw["source"] == "policy"
-            yield _Span(row, turn, start, raw["source"], raw["ids"], raw)
-            start += len(raw["ids"])
 
 
 def first_difference(ids: Sequence[object], others: Sequence[object]) -> int:
@@ -125,7 +57,7 @@ def _check_spans(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
         ledger.check("spans", problem)
 
 
-def _check_digests(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
+def _check_digests(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
     for row, stored in enumerate(record["rows"]):
         wanted, given = mask_runs(stored["spans"]), stored.get("mask")
         problem = None
@@ -134,7 +66,7 @@ def _check_digests(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
         elif given != wanted:
             token = first_difference(_bits(given), _bits(wanted))
             said = "a bit differs from the token's provenance"
-            problem = Violation(line, row, _turn_at(record, row, token), token, said)
+            problem = Violation(line, row, _turn_at(record, row, token, basis), token, said)
         ledger.check("mask", problem)
         given = stored.get("digest")
         problem = None
@@ -149,15 +81,20 @@ def _bits(runs: Sequence[Sequence[int]]) -> list[int]:
     return [bit for bit, length in runs for _ in range(length)]
 
 
-def _turn_at(record: Record, row: int, token: int) -> int | None:
-    turns = [span.turn for span in _spans(record) if span.row == row and span.start <= token]
+def _turn_at(record: Record, row: int, token: int, basis: Basis) -> int | None:
+    turns = [span.turn for span in basis.spans(record) if span.row == row and span.start <= token]
     return turns[-1] if turns and turns[-1] >= 0 else None
 
 
 def _check_samples(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
     last_version = 0
     least, most = _version_bounds(record, basis.max_staleness)
-    for span in _spans(record):
+    for span in basis.spans(record):
+        if _is_well_sampled(span.raw, max(least, last_version), most):
+            last_version = span.raw["policy_versions"][-1]
+            ledger.check("logprobs", None)
+            ledger.check("versions", None)
+            continue
         logprobs, versions = span.raw.get("logprobs"), span.raw.get("policy_versions")
         at = partial(Violation, line, span.row, span.turn if span.turn >= 0 else None)
         if span.source != "policy":
@@ -190,6 +127,20 @@ def _check_samples(ledger: Ledger, line: int, record: Record, basis: Basis) -> N
         ledger.check("versions", problem)
 
 
+def _is_well_sampled(span: Record, least: float, most: float) -> bool:
+    """Returns True for a reply with a valid logprob and the same valid version for each id: the usual case, quickly.
+
+    A finite sum has no part that is not finite.
+    """
+    logprobs, versions = span.get("logprobs"), span.get("policy_versions")
+    if span["source"] != "policy" or not logprobs or not versions:
+        return False
+    number = len(span["ids"])
+    if len(logprobs) != number or len(versions) != number or versions.count(versions[0]) != number:
+        return False
+    return math.isfinite(sum(logprobs)) and max(logprobs) <= 1e-6 and least <= versions[0] <= most
+
+
 def _version_bounds(record: Record, max_staleness: int | None) -> tuple[float, float]:
     """Returns the least and the greatest policy version with which an episode of a training run may be sampled."""
     if max_staleness is None:
@@ -209,16 +160,18 @@ def _check_ids(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
     if renderer is None:
         return
     size, stops = renderer.vocab_size, set(renderer.stop_ids)
-    rows = [list(chain.from_iterable(raw["ids"] for raw in row["spans"])) for row in record["rows"]]
-    for span in _spans(record):
+    is_by_endpoint = by_endpoint(record)
+    for span in basis.spans(record):
         at = partial(Violation, line, span.row, span.turn if span.turn >= 0 else None)
-        bad = next((i for i, token in enumerate(span.ids) if not 0 <= token < size), None)
+        bad = None
+        if span.ids and not 0 <= min(span.ids) <= max(span.ids) < size:
+            bad = next((i for i, token in enumerate(span.ids) if not 0 <= token < size), None)
         said = f"id {span.ids[bad]} is outside of the vocabulary of {size}" if bad is not None else ""
         ledger.check("vocabulary", None if bad is None else at(token=span.start + bad, problem=said))
         if span.source != "policy":
             continue
         turn = record["turns"][span.turn]
-        ends = [index for index, token in enumerate(span.ids) if token in stops]
+        ends = [] if stops.isdisjoint(span.ids) else [i for i, token in enumerate(span.ids) if token in stops]
         ended = turn["finish_reason"] == "stop"
         problem = None
         if ended and ends[-1:] != [len(span.ids) - 1]:
@@ -226,12 +179,22 @@ def _check_ids(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
         elif len(ends) > ended:
             problem = at(token=span.start + ends[0], problem="a stop id is inside the reply")
         ledger.check("stop_token", problem)
-        if by_endpoint(record):
+        if is_by_endpoint:
             continue
-        parsed = renderer.parse(span.ids, basis.tools(record, span.row), rows[span.row][: span.start])
-        recorded = message_from_json(turn["message"])
-        said = f"the ids parse to {_short(parsed)}, recorded is {_short(recorded)}"
-        ledger.check("reply", None if parsed == recorded else at(token=span.start, problem=said))
+        parsed = basis.reply(record, span)
+        recorded = _recorded_reply(record, span.turn, basis)
+        problem = None
+        if parsed != recorded:
+            said = f"the ids parse to {_short(parsed)}, recorded is {_short(recorded)}"
+            problem = at(token=span.start, problem=said)
+        ledger.check("reply", problem)
+
+
+def _recorded_reply(record: Record, turn: int, basis: Basis) -> Message:
+    try:
+        return basis.episode(record).trajectory.turns[turn].message
+    except InvalidTrajectory:  # the property `trajectory` reports it
+        return message_from_json(record["turns"][turn]["message"])
 
 
 def _short(message: Message) -> str:
@@ -244,9 +207,9 @@ def _check_tools(ledger: Ledger, line: int, record: Record, basis: Basis) -> Non
         digest = stored.get("tools")
         if digest is None:
             continue
-        menu = basis.menus.get(digest)
-        said = "" if menu is not None else f"tools.jsonl has no tools {digest}"
-        if menu is not None and menu_digest(menu) != digest:
+        is_known = digest in basis.menus
+        said = "" if is_known else f"tools.jsonl has no tools {digest}"
+        if is_known and not basis.has_sound_menu(digest):
             said = f"the tools under {digest} in tools.jsonl are not those that were shown"
         ledger.check("tools", Violation(line, row, problem=said) if said else None)
 
@@ -262,9 +225,11 @@ def _check_prompts(ledger: Ledger, line: int, record: Record, basis: Basis) -> N
         except RenderError as error:
             ledger.check("prompt", Violation(line, row, problem=f"the recorded messages cannot be rendered: {error}"))
             continue
-        token = first_difference(ids, wanted)
-        said = "the prompt is not the render of the recorded messages and tools"
-        ledger.check("prompt", None if ids == wanted else Violation(line, row, token=token, problem=said))
+        problem = None
+        if ids != wanted:
+            said = "the prompt is not the render of the recorded messages and tools"
+            problem = Violation(line, row, token=first_difference(ids, wanted), problem=said)
+        ledger.check("prompt", problem)
 
 
 def _check_prefix(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
@@ -272,7 +237,7 @@ def _check_prefix(ledger: Ledger, line: int, record: Record, basis: Basis) -> No
     if renderer is None or by_endpoint(record):
         return
     ids: list[int] = []
-    for span in _spans(record):
+    for span in basis.spans(record):
         if span.source == "prompt":
             ids = []
         if span.source == "env":
@@ -348,7 +313,7 @@ def _check_outcome(ledger: Ledger, line: int, record: Record, basis: Basis) -> N
     ledger.check("reward", Violation(line, problem=said) if said else None)
 
 
-def _check_advantages(ledger: Ledger, line: int, record: Record, _: Basis) -> None:
+def _check_advantages(ledger: Ledger, line: int, record: Record, basis: Basis) -> None:
     rows = record["advantages"]
     sealed = record.get("credit") == credit_digest([turn["reward"] for turn in record["turns"]], rows)
     said = "a turn's reward or an advantage is not the one that was written"
@@ -358,14 +323,14 @@ def _check_advantages(ledger: Ledger, line: int, record: Record, _: Basis) -> No
         return
     problem = None
     lengths = [0] * len(record["rows"])
-    for span in _spans(record):
+    for span in basis.spans(record):
         lengths[span.row] += len(span.ids) if span.source == "policy" else 0
     if [len(row) for row in rows] != lengths:
         said = f"{[len(row) for row in rows]} advantages a row for {lengths} sampled ids"
         problem = Violation(line, first_difference([len(row) for row in rows], lengths), problem=said)
-    elif not all(math.isfinite(value) for row in rows for value in row):
+    elif not all(math.isfinite(sum(row)) or all(map(math.isfinite, row)) for row in rows):
         problem = Violation(line, problem="an advantage is not finite")
-    elif not Status(record["status"]).trainable and any(value for row in rows for value in row):
+    elif not Status(record["status"]).trainable and any(map(any, rows)):
         problem = Violation(line, problem=f"an episode that failed ({record['status']}) has advantages")
     ledger.check("advantages", problem)
 

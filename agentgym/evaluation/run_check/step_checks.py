@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentgym.evaluation.run_check.record_checks import Record
+from agentgym.evaluation.run_check.basis import Record
 from agentgym.evaluation.scores.statistics import FAILED_CALLS
 from agentgym.rollout.record.episode_digests import is_trained
 from agentgym.rollout.record.ledger import Ledger, Violation
@@ -55,7 +55,7 @@ class _Step:
             return
         counts["left_out"] += record["advantages"] is None
         counts["kept_turns"] += len(turns)
-        if any(value for row in record["advantages"] or () for value in row):
+        if any(map(any, record["advantages"] or ())):
             self.live.add(record["group"])
         self.rewards.append(record["reward"])
         self.successes.append(bool(record["success"]))

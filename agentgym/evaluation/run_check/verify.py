@@ -11,7 +11,8 @@ from typing import Protocol
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.envs.base.multi_agent import SELF
 from agentgym.errors import RunFolderError
-from agentgym.evaluation.run_check.record_checks import CHECKS, Basis, Record, by_endpoint, first_difference
+from agentgym.evaluation.run_check.basis import Basis, Record
+from agentgym.evaluation.run_check.record_checks import CHECKS, by_endpoint, first_difference
 from agentgym.evaluation.run_check.run_checks import (
     EPISODES,
     METRICS,
@@ -21,6 +22,7 @@ from agentgym.evaluation.run_check.run_checks import (
     max_staleness_of,
 )
 from agentgym.evaluation.run_check.step_checks import StepChecks
+from agentgym.rollout.hosting.gc_pause import young_garbage_only
 from agentgym.rollout.record.episodes_file import EpisodeRecord
 from agentgym.rollout.record.ledger import Ledger, Property, Violation
 from agentgym.rollout.record.tools_file import read_menus
@@ -187,23 +189,21 @@ def verify_run(
     across, steps = _Across(), StepChecks()
     chains = {name: ChainCheck(name) for name in (EPISODES, METRICS)}
     whole = RunChecks(run, ledger, chains)
-    num_episodes = num_tokens = num_without_ids = 0
-    is_served = False
-    for line, record in _records(path, ledger, chains[EPISODES]):
-        num_episodes += 1
-        try:
-            num_tokens += sum(len(span["ids"]) for row in record["rows"] for span in row["spans"])
-            is_served |= by_endpoint(record)
-            num_without_ids += bool(by_endpoint(record) and record["turns"] and not record["rows"])
-            for check in CHECKS:
-                check(ledger, line, record, basis)
-            across.add(ledger, line, record)
-            steps.add(record)
-            for recomputation in recomputations:
-                recomputation.add(ledger, line, basis.episode(record))
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            # The line is JSON and yet no episode: that is a finding, not a reason to crash.
-            ledger.fail("readable", Violation(line, problem=f"this is no episode: {type(error).__name__}: {error}"))
+    counts = _Counts()
+    with basis.remember_texts(), young_garbage_only():
+        for line, record in _records(path, ledger, chains[EPISODES]):
+            counts.episodes += 1
+            try:
+                counts.add(record, basis)
+                for check in CHECKS:
+                    check(ledger, line, record, basis)
+                across.add(ledger, line, record)
+                steps.add(record)
+                for recomputation in recomputations:
+                    recomputation.add(ledger, line, basis.episode(record))
+            except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+                # The line is JSON and yet no episode: that is a finding, not a reason to crash.
+                ledger.fail("readable", Violation(line, problem=f"this is no episode: {type(error).__name__}: {error}"))
     across.close(ledger)
     for line, raw in _lines(run / METRICS):
         chains[METRICS].add(ledger, line, raw)
@@ -215,8 +215,25 @@ def verify_run(
     for recomputation in recomputations:
         recomputation.close(ledger)
     properties = (*PROPERTIES, *(entry for recomputation in recomputations for entry in recomputation.properties))
-    verdicts = tuple(_verdict(entry, ledger, renderer is None, is_served) for entry in properties)
-    return VerifyReport(run, num_episodes, num_tokens, verdicts, num_without_ids, whole.digest)
+    verdicts = tuple(_verdict(entry, ledger, renderer is None, counts.is_served) for entry in properties)
+    return VerifyReport(run, counts.episodes, counts.tokens, verdicts, counts.without_ids, whole.digest)
+
+
+@dataclass(slots=True)
+class _Counts:
+    """The numbers of the records so far."""
+
+    episodes: int = 0
+    tokens: int = 0
+    without_ids: int = 0
+    is_served: bool = False
+    """True if a chat endpoint played an episode."""
+
+    def add(self, record: Record, basis: Basis) -> None:
+        self.tokens += sum([len(span.ids) for span in basis.spans(record)])
+        if by_endpoint(record):
+            self.is_served = True
+            self.without_ids += bool(record["turns"] and not record["rows"])
 
 
 def _episodes_of(run: Path) -> Path:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+from array import array
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from itertools import groupby
 from typing import Any
-
-import numpy as np
 
 __all__ = ["credit_digest", "is_trained", "mask_runs", "row_digest"]
 
@@ -38,14 +38,15 @@ def row_digest(spans: Sequence[Mapping[str, Any]]) -> str:
     Hashed in this order, little-endian: every id (int64), its source (uint8: prompt 0, policy 1, env 2), every logprob
     (float64, as stored), every version (int64). The experts of a mixture, as stored, follow as text if there are any.
     """
+    ids, sources, logprobs, versions = array("q"), bytearray(), array("d"), array("q")
+    for span in spans:
+        ids.extend(span["ids"])
+        sources += bytes([_SOURCES.index(span["source"])]) * len(span["ids"])
+        logprobs.extend(span.get("logprobs") or ())
+        versions.extend(span.get("policy_versions") or ())
     digest = blake2b(digest_size=16)
-    for span in spans:
-        digest.update(np.asarray(span["ids"], "<i8").tobytes())
-    for span in spans:
-        digest.update(bytes([_SOURCES.index(span["source"])]) * len(span["ids"]))
-    for name, kind in (("logprobs", "<f8"), ("policy_versions", "<i8")):
-        for span in spans:
-            digest.update(np.asarray(span.get(name) or (), kind).tobytes())
+    for values in (ids, sources, logprobs, versions):
+        digest.update(_little_endian(values))
     for span in spans:
         if "experts" in span:
             digest.update(json.dumps(span["experts"], sort_keys=True).encode())
@@ -63,12 +64,19 @@ def credit_digest(rewards: Sequence[float | None], advantages: Sequence[Sequence
 
     def add(values: Sequence[float | None], kind: str) -> None:
         known = [math.nan if value is None else value for value in values] if None in values else values
-        digest.update(np.asarray(known, kind).tobytes())
+        digest.update(_little_endian(array(kind, known)))
 
-    add([len(rewards)], "<i8")
-    add(rewards, "<f8")
-    add([-1 if advantages is None else len(advantages)], "<i8")
+    add([len(rewards)], "q")
+    add(rewards, "d")
+    add([-1 if advantages is None else len(advantages)], "q")
     for row in advantages or ():
-        add([len(row)], "<i8")
-        add(row, "<f8")
+        add([len(row)], "q")
+        add(row, "d")
     return digest.hexdigest()
+
+
+def _little_endian(values: array[Any] | bytearray) -> array[Any] | bytearray:
+    """Returns the numbers, whose order of bytes is changed in place if this machine has another one."""
+    if sys.byteorder == "big" and isinstance(values, array):
+        values.byteswap()
+    return values

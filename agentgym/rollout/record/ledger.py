@@ -62,7 +62,10 @@ class Ledger:
 
     def tally(self, name: str) -> PropertyTally:
         """Returns the tally of a property, empty at first."""
-        return self._tallies.setdefault(name, PropertyTally())
+        tally = self._tallies.get(name)
+        if tally is None:
+            tally = self._tallies[name] = PropertyTally()
+        return tally
 
     def check(self, name: str, problem: Violation | None) -> None:
         """Counts one check, failed if there is a problem."""

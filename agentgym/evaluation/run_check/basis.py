@@ -1,0 +1,143 @@
+"""The reference that records are compared with; what equal records share is computed once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
+from typing import Any, NamedTuple, TypeAlias
+
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.chat_templates.renderers.prompt_end import REACH
+from agentgym.chat_templates.renderers.template_renderer import TemplateRenderer
+from agentgym.rollout.record.episodes_file import EpisodeRecord, message_from_json, record_from_json
+from agentgym.rollout.record.tools_file import Menus, menu_digest
+from agentgym.types import Message, ToolSpec
+
+__all__ = ["Basis", "Record", "StoredSpan"]
+
+Record: TypeAlias = Mapping[str, Any]
+"""A line of `episodes.jsonl` that is not validated yet."""
+MAX_PROMPTS, MAX_REPLIES, MAX_REPLY = 256, 8192, 256
+"""The most prompts and replies that are cached, and the most ids of a reply that is."""
+
+
+class StoredSpan(NamedTuple):
+    """A span with its position: `turn` is that of the last reply up to here, -1 before the first."""
+
+    row: int
+    turn: int
+    start: int
+    source: str
+    ids: list[int]
+    raw: Record
+
+
+class Basis:
+    """The run's chat format, if any, and its tool sets by digest."""
+
+    def __init__(
+        self, renderer: Renderer | None = None, menus: Menus | None = None, max_staleness: int | None = None
+    ) -> None:
+        self.renderer = renderer
+        self.menus: Menus = {} if menus is None else menus
+        self.max_staleness = max_staleness
+        """The number of updates by which a training run's tokens may be older than its weights; None for others."""
+        self._sound_menus: dict[str, bool] = {}
+        self._prompts: dict[tuple[str, str], list[int]] = {}
+        self._replies: dict[tuple[tuple[int, ...], str, bool], Message] = {}
+        self._record: Record | None = None
+        self._spans: list[StoredSpan] = []
+        self._episode: EpisodeRecord | None = None
+
+    def remember_texts(self) -> AbstractContextManager[None]:
+        """Renders equal texts once inside the context: episodes of one task share their prompts and many answers."""
+        renderer = self.renderer
+        return renderer.tokenizer.remember_texts() if isinstance(renderer, TemplateRenderer) else nullcontext()
+
+    def spans(self, record: Record) -> list[StoredSpan]:
+        """Returns the spans of all rows of a record; those of the newest one are cached."""
+        self._turn_to(record)
+        if not self._spans:
+            turn = -1
+            for row, stored in enumerate(record["rows"]):
+                start = 0
+                for raw in stored["spans"]:
+                    source, ids = raw["source"], raw["ids"]
+                    turn += source == "policy"
+                    self._spans.append(StoredSpan(row, turn, start, source, ids, raw))
+                    start += len(ids)
+        return self._spans
+
+    def episode(self, record: Record) -> EpisodeRecord:
+        """Returns the episode of a record; the newest one is cached. Raises InvalidTrajectory."""
+        self._turn_to(record)
+        if self._episode is None:
+            self._episode = record_from_json(record, self.menus)
+        return self._episode
+
+    def _turn_to(self, record: Record) -> None:
+        if self._record is not record:
+            self._record, self._spans, self._episode = record, [], None
+
+    def tools(self, record: Record, row: int) -> tuple[ToolSpec, ...]:
+        """Returns the tools that the model was shown; none if the record names none."""
+        return self.menus.get(record["rows"][row].get("tools", ""), ())
+
+    def has_sound_menu(self, digest: str) -> bool:
+        """Returns True if the tools under the digest in `tools.jsonl` have it."""
+        is_sound = self._sound_menus.get(digest)
+        if is_sound is None:
+            is_sound = self._sound_menus[digest] = menu_digest(self.menus[digest]) == digest
+        return is_sound
+
+    def prompt(self, record: Record, row: int) -> Sequence[int]:
+        """Returns the render of a row's messages and tools; raises RenderError.
+
+        The last ones are cached, because the episodes of a group have the same.
+        """
+        assert self.renderer is not None
+        stored = record["rows"][row]
+        key = (json.dumps(stored["messages"]), str(stored.get("tools")))
+        ids = self._prompts.get(key)
+        if ids is None:
+            messages = [message_from_json(message) for message in stored["messages"]]
+            ids = self.renderer.render(messages, self.tools(record, row))
+            if len(self._prompts) >= MAX_PROMPTS:
+                self._prompts.clear()
+            self._prompts[key] = ids
+        return ids
+
+    def reply(self, record: Record, span: StoredSpan) -> Message:
+        """Returns the message that the ids of a reply parse to.
+
+        A `TemplateRenderer` reads no more of the prompt than whether it opens reasoning: equal replies are parsed once.
+        """
+        renderer, row = self.renderer, record["rows"][span.row]
+        assert renderer is not None
+        tools = self.tools(record, span.row)
+        if not isinstance(renderer, TemplateRenderer) or len(span.ids) > MAX_REPLY:
+            return renderer.parse(span.ids, tools, _ids_before(row, span.start))
+        key = (tuple(span.ids), str(row.get("tools")), renderer.in_reasoning(_ids_before(row, span.start, REACH)))
+        message = self._replies.get(key)
+        if message is None:
+            if len(self._replies) >= MAX_REPLIES:
+                self._replies.clear()
+            message = self._replies[key] = renderer.parse(span.ids, tools, _ids_before(row, span.start))
+        return message
+
+
+def _ids_before(row: Mapping[str, Any], start: int, most: int | None = None) -> list[int]:
+    """Returns the ids of a stored row before an index, or only the last `most` of them."""
+    if most is None:
+        return list(chain.from_iterable(span["ids"] for span in row["spans"]))[:start]
+    found: list[int] = []
+    for span in row["spans"]:
+        ids = span["ids"]
+        if start <= 0:
+            break
+        if start - len(ids) < most:
+            found += ids[:start]
+        start -= len(ids)
+    return found[-most:]
