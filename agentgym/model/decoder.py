@@ -16,8 +16,9 @@ from agentgym.model.exchange import Exchange
 from agentgym.model.language_model import KvShape, LanguageModel, LayerCost
 from agentgym.model.linear import linear
 from agentgym.model.lora_layer import LayerAdapters
+from agentgym.model.ops.rms_norm import rms_norm
+from agentgym.model.ops.tree_attention import is_tree_attention, tree_attention
 from agentgym.model.packed_layout import LayoutRows, PackedLayout, split_histories
-from agentgym.model.rms_norm import rms_norm
 from agentgym.model.rope import rope_frequencies
 from agentgym.types import JSON
 
@@ -205,8 +206,14 @@ class Decoder(LanguageModel):
 
 
 def _attend(q_RHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, layout: PackedLayout, rows: LayoutRows) -> Tensor:
+    if rows.parts and is_tree_attention(q_RHD, v_NKD):
+        return tree_attention(q_RHD, k_NKD, v_NKD, rows.parts)
     # A few calls a sequence: no padding, and no sequence's bits depend on its neighbours. Keys and values are repeated
-    # by hand because the backward of `enable_gqa` on CPU is four times slower (torch 2.13).
+    # by hand because the backward of `enable_gqa` on CPU is four times slower (torch 2.13), and small products are
+    # several times slower there in bfloat16 than in float32.
+    dtype = q_RHD.dtype
+    if q_RHD.device.type == "cpu":
+        q_RHD, k_NKD, v_NKD = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q_RHD, k_NKD, v_NKD))
     repeats = q_RHD.shape[1] // k_NKD.shape[1]
     if repeats > 1:
         k_NKD, v_NKD = k_NKD.repeat_interleave(repeats, 1), v_NKD.repeat_interleave(repeats, 1)
@@ -218,4 +225,4 @@ def _attend(q_RHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, layout: PackedLayout, r
         q_HTD, k_HLD, v_HLD = (part.transpose(0, 1)[None] for part in parts)
         bias = {"is_causal": True} if block.bias_TL is None else {"attn_mask": block.bias_TL.to(q_RHD.dtype)}
         attended.append(F.scaled_dot_product_attention(q_HTD, k_HLD, v_HLD, **bias)[0].transpose(0, 1))
-    return torch.cat([*attended, torch.zeros_like(padding)])
+    return torch.cat([*attended, torch.zeros_like(padding)]).to(dtype)

@@ -7,8 +7,9 @@ attention makes the states of a shared prefix the same for every sequence, so sh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from agentgym.model.exchange import ALONE, Exchange
 from agentgym.model.linear import padded_size
+from agentgym.model.ops.tree_attention import AttentionPart, causal_parts
 from agentgym.model.routing import BatchRouting
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
 
 MIN_SHARED = 32
 """The length of the shortest prefix that is shared; a segment costs an attention call of its own in every layer."""
+_SHORT = 512  # tokens of a sequence up to which attention by blocks is as fast as by parts
 _BLOCK_ROWS = 128  # attention rows of one call: later keys of a causal block are not computed
 
 
@@ -56,8 +59,13 @@ class Block:
     num_rows: int
     segment: int
     num_keys: int
-    bias_TL: Tensor | None
-    """The bias of 0 and -inf; None if all rows of a segment without ancestors are simply causal."""
+    make_bias: Callable[[], Tensor] | None
+    """Returns the bias of 0 and -inf; None if all rows of a segment without ancestors are simply causal."""
+
+    @cached_property
+    def bias_TL(self) -> Tensor | None:
+        """The bias of 0 and -inf; None if the rows are simply causal."""
+        return None if self.make_bias is None else self.make_bias()
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +80,8 @@ class LayoutRows:
     """The positions of the tokens of `index_U` in their sequences."""
     blocks: tuple[Block, ...]
     """The blocks of all tokens, on whichever rank they are."""
+    parts: tuple[AttentionPart, ...]
+    """The same attention without biases; empty if all sequences are too short for it to be faster."""
     num_padding: int
 
 
@@ -134,13 +144,45 @@ class PackedLayout:
                 continue
             for start in range(0, len(own), _BLOCK_ROWS):
                 own_T = own[start : start + _BLOCK_ROWS]
-                bias_TL = self._causal.of(own_T + self._num_before(segment))
-                blocks.append(Block(len(own_T), number, bias_TL.shape[1], bias_TL))
+                place_T = own_T + self._num_before(segment)
+                blocks.append(Block(len(own_T), number, int(place_T[-1]) + 1, partial(self._causal.of, place_T)))
         padded, position = (
             torch.from_numpy(_pad_index(index_U)).to(device),
             torch.from_numpy(_pad_index(position_U[index_U])),
         )
-        return LayoutRows(padded, padded, position.to(device), tuple(blocks), len(padded) - len(index_U))
+        num_padding = len(padded) - len(index_U)
+        return LayoutRows(padded, padded, position.to(device), tuple(blocks), self._parts(index_U), num_padding)
+
+    def _parts(self, index_U: NDArray[np.int64]) -> tuple[AttentionPart, ...]:
+        """Returns the attention of some of the computed tokens, in order.
+
+        The tokens after a segment that have it as an ancestor are consecutive: they attend to it all at once.
+        """
+        squares, rest = [], []
+        ends = self._branch_ends()
+        if not any(self._num_before(segment) + segment.length > _SHORT for segment in self.segments):
+            return ()
+        for segment, branch_end in zip(self.segments, ends, strict=True):
+            own_end = segment.start + segment.length
+            first, last, further = np.searchsorted(index_U, (segment.start, own_end, branch_end)).tolist()
+            own = index_U[first:last] - segment.start
+            row = first
+            for run in np.split(own, np.flatnonzero(np.diff(own) > 1) + 1) if len(own) else ():
+                squares += causal_parts(row, len(run), segment.start + int(run[0]))
+                if run[0]:
+                    rest.append(AttentionPart(row, len(run), segment.start, int(run[0])))
+                row += len(run)
+            if further > last:
+                rest.append(AttentionPart(last, further - last, segment.start, segment.length))
+        return (*squares, *rest)
+
+    def _branch_ends(self) -> list[int]:
+        """Returns the end of the tokens of each segment and of those that have it as an ancestor."""
+        ends = [segment.start + segment.length for segment in self.segments]
+        for segment, end in zip(self.segments, tuple(ends), strict=True):
+            for ancestor in segment.ancestors:
+                ends[ancestor] = max(ends[ancestor], end)
+        return ends
 
 
 def split_histories(x_NHD: Tensor, layout: PackedLayout) -> list[Tensor]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from agentgym.errors import ConfigError
 from agentgym.model.language_model import KvShape
+from agentgym.model.ops.tree_attention import is_tree_attention, tree_attention
 from agentgym.model.packed_layout import Block, PackedLayout, split_histories
 
 __all__ = [
@@ -197,6 +198,9 @@ class PackedAttention:
     ) -> Tensor:
         """See `PassAttention`."""
         layout, rows = self._layout, self._layout.every
+        is_plain = mask.is_causal and scores.softcap is None and scores.sinks_H is None
+        if is_plain and rows.parts and is_tree_attention(q_NHD, v_NKD):
+            return tree_attention(q_NHD, k_NKD, v_NKD, rows.parts, scores.scale)
         repeats = q_NHD.shape[1] // k_NKD.shape[1]
         if repeats > 1:
             k_NKD, v_NKD = k_NKD.repeat_interleave(repeats, 1), v_NKD.repeat_interleave(repeats, 1)

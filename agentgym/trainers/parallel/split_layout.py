@@ -45,10 +45,11 @@ class SplitLayout(PackedLayout):
         own_P, position_N = torch.arange(size, device=device), self.every.position_U[token_N]
         own_Q = torch.where(own_P < most, own_P, 0)[: padded_size(most)]
         index_N = (torch.arange(mesh.config.tensor, device=device)[:, None] * size + own_Q).flatten()
-        queries = LayoutRows(index_N, own_Q, position_N[index_N], self.wanted.blocks, 0)
+        queries = LayoutRows(index_N, own_Q, position_N[index_N], self.wanted.blocks, self.wanted.parts, 0)
         is_every = self.wanted is self.every
         self.source_U = self.source_U[token_N]
-        self.every = LayoutRows(torch.arange(len(token_N), device=device), own_P, position_N, self.every.blocks, 0)
+        every, index_all_N = self.every, torch.arange(len(token_N), device=device)
+        self.every = LayoutRows(index_all_N, own_P, position_N, every.blocks, every.parts, 0)
         self.wanted = self.every if is_every else queries
         place_W = _places(len(wanted_W), most, len(own_Q)).to(device)
         owner_M = self.entry_M // most
