@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -29,10 +29,15 @@ CHUNK_LOGITS = 4_000_000
 GPU_CHUNK_LOGITS = 64_000_000
 """Logits held at once on a GPU (256 MB): smaller matrix products would leave most of it idle."""
 
-LARGE_VOCABULARY = 65_536
-"""The vocabulary size above which the head's gradient is summed in place, since a second copy takes too much memory."""
+LARGE_VOCABULARY = 8_192
+"""The vocabulary size above which the head's gradient is summed in place: a second copy takes memory and time."""
+
+MOST_ROWS = 512
+"""Rows of a chunk on CPU whose logits are more than CHUNK_LOGITS, if the model is as wide: each chunk reads the whole
+head and sums its whole gradient, so few rows cost more for that than for their products."""
 
 _BLOCK_ROWS = 128
+_BLOCK_LOGITS = 1 << 18  # 1 MB, which stays in a processor's cache
 
 
 def scorer(kernel: HeadKernel, softcap: float | None = None) -> Scorer:
@@ -80,7 +85,7 @@ def gradient_proxy(
     as in `score_targets`.
     """
     found_N = torch.empty(len(target_N), device=hidden_NE.device)
-    for part in _chunks(target_N, len(head_VE)):
+    for part in _chunks(target_N, head_VE):
         p_CV = _logits(hidden_NE[part], head_VE, temperature or 1.0, softcap).softmax(-1)
         target_C = p_CV.gather(1, target_N[part, None])[:, 0]
         found_N[part] = 1 - 2 * target_C + p_CV.square().sum(-1)
@@ -97,7 +102,7 @@ class _ScoreTargets(torch.autograd.Function):
         logp_N = torch.empty(len(target_N), device=hidden_NE.device)
         entropy_N = torch.empty_like(logp_N)
         p_CV = hidden_NE.new_empty(0)
-        for part in _chunks(target_N, len(head_VE)):
+        for part in _chunks(target_N, head_VE):
             p_CV = _logits(hidden_NE[part], head_VE, temperature, softcap)
             logp_N[part], entropy_N[part] = _normalize(p_CV, target_N[part])
         ctx.save_for_backward(hidden_NE, head_VE, target_N, entropy_N)
@@ -110,41 +115,79 @@ class _ScoreTargets(torch.autograd.Function):
         hidden_NE, head_VE, target_N, entropy_N = ctx.saved_tensors
         grad_logp_N, grad_entropy_N = grads
         grad_hidden_NE = torch.empty_like(hidden_NE)
-        # A frozen head has no gradient. There are many chunks, and a sum in bfloat16 would lose some.
-        sums = torch.promote_types(head_VE.dtype, torch.float32)
-        grad_head_VE = torch.zeros_like(head_VE, dtype=sums) if ctx.needs_input_grad[1] else None
-        uses_entropy = bool(grad_entropy_N.any())
-        for part in reversed(_chunks(target_N, len(head_VE))):
+        grad_head_VE = None
+        for part in reversed(_chunks(target_N, head_VE)):
             p_CV, ctx.last_p_CV = ctx.last_p_CV, None
-            slope_CV = None  # of capped logits by raw ones
+            is_logits = p_CV is None
             if p_CV is None:
-                logits_CV = _logits(hidden_NE[part], head_VE, ctx.temperature, ctx.softcap)
-                if ctx.softcap is not None:
-                    slope_CV = 1 - (logits_CV * (ctx.temperature / ctx.softcap)).square()
-                p_CV = logits_CV.softmax(-1)
-            # -p (log p + entropy), written so that it is 0 where p is 0
-            extra_CV = torch.special.entr(p_CV) - p_CV * entropy_N[part, None] if uses_entropy else None
-            grad_CV = p_CV.mul_(-grad_logp_N[part, None])
-            if extra_CV is not None:
-                grad_CV.addcmul_(extra_CV, grad_entropy_N[part, None])
-            grad_CV.scatter_add_(1, target_N[part, None], grad_logp_N[part, None])
-            grad_CV = grad_CV.div_(ctx.temperature)
-            grad_CV = (grad_CV if slope_CV is None else grad_CV.mul_(slope_CV)).to(hidden_NE.dtype)
+                p_CV = _logits(hidden_NE[part], head_VE, ctx.temperature, ctx.softcap)
+            sloped = _Slopes(target_N[part], entropy_N[part], grad_logp_N[part], grad_entropy_N[part])
+            grad_CV = sloped.by_logits(p_CV, ctx.temperature, ctx.softcap, is_logits).to(hidden_NE.dtype)
             grad_hidden_NE[part] = linear(grad_CV, head_VE.T)
-            if grad_head_VE is None:
-                continue
-            if len(head_VE) > LARGE_VOCABULARY and head_VE.dtype == grad_head_VE.dtype:
-                grad_head_VE.addmm_(grad_CV.T, hidden_NE[part])
-            else:
-                grad_head_VE += weight_gradient(grad_CV, hidden_NE[part])
+            if ctx.needs_input_grad[1]:  # a frozen head has no gradient
+                grad_head_VE = _add_product(grad_head_VE, grad_CV, hidden_NE[part])
+        if ctx.needs_input_grad[1] and grad_head_VE is None:
+            grad_head_VE = torch.zeros_like(head_VE)
         return grad_hidden_NE, None if grad_head_VE is None else grad_head_VE.to(head_VE.dtype), None, None, None
 
 
-def _chunks(target_N: Tensor, vocab_size: int) -> list[slice]:
-    most = CHUNK_LOGITS if target_N.device.type == "cpu" else GPU_CHUNK_LOGITS
-    size = max(1, most // vocab_size)
+class _Slopes(NamedTuple):
+    """Targets and entropies of the rows of a chunk, and the derivatives of the loss by their logprobs and entropies."""
+
+    target_C: Tensor
+    entropy_C: Tensor
+    grad_logp_C: Tensor
+    grad_entropy_C: Tensor
+
+    def by_logits(self, p_CV: Tensor, temperature: float, softcap: float | None, is_logits: bool) -> Tensor:
+        """Turns probabilities, or logits that `is_logits` announces, into the loss's derivatives by raw logits."""
+        uses_entropy = bool(self.grad_entropy_C.any())
+        for block in _blocks(p_CV):
+            p_BV, slope_BV = p_CV[block], None  # of capped logits by raw ones
+            if is_logits and softcap is not None:
+                slope_BV = 1 - (p_BV * (temperature / softcap)).square()
+            if is_logits:
+                p_BV.copy_(p_BV.softmax(-1))
+            grad_B1 = self.grad_logp_C[block, None] / temperature
+            extra_BV = None
+            if uses_entropy:  # -p (log p + entropy), written so that it is 0 where p is 0
+                extra_BV = torch.special.entr(p_BV) - p_BV * self.entropy_C[block, None]
+            p_BV.mul_(-grad_B1)
+            if extra_BV is not None:
+                p_BV.addcmul_(extra_BV, self.grad_entropy_C[block, None] / temperature)
+            p_BV.scatter_add_(1, self.target_C[block, None], grad_B1)
+            if slope_BV is not None:
+                p_BV.mul_(slope_BV)
+        return p_CV
+
+
+def _add_product(total_VE: Tensor | None, grad_CV: Tensor, hidden_CE: Tensor) -> Tensor:
+    """Returns the head's gradient so far plus that of a chunk, in float32: a bfloat16 sum of many would lose some."""
+    if total_VE is None:
+        in_place = grad_CV.shape[1] > LARGE_VOCABULARY
+        total_VE = grad_CV.T @ hidden_CE if in_place else weight_gradient(grad_CV, hidden_CE)
+        return total_VE.to(torch.promote_types(total_VE.dtype, torch.float32))
+    if grad_CV.shape[1] > LARGE_VOCABULARY and grad_CV.dtype == total_VE.dtype:
+        return total_VE.addmm_(grad_CV.T, hidden_CE)
+    return total_VE.add_(weight_gradient(grad_CV, hidden_CE))
+
+
+def _chunks(target_N: Tensor, head_VE: Tensor) -> list[slice]:
+    vocab_size, width = head_VE.shape
+    if target_N.device.type == "cpu":
+        size = max(1, CHUNK_LOGITS // vocab_size, min(MOST_ROWS, width))
+    else:
+        size = max(1, GPU_CHUNK_LOGITS // vocab_size)
     size -= size % _BLOCK_ROWS if size > _BLOCK_ROWS else 0
     return [slice(start, start + size) for start in range(0, len(target_N), size)]
+
+
+def _blocks(logits_CV: Tensor) -> list[slice]:
+    """Returns the rows of logits in blocks that stay in a processor's cache, or at once on a GPU."""
+    num_rows, vocab_size = logits_CV.shape
+    is_cpu = logits_CV.device.type == "cpu"
+    size = min(_BLOCK_ROWS, max(1, _BLOCK_LOGITS // vocab_size)) if is_cpu else max(1, num_rows)
+    return [slice(start, start + size) for start in range(0, num_rows, size)]
 
 
 def _logits(hidden_CE: Tensor, head_VE: Tensor, temperature: float, softcap: float | None) -> Tensor:
@@ -157,9 +200,7 @@ def _logits(hidden_CE: Tensor, head_VE: Tensor, temperature: float, softcap: flo
 def _normalize(logits_CV: Tensor, target_C: Tensor) -> tuple[Tensor, Tensor]:
     """Turns logits into probabilities in place; returns the logprob of each target, and the entropies."""
     logp_C, entropy_C = torch.empty_like(logits_CV[:, 0]), torch.empty_like(logits_CV[:, 0])
-    size = _BLOCK_ROWS if target_C.device.type == "cpu" else len(target_C)  # blocks that stay in a processor's cache
-    for start in range(0, len(target_C), max(1, size)):
-        block = slice(start, start + size)
+    for block in _blocks(logits_CV):
         log_p_BV = logits_CV[block].log_softmax(-1)
         logp_C[block] = log_p_BV.gather(1, target_C[block, None])[:, 0]
         p_BV = torch.exp(log_p_BV, out=logits_CV[block])

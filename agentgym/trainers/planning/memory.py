@@ -24,7 +24,8 @@ WEIGHT_BYTES = 4
 """The bytes of a number that the optimizer steps on, and of each number that it holds for it."""
 
 LOGITS = 4_000_000
-"""The number of logits that are held at once, whatever the vocabulary."""
+"""The number of logits that are held at once, unless those of LOGIT_ROWS rows, or of the model's width, are more."""
+LOGIT_ROWS = 512
 LOGIT_BYTES = 16
 """The bytes of a logit: itself and what its gradient takes, in float32."""
 
@@ -106,7 +107,7 @@ def learner_memory(shape: ModelShape, config: PlanConfig) -> LearnerMemory:
         optimizer=_optimizer_numbers(shape, config, trained) * WEIGHT_BYTES * on_gpu,
         gathered=_gathered_numbers(shape, config) * config.compute_bytes if ranks > 1 else 0.0,
         activations=config.threads * activation_bytes(shape, config),
-        logits=float(config.threads * LOGITS * LOGIT_BYTES),
+        logits=float(config.threads * max(LOGITS, shape.vocab_size * min(LOGIT_ROWS, shape.width)) * LOGIT_BYTES),
         runtime=config.gpu.runtime,
     )
 
