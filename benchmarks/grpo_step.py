@@ -1,13 +1,17 @@
 """CPU seconds of one GRPO step: our engine and learner against TRL's GRPOTrainer, on the same model and sizes.
 
-Both sides sample the same number of tokens from the same prompts with the same saved model (0.95 million parameters,
-Qwen3 architecture), center and scale the rewards within each group, and take one AdamW step, on one thread in fp32.
-TRL lives in an environment of its own that the first run makes (`trl_environment.py`). It runs twice: with the settings
-that are fastest here, and with its defaults (gradient checkpointing, bf16).
+Both sides sample the same number of tokens from the same prompts with the same saved model (random weights of Qwen3's
+architecture), center and scale the rewards within each group, and take one AdamW step, on one thread.
 
-Before anything is timed, TRL's first trajectories go through our learner: the gradient norms must agree.
+TRL lives in an environment of its own that the first run makes (`trl_environment.py`). The first round tries it as it
+comes (gradient checkpointing, bf16) and with settings that may be faster: without checkpointing in fp32 and in bf16,
+alone, with torch.compile, and with a static cache. Later rounds, ours and theirs in turn, take the fastest of a dtype.
+A round is the median of its steps; the table has minimum, median and maximum of the rounds. Ours computes what
+`agentgym train` does: its engine is compiled under 20 million parameters in fp32 where a C++ compiler is found.
 
-    python benchmarks/grpo_step.py [--steps N] [--json]
+Before anything is timed, TRL's first trajectories go through our learner: the gradient norms must agree in fp32.
+
+    python benchmarks/grpo_step.py [--models 1M 60M 500M] [--prompt 1000] [--rounds N] [--steps N] [--json]
 """
 
 from __future__ import annotations
@@ -20,10 +24,11 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"  # before torch is imported, and for TRL's process
 
@@ -44,7 +49,6 @@ from agentgym.trajectory import Group, Row, Source, Status, StopReason, TokenSpa
 from agentgym.types import Message, Task
 
 TASK = Task("benchmark", 0)
-TARGET = 1 / 3
 WARMUP = 2
 LEARNING_RATE = 1e-4
 AGREEMENT = 1e-3
@@ -59,6 +63,7 @@ class Size:
     group_size: int
     reply_tokens: int
     prompt_tokens: int = 32
+    """Those of a prompt, which the replies of a group share."""
 
     def __str__(self) -> str:
         return f"{self.num_prompts * self.group_size} x {self.reply_tokens}"
@@ -74,7 +79,49 @@ class Size:
         return [[rng.randrange(vocab_size) for _ in range(self.prompt_tokens)] for _ in range(self.num_prompts)]
 
 
-SIZES = (Size(1, 8, 64), Size(4, 8, 256))
+SIZES = {"8x64": Size(1, 8, 64), "32x256": Size(4, 8, 256)}
+
+
+class Shape(NamedTuple):
+    """The sizes of a model."""
+
+    width: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_width: int
+    ffn_width: int
+    vocab_size: int
+
+
+MODELS = {
+    "1M": Shape(128, 4, 4, 2, 32, 320, 2048),
+    "60M": Shape(512, 14, 8, 4, 64, 1536, 32_000),
+    "500M": Shape(1024, 28, 16, 8, 128, 3072, 32_000),
+}
+
+
+class TrlSettings(NamedTuple):
+    """Settings of TRL that change its speed and nothing else, except for rounding."""
+
+    bf16: bool = False
+    checkpointing: bool = False
+    compile: bool = False
+    static_cache: bool = False
+
+    def __str__(self) -> str:
+        further = [name for name, is_on in zip(self._fields[1:], self[1:], strict=True) if is_on]
+        return ", ".join(["TRL bf16" if self.bf16 else "TRL fp32", *further])
+
+
+TRIED = (
+    TrlSettings(),
+    TrlSettings(bf16=True),
+    TrlSettings(bf16=True, checkpointing=True),
+    *(TrlSettings(bf16=bf16, static_cache=True) for bf16 in (False, True)),
+    *(TrlSettings(bf16=bf16, compile=True) for bf16 in (False, True)),
+)
+DTYPES = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -95,27 +142,17 @@ class Cost:
         return cls(statistics.median(generation_s[WARMUP:]), statistics.median(update_s[WARMUP:]))
 
 
-def make_model(folder: Path) -> Decoder:
-    """Makes the model of 0.95 million parameters, saved for both sides."""
-    config = DecoderConfig(
-        family="qwen3",
-        vocab_size=2048,
-        width=128,
-        num_layers=4,
-        num_heads=4,
-        num_kv_heads=2,
-        head_width=32,
-        ffn_width=320,
-        context_window=512,
-        qk_norm=True,
-    )
+def make_model(shape: Shape, folder: Path) -> int:
+    """Saves a random model for both sides; returns the number of its parameters."""
+    config = DecoderConfig(family="qwen3", context_window=2048, qk_norm=True, **shape._asdict())
     model = Decoder(config).initialize(0)
     save_model_folder(model, folder)
-    return model
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
-def run_trl(size: Size, model: Path, vocab_size: int, steps: int, *, defaults: bool) -> dict[str, Any]:
+def run_trl(size: Size, model: Path, steps: int, settings: TrlSettings) -> dict[str, Any]:
     """Returns TRL's times, losses, gradient norms and first trajectories."""
+    vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
     spec = {
         "model": str(model),
         "vocab_size": vocab_size,
@@ -126,8 +163,7 @@ def run_trl(size: Size, model: Path, vocab_size: int, steps: int, *, defaults: b
         "learning_rate": LEARNING_RATE,
         "device": "cpu",
         "clock": "cpu",
-        "bf16": defaults,
-        "checkpointing": defaults,
+        **settings._asdict(),
     }
     result = run_beside_trl(TRL_SCRIPT, spec)
     assert set(result["tokens"]) == {size.num_tokens}, (
@@ -158,15 +194,20 @@ def trajectory(prompt: Sequence[int], reply: Completion, group: str, member: int
 def make_learner(model: Decoder) -> Learner:
     """Makes a learner with one thread, AdamW and token-mean: TRL's settings as well."""
     optimizer = OptimizerConfig(learning_rate=LEARNING_RATE, warmup_steps=1)
-    return Learner(model, LearnerConfig(threads=1), optimizer, total_steps=1_000)
+    dtype = "bfloat16" if model.embed.dtype == torch.bfloat16 else "float32"
+    return Learner(model, LearnerConfig(threads=1, dtype=dtype), optimizer, total_steps=1_000)
 
 
-async def run_ours(size: Size, model: Decoder, steps: int) -> Cost:
-    """Returns CPU seconds of our generation and update; the engine is kept over all steps, as in training."""
+async def run_ours(size: Size, model: Decoder, steps: int) -> tuple[Cost, bool]:
+    """Returns CPU seconds of our generation and update, and whether the engine is compiled.
+
+    The engine is kept over all steps, as in training.
+    """
     prompts = size.prompts(model.config.vocab_size)
     engine = LocalEngine(model, LocalEngineConfig(num_slots=size.num_prompts * size.group_size, compile=None))
     learner = make_learner(model)
     generation, update = [], []
+    most_nats = 1e-3 if model.embed.dtype == torch.float32 else 0.5
     for step in range(steps + WARMUP):
         started = time.process_time()
         replies = await sample(engine, prompts, size, step)
@@ -182,10 +223,10 @@ async def run_ours(size: Size, model: Decoder, steps: int) -> Cost:
         await engine.resume()
         generation.append(sampled - started)
         update.append(time.process_time() - sampled)
-        assert batch.num_trained_tokens == size.num_tokens and stats.mismatch_max < 1e-3, stats
+        assert batch.num_trained_tokens == size.num_tokens and stats.mismatch_max < most_nats, stats
     await engine.close()
     learner.close()
-    return Cost.of(generation, update)
+    return Cost.of(generation, update), engine.compiles
 
 
 async def sample(
@@ -233,46 +274,86 @@ def grad_norm_on(first: dict[str, Any], model: Decoder) -> float:
     return norm
 
 
-def compare(size: Size, steps: int) -> dict[str, Any]:
-    """Compares one size: agreement first, then the times, interleaved so that a busy machine is busy for both."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "model")
-        vocab_size = make_model(path).config.vocab_size
-        trl = run_trl(size, path, vocab_size, steps, defaults=False)
-        theirs, norm = trl["grad_norms"][0], grad_norm_on(trl["first"], load_decoder(path))
-        assert abs(norm / theirs - 1) < AGREEMENT, f"gradient norm {norm} of ours against TRL's {theirs}"
-        ours = asyncio.run(run_ours(size, load_decoder(path), steps))
-        default = run_trl(size, path, vocab_size, steps, defaults=True)
-    return {
-        "size": str(size),
-        "ours": ours,
-        "trl": Cost.of(trl["generation_s"], trl["update_s"]),
-        "trl_defaults": Cost.of(default["generation_s"], default["update_s"]),
-        "grad_norms": (norm, theirs),
-    }
+def compare(size: Size, model: Path, rounds: int, steps: int) -> dict[str, list[Cost]]:
+    """Compares one size: agreement first, then the times in turn, so that a busy machine is busy for both."""
+    costs: dict[str, list[Cost]] = {}
+    settings: Sequence[TrlSettings] = TRIED
+    for number in range(rounds):
+        for dtype in DTYPES:
+            cost, is_compiled = asyncio.run(run_ours(size, load_decoder(model, dtype=getattr(torch, dtype)), steps))
+            name = f"ours {'bf16' if dtype == 'bfloat16' else 'fp32'}{', compiled engine' if is_compiled else ''}"
+            costs.setdefault(name, []).append(cost)
+        for tried in settings:
+            try:
+                found = run_trl(size, model, steps, tried)
+            except SystemExit as error:
+                print(f"    {tried} fails: {str(error).splitlines()[-1][:120]}", flush=True)
+                continue
+            if tried == TrlSettings() and not number:
+                theirs, norm = found["grad_norms"][0], grad_norm_on(found["first"], load_decoder(model))
+                assert abs(norm / theirs - 1) < AGREEMENT, f"gradient norm {norm} of ours against TRL's {theirs}"
+                print(f"    gradient norms: {norm:.6f} of ours, {theirs:.6f} of TRL's", flush=True)
+            costs.setdefault(str(tried), []).append(Cost.of(found["generation_s"], found["update_s"]))
+        if not number:
+            settings = [fastest(costs, bf16=bf16) for bf16 in (False, True)]
+    return costs
+
+
+def fastest(costs: Mapping[str, Sequence[Cost]], *, bf16: bool) -> TrlSettings:
+    """Returns the settings of TRL in this dtype whose first round took the fewest seconds."""
+    tried = [settings for settings in TRIED if settings.bf16 == bf16 and str(settings) in costs]
+    return min(tried, key=lambda settings: costs[str(settings)][0].total_s)
+
+
+def spread(values: Sequence[float]) -> str:
+    """Returns minimum, median and maximum."""
+    return " / ".join(f"{value:.3g}" for value in (min(values), statistics.median(values), max(values)))
+
+
+def show(costs: Mapping[str, Sequence[Cost]]) -> None:
+    """Prints the table of one size."""
+    ours = [cost for name, cost in costs.items() if name.startswith("ours")]
+    best = [min(each, key=lambda cost: cost.total_s) for each in zip(*ours, strict=True)]
+    print(f"    {'':38}{'generate s':>24}{'update s':>24}{'total s':>24}{'ours is, total':>24}{'update':>24}")
+    for name, found in costs.items():
+        own = best if name.startswith("ours") else _same_dtype(costs, name)
+        pairs = list(zip(own, found, strict=False))
+        columns = [spread([getattr(cost, f"{part}_s") for cost in found]) for part in ("generation", "update", "total")]
+        if not name.startswith("ours"):
+            columns += [spread([mine.total_s / cost.total_s for mine, cost in pairs])]
+            columns += [spread([mine.update_s / cost.update_s for mine, cost in pairs])]
+        print(f"    {name:38}" + "".join(f"{column:>24}" for column in columns), flush=True)
+    theirs = [costs[str(fastest(costs, bf16=bf16))] for bf16 in (False, True)]
+    ratios = [mine.total_s / min(cost.total_s for cost in each) for mine, *each in zip(best, *theirs, strict=True)]
+    print(f"    our fastest over TRL's fastest, whole step: {spread(ratios)}", flush=True)
+
+
+def _same_dtype(costs: Mapping[str, Sequence[Cost]], name: str) -> Sequence[Cost]:
+    return next(found for own, found in costs.items() if own.startswith("ours " + name.split()[1].strip(",")))
 
 
 def main() -> None:
-    """Prints the table, and with --json one JSON object as the last line."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=7, help="timed steps a side, after two for warming up")
+    """Prints the tables, and with --json one JSON object as the last line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=["1M"])
+    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES), help="replies x tokens")
+    parser.add_argument("--prompt", type=int, default=32, help="tokens of the prompt that a group shares")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=5, help="timed steps of a round, after two for warming up")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    found = []
-    print(f"{'size':<10}{'':<16}{'generate s':>11}{'update s':>10}{'total s':>9}{'ratio':>8}   gradient norm")
-    for size in SIZES:
-        result = compare(size, arguments.steps)
-        names = {"ours": "ours", "trl": "TRL, fastest", "trl_defaults": "TRL, defaults"}
-        for key, name in names.items():
-            cost, ratio = result[key], result["ours"].total_s / result[key].total_s
-            norm = {"ours": f"{result['grad_norms'][0]:.6f}", "trl": f"{result['grad_norms'][1]:.6f}"}.get(key, "")
-            times = f"{cost.generation_s:>11.3f}{cost.update_s:>10.3f}{cost.total_s:>9.3f}"
-            print(f"{result['size']:<10}{name:<16}{times}{ratio:>8.2f}   {norm}", flush=True)
-        found.append({**result, **{key: asdict(result[key]) for key in names}})
-    print(f"ratio: our total over that line's; the target is at most {TARGET:.2f}")
+    found = {}
+    for model, name in product(arguments.models, arguments.sizes):
+        size = replace(SIZES[name], prompt_tokens=arguments.prompt)
+        with tempfile.TemporaryDirectory() as folder:
+            count = make_model(MODELS[model], Path(folder, "model"))
+            print(f"{count / 1e6:.2f} million parameters, {size} tokens, prompts of {arguments.prompt}", flush=True)
+            costs = compare(size, Path(folder, "model"), arguments.rounds, arguments.steps)
+        show(costs)
+        found[f"{model} {name}"] = {side: [asdict(cost) for cost in each] for side, each in costs.items()}
     if arguments.json:
-        print(json.dumps({"sizes": found}))
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """TRL's side of `grpo_step.py` and `gpu_step.py`, in TRL's own environment: `grpo_step_trl.py SPEC.json`, JSON last.
 
 The weights are float32, the optimizer is the fused one, and there is no reference model. The specification has whether
-it computes in bfloat16, and whether the backward pass computes layers again (TRL's defaults: both).
+it computes in bfloat16, and whether the backward pass computes layers again (TRL's defaults: both). It may also have
+`compile` (the model by torch.compile) and `static_cache` (that of generation).
 """
 
 from __future__ import annotations
@@ -102,6 +103,8 @@ def main() -> None:
         use_cpu=ON_CPU,
         bf16=SPEC["bf16"],
         gradient_checkpointing=SPEC["checkpointing"],
+        torch_compile=SPEC.get("compile", False),
+        cache_implementation="static" if SPEC.get("static_cache") else None,
         seed=0,
         save_strategy="no",
         report_to="none",
