@@ -1,0 +1,174 @@
+"""How CPU seconds grow with the tokens of an episode and with the number of episodes, and the exponent of each curve.
+
+Four parts: the rollout loop (a scripted engine that answers at once, `Walk` of `rollout.py`), the writing of its
+records, `agentgym verify` of them with the renderer, and the scheduler of the in-process engine without its model. An
+exponent of 1 is a straight line; the fit is that of the logarithms over all sizes.
+
+    python benchmarks/growth.py [--tokens 1024 ... 32768] [--episodes 16 ... 4096] [--repeats 3] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import math
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from rollout import REPLY, Walk, make_renderer
+
+from agentgym.chat_templates.protocol import Renderer
+from agentgym.engines.local.kv_cache import SlotCache
+from agentgym.engines.local.scheduler import SamplingRequest, Scheduler
+from agentgym.engines.protocol import Completion, Sampling
+from agentgym.engines.scripted import ScriptedEngine
+from agentgym.evaluation.run_check.verify import verify_run
+from agentgym.model.decoder import Decoder
+from agentgym.model.decoder_config import DecoderConfig
+from agentgym.rollout.episode.replies import reply_ids
+from agentgym.rollout.episode.token_loop import RolloutLoop
+from agentgym.rollout.limits import Limits
+from agentgym.rollout.record.episodes_file import EpisodeWriter
+from agentgym.rollout.sampling.sampler import Sampler, SamplerConfig
+from agentgym.trajectory import Trajectory
+from agentgym.types import Task
+
+TOKENS = [1 << power for power in range(10, 16)]
+EPISODES = [1 << power for power in range(4, 13)]
+FEW_EPISODES, FEW_TOKENS = 16, 256
+"""The number of episodes while their tokens grow, and the tokens of each while their number grows."""
+GROUP, SLOTS, PROMPT = 8, 256, 32
+SHAPE = DecoderConfig(
+    family="llama",
+    vocab_size=64,
+    width=8,
+    num_layers=1,
+    num_heads=1,
+    num_kv_heads=1,
+    head_width=8,
+    ffn_width=8,
+    context_window=1 << 16,
+)
+PARTS = ("rollout", "records", "verify", "scheduler")
+
+
+def num_turns_for(renderer: Renderer, num_tokens: int) -> int:
+    """Returns the turns of `Walk` after which an episode has about so many tokens."""
+    least, most = (len(play(renderer, 1, turns)[0].rows[0]) for turns in (1, 3))
+    return max(1, round(1 + (num_tokens - least) / ((most - least) / 2)))
+
+
+def play(renderer: Renderer, num_episodes: int, num_turns: int) -> list[Trajectory]:
+    """Plays episodes of so many turns, all at once."""
+    reply = reply_ids(renderer, REPLY)
+    engine = ScriptedEngine(lambda session, prompt_ids, sampling: reply, context_window=1 << 20)
+    loop = RolloutLoop(engine, renderer, Limits(max_turns=num_turns + 1))
+    sampler = Sampler(loop, lambda task: Walk(num_turns), SamplerConfig(concurrency=num_episodes))
+    group_size = min(GROUP, num_episodes)
+    tasks = [Task("Walk-v0", seed) for seed in range(num_episodes // group_size)]
+    groups = asyncio.run(sampler.sample(tasks, group_size))
+    sampler.close()
+    return [trajectory for group in groups for trajectory in group.trajectories]
+
+
+def schedule(num_requests: int, num_tokens: int) -> None:
+    """Takes requests through the scheduler, with logits and draws left out."""
+    cache = SlotCache(Decoder(SHAPE), min(num_requests, SLOTS), PROMPT + num_tokens)
+    scheduler = Scheduler(cache, max_step_tokens=512, keep_idle_s=0.0)
+    loop = asyncio.new_event_loop()
+    sampling = Sampling(max_tokens=num_tokens, stop_ids=(63,), temperature=1.0)
+    draws = np.random.default_rng(0)
+    for number in range(num_requests):
+        prompt_T = draws.integers(0, 60, PROMPT)
+        future: asyncio.Future[Completion] = loop.create_future()
+        scheduler.waiting.append(SamplingRequest(prompt_T, sampling, f"session-{number}", future, loop))
+    left = num_requests
+    while left:
+        scheduler.admit()
+        rows = scheduler.plan()
+        number = len(rows.wanted_R)
+        ended = scheduler.commit(rows, np.full(number, 7), np.full(number, -0.5, np.float32), 0)
+        for request in ended:
+            assert len(scheduler.completion(request).ids) == num_tokens
+            cache.release(request.session)
+        left -= len(ended)
+    loop.close()
+
+
+def cpu_seconds(work: Callable[[], object], repeats: int) -> float:
+    """Returns the least CPU seconds of the repeats."""
+    spent = []
+    for _ in range(repeats):
+        started = time.process_time()
+        work()
+        spent.append(time.process_time() - started)
+    return min(spent)
+
+
+def measure(renderer: Renderer, num_episodes: int, num_tokens: int, repeats: int) -> dict[str, float]:
+    """Returns the CPU seconds of each part, and under `tokens` the tokens of an episode that was played."""
+    num_turns = num_turns_for(renderer, num_tokens)
+    played: list[Trajectory] = []
+
+    def play_all() -> None:
+        played[:] = play(renderer, num_episodes, num_turns)
+
+    seconds = {"rollout": cpu_seconds(play_all, repeats)}
+    with tempfile.TemporaryDirectory() as folder:
+        with EpisodeWriter(folder) as writer:
+
+            def write() -> None:
+                writer.rewind(-1)
+                writer.write(played, step=1)
+
+            seconds["records"] = cpu_seconds(write, repeats)
+        report = verify_run(Path(folder), renderer)
+        assert report.ok, "\n".join(report.lines())
+        seconds["verify"] = cpu_seconds(lambda: verify_run(Path(folder), renderer), repeats)
+    seconds["scheduler"] = cpu_seconds(lambda: schedule(num_episodes, num_tokens), repeats)
+    return {"tokens": len(played[0].rows[0]), **seconds}
+
+
+def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
+    """Returns the slope of the line through the logarithms."""
+    return float(np.polyfit([math.log(size) for size in sizes], [math.log(value) for value in seconds], 1)[0])
+
+
+def print_curves(title: str, sizes: Sequence[int], rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Prints the seconds of each part by size and the exponents, which it returns."""
+    print(f"\n{title:<26}" + "".join(f"{name:>11}" for name in PARTS))
+    for size, row in zip(sizes, rows, strict=True):
+        print(f"{size:>26,}" + "".join(f"{row[name]:>11.3f}" for name in PARTS), flush=True)
+    slopes = {name: exponent(sizes, [row[name] for row in rows]) for name in PARTS}
+    print(f"{'exponent':>26}" + "".join(f"{slopes[name]:>11.2f}" for name in PARTS))
+    return slopes
+
+
+def main() -> None:
+    """Prints both tables, and with --json one JSON object as the last line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--episodes", type=int, nargs="+", default=EPISODES)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.getLogger("agentgym").setLevel(logging.ERROR)  # `Walk` has one prompt for all tasks
+    renderer = make_renderer()
+    measure(renderer, GROUP, FEW_TOKENS, 1)
+    by_tokens = [measure(renderer, FEW_EPISODES, tokens, given.repeats) for tokens in given.tokens]
+    slopes = print_curves(f"tokens, {FEW_EPISODES} episodes", given.tokens, by_tokens)
+    by_episodes = [measure(renderer, episodes, FEW_TOKENS, given.repeats) for episodes in given.episodes]
+    more = print_curves(f"episodes of {FEW_TOKENS} tokens", given.episodes, by_episodes)
+    if given.json:
+        print(json.dumps({"tokens": by_tokens, "episodes": by_episodes, "exponents": [slopes, more]}))
+
+
+if __name__ == "__main__":
+    main()
