@@ -41,7 +41,7 @@ SHOWN_STEPS = 12
 PHASES = {
     "compile": "compiling the engine's step (10 to 30 seconds the first time, 4 to 6 later)",
     "eval_before": "held-out play before training",
-    "eval": "held-out play, as training reached target_success",
+    "eval_during": "held-out play, as training reached target_success",
     "eval_after": "held-out play after training",
     "train": "training",
 }

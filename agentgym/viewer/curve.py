@@ -24,7 +24,7 @@ def write_curve(metrics: Sequence[JSONObject], path: Path, evaluations: Sequence
         if values:
             axes.plot(steps, values, color=colour, alpha=0.3, linewidth=1)
             axes.plot(steps, _smooth(values), color=colour, linewidth=2, label="train (smoothed)")
-        for marker, phase in (("D", "eval_before"), ("o", "eval"), ("*", "eval_after")):
+        for marker, phase in (("D", "eval_before"), ("o", "eval"), ("o", "eval_during"), ("*", "eval_after")):
             points = [point for point in evaluations if point.phase == phase]
             heights = [point.success if key == "success" else point.reward_mean for point in points]
             if points:

@@ -40,7 +40,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 FILE_NAME = "episodes.jsonl"
-AFTER_STEP = ("eval", "eval_after")
+AFTER_STEP = ("eval_during", "eval_after")
 """The phases of evaluations that are played after a step, under its number."""
 _LEVELS = {"rows": 4, "turns": 1, "advantages": 1}
 """The levels of objects and lists that are encoded one by one, by the names of a line; a row's spans are the fourth."""

@@ -14,8 +14,8 @@ class Observer(Protocol):
     """Receives the events of a run; the command line displays them."""
 
     def on_phase(self, name: str, episodes: int) -> None:
-        """Called when a phase of so many episodes begins: `compile` (none), `eval_before`, `train`, `eval` or
-        `eval_after`. After `eval`, training may go on."""
+        """Called when a phase of so many episodes begins: `compile` (none), `eval_before`, `train`, `eval_during`
+        or `eval_after`. After `eval_during`, training may go on."""
 
     def on_episode(self, trajectory: Trajectory) -> None:
         """Called when an episode of an evaluation is finished."""

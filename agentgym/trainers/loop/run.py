@@ -54,7 +54,7 @@ __all__ = ["Run", "open_run"]
 
 logger = logging.getLogger(__name__)
 
-Phase: TypeAlias = Literal["eval_before", "eval", "eval_after"]
+Phase: TypeAlias = Literal["eval_before", "eval_during", "eval_after"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -196,7 +196,7 @@ class Run:
         if target is None or not self.config.eval_episodes or not is_target_near(self.watch.successes, target):
             return None
         session.save()
-        held_out = await self._evaluate(session, "eval", target)
+        held_out = await self._evaluate(session, "eval_during", target)
         if held_out is not None and held_out.success >= target:
             return held_out
         self.observer.on_phase("train", self.config.episodes_per_step)
@@ -232,7 +232,7 @@ class Run:
         self.observer.on_phase(phase, len(self.source.eval_tasks(self.config.eval_episodes)))
         trajectories = await session.player.evaluate(phase, self.observer.on_episode)
         scored = score(self.progress.step, trajectories, self.source.label)
-        phase = "eval_after" if phase == "eval" and scored.success >= target else phase
+        phase = "eval_after" if phase == "eval_during" and scored.success >= target else phase
         await session.writer.append(trajectories, phase=phase, step=self.progress.step)
         return self.instruments.log_score(scored)
 

@@ -16,7 +16,7 @@ from agentgym.trajectory import Row, Trajectory
 
 __all__ = ["Chosen", "choose_episodes", "episode_rows", "read_played"]
 
-HELD_OUT = ("eval_before", "eval", "eval_after")
+HELD_OUT = ("eval_before", "eval_during", "eval_after")
 """The phases of a training run that only measure it."""
 
 

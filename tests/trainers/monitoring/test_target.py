@@ -91,7 +91,7 @@ def test_a_run_goes_on_while_held_out_tasks_fail_and_resumes_at_an_evaluation_wi
     run, config = tmp_path / "run", replace(solvable, max_staleness=max_staleness)
     result, _ = train(config, run)
     assert (result.end, result.steps, result.after.success) == ("steps", 8, 0.5)
-    assert evaluations(run) == [("eval_before", 0), ("eval", 2), ("eval", 7), ("eval_after", 8)]
+    assert evaluations(run) == [("eval_before", 0), ("eval_during", 2), ("eval_during", 7), ("eval_after", 8)]
     assert main(["verify", str(run)]) == 0
     whole = (run / "episodes.jsonl").read_bytes()
     for folder in (run / "checkpoints").glob("step-*"):
@@ -101,7 +101,7 @@ def test_a_run_goes_on_while_held_out_tasks_fail_and_resumes_at_an_evaluation_wi
     assert (resumed.end, resumed.steps, resumed.after) == ("steps", 8, result.after)
     if not max_staleness:
         assert (run / "episodes.jsonl").read_bytes() == whole
-    assert evaluations(run) == [("eval_before", 0), ("eval", 2), ("eval", 7), ("eval_after", 8)]
+    assert evaluations(run) == [("eval_before", 0), ("eval_during", 2), ("eval_during", 7), ("eval_after", 8)]
 
 
 @pytest.mark.parametrize("target", [0.0, -1.0, 1.5])
