@@ -105,7 +105,9 @@ class DecoderLayer(nn.Module):
         return apply_rope(q_NHD, cos_QD, sin_QD), apply_rope(k_NKD, cos_ND, sin_ND), v_NKD
 
     def _qkv(self, h_NE: Tensor, outputs: slice, projections: tuple[str, ...], exchange: Exchange) -> Tensor:
-        flat = linear(h_NE, exchange.weight(self.qkv)[outputs])
+        weight = exchange.weight(self.qkv)
+        # The gradient of a slice is a copy of the whole, so all of the weight is taken without one.
+        flat = linear(h_NE, weight if outputs == slice(None) else weight[outputs])
         flat = flat if self.qkv_bias is None else flat + exchange.weight(self.qkv_bias)[outputs]
         return self._add_adapters(flat, h_NE, projections)
 

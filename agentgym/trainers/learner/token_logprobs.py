@@ -162,12 +162,12 @@ class _Slopes(NamedTuple):
 
 
 def _add_product(total_VE: Tensor | None, grad_CV: Tensor, hidden_CE: Tensor) -> Tensor:
-    """Returns the head's gradient so far plus that of a chunk, in float32: a bfloat16 sum of many would lose some."""
+    """Returns the head's gradient so far plus that of a chunk; a sum is float32, since bfloat16 would lose some."""
+    in_place = grad_CV.shape[1] > LARGE_VOCABULARY
     if total_VE is None:
-        in_place = grad_CV.shape[1] > LARGE_VOCABULARY
-        total_VE = grad_CV.T @ hidden_CE if in_place else weight_gradient(grad_CV, hidden_CE)
-        return total_VE.to(torch.promote_types(total_VE.dtype, torch.float32))
-    if grad_CV.shape[1] > LARGE_VOCABULARY and grad_CV.dtype == total_VE.dtype:
+        return grad_CV.T @ hidden_CE if in_place else weight_gradient(grad_CV, hidden_CE)
+    total_VE = total_VE.to(torch.promote_types(total_VE.dtype, torch.float32))
+    if in_place and grad_CV.dtype == total_VE.dtype:
         return total_VE.addmm_(grad_CV.T, hidden_CE)
     return total_VE.add_(weight_gradient(grad_CV, hidden_CE))
 
