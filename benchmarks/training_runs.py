@@ -163,7 +163,8 @@ def play(run: Run) -> str:
         return ""
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     again = ["--resume"] if (run.folder / "config.yaml").is_file() else []
-    command = [sys.executable, "-m", "agentgym", "train", *run.options, "--output", str(run.folder), *again]
+    whole = ("--target-success", "None")  # all runs take all steps
+    command = [sys.executable, "-m", "agentgym", "train", *whole, *run.options, "--output", str(run.folder), *again]
     log = run.folder.parent / f"{run.folder.name}.log"  # the name may hold a rate, and so a dot
     began = time.monotonic()
     with log.open("w") as file:

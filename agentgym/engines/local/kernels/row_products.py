@@ -51,6 +51,9 @@ def padded_rows(num_rows: int) -> int:
 def row_product(x_NI: Tensor, weight_OI: Tensor, added_NO: Tensor | None = None) -> Tensor:
     """Computes `x @ weight.T`, plus `added`, `[N, O]`; `N` is at least `MIN_ROWS`."""
     kernel = _kernel_for(x_NI)
+    if not _fits(x_NI, weight_OI, added_NO):
+        product_NO = x_NI.mm(weight_OI.t())  # torch names what is wrong
+        return product_NO if added_NO is None else product_NO + added_NO
     if kernel is None or x_NI.shape[1] * x_NI.element_size() % _UNIT_BYTES:
         return _product_without_kernel(x_NI, weight_OI, added_NO)
     x_NI = x_NI.contiguous()
@@ -66,6 +69,14 @@ def row_product(x_NI: Tensor, weight_OI: Tensor, added_NO: Tensor | None = None)
         torch.get_num_threads(),
     )
     return out_NO
+
+
+def _fits(x_NI: Tensor, weight_OI: Tensor, added_NO: Tensor | None) -> bool:
+    """Returns whether a kernel may read the tensors."""
+    fits = x_NI.dtype == weight_OI.dtype and x_NI.device == weight_OI.device and x_NI.shape[1] == weight_OI.shape[1]
+    if added_NO is None:
+        return fits
+    return fits and added_NO.dtype == x_NI.dtype and added_NO.shape == (len(x_NI), len(weight_OI))
 
 
 def _weight_arguments(weight_OI: Tensor) -> tuple[int, int, int, int, int]:

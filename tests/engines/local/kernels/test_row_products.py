@@ -126,6 +126,17 @@ def test_products_without_a_compiler_are_right_too(dtype: torch.dtype, monkeypat
     torch.testing.assert_close(sum_NO.double(), exact_NO + added_NO, rtol=1e-2, atol=0.3)
 
 
+def test_tensors_that_do_not_fit_raise_what_torch_raises(weight_OI: nn.Parameter, x_NI: Tensor) -> None:
+    with pytest.raises(RuntimeError):
+        row_product(x_NI[:, 1:], weight_OI)
+    with pytest.raises(RuntimeError):
+        row_product(x_NI.bfloat16(), weight_OI)
+    with pytest.raises(RuntimeError):
+        row_product(x_NI, weight_OI, torch.ones(3, 4))
+    odd_OI, odd_NI = weight_OI[:, 1:].bfloat16(), x_NI[:, 1:].bfloat16()
+    torch.testing.assert_close(row_product(odd_NI, odd_OI), odd_NI @ odd_OI.t(), rtol=1e-2, atol=0.3)
+
+
 def test_a_weight_that_changes_in_place_is_copied_again(weight_OI: nn.Parameter, x_NI: Tensor) -> None:
     keep_packed([weight_OI])
     row_product(x_NI, weight_OI)
