@@ -87,7 +87,7 @@ def schedule(num_requests: int, num_tokens: int) -> None:
     for number in range(num_requests):
         prompt_T = draws.integers(0, 60, PROMPT)
         future: asyncio.Future[Completion] = loop.create_future()
-        scheduler.waiting.append(SamplingRequest(prompt_T, sampling, f"session-{number}", future, loop))
+        scheduler.add(SamplingRequest(prompt_T, sampling, f"session-{number}", future, loop))
     left = num_requests
     while left:
         scheduler.admit()

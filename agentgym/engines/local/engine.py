@@ -123,7 +123,7 @@ class LocalEngine:
         request = SamplingRequest(prompt_T, sampling, session, loop.create_future(), loop)
         self._in_flight[session] = request
         try:
-            if not self._submit(lambda: self._scheduler.waiting.append(request)):
+            if not self._submit(lambda: self._scheduler.add(request)):
                 raise EngineError(_CLOSED)
             return await request.future
         except asyncio.CancelledError:
@@ -322,7 +322,7 @@ class LocalEngine:
         return id_R.cpu().numpy(), logprobs
 
     def _fail_all(self, cause: Exception) -> list[_Delivery]:
-        failed = [*self._scheduler.active.values(), *self._scheduler.waiting]
+        failed = [*self._scheduler.active.values(), *self._scheduler.waiting.values()]
         deliveries: list[_Delivery] = []
         for request in failed:
             self._scheduler.end(request)
@@ -371,7 +371,7 @@ class LocalEngine:
 
     def _is_over(self, request: SamplingRequest) -> bool:
         if request.slot < 0:
-            return request not in self._scheduler.waiting
+            return self._scheduler.waiting.get(request.session) is not request
         return self._scheduler.active.get(request.slot) is not request
 
     def _mark_weights(self) -> int:

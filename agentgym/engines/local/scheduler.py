@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -54,7 +54,8 @@ class Scheduler:
     def __init__(self, cache: SlotCache, max_step_tokens: int, keep_idle_s: float) -> None:
         self.cache, self.max_step_tokens, self.keep_idle_s = cache, max_step_tokens, keep_idle_s
         num_slots, window = cache.num_slots, cache.window
-        self.waiting: deque[SamplingRequest] = deque()
+        self.waiting: dict[str, SamplingRequest] = {}
+        """The requests without a slot by session, in order of arrival."""
         self.active: dict[int, SamplingRequest] = {}
         self.temperature_S = np.ones(num_slots, np.float32)
         self.top_p_S = np.ones(num_slots, np.float32)
@@ -67,14 +68,20 @@ class Scheduler:
         self._slots: NDArray[np.int64] | None = None
         self._num_fresh = 0
 
+    def add(self, request: SamplingRequest) -> None:
+        """Has the request wait for a slot; no other one of its session waits or is at work."""
+        self.waiting[request.session] = request
+
     def admit(self) -> None:
         """Gives slots to waiting requests: first to sessions that still have theirs, then in order of arrival."""
         now = time.monotonic()
-        for request in [r for r in self.waiting if self.cache.owns(r.session)] if self.waiting else []:
-            self.waiting.remove(request)
-            self._join(request, now)
+        if not self.waiting:
+            return
+        for session in self.cache.idle_sessions():
+            if session in self.waiting:
+                self._join(self.waiting.pop(session), now)
         count = min(len(self.waiting), self.cache.num_available(now - self.keep_idle_s))
-        joining = [self.waiting.popleft() for _ in range(count)]
+        joining = [self.waiting.pop(session) for session in list(islice(self.waiting, count))]
         for request in sorted(joining, key=lambda request: len(request.prompt_T)):  # similar lengths become neighbors
             self._join(request, now)
 
@@ -224,7 +231,7 @@ class Scheduler:
     def end(self, request: SamplingRequest) -> None:
         """Removes a request before it ended by itself."""
         if request.slot < 0:
-            self.waiting.remove(request)
+            del self.waiting[request.session]
         else:
             self._leave(request.slot)
 

@@ -67,7 +67,7 @@ def test_members_that_wait_for_a_prefix_look_for_it_once(
     prompt_T = np.random.default_rng(0).integers(10, size=1_500)
     for member in range(32):
         future = loop.create_future()
-        scheduler.waiting.append(SamplingRequest(prompt_T, Sampling(max_tokens=400), str(member), future, loop))
+        scheduler.add(SamplingRequest(prompt_T, Sampling(max_tokens=400), str(member), future, loop))
     looked: list[int] = []
     right = cache.common_prefix_S
     monkeypatch.setattr(cache, "common_prefix_S", lambda slot: looked.append(slot) or right(slot))
@@ -84,7 +84,8 @@ def test_a_request_goes_on_by_itself_if_the_one_that_it_waits_for_is_aborted(loo
     requests = [
         SamplingRequest(prompt_T, Sampling(max_tokens=4), str(member), loop.create_future(), loop) for member in (0, 1)
     ]
-    scheduler.waiting.extend(requests)
+    for request in requests:
+        scheduler.add(request)
     scheduler.admit()
     for _ in range(3):
         rows = scheduler.plan()
@@ -106,7 +107,7 @@ def test_tokens_with_the_same_hash_are_not_taken_for_the_same(
     for member in range(2):
         prompt_T = np.full(100, member)
         request = SamplingRequest(prompt_T, Sampling(max_tokens=50), str(member), loop.create_future(), loop)
-        scheduler.waiting.append(request)
+        scheduler.add(request)
     scheduler.admit()
     play(scheduler)
     assert not copies
