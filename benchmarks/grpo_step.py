@@ -33,13 +33,14 @@ from typing import Any, NamedTuple
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"  # before torch is imported, and for TRL's process
 
 import torch
+from shapes import SHAPES
 from trl_environment import run_beside_trl
 
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.engine import LocalEngine
 from agentgym.engines.protocol import Completion, Sampling
-from agentgym.model.decoder import Decoder, DecoderConfig
-from agentgym.model.model_folder import load_decoder, save_model_folder
+from agentgym.model.decoder import Decoder
+from agentgym.model.model_folder import load_decoder
 from agentgym.rollout.seeds import derive
 from agentgym.trainers.batch.batch import TrainingBatch, build_batch
 from agentgym.trainers.batch.credits import credit_groups, flat_credit
@@ -82,25 +83,6 @@ class Size:
 SIZES = {"8x64": Size(1, 8, 64), "32x256": Size(4, 8, 256)}
 
 
-class Shape(NamedTuple):
-    """The sizes of a model."""
-
-    width: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_width: int
-    ffn_width: int
-    vocab_size: int
-
-
-MODELS = {
-    "1M": Shape(128, 4, 4, 2, 32, 320, 2048),
-    "60M": Shape(512, 14, 8, 4, 64, 1536, 32_000),
-    "500M": Shape(1024, 28, 16, 8, 128, 3072, 32_000),
-}
-
-
 class TrlSettings(NamedTuple):
     """Settings of TRL that change its speed and nothing else, except for rounding."""
 
@@ -140,14 +122,6 @@ class Cost:
     def of(cls, generation_s: Sequence[float], update_s: Sequence[float]) -> Cost:
         """Returns medians after the warm-up."""
         return cls(statistics.median(generation_s[WARMUP:]), statistics.median(update_s[WARMUP:]))
-
-
-def make_model(shape: Shape, folder: Path) -> int:
-    """Saves a random model for both sides; returns the number of its parameters."""
-    config = DecoderConfig(family="qwen3", context_window=2048, qk_norm=True, **shape._asdict())
-    model = Decoder(config).initialize(0)
-    save_model_folder(model, folder)
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def run_trl(size: Size, model: Path, steps: int, settings: TrlSettings) -> dict[str, Any]:
@@ -335,7 +309,7 @@ def _same_dtype(costs: Mapping[str, Sequence[Cost]], name: str) -> Sequence[Cost
 def main() -> None:
     """Prints the tables, and with --json one JSON object as the last line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=["1M"])
+    parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=["1M"])
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES), help="replies x tokens")
     parser.add_argument("--prompt", type=int, default=32, help="tokens of the prompt that a group shares")
     parser.add_argument("--rounds", type=int, default=3)
@@ -347,7 +321,7 @@ def main() -> None:
     for model, name in product(arguments.models, arguments.sizes):
         size = replace(SIZES[name], prompt_tokens=arguments.prompt)
         with tempfile.TemporaryDirectory() as folder:
-            count = make_model(MODELS[model], Path(folder, "model"))
+            count = replace(SHAPES[model], context_window=2048).save(Path(folder, "model"))
             print(f"{count / 1e6:.2f} million parameters, {size} tokens, prompts of {arguments.prompt}", flush=True)
             costs = compare(size, Path(folder, "model"), arguments.rounds, arguments.steps)
         show(costs)
