@@ -79,8 +79,6 @@ class LocalEngine:
         self._inbox: deque[Callable[[], object]] = deque()
         self._wake = threading.Condition()
         self._paused = self._closed = self._stopped = self._preparing = False
-        if sum(parameter.nbytes for parameter in self._parameters) * _PACKED_PART <= total_memory():
-            keep_packed(self._parameters)
         is_small = sum(parameter.numel() for parameter in self._parameters) < _SMALL_MODEL
         on_cpu = model.embed.device.type == "cpu"
         self._threads = 1 if is_small else self.config.threads
@@ -283,6 +281,8 @@ class LocalEngine:
 
     def _make_runner(self) -> SplitStep:
         assert isinstance(self.model, Decoder | TransformersModel)
+        if sum(parameter.nbytes for parameter in self._parameters) * _PACKED_PART <= total_memory():
+            keep_packed(self._parameters)  # compiles the kernel, which may take long
         runner = make_step(self.model, self._cache, compiles=self.compiles, required=bool(self.config.compile))
         for finding in batch_invariance_findings(runner):
             _log.warning("replies may depend on what else is in flight: %s", finding)
