@@ -14,16 +14,8 @@ __all__ = ["MAIN_SETTINGS", "TrainOptions"]
 
 MAIN_SETTINGS = (
     *("env", "env_kwargs", "model", "algo", "steps", "tasks", "group_size", "optimizer.learning_rate"),
-    *(
-        "limits.turn_tokens",
-        "seed",
-        "eval_episodes",
-        "target_success",
-        "engine",
-        "executor",
-        "learner.device",
-        "learner.lora.rank",
-    ),
+    *("limits.turn_tokens", "seed", "eval_episodes", "target_success"),
+    *("engine", "executor", "learner.device", "learner.lora.rank"),
     *("output", "resume", "config", "print_config", "dry_run", "json"),
 )
 """The settings that `--help` shows, and the options of the command itself."""

@@ -120,7 +120,7 @@ def _early_end(config: TrainConfig, result: TrainResult) -> str:
     """Returns why a run ended before its last step; empty if it did not."""
     reasons = {
         "target_success": f"held-out success reached target_success {config.target_success} (None trains on)",
-        "max_minutes": f"max_minutes {config.max_minutes} are over",
+        "max_minutes": f"it has taken max_minutes {config.max_minutes}",
         "solved": "every episode succeeded (solved in collapse.stop_on)",
     }
     return reasons.get(result.end, "")

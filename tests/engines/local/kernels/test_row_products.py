@@ -12,16 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from agentgym.engines.local.kernels import row_products
-from agentgym.engines.local.kernels.cpp_compiler import cpp_compiler
 from agentgym.engines.local.kernels.row_products import forget_packed, keep_packed, row_linear, row_product
 
 SIZE = 1024, 512
-
-
-@pytest.fixture(autouse=True)
-def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets the kernel be compiled."""
-    monkeypatch.delenv("CXX", raising=False)
 
 
 @pytest.fixture
@@ -63,12 +56,13 @@ def multiplies(dtype: torch.dtype) -> bool:
 def test_a_row_has_the_bits_that_it_has_alone_whatever_the_sizes_and_the_copy(
     dtype: torch.dtype, num_rows: int, num_outputs: int, num_inputs: int, turned: bool, threads: int
 ) -> None:
-    if cpp_compiler() is None or not multiplies(dtype):
-        pytest.skip(f"no compiler, or the processor does not multiply {dtype}")
+    if dtype == torch.bfloat16 and not multiplies(dtype):
+        pytest.skip(f"the processor does not multiply {dtype}")
     drawn = torch.Generator().manual_seed(num_rows)
     weight_OI = torch.randn(num_inputs, num_outputs, generator=drawn).to(dtype).t()
     weight_OI = weight_OI if turned else weight_OI.contiguous()
     x_NI, added_NO = (torch.randn(num_rows, n, generator=drawn).to(dtype) for n in (num_inputs, num_outputs))
+    assert multiplies(dtype)
     usual = torch.get_num_threads()
     torch.set_num_threads(threads)
     whole_NO = row_product(x_NI, weight_OI)

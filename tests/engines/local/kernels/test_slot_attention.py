@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentgym.engines.local.kernels.cpp_compiler import build, cpp_compiler
+from agentgym.engines.local.kernels.cpp_compiler import build
 from agentgym.engines.local.kernels.slot_attention import SlotRows, attend_slots, attends_compiled, load_attention
 
 NUM_SLOTS, WINDOW = 6, 640
@@ -28,18 +27,6 @@ SHAPES = (
     (70, 1, 16, 16),
 )
 """Query heads, key/value heads, and the widths of keys and values."""
-
-
-@pytest.fixture(autouse=True)
-def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The compiler that the tests hide otherwise."""
-    monkeypatch.delenv("CXX")
-    if cpp_compiler() is None:
-        reason = "there is no C++ compiler: install g++"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    yield
 
 
 def rows_of(*parts: tuple[int, int, int]) -> SlotRows:
