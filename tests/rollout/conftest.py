@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -47,7 +48,11 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 @pytest.fixture(scope="session")
 def worst_lateness() -> Callable[[Callable[[], Awaitable[object]]], float]:
-    """The most seconds that a task was late which woke up every millisecond while the event loop did the work."""
+    """The most seconds that a task was late which woke up every millisecond while the event loop did the work.
+
+    The work is done three times and the least is returned: what the work itself holds up is late each time, what
+    another process holds up is not.
+    """
 
     async def measure(work: Callable[[], Awaitable[object]]) -> float:
         worst = 0.0
@@ -66,4 +71,12 @@ def worst_lateness() -> Callable[[Callable[[], Awaitable[object]]], float]:
         clock.cancel()
         return worst
 
-    return lambda work: asyncio.run(measure(work))
+    def least_of_three(work: Callable[[], Awaitable[object]]) -> float:
+        gc.collect()
+        gc.freeze()  # what other tests have left would be looked through while the work is done
+        try:
+            return min(asyncio.run(measure(work)) for _ in range(3))
+        finally:
+            gc.unfreeze()
+
+    return least_of_three
