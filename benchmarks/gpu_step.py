@@ -27,7 +27,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from trl_environment import run_beside_trl
+from peer_environments import run_beside_trl
 
 from agentgym.embedded import embedded_folder
 from agentgym.engines.local.config import LocalEngineConfig

@@ -3,7 +3,7 @@
 Both sides sample the same number of tokens from the same prompts with the same saved model (random weights of Qwen3's
 architecture), center and scale the rewards within each group, and take one AdamW step, on one thread.
 
-TRL lives in an environment of its own that the first run makes (`trl_environment.py`). The first round tries it as it
+TRL lives in an environment of its own that the first run makes (`peer_environments.py`). The first round tries it as it
 comes (gradient checkpointing, bf16) and with settings that may be faster: without checkpointing in fp32 and in bf16,
 alone, with torch.compile, and with a static cache. Later rounds, ours and theirs in turn, take the fastest of a dtype.
 A round is the median of its steps; the table has minimum, median and maximum of the rounds. Ours computes what
@@ -33,8 +33,8 @@ from typing import Any, NamedTuple
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"  # before torch is imported, and for TRL's process
 
 import torch
+from peer_environments import run_beside_trl
 from shapes import SHAPES
-from trl_environment import run_beside_trl
 
 from agentgym.engines.local.config import LocalEngineConfig
 from agentgym.engines.local.engine import LocalEngine

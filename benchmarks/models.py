@@ -6,7 +6,7 @@ norms of the three trainers must agree.
 
 The update is forward, loss, backward and AdamW over 8 rows of 500 tokens of prompt and replies of 32 to 96: once with
 a prompt of its own for each row, and once with the same for all. To TRL 1.16 both are the same work; its `GRPOTrainer`
-runs without gradient checkpointing in fp32 and in bf16, its fastest settings (`trl_environment.py` has its
+runs without gradient checkpointing in fp32 and in bf16, its fastest settings (`peer_environments.py` has its
 environment). Tokens are those of all rows, prompts included.
 
     python benchmarks/models.py [--sizes 1M 60M 500M] [--json]
@@ -30,12 +30,12 @@ os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"  # before to
 
 import torch
 from grpo_step import AGREEMENT, TASK, trajectory
+from peer_environments import run_beside_trl
 from safetensors.torch import load_file
 from shapes import SHAPES
 from torch import Tensor
 from train_step import TRL_SCRIPT
 from transformers.utils import logging as transformers_logging
-from trl_environment import run_beside_trl
 
 from agentgym.engines.protocol import Completion
 from agentgym.model.policy import load_policy

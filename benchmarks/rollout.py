@@ -4,7 +4,11 @@ Counts the process CPU time of everything: rendering, parsing, the environment's
 row is the least that any loop must do for the same turns: render, extend, parse and step, one after the other,
 without events, limits or records.
 
-    python benchmarks/rollout.py [--json]
+With --peers the loops of SkyRL and TRL play the same walk beside it: the same tokenizer and template, the same replies
+of an engine that answers at once, 1,024 episodes of 16 turns. They live in environments of their own, which the first
+run makes (`peer_environments.py`). All are warmed up, and take turns.
+
+    python benchmarks/rollout.py [--json] [--peers]
 """
 
 from __future__ import annotations
@@ -12,12 +16,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from peer_environments import run_beside
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 import agentgym.chat_templates
 from agentgym.chat_templates.families import renderer_for
@@ -36,17 +44,22 @@ from agentgym.types import Message, Task, ToolCall
 
 CONCURRENT = 1024
 TARGET_MS = 0.3
-TEXTS = ["You stand in a hall. There are doors to the north and to the east."] * 20
 CALL = '<tool_call>\n{"name": "look", "arguments": {"direction": "north"}}\n</tool_call>'
 REPLY = Message("assistant", "", tool_calls=(ToolCall("call_0", "look", {"direction": "north"}),))
 MARKS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+
+
+SYSTEM = "You walk through rooms."
+FIRST = "You stand in a hall. There are doors to the north and to the east."
+ROOM = "To the {direction} there is a room with a lamp, a table and a closed door."
+PEERS = {"SkyRL": ("skyrl-0.3", "rollout_skyrl.py"), "TRL": ("trl-1.16", "rollout_trl.py")}
 
 
 class Walk(ToolEnv):
     """Walks for `num_turns` turns; one short tool, computed at once."""
 
     runs_inline = True
-    system_prompt = "You walk through rooms."
+    system_prompt = SYSTEM
 
     def __init__(self, num_turns: int) -> None:
         super().__init__()
@@ -55,7 +68,7 @@ class Walk(ToolEnv):
     def start(self, options: dict[str, object]) -> str:
         """The first room."""
         self.count = 0
-        return "You stand in a hall. There are doors to the north and to the east."
+        return FIRST
 
     @tool
     def look(self, direction: str) -> str:
@@ -63,13 +76,13 @@ class Walk(ToolEnv):
         self.count += 1
         if self.count == self.num_turns:
             self.end(success=True, reward=1.0)
-        return f"To the {direction} there is a room with a lamp, a table and a closed door."
+        return ROOM.format(direction=direction)
 
 
 class Blocking(TextEnv):
     """A sync environment that does not promise to be quick: every call hops to its thread and back."""
 
-    system_prompt = "You walk through rooms."
+    system_prompt = SYSTEM
 
     def __init__(self, num_turns: int) -> None:
         super().__init__()
@@ -78,7 +91,7 @@ class Blocking(TextEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """The first room."""
         self.count = 0
-        return "You stand in a hall. There are doors to the north and to the east.", {}
+        return FIRST, {}
 
     def step(self, action: str) -> StepResult:
         """One turn."""
@@ -92,17 +105,22 @@ class Inline(Blocking):
     runs_inline = True
 
 
-def make_renderer() -> Renderer:
+def make_tokenizer() -> ChatTokenizer:
     """Makes the chat format of the embedded model over a small tokenizer that is trained on the spot."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=1000, initial_alphabet=alphabet, show_progress=False)
-    backend.train_from_iterator([CALL, Walk.look.__doc__ or "", *TEXTS], trainer)
+    backend.train_from_iterator([CALL, Walk.look.__doc__ or "", *[FIRST] * 20], trainer)
     backend.add_special_tokens([AddedToken(mark, normalized=False, special=True) for mark in MARKS])
     template = (Path(agentgym.chat_templates.__file__).parent / "embedded.jinja").read_text(encoding="utf-8")
-    return renderer_for(ChatTokenizer(backend, template, special_tokens={"eos_token": "<|im_end|>"}))
+    return ChatTokenizer(backend, template, special_tokens={"eos_token": "<|im_end|>"})
+
+
+def make_renderer() -> Renderer:
+    """Makes the renderer of that tokenizer."""
+    return renderer_for(make_tokenizer())
 
 
 def measure(renderer: Renderer, make: Callable[[int], TextEnv], num_turns: int, concurrency: int) -> float:
@@ -139,13 +157,51 @@ def least(renderer: Renderer, make: Callable[[int], TextEnv], num_turns: int, co
     return 1000 * (time.process_time() - started) / (concurrency * num_turns)
 
 
+def run_peers(tokenizer: ChatTokenizer, num_turns: int, num_rounds: int) -> dict[str, list[float]]:
+    """Returns CPU milliseconds per turn of our loop and of its peers', one number for each round."""
+    found: dict[str, list[float]] = {name: [] for name in ("ours", *PEERS)}
+    renderer = renderer_for(tokenizer)
+    with tempfile.TemporaryDirectory() as folder:
+        PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer.backend,
+            eos_token="<|im_end|>",
+            pad_token="<|im_end|>",
+            chat_template=tokenizer.template,
+        ).save_pretrained(folder)
+        spec = {
+            "tokenizer": folder,
+            "reply": reply_ids(renderer, REPLY),
+            "episodes": CONCURRENT,
+            "turns": num_turns,
+            "system": SYSTEM,
+            "first": FIRST,
+            "observation": ROOM,
+        }
+        for _ in range(num_rounds):
+            found["ours"].append(measure(renderer, Walk, num_turns, CONCURRENT))
+            for name, (environment, script) in PEERS.items():
+                found[name].append(run_beside(environment, Path(__file__).with_name(script), spec)["ms"])
+    return found
+
+
 def main() -> None:
     """Prints the table, and with --json one JSON object as the last line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser.add_argument("--peers", action="store_true", help="the loops of SkyRL and TRL instead of the table")
+    parser.add_argument("--rounds", type=int, default=3, help="of --peers (default 3)")
     arguments = parser.parse_args()
     renderer = make_renderer()
     measure(renderer, Walk, 2, 64)
+    if arguments.peers:
+        found = run_peers(make_tokenizer(), 16, arguments.rounds)
+        for name, values in found.items():
+            ratio = statistics.median(found["ours"]) / statistics.median(values)
+            spread = "".join(f"{value:>8.3f}" for value in (min(values), statistics.median(values), max(values)))
+            print(f"{name:<8}{spread} ms per turn, ours is {ratio:.2f}")
+        if arguments.json:
+            print(json.dumps(found))
+        return
     rows: dict[str, float] = {}
     print(f"{'environment':<12}{'episodes':>9}{'turns':>7}{'ms/turn':>9}{'bare':>7}{'ratio':>7}")
     cases = [(Walk, CONCURRENT, turns) for turns in (4, 16, 64)] + [(Walk, 1, 64), (Walk, 64, 16)]

@@ -3,9 +3,9 @@
 A group of rows begins with the same prompt; only the replies are trained. `shared` is how the learner computes it (the
 prompt once, only what is trained to the end), `packed` the same code with nothing shared, and `padded` is transformers
 on a rectangle of rows with whole logits. `trl` is the loss of TRL's GRPOTrainer, in an environment of its own that the
-first run makes (`trl_environment.py`): without gradient checkpointing, the fastest that it has, and `trl_frugal` with,
-its default. All have the same weights, rows and loss; each runs in a process of its own, on one core in fp32. Before
-anything is timed their logprobs and gradients must agree.
+first run makes (`peer_environments.py`): without gradient checkpointing, the fastest that it has, and `trl_frugal`
+with, its default. All have the same weights, rows and loss; each runs in a process of its own, on one core in fp32.
+Before anything is timed their logprobs and gradients must agree.
 
     python benchmarks/train_step.py [--group 16] [--prompt 1000] [--no-trl] [--json]
 
@@ -33,9 +33,9 @@ os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"  # before to
 
 import torch
 from memory import Memory
+from peer_environments import run_beside_trl
 from safetensors.torch import load_file
 from torch import Tensor
-from trl_environment import run_beside_trl
 
 from agentgym.model.decoder import Decoder, DecoderConfig
 from agentgym.model.model_folder import load_decoder, published_views, save_model_folder

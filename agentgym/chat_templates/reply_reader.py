@@ -33,6 +33,7 @@ class ReplyReader:
         marks = frozenset(reply_format.marks)
         self._mark_texts = {index: token.content for index, token in added.items() if token.content in marks}
         texts = sorted(self._mark_texts.values(), key=len, reverse=True)
+        self._known = self._stop_ids.union(self._mark_texts)
         self._spelled = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
     def parse(self, ids: Sequence[int], context: ReplyContext) -> Message:
@@ -52,19 +53,16 @@ class ReplyReader:
     def _parts(self, ids: Sequence[int]) -> list[tuple[str, bool]]:
         """Returns pairs of a text and whether it is a mark; a stop id that closes calls is a mark, and the last one."""
         parts: list[tuple[str, bool]] = []
-        run: list[int] = []
-        for index in ids:
-            mark = self._mark_texts.get(index)
-            if index in self._stop_ids:
-                if mark is not None and mark not in self.format.ends:
-                    return parts + ([(self.decode(run), False)] if run else []) + [(mark, True)]
-                break
-            if mark is None:
-                run.append(index)
-                continue
-            parts += [(self.decode(run), False), (mark, True)] if run else [(mark, True)]
-            run = []
-        return parts + ([(self.decode(run), False)] if run else [])
+        start = 0
+        for place in [place for place, index in enumerate(ids) if index in self._known]:
+            mark, stops = self._mark_texts.get(ids[place]), ids[place] in self._stop_ids
+            parts += [(self.decode(ids[start:place]), False)] if place > start else []
+            if mark is not None and not (stops and mark in self.format.ends):
+                parts.append((mark, True))
+            if stops:
+                return parts
+            start = place + 1
+        return parts + ([(self.decode(ids[start:]), False)] if start < len(ids) else [])
 
     def _hide(self, text: str, guard: str) -> str:
         return self._spelled.sub(lambda match: match[0][0] + guard + match[0][1:], text)

@@ -160,8 +160,9 @@ class ChatTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the ids' text, special tokens included; ids out of range give none."""
-        size = self.vocab_size
-        known = [index for index in ids if 0 <= index < size]
+        size, known = self.vocab_size, ids
+        if ids and not 0 <= min(ids) <= max(ids) < size:
+            known = [index for index in ids if 0 <= index < size]
         if len(known) > LONG_TEXT:
             return str(self.backend.decode_batch([known], skip_special_tokens=False)[0])
         with self.lock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -239,5 +238,6 @@ class ScriptedEngine:
 
 def _through_stop(ids: Sequence[int], stop_ids: tuple[int, ...]) -> Sequence[int]:
     """Returns `ids` up to and including the first stop id."""
-    stop = next((index for index, token in enumerate(ids) if token in stop_ids), None)
-    return ids if stop is None else list(itertools.islice(ids, stop + 1))
+    if frozenset(stop_ids).isdisjoint(ids):
+        return ids
+    return ids[: 1 + min(ids.index(token) for token in stop_ids if token in ids)]

@@ -8,6 +8,8 @@ from agentgym.types import AnyCall, MalformedCall, Message
 
 __all__ = ["Action"]
 
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
 
 class Action(str):
     """A reply as text, with its parsed calls; a plain `str` for code that does not know about calls.
@@ -49,4 +51,4 @@ class Action(str):
 def _format_call(call: AnyCall) -> str:
     if isinstance(call, MalformedCall):
         return call.raw
-    return json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
+    return _encode({"name": call.name, "arguments": dict(call.arguments)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -280,11 +281,12 @@ def check_completion(completion: Completion, sampling: Sampling, vocab_size: int
     ids = completion.ids
     if len(ids) > sampling.max_tokens:
         raise EngineError(f"the engine returned {len(ids)} ids where max_tokens was {sampling.max_tokens}")
-    if any(index in sampling.stop_ids for index in ids[:-1]):
+    if not frozenset(sampling.stop_ids).isdisjoint(ids[:-1]):
         raise EngineError("the engine went on sampling after a stop id: a reply ends with its first one")
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         raise EngineError(f"the engine returned the id {max(ids)}, outside of its vocabulary of {vocab_size}")
-    if not all(-1e9 < logprob <= 1e-6 for logprob in completion.logprobs):  # false for NaN as well
+    logprobs = completion.logprobs
+    if logprobs and not (-1e9 < min(logprobs) and max(logprobs) <= 1e-6 and math.isfinite(sum(logprobs))):
         raise EngineError("the engine returned a logprob that is not finite or above 0")
 
 

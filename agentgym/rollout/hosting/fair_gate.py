@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 
 __all__ = ["Turnstile"]
 
@@ -18,9 +19,25 @@ class Turnstile:
     """
 
     def __init__(self, width: int = WIDTH) -> None:
-        self._gate = asyncio.Semaphore(width)
+        self._width = width
+        self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def wait_turn(self) -> None:
         """Waits until the event loop has room for this episode."""
-        async with self._gate:
-            await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        if not self._waiting:
+            loop.call_soon(self._admit, loop)
+        self._waiting.append(turn)
+        await turn
+
+    def _admit(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Admits as many episodes as a pass continues, and the next ones in the next pass."""
+        num_admitted = 0
+        while self._waiting and num_admitted < self._width:
+            turn = self._waiting.popleft()
+            if not turn.done():  # else its episode was cancelled meanwhile
+                turn.set_result(None)
+                num_admitted += 1
+        if self._waiting:
+            loop.call_soon(self._admit, loop)
