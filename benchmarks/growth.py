@@ -1,8 +1,10 @@
 """How CPU seconds grow with the tokens of an episode and with the number of episodes, and the exponent of each curve.
 
-Four parts: the rollout loop (a scripted engine that answers at once, `Walk` of `rollout.py`), the writing of its
-records, `agentgym verify` of them with the renderer, and the scheduler of the in-process engine without its model. An
-exponent of 1 is a straight line; the fit is that of the logarithms over all sizes.
+Five parts: the rollout loop (a scripted engine that answers at once, `Walk` of `rollout.py`), the writing of its
+records, `agentgym verify` of them with the renderer, the scheduler of the in-process engine without its model, and an
+update of the learner (1 million parameters; while tokens grow, of two rows). An exponent of 1 is a straight line; the
+fit is that of the logarithms over all sizes. Attention's operations grow with the square of the tokens: the last line
+has the learner's exponent over the operations of all its matrix products.
 
     python benchmarks/growth.py [--tokens 1024 ... 32768] [--episodes 16 ... 4096] [--repeats 3] [--json]
 """
@@ -14,14 +16,19 @@ import asyncio
 import json
 import logging
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"  # before torch is imported
+
 import numpy as np
-import torch
+from models import Rows, make_learner
 from rollout import REPLY, Walk, make_renderer
+from shapes import SHAPES
 
 from agentgym.chat_templates.protocol import Renderer
 from agentgym.engines.local.kv_cache import SlotCache
@@ -36,6 +43,7 @@ from agentgym.rollout.episode.token_loop import RolloutLoop
 from agentgym.rollout.limits import Limits
 from agentgym.rollout.record.episodes_file import EpisodeWriter
 from agentgym.rollout.sampling.sampler import Sampler, SamplerConfig
+from agentgym.trainers.learner.learner import Learner
 from agentgym.trajectory import Trajectory
 from agentgym.types import Task
 
@@ -55,7 +63,8 @@ SHAPE = DecoderConfig(
     ffn_width=8,
     context_window=1 << 16,
 )
-PARTS = ("rollout", "records", "verify", "scheduler")
+LEARNED_SHAPE, LEARNED_ROWS = SHAPES["1M"], 2
+PARTS = ("rollout", "records", "verify", "scheduler", "learner")
 
 
 def num_turns_for(renderer: Renderer, num_tokens: int) -> int:
@@ -101,6 +110,21 @@ def schedule(num_requests: int, num_tokens: int) -> None:
     loop.close()
 
 
+def learn(learner: Learner, num_rows: int, num_tokens: int) -> None:
+    """Updates the weights by rows of which all tokens but the first two are trained."""
+    draws = np.random.default_rng(0).integers(0, LEARNED_SHAPE.vocab_size, (num_rows, num_tokens))
+    advantages = tuple(float(number % 2) - 0.5 for number in range(num_rows))
+    learner.update(Rows(tuple(map(tuple, draws.tolist())), 2, advantages).batch())
+
+
+def operations(num_rows: int, num_tokens: int) -> float:
+    """Returns the multiplications and additions of an update's matrix products, forward and backward."""
+    shape = LEARNED_SHAPE
+    head_width = shape.head_width or shape.width // shape.num_heads
+    attention = 6.0 * shape.num_layers * shape.num_heads * head_width * num_tokens**2
+    return num_rows * (6.0 * 0.95e6 * num_tokens + attention)
+
+
 def cpu_seconds(work: Callable[[], object], repeats: int) -> float:
     """Returns the least CPU seconds of the repeats."""
     spent = []
@@ -111,8 +135,10 @@ def cpu_seconds(work: Callable[[], object], repeats: int) -> float:
     return min(spent)
 
 
-def measure(renderer: Renderer, num_episodes: int, num_tokens: int, repeats: int) -> dict[str, float]:
-    """Returns the CPU seconds of each part, and under `tokens` the tokens of an episode that was played."""
+def measure(
+    renderer: Renderer, learner: Learner, num_episodes: int, num_tokens: int, num_rows: int, repeats: int
+) -> dict[str, float]:
+    """Returns the CPU seconds of each part, and the learner's operations; `num_rows` is what it learns from."""
     num_turns = num_turns_for(renderer, num_tokens)
     played: list[Trajectory] = []
 
@@ -132,7 +158,8 @@ def measure(renderer: Renderer, num_episodes: int, num_tokens: int, repeats: int
         assert report.ok, "\n".join(report.lines())
         seconds["verify"] = cpu_seconds(lambda: verify_run(Path(folder), renderer), repeats)
     seconds["scheduler"] = cpu_seconds(lambda: schedule(num_episodes, num_tokens), repeats)
-    return {"tokens": len(played[0].rows[0]), **seconds}
+    seconds["learner"] = cpu_seconds(lambda: learn(learner, num_rows, num_tokens), 1)
+    return {**seconds, "operations": operations(num_rows, num_tokens)}
 
 
 def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
@@ -147,6 +174,10 @@ def print_curves(title: str, sizes: Sequence[int], rows: Sequence[dict[str, floa
         print(f"{size:>26,}" + "".join(f"{row[name]:>11.3f}" for name in PARTS), flush=True)
     slopes = {name: exponent(sizes, [row[name] for row in rows]) for name in PARTS}
     print(f"{'exponent':>26}" + "".join(f"{slopes[name]:>11.2f}" for name in PARTS))
+    slopes["learner, of its operations"] = exponent(
+        [row["operations"] for row in rows], [row["learner"] for row in rows]
+    )
+    print(f"the learner's exponent over its operations: {slopes['learner, of its operations']:.2f}")
     return slopes
 
 
@@ -158,13 +189,19 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     given = parser.parse_args()
-    torch.set_num_threads(1)
     logging.getLogger("agentgym").setLevel(logging.ERROR)  # `Walk` has one prompt for all tasks
     renderer = make_renderer()
-    measure(renderer, GROUP, FEW_TOKENS, 1)
-    by_tokens = [measure(renderer, FEW_EPISODES, tokens, given.repeats) for tokens in given.tokens]
+    with tempfile.TemporaryDirectory() as folder:
+        replace(LEARNED_SHAPE, context_window=max(given.tokens)).save(Path(folder))
+        learner = make_learner(Path(folder), "fast", "float32")
+    measure(renderer, learner, GROUP, FEW_TOKENS, GROUP, 1)
+    by_tokens = [
+        measure(renderer, learner, FEW_EPISODES, tokens, LEARNED_ROWS, given.repeats) for tokens in given.tokens
+    ]
     slopes = print_curves(f"tokens, {FEW_EPISODES} episodes", given.tokens, by_tokens)
-    by_episodes = [measure(renderer, episodes, FEW_TOKENS, given.repeats) for episodes in given.episodes]
+    by_episodes = [
+        measure(renderer, learner, episodes, FEW_TOKENS, episodes, given.repeats) for episodes in given.episodes
+    ]
     more = print_curves(f"episodes of {FEW_TOKENS} tokens", given.episodes, by_episodes)
     if given.json:
         print(json.dumps({"tokens": by_tokens, "episodes": by_episodes, "exponents": [slopes, more]}))

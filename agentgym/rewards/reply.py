@@ -59,4 +59,4 @@ def conversation(trajectory: Trajectory) -> tuple[Message, ...]:
 
 
 def _answer(turn: Turn) -> tuple[Message, ...]:
-    return plain_answers(turn.observation, turn.tool_results)[0] if turn.messages is None else turn.messages
+    return next(plain_answers(turn.observation, turn.tool_results)) if turn.messages is None else turn.messages

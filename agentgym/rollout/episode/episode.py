@@ -163,8 +163,9 @@ class Draft:
         (message, finish_reason, generate_s), self._reply = self._reply, None
         answer = answer or EnvStep("", ())
         timings = {"generate_s": generate_s, "env_s": env_s}
-        said = (answer.observation, answer.tool_results)
-        told = None if answer.messages in ((), *plain_answers(*said)) else answer.messages
+        said, told = (answer.observation, answer.tool_results), answer.messages or None
+        if told is not None and told in plain_answers(*said):
+            told = None
         self.turns.append(Turn(message, answer.reward, *said, finish_reason, messages=told, timings=timings))
 
     def keep_info(self) -> None:

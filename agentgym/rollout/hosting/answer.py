@@ -69,13 +69,15 @@ class EnvStep:
         return replace(self, info=info)
 
 
-def plain_answers(observation: str, results: Sequence[ToolResult]) -> tuple[tuple[Message, ...], ...]:
-    """Returns the usual messages of an answer with an observation and results: the results, then both, or the text."""
+def plain_answers(observation: str, results: Sequence[ToolResult]) -> Iterator[tuple[Message, ...]]:
+    """Yields the usual messages of an answer with an observation and results: the results, then both, or the text."""
     tools = tuple(
         Message("tool", result.content, tool_call_id=result.call_id, name=result.name or None) for result in results
     )
-    said = (Message("user", observation),)
-    return (tools, (*tools, *said), said) if tools else (said,)
+    if tools:
+        yield tools
+        yield (*tools, Message("user", observation))
+    yield (Message("user", observation),)
 
 
 def read_reset(values: object) -> EnvStep:
