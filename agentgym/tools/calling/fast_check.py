@@ -1,11 +1,11 @@
-"""A compiled yes-check of the common JSON Schema keywords: True means valid, False means ask the full validator."""
+"""Yes-checks of the common JSON Schema keywords, for values and for schemas: False means ask the full validator."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["fast_check"]
+__all__ = ["fast_check", "is_common_schema"]
 
 Check = Callable[[Any], bool]
 IGNORED = {"title", "description", "default", "examples", "$defs", "$schema", "$id", "$comment", "deprecated"}
@@ -36,6 +36,13 @@ def fast_check(schema: object) -> Check | None:
     if not isinstance(kind, str) or kind not in KEYWORDS or not keywords <= KEYWORDS[kind]:
         return None
     return _BUILDERS[kind](schema)
+
+
+def is_common_schema(schema: object) -> bool:
+    """Returns True only for a well-formed schema whose keywords are all common ones."""
+    if not isinstance(schema, Mapping):
+        return isinstance(schema, bool)
+    return all(name in _IS_FORMED and _IS_FORMED[name](value) for name, value in schema.items())
 
 
 def _anything(value: Any) -> bool:
@@ -124,3 +131,44 @@ _BUILDERS: dict[str, Callable[[Mapping[str, Any]], Check | None]] = {
     "array": _array,
     "object": _object,
 }
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value)) and len(set(value)) == len(value)
+
+
+def _are_schemas(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(is_common_schema, value))
+
+
+_IS_FORMED: dict[str, Check] = {
+    "type": lambda value: isinstance(value, str) and value in KEYWORDS,
+    "title": _is_text,
+    "description": _is_text,
+    "default": _anything,
+    "enum": lambda value: isinstance(value, list),
+    "minimum": _is_number,
+    "maximum": _is_number,
+    "minLength": _is_count,
+    "maxLength": _is_count,
+    "minItems": _is_count,
+    "maxItems": _is_count,
+    "items": is_common_schema,
+    "anyOf": _are_schemas,
+    "required": _are_names,
+    "properties": lambda value: isinstance(value, Mapping) and all(map(is_common_schema, value.values())),
+    "additionalProperties": is_common_schema,
+}
+"""What each common keyword may have as a value."""

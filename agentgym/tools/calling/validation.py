@@ -1,15 +1,20 @@
-"""Checks a call's arguments against a JSON Schema (Draft 2020-12), with messages that a model can act on."""
+"""Checks a call's arguments against a JSON Schema (Draft 2020-12), with messages that a model can act on.
+
+`jsonschema` takes as long to load as all tools of a program, so it is loaded for what the quick checks leave open.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
-
-import jsonschema
-from jsonschema.exceptions import ValidationError, relevance
+from typing import TYPE_CHECKING, Any
 
 from agentgym.errors import ToolSchemaError, nearest
-from agentgym.tools.calling.fast_check import fast_check
+from agentgym.tools.calling.fast_check import fast_check, is_common_schema
+
+if TYPE_CHECKING:
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import ValidationError
 
 __all__ = ["ArgumentCheck"]
 
@@ -27,8 +32,14 @@ class ArgumentCheck:
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         _refuse_bad_schema(schema)
-        self._validator = jsonschema.Draft202012Validator(dict(schema))
+        self._schema = dict(schema)
         self._surely_valid: Callable[[Any], bool] | None = fast_check(schema)
+
+    @functools.cached_property
+    def _validator(self) -> Draft202012Validator:
+        from jsonschema import Draft202012Validator
+
+        return Draft202012Validator(self._schema)
 
     def __call__(self, arguments: Mapping[str, Any]) -> str | None:
         try:
@@ -80,6 +91,8 @@ def _noun(error: ValidationError) -> str:
 
 def _most_telling(error: ValidationError) -> ValidationError:
     """Returns the option of a failed `anyOf` that came nearest, if it failed deeper than at the top."""
+    from jsonschema.exceptions import relevance
+
     while error.context:
         deeper = [child for child in error.context if len(child.path) > 0]
         if not deeper:
@@ -139,9 +152,13 @@ def _refuse_bad_schema(schema: Mapping[str, Any]) -> None:
             f"a tool's parameters are a JSON Schema of type 'object', got type {schema.get('type')!r}; "
             'write {"type": "object", "properties": {...}}'
         )
+    if is_common_schema(schema):
+        return
+    from jsonschema import Draft202012Validator, SchemaError
+
     try:
-        jsonschema.Draft202012Validator.check_schema(dict(schema))
-    except jsonschema.SchemaError as error:
+        Draft202012Validator.check_schema(dict(schema))
+    except SchemaError as error:
         raise ToolSchemaError(f"not a JSON Schema of Draft 2020-12 at {error.json_path}: {error.message}") from None
     for reference in _references(schema):
         if not _resolves(schema, reference):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.errors import ToolSchemaError
-from agentgym.tools.calling.fast_check import fast_check
+from agentgym.tools.calling.fast_check import KEYWORDS, fast_check, is_common_schema
 from agentgym.tools.calling.validation import ArgumentCheck
 
 SCHEMA = {
@@ -132,6 +132,23 @@ def test_the_fast_check_never_accepts_what_the_full_one_refuses(schema: Any, val
     check = fast_check(schema)
     if check is not None and check(value):
         assert jsonschema.Draft202012Validator(schema).is_valid(value)
+
+
+NAMES = sorted({*set().union(*KEYWORDS.values()), "title", "description", "default", "anyOf", "pattern", "$ref"})
+PARTS = st.one_of(
+    SCHEMAS,
+    VALUES,
+    st.sampled_from([*KEYWORDS, "strng", -1, 1.5, True, [], {}]),
+    st.lists(st.sampled_from(["a", "b", 1])),
+    st.lists(SCHEMAS),
+    st.dictionaries(st.sampled_from("ab"), SCHEMAS | VALUES),
+)
+
+
+@given(SCHEMAS | st.dictionaries(st.sampled_from(NAMES), PARTS, max_size=3))
+def test_a_schema_of_common_keywords_is_well_formed(schema: Any) -> None:
+    if is_common_schema(schema):
+        jsonschema.Draft202012Validator.check_schema(schema)
 
 
 @given(st.dictionaries(st.sampled_from(["direction", "count", "path", "maybe", "x"]), VALUES))
