@@ -43,11 +43,12 @@ class SlotAttention:
 
         `compiled` chooses the operator, if `attends_compiled`.
         """
-        slot_N, position_N = rows.slot_N, rows.position_N
+        of_rows = [rows.slot_N, rows.position_N, *cache.common.of(rows.slot_N, rows.num_decode)]
         if pads:
-            slot_N, position_N = pad_rows(slot_N, cache.num_slots), pad_rows(position_N)
+            scratch = cache.num_slots, 0, cache.num_slots, 0
+            of_rows = [pad_rows(of_N, value) for of_N, value in zip(of_rows, scratch, strict=True)]
         device = cache.kv[0].device
-        self._slot_N, self.position_N = (torch.from_numpy(of_N).to(device) for of_N in (slot_N, position_N))
+        self._slot_N, self.position_N, *self._roots = (torch.from_numpy(of_N).to(device) for of_N in of_rows)
         self._cache, self._rows = cache, rows
         self._compiled = compiled
         self._firsts: dict[int, Tensor | None] = {}
@@ -69,7 +70,8 @@ class SlotAttention:
         """
         mask = None if mask is None or mask.is_causal else mask
         if self._compiled and (mask is None or self._first_N(mask) is not None):
-            rows = SlotRows(self._slot_N, self.position_N, None if mask is None else self._first_N(mask))
+            first_N = None if mask is None else self._first_N(mask)
+            rows = SlotRows(self._slot_N, self.position_N, first_N, *self._roots)
             sinks_H, softcap = (None, None) if scores is None else (scores.sinks_H, scores.softcap)
             return attend_slots((q_NHD, k_NKD, v_NKD), kv, rows, sinks_H, softcap)
         keys, values = kv[0, ..., : k_NKD.shape[-1]], kv[1, ..., : v_NKD.shape[-1]]

@@ -71,10 +71,14 @@ class CompiledStep:
 
     def forward(self, rows: Rows) -> Tensor:
         """Computes logits `[R, V]` of the wanted rows; writes keys and values into the cache."""
+        cache, scratch = self.cache, self.cache.num_slots
+        root_N, common_N = cache.common.of(rows.slot_N, rows.num_decode)
         due = StepInputs(
-            torch.from_numpy(pad_rows(self.cache.tokens_SW[rows.slot_N, rows.position_N])),
-            torch.from_numpy(pad_rows(rows.slot_N, self.cache.num_slots)),
+            torch.from_numpy(pad_rows(cache.tokens_SW[rows.slot_N, rows.position_N])),
+            torch.from_numpy(pad_rows(rows.slot_N, scratch)),
             torch.from_numpy(pad_rows(rows.position_N)),
+            torch.from_numpy(pad_rows(root_N, scratch)),
+            torch.from_numpy(pad_rows(common_N)),
             torch.from_numpy(pad_rows(rows.wanted_R)),
         )
         if self._step is None:
@@ -121,7 +125,7 @@ class CompiledStep:
         """Returns rows of the scratch slot."""
         slot_N = torch.full((num_rows,), self.cache.num_slots)
         zeros_N, zeros_R = torch.zeros_like(slot_N), torch.zeros(num_wanted, dtype=torch.int64)
-        return StepInputs(zeros_N, slot_N, zeros_N.clone(), zeros_R)
+        return StepInputs(zeros_N, slot_N, zeros_N.clone(), slot_N.clone(), zeros_N.clone(), zeros_R)
 
 
 def make_step(model: Decoder | TransformersModel, cache: SlotCache, *, compiles: bool, required: bool) -> Runner:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from agentgym.engines.local.common_keys import CommonKeys
 from agentgym.engines.local.machine_memory import available_memory, lazy_zeros
 from agentgym.errors import ConfigError
 from agentgym.model.language_model import KvShape, LanguageModel
@@ -79,6 +80,8 @@ class SlotCache:
         # A hash of the tokens up to each: a sum of products with random numbers, so that prefixes are found by it.
         self._hash_SW = np.zeros((num_slots, window), np.uint64)
         self._factor_W = np.random.default_rng(0).integers(2**64, size=window, dtype=np.uint64)
+        self.common = CommonKeys(num_slots, window)
+        """The slots that begin with copies of other slots' keys."""
         self.num_known_S = np.zeros(num_slots, np.int64)
         self.num_valid_S = np.zeros(num_slots, np.int64)
         self._slot_of: dict[str, int] = {}
@@ -140,6 +143,7 @@ class SlotCache:
         shared = int(differs[0]) if differs.size else known
         goes_back = shared < self.num_valid_S[slot]
         self.num_valid_S[slot] = 0 if self.states and goes_back else shared
+        self.common.keep(slot, int(self.num_valid_S[slot]))
         self.tokens_SW[slot, : len(prompt_T)] = prompt_T
         self._hash_SW[slot, : len(prompt_T)] = (_factors(prompt_T) * self._factor_W[: len(prompt_T)]).cumsum()
         self.num_known_S[slot] = len(prompt_T)
@@ -152,16 +156,20 @@ class SlotCache:
         self._hash_SW[slot_R, known_R] = self._hash_SW[slot_R, known_R - 1] + added_R
         self.num_known_S[slot_R] = known_R + 1
 
-    def common_prefix_S(self, slot: int) -> NDArray[np.int64]:
+    def common_prefix_S(self, slot: int, at_least: int) -> NDArray[np.int64]:
         """Returns how many leading tokens each slot shares with `slot`, their keys computed or not, `[S]`.
 
-        It is found by hashes, in a time that hardly depends on the lengths: see `shares`.
+        It is 0 for a slot that shares less than `at_least`, of the tokens that `slot` has. It is found by hashes, in a
+        time that hardly depends on the lengths: see `shares`.
         """
         least_S = np.zeros(self.num_slots, np.int64)
+        same_S = self._hash_SW[:, at_least - 1] == self._hash_SW[slot, at_least - 1]
+        same_S[slot] = False
+        open_S = np.flatnonzero(same_S & (self.num_known_S >= at_least))
+        least_S[open_S] = at_least
         most_S = np.minimum(self.num_known_S, self.num_known_S[slot])
-        most_S[slot] = 0
-        middle_S = most_S  # most share all or nothing
-        while (open_S := np.flatnonzero(least_S < most_S)).size:
+        middle_S = most_S  # most share all or no more
+        while (open_S := open_S[least_S[open_S] < most_S[open_S]]).size:
             middle = middle_S[open_S]
             same = self._hash_SW[open_S, middle - 1] == self._hash_SW[slot, middle - 1]
             least_S[open_S[same]], most_S[open_S[~same]] = middle[same], middle[~same] - 1
@@ -200,10 +208,12 @@ class SlotCache:
         if self.experts_SWRK is not None:
             self.experts_SWRK[target, :num_tokens] = self.experts_SWRK[source, :num_tokens]
         self.num_valid_S[target] = num_tokens
+        self.common.note_copy(source, target, num_tokens)
 
     def invalidate(self) -> None:
         """Marks every key and value as stale, because the weights changed."""
         self.num_valid_S[:] = 0
+        self.common.forget()
 
     def erase(self) -> None:
         """Zeroes keys and values, so that no later request reads what a failed step wrote (possibly NaN)."""

@@ -21,7 +21,7 @@ __all__ = ["SamplingRequest", "Scheduler"]
 
 # Shape suffixes: S slots, W window, R sampled rows, J stop ids.
 
-_MIN_SHARED = 16  # waiting a step for a prefix that another request is computing pays from this many tokens on
+_MIN_SHARED = 16  # copying a prefix, or waiting a step for one that is being computed, pays from this many tokens on
 
 
 class Prefix(NamedTuple):
@@ -165,10 +165,10 @@ class Scheduler:
         if awaited is not None and self._is_computing(awaited):
             return True
         request.awaited = None
-        limit = int(cache.num_known_S[slot]) - 1
-        if limit - cache.num_valid_S[slot] < _MIN_SHARED:
+        limit, worth = int(cache.num_known_S[slot]) - 1, int(cache.num_valid_S[slot]) + _MIN_SHARED
+        if worth > limit:
             return False
-        shared_S = np.minimum(cache.common_prefix_S(slot), limit)
+        shared_S = np.minimum(cache.common_prefix_S(slot, worth), limit)
         ready_S = np.minimum(shared_S, cache.num_valid_S)
         if cache.states:  # a prefix can be continued only where it ends
             ready_S[ready_S < cache.num_valid_S] = 0

@@ -24,12 +24,18 @@ __all__ = ["StepGraph", "StepInputs", "decoder_graph"]
 
 
 class StepInputs(NamedTuple):
-    """The rows of a step, by their tokens, slots and positions, and the wanted ones."""
+    """The rows of a step, by their tokens, slots, positions and common keys, and the wanted ones."""
 
     ids_N: Tensor
     slot_N: Tensor
     position_N: Tensor
+    root_N: Tensor
+    common_N: Tensor
     wanted_R: Tensor
+
+    def slot_rows(self, first_N: Tensor | None = None) -> SlotRows:
+        """Returns what attention reads; `first_N` are the first keys that the rows see, by default all of them."""
+        return SlotRows(self.slot_N, self.position_N, first_N, self.root_N, self.common_N)
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,7 @@ class _DecoderStep:
             q_NHD, k_NKD, v_NKD = self._heads(layer, x_NE)
             q_NHD = _rotate(q_NHD * self.config.head_width**-0.5, cos_N1D, sin_N1D)
             k_NKD = _rotate(k_NKD, cos_N1D, sin_N1D)
-            attended_NHD = attend_slots((q_NHD, k_NKD, v_NKD), kv, SlotRows(due.slot_N, due.position_N))
+            attended_NHD = attend_slots((q_NHD, k_NKD, v_NKD), kv, due.slot_rows())
             x_NE = x_NE + row_linear(attended_NHD.flatten(1), layer.out)
             gate_NF, up_NF = row_linear(self._norm(x_NE, layer.ffn_norm), layer.gate_up).chunk(2, -1)
             x_NE = x_NE + row_linear(F.silu(gate_NF) * up_NF, layer.down)

@@ -19,7 +19,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 
 from agentgym.engines.local.kernels.row_products import row_linear
-from agentgym.engines.local.kernels.slot_attention import SlotRows, attend_slots
+from agentgym.engines.local.kernels.slot_attention import attend_slots
 from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.step_graph import StepGraph, StepInputs, decoder_graph
 from agentgym.errors import ConfigError
@@ -51,7 +51,7 @@ def step_graph(model: Decoder | TransformersModel, cache: SlotCache) -> StepGrap
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     # Equal sizes are one symbol.
     symbols: SymbolicContext = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK])
-    sizes = _TRACED_ROWS, _TRACED_ROWS, _TRACED_ROWS, _TRACED_WANTED
+    sizes = [_TRACED_WANTED if name == "wanted_R" else _TRACED_ROWS for name in StepInputs._fields]
     free = [torch.zeros(size, dtype=torch.int64) for size in sizes]
     inputs = [mode.from_tensor(x, symbolic_context=symbols) for x in free]
     inputs += [mode.from_tensor(x, static_shapes=True) for x in (*cache.kv, *tensors.values())]
@@ -97,7 +97,7 @@ class _TracedAttention:
         due = self._due
         if id(mask) not in self._firsts:
             self._firsts[id(mask)] = None if mask.is_causal else self._first_N(mask)
-        rows = SlotRows(due.slot_N, due.position_N, self._firsts[id(mask)])
+        rows = due.slot_rows(self._firsts[id(mask)])
         qkv = q_NHD * scores.scale, k_NKD, v_NKD
         return attend_slots(qkv, self._kv_by_layer[layer], rows, scores.sinks_H, scores.softcap)
 

@@ -74,6 +74,7 @@ async def replies(engine: LocalEngine, made: Sequence[Prompt], tag: str) -> list
         *(pytest.param(heads, False, marks=pytest.mark.slow) for heads in ("G=1", "G=3")),
         *(pytest.param(heads, True, marks=pytest.mark.slow) for heads in ("G=2", "G=3")),
     ],
+    indirect=["compiled"],
 )
 def test_a_reply_has_the_same_bits_alone_in_a_batch_in_any_order_and_with_or_without_sharing(
     heads: str, compiled: bool
@@ -102,7 +103,7 @@ def test_a_reply_has_the_same_bits_alone_in_a_batch_in_any_order_and_with_or_wit
     asyncio.run(play())
 
 
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)], indirect=True)
 def test_turns_of_an_episode_reuse_their_prefix_and_have_the_bits_of_one_without_a_cache(compiled: bool) -> None:
     async def episode(engine: LocalEngine, number: int, *, forget: bool = False) -> list[Completion]:
         rng = random.Random(number // 4)

@@ -54,9 +54,11 @@ def test_common_prefixes_are_those_of_a_comparison_token_by_token() -> None:
                 least = min(cache.num_known_S[slot], cache.num_known_S[other])
                 differs = np.flatnonzero(cache.tokens_SW[slot, :least] != cache.tokens_SW[other, :least])
                 expected.append(0 if other == slot else int(differs[0]) if differs.size else int(least))
-            assert cache.common_prefix_S(slot).tolist() == expected
+            for at_least in range(1, int(cache.num_known_S[slot]) + 1):
+                wanted = [number if number >= at_least else 0 for number in expected]
+                assert cache.common_prefix_S(slot, at_least).tolist() == wanted
     cache.load(3, np.array([7, 7, 7]))  # a slot whose tokens are replaced
-    assert not cache.common_prefix_S(3).any()
+    assert not cache.common_prefix_S(3, 1).any()
 
 
 def test_members_that_wait_for_a_prefix_look_for_it_once(
@@ -70,7 +72,7 @@ def test_members_that_wait_for_a_prefix_look_for_it_once(
         scheduler.add(SamplingRequest(prompt_T, Sampling(max_tokens=400), str(member), future, loop))
     looked: list[int] = []
     right = cache.common_prefix_S
-    monkeypatch.setattr(cache, "common_prefix_S", lambda slot: looked.append(slot) or right(slot))
+    monkeypatch.setattr(cache, "common_prefix_S", lambda slot, worth: looked.append(slot) or right(slot, worth))
     scheduler.admit()
     assert play(scheduler) >= 1_500 // 64
     assert len(looked) <= 2 * 32  # when it comes, and when the prefix is there

@@ -3,13 +3,16 @@
 // The bits of a result depend on the token's query, and on the keys and values that it sees, alone. Each score is
 // summed over the width in one order. Keys are taken in blocks that begin at multiples of BLOCK, and the values of a
 // block are added one after the other. A key that is hidden from a token adds an exact zero. So tokens of one slot are
-// computed together, which reads keys and values once for many of them, and have the bits that each has alone.
+// computed together, which reads keys and values once for many of them, and have the bits that each has alone. So are
+// tokens of slots that begin with the same keys, which are read from one of them, the root.
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "vectors.h"
@@ -182,17 +185,23 @@ namespace {
 int64_t padded_width(int64_t width) { return (width + LANES - 1) / LANES * LANES; }
 
 // The tensors of a step: queries [N, H, D], keys and values [N, K, D], stored ones [2, S, K, W, D], slots, positions
-// and first keys [N] (null: 0), sinks [H] (null: none), and results [N, H, D].
+// and first keys [N] (null: 0), roots and how many keys are theirs [N] (null: all keys are those of the token's slot),
+// sinks [H] (null: none), and results [N, H, D].
 template <typename T>
 struct Step {
     Sizes sizes;
     const T *queries, *keys, *values;
     T* stored;
-    const int64_t *slots, *positions, *firsts;
+    const int64_t *slots, *positions, *firsts, *roots, *commons;
     const T* sinks;
     T* out;
 
     int64_t group() const { return sizes.num_heads / sizes.num_kv_heads; }
+
+    // The slot that has a token's first keys, and how many.
+    std::pair<int64_t, int64_t> root(int64_t token) const {
+        return roots ? std::pair(roots[token], commons[token]) : std::pair(slots[token], sizes.window);
+    }
 
     T* stored_keys(int64_t slot, int64_t kv_head) const {
         return stored + (slot * sizes.num_kv_heads + kv_head) * sizes.window * sizes.stored_width;
@@ -210,13 +219,23 @@ struct Step {
             }
     }
 
-    // Returns the first token of each tile, which has tokens of one slot only, and the number of tokens.
-    std::vector<int64_t> tiles() const {
+    // Returns the tokens in an order in which those of one root are neighbours.
+    std::vector<int64_t> order() const {
+        std::vector<int64_t> tokens(sizes.num_tokens);
+        std::iota(tokens.begin(), tokens.end(), 0);
+        if (roots)
+            std::stable_sort(tokens.begin(), tokens.end(), [&](int64_t a, int64_t b) { return root(a) < root(b); });
+        return tokens;
+    }
+
+    // Returns the first place of each tile, whose tokens have one root, and the number of places.
+    std::vector<int64_t> tiles(const std::vector<int64_t>& tokens) const {
         const int64_t most = std::max<int64_t>(1, TILE / group());
         std::vector<int64_t> cuts{0};
-        for (int64_t token = 1; token <= sizes.num_tokens; ++token)
-            if (token == sizes.num_tokens || slots[token] != slots[token - 1] || token - cuts.back() == most)
-                cuts.push_back(token);
+        for (int64_t place = 1; place <= sizes.num_tokens; ++place)
+            if (place == sizes.num_tokens || root(tokens[place]) != root(tokens[place - 1]) ||
+                place - cuts.back() == most)
+                cuts.push_back(place);
         return cuts;
     }
 };
@@ -232,9 +251,11 @@ public:
         return most * (key_width + padded_width(step.sizes.value_width) + BLOCK + 2) + key_width * LANES;
     }
 
-    // `following` are the first keys of the tile that is computed next; null for the last one.
-    Tile(const Step<T>& step, int64_t first, int64_t last, int64_t kv_head, const T* following, float* room)
-        : step(step), first(first), kv_head(kv_head), num((last - first) * step.group()), following(following),
+    // `following` are keys of the tile that is computed next.
+    Tile(const Step<T>& step, const int64_t* tokens, int64_t num_tokens, int64_t kv_head, const T* following,
+         float* room)
+        : step(step), tokens(tokens), num_tokens(num_tokens), kv_head(kv_head), num(num_tokens * step.group()),
+          common(step.root(tokens[0]).second / LANES * LANES), following(following),
           key_width(padded_width(step.sizes.key_width)), value_width(padded_width(step.sizes.value_width)),
           queries(room), mixed(queries + num * key_width), weights(mixed + num * value_width),
           most(weights + num * BLOCK), total(most + num), columns(total + num) {
@@ -254,7 +275,6 @@ public:
     }
 
     void attend() {
-        const T* keys = step.stored_keys(step.slots[first], kv_head);
         int64_t from = first_key(0);
         until = 0;
         for (int64_t query = 0; query < num; query += step.group()) {
@@ -262,7 +282,7 @@ public:
             until = std::max(until, last_key(query) + 1);
         }
         for (int64_t start = from / BLOCK * BLOCK; start < until; start += BLOCK)
-            add_block(keys, start, std::min(BLOCK, until - start));
+            add_block(start, std::min(BLOCK, until - start));
         for (int64_t query = 0; query < num; ++query) {
             const int64_t head = kv_head * step.group() + query % step.group();
             T* target = step.out + (token_of(query) * step.sizes.num_heads + head) * step.sizes.value_width;
@@ -273,41 +293,82 @@ public:
 
 private:
     const Step<T>& step;
-    const int64_t first, kv_head, num;
+    const int64_t* const tokens;
+    const int64_t num_tokens, kv_head, num;
+    const int64_t common;  // the number of keys that are the root's
     const T* const following;
     const int64_t key_width, value_width;
     int64_t until = 0;  // the last key of all queries, and one
     float *const queries, *const mixed, *const weights, *const most, *const total, *const columns;
     // [num, key_width], [num, value_width], [num, BLOCK], [num], [num], [key_width, LANES]
 
-    int64_t token_of(int64_t query) const { return first + query / step.group(); }
+    int64_t token_of(int64_t query) const { return tokens[query / step.group()]; }
     int64_t first_key(int64_t query) const { return step.firsts ? step.firsts[token_of(query)] : 0; }
     int64_t last_key(int64_t query) const { return step.positions[token_of(query)]; }
 
-    void add_block(const T* keys, int64_t start, int64_t num_keys) {
-        const int64_t stride = step.sizes.stored_width;
-        const T* values = keys + step.values_after() + start * stride;
-        for (int64_t key = 0; key < num_keys; key += LANES) {
-            if (num < TURNED) fetch(values + key * stride, LANES * stride);
-            score(keys + (start + key) * stride, stride, weights + key);
-        }
-        for (int64_t query = 0; query < num; ++query) weigh(query, start, num_keys);
-        const T* next = start + BLOCK < until ? keys + (start + BLOCK) * stride : following;
-        mix_all(mixed, value_width, num, weights, values, stride, num_keys, num < TURNED ? next : nullptr);
+    // The keys of a slot from one on.
+    const T* keys_at(int64_t slot, int64_t key) const {
+        return step.stored_keys(slot, kv_head) + key * step.sizes.stored_width;
     }
 
-    // Writes the scores of all queries to LANES keys.
-    void score(const T* keys, int64_t stride, float* out) {
-        int64_t query = 0;
-        if (num >= TURNED) {
-            turn(keys, key_width, stride, columns);
-            for (; query + 4 <= num; query += 4)
-                scores_of_turned<4>(queries + query * key_width, columns, key_width, out + query * BLOCK);
-            for (; query + 2 <= num; query += 2)
-                scores_of_turned<2>(queries + query * key_width, columns, key_width, out + query * BLOCK);
+    // Adds keys of all queries: first those that the root has for all tokens, then each token's own. While keys are
+    // read for few queries, it asks for those that are read next.
+    void add_block(int64_t start, int64_t num_keys) {
+        const int64_t shared = std::clamp<int64_t>(common - start, 0, num_keys), own = start + shared;
+        const int64_t group = step.group(), after = step.values_after();
+        const T* keys = keys_at(step.root(tokens[0]).first, start);
+        const T* next = start + BLOCK < until ? keys_at(slot_at(start + BLOCK), start + BLOCK) : following;
+        score(keys, shared, 0, num, weights, keys + after);
+        if (own < start + num_keys)
+            for (int64_t token = 0; token < num_tokens; ++token) {
+                const int64_t slot = step.slots[tokens[token]];
+                const T* coming = token + 1 < num_tokens ? keys_at(step.slots[tokens[token + 1]], own)
+                                                         : keys_at(step.slots[tokens[0]], own) + after;
+                score(keys_at(slot, own), num_own(token, own, start + num_keys), token * group, (token + 1) * group,
+                      weights + shared, coming);
+            }
+        for (int64_t query = 0; query < num; ++query) weigh(query, start, num_keys);
+        mix(0, num, weights, keys + after, shared, own < start + num_keys ? nullptr : next);
+        if (own < start + num_keys)
+            for (int64_t token = 0; token < num_tokens; ++token) {
+                const T* values = keys_at(step.slots[tokens[token]], own) + after;
+                const T* coming =
+                    token + 1 < num_tokens ? keys_at(step.slots[tokens[token + 1]], own) + after : next;
+                mix(token * group, group, weights + shared, values, num_own(token, own, start + num_keys), coming);
+            }
+    }
+
+    // The slot from which a key is read first.
+    int64_t slot_at(int64_t key) const { return key < common ? step.root(tokens[0]).first : step.slots[tokens[0]]; }
+
+    // The number of keys in [from, to) that a token sees.
+    int64_t num_own(int64_t token, int64_t from, int64_t to) const {
+        return std::max<int64_t>(0, std::min(to, step.positions[tokens[token]] + 1) - from);
+    }
+
+    // Writes the scores of queries [first, last) to keys of one slot.
+    void score(const T* keys, int64_t num_keys, int64_t first, int64_t last, float* out, const T* coming) {
+        const int64_t stride = step.sizes.stored_width;
+        for (int64_t key = 0; key < num_keys; key += LANES, keys += LANES * stride, out += LANES) {
+            int64_t query = first;
+            if (last - first < TURNED) {
+                fetch(coming + key * stride, LANES * stride);
+            } else {
+                turn(keys, key_width, stride, columns);
+                for (; query + 4 <= last; query += 4)
+                    scores_of_turned<4>(queries + query * key_width, columns, key_width, out + query * BLOCK);
+                for (; query + 2 <= last; query += 2)
+                    scores_of_turned<2>(queries + query * key_width, columns, key_width, out + query * BLOCK);
+            }
+            for (; query < last; ++query)
+                store(out + query * BLOCK, scores_of(queries + query * key_width, keys, key_width, stride));
         }
-        for (; query < num; ++query)
-            store(out + query * BLOCK, scores_of(queries + query * key_width, keys, key_width, stride));
+    }
+
+    // Adds weighted values of one slot to the results of queries.
+    void mix(int64_t first, int64_t count, const float* weight, const T* values, int64_t num_keys, const T* coming) {
+        mix_all(mixed + first * value_width, value_width, count, weight + first * BLOCK, values,
+                step.sizes.stored_width, num_keys, count < TURNED ? coming : nullptr);
     }
 
     // Makes the weights of one query of its scores, and scales what was added before to the new highest score.
@@ -347,7 +408,7 @@ private:
 template <typename T>
 void attend(const Step<T>& step, int64_t num_threads) {
     step.write();
-    const std::vector<int64_t> cuts = step.tiles();
+    const std::vector<int64_t> tokens = step.order(), cuts = step.tiles(tokens);
     const int64_t num_kv_heads = step.sizes.num_kv_heads, num_tasks = ((int64_t)cuts.size() - 1) * num_kv_heads;
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
     {
@@ -355,10 +416,12 @@ void attend(const Step<T>& step, int64_t num_threads) {
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < num_tasks; ++task) {
             const int64_t tile = task / num_kv_heads, next = (task + 1) / num_kv_heads;
-            const int64_t token = cuts[std::min<int64_t>(next, cuts.size() - 2)];
+            const int64_t token = tokens[cuts[std::min<int64_t>(next, cuts.size() - 2)]];
+            const int64_t common = step.root(token).second, key = common < step.sizes.window ? common : 0;
             const T* following = step.stored_keys(step.slots[token], (task + 1) % num_kv_heads);
-            if (step.firsts) following += step.firsts[token] * step.sizes.stored_width;
-            Tile<T>(step, cuts[tile], cuts[tile + 1], task % num_kv_heads, following, room.get()).attend();
+            following += std::max(key, step.firsts ? step.firsts[token] : 0) * step.sizes.stored_width;
+            Tile<T>(step, &tokens[cuts[tile]], cuts[tile + 1] - cuts[tile], task % num_kv_heads, following, room.get())
+                .attend();
         }
     }
 }
@@ -367,13 +430,16 @@ void attend(const Step<T>& step, int64_t num_threads) {
 
 extern "C" void attend_float32(const Sizes* sizes, const float* queries, const float* keys, const float* values,
                                float* stored, const int64_t* slots, const int64_t* positions, const int64_t* firsts,
-                               const float* sinks, float* out, int64_t num_threads) {
-    attend<float>({*sizes, queries, keys, values, stored, slots, positions, firsts, sinks, out}, num_threads);
+                               const int64_t* roots, const int64_t* commons, const float* sinks, float* out,
+                               int64_t num_threads) {
+    attend<float>({*sizes, queries, keys, values, stored, slots, positions, firsts, roots, commons, sinks, out},
+                  num_threads);
 }
 
 extern "C" void attend_bfloat16(const Sizes* sizes, const uint16_t* queries, const uint16_t* keys,
                                 const uint16_t* values, uint16_t* stored, const int64_t* slots,
-                                const int64_t* positions, const int64_t* firsts, const uint16_t* sinks,
-                                uint16_t* out, int64_t num_threads) {
-    attend<uint16_t>({*sizes, queries, keys, values, stored, slots, positions, firsts, sinks, out}, num_threads);
+                                const int64_t* positions, const int64_t* firsts, const int64_t* roots,
+                                const int64_t* commons, const uint16_t* sinks, uint16_t* out, int64_t num_threads) {
+    attend<uint16_t>({*sizes, queries, keys, values, stored, slots, positions, firsts, roots, commons, sinks, out},
+                     num_threads);
 }

@@ -58,7 +58,7 @@ def load_attention() -> ctypes.CDLL:
     """Compiles and loads the source; raises OSError with the reason if it cannot."""
     library = load_library(Path(__file__).with_suffix(".cpp"))
     for name in _FUNCTIONS.values():
-        getattr(library, name).argtypes = [ctypes.POINTER(_Sizes), *[ctypes.c_void_p] * 9, ctypes.c_int64]
+        getattr(library, name).argtypes = [ctypes.POINTER(_Sizes), *[ctypes.c_void_p] * 11, ctypes.c_int64]
         getattr(library, name).restype = None
     return library
 
@@ -66,16 +66,22 @@ def load_attention() -> ctypes.CDLL:
 _library = torch.library.Library("agentgym", "FRAGMENT")
 _library.define(
     "attend_slots(Tensor q, Tensor k, Tensor v, Tensor(a!) stored, Tensor slot, Tensor position, Tensor? first,"
-    " Tensor? sinks, float softcap) -> Tensor"
+    " Tensor? root, Tensor? common, Tensor? sinks, float softcap) -> Tensor"
 )
 
 
 class SlotRows(NamedTuple):
-    """The slots and positions of tokens, and the first key that each sees (by default that of position 0)."""
+    """The slots and positions of tokens, and the first key that each sees (by default that of position 0).
+
+    The first `common_N` keys and values of a token's slot are equal to those of `root_N`, and are read there, once for
+    many tokens. By default all are read in its own slot.
+    """
 
     slot_N: Tensor
     position_N: Tensor
     first_N: Tensor | None = None
+    root_N: Tensor | None = None
+    common_N: Tensor | None = None
 
 
 def attend_slots(
@@ -94,12 +100,12 @@ def attend_slots(
 
 @torch.library.impl(_library, "attend_slots", "CPU")
 def _attend(q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, stored: Tensor, *more: Any) -> Tensor:
-    slot_N, position_N, first_N, sinks_H, softcap = more
+    *rows, sinks_H, softcap = more
     q_NHD, k_NKD, v_NKD = q_NHD.contiguous(), k_NKD.contiguous(), v_NKD.contiguous()
     sinks_H = None if sinks_H is None else sinks_H.to(stored.dtype).contiguous()
     out_NHD = q_NHD.new_empty(*q_NHD.shape[:2], v_NKD.shape[2])
     sizes = _Sizes(*q_NHD.shape[:2], *k_NKD.shape[1:], v_NKD.shape[2], stored.shape[1], *stored.shape[3:], softcap)
-    tensors = q_NHD, k_NKD, v_NKD, stored, slot_N, position_N, first_N, sinks_H, out_NHD
+    tensors = q_NHD, k_NKD, v_NKD, stored, *rows, sinks_H, out_NHD
     function = getattr(load_attention(), _FUNCTIONS[stored.dtype])
     function(sizes, *(None if x is None else x.data_ptr() for x in tensors), torch.get_num_threads())
     return out_NHD

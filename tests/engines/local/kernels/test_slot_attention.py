@@ -110,6 +110,27 @@ def test_it_is_attention_and_a_token_alone_has_the_same_bits(
         assert torch.equal(alone_1HD[0], out_NHD[number]), number
 
 
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
+def test_what_is_read_in_another_slot_changes_no_bit(
+    dtype: torch.dtype, shape: tuple[int, int, int, int], variant: Mapping[str, Any]
+) -> None:
+    rows = rows_of((1, 639, 1), (0, 300, 1), (3, 310, 1), (2, 290, 1), (5, 270, 1), (4, 70, 90))
+    qkv, stored = tensors(shape, dtype, len(rows.slot_N))
+    roots, commons = (1, 0, 1, 1, 5, 4), (289, 0, 289, 289, 40, WINDOW)  # the own slot has what no other one has
+    for slot, root, common in zip((1, 0, 3, 2), roots, commons, strict=False):
+        stored[:, slot, :, :common] = stored[:, root, :, :common]
+    sizes = torch.tensor([1, 1, 1, 1, 1, 90])
+    root_N, common_N = (torch.tensor(values).repeat_interleave(sizes) for values in (roots, commons))
+    own_NHD, _ = attend(qkv, stored.clone(), rows, variant)
+    shared_NHD, _ = attend(qkv, stored.clone(), rows._replace(root_N=root_N, common_N=common_N), variant)
+    assert torch.equal(shared_NHD, own_NHD)
+    stored[:, (2, 3), :, :256] = 1e30  # it is read in the root indeed
+    if "window" not in variant:
+        assert torch.equal(attend(qkv, stored, rows._replace(root_N=root_N, common_N=common_N), variant)[0], own_NHD)
+
+
 def test_keys_and_values_are_stored_and_nothing_else_is_changed() -> None:
     (q_NHD, k_NKD, v_NKD), stored = tensors((4, 2, 24, 16), FLOAT32, len(ROWS.slot_N))
     expected = stored.clone()
