@@ -58,7 +58,7 @@ def make_sides(folder: Path, longest: int) -> dict[str, Callable[[torch.Tensor],
         model = load_policy(folder, backend=backend).requires_grad_(False)
         assert isinstance(model, Decoder | TransformersModel)
         keep_packed(model.parameters())
-        runner = make_step(model, SlotCache(model, 1, longest), compiles=False, required=False)
+        runner = make_step(model, SlotCache(model, 1, longest), compiles=backend == "fast", required=False)
         sides[backend] = lambda ids, runner=runner: read(runner, ids)
     sdpa = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").eval()
     sides["sdpa"] = torch.inference_mode()(lambda ids: sdpa(ids[None], use_cache=True, logits_to_keep=1).logits[0, -1])

@@ -39,7 +39,7 @@ WIDTHS = {name: len(name) for name in COLUMNS} | {"step": 7, "loss": 7, "left": 
 ALWAYS_SHOWN = COLUMNS.index("cut") + 1
 SHOWN_STEPS = 12
 PHASES = {
-    "compile": "compiling the engine's step (10 to 30 seconds the first time, 4 to 6 later)",
+    "compile": "compiling the engine's step (up to 30 seconds the first time)",
     "eval_before": "held-out play before training",
     "eval_during": "held-out play, as training reached target_success",
     "eval_after": "held-out play after training",

@@ -1,4 +1,4 @@
-"""The in-process engine's step as one graph, compiled by `torch.compile`: the same function as `step`, but faster.
+"""The in-process engine's step of a model of transformers as one graph of `torch.compile`, and the choice of steps.
 
 In a small model a step is mostly the cost of calling a hundred operators. Compiled, everything between two matrix
 products is one loop over the rows, and attention is one operator (`slot_attention`), so a token's bits depend only on
@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agentgym.engines.local.kernels.decoder_step import DecoderStep
 from agentgym.engines.local.kernels.row_products import MIN_ROWS
 from agentgym.engines.local.kernels.slot_attention import load_attention
 from agentgym.engines.local.kv_cache import SlotCache
 from agentgym.engines.local.rows import Rows, pad_rows
 from agentgym.engines.local.step import StepRunner
-from agentgym.engines.local.step_graph import StepInputs
-from agentgym.engines.local.transformers_graph import has_static_step, step_graph
+from agentgym.engines.local.transformers_graph import StepInputs, has_static_step, step_graph
 from agentgym.engines.local.transformers_step import TransformersStep
 from agentgym.errors import ConfigError
 from agentgym.model.decoder import Decoder
@@ -45,7 +45,7 @@ _OPTIONS: dict[str, str | int | bool | Callable[..., object]] = {
 }
 
 
-Runner: TypeAlias = "StepRunner | CompiledStep | TransformersStep"
+Runner: TypeAlias = "StepRunner | DecoderStep | CompiledStep | TransformersStep"
 """The parts of an engine that compute its steps."""
 
 
@@ -55,7 +55,7 @@ class CompiledStep:
     Example: `CompiledStep(model, cache).forward(rows)` returns the `[R, V]` logits that `StepRunner` would return.
     """
 
-    def __init__(self, model: Decoder | TransformersModel, cache: SlotCache) -> None:
+    def __init__(self, model: TransformersModel, cache: SlotCache) -> None:
         if model.embed.device.type != "cpu":
             raise ConfigError(f"the compiled step runs on cpu, and the model is on {model.embed.device}")
         if model.embed.dtype != torch.float32:
@@ -101,18 +101,17 @@ class CompiledStep:
         with torch._dynamo.config.patch(cache_size_limit=_MOST_ENGINES, automatic_dynamic_shapes=False):
             compiled(due, self.cache.kv, graph.weights)
         self._step = lambda due: compiled(due, self.cache.kv, graph.weights)
-        if isinstance(self.model, TransformersModel):
-            self._compare(self.model)
+        self._compare()
 
-    def _compare(self, model: TransformersModel) -> None:
+    def _compare(self) -> None:
         """Raises ConfigError if the traced step gives other logits than the model's own, of a few tokens of a slot."""
         length = min(2 * MIN_ROWS, self.cache.window)
         row_N = np.arange(length)
         before_N = self.cache.tokens_SW[0, :length].copy()
-        self.cache.tokens_SW[0, :length] = 7919 * (row_N + 1) % model.vocab_size
+        self.cache.tokens_SW[0, :length] = 7919 * (row_N + 1) % self.model.vocab_size
         rows = Rows(np.zeros_like(row_N), row_N, 0, ((0, 0, length),), row_N)
         compiled_RV, own_RV = (
-            step.forward(rows).log_softmax(-1) for step in (self, TransformersStep(model, self.cache))
+            step.forward(rows).log_softmax(-1) for step in (self, TransformersStep(self.model, self.cache))
         )
         self.cache.tokens_SW[0, :length] = before_N
         difference = float((compiled_RV - own_RV).abs().max())
@@ -131,7 +130,10 @@ class CompiledStep:
 def make_step(model: Decoder | TransformersModel, cache: SlotCache, *, compiles: bool, required: bool) -> Runner:
     """Returns the compiled step of a model if it `compiles`; if that fails and is not `required`, warns instead."""
     try:
+        if compiles and isinstance(model, Decoder):
+            return DecoderStep(model, cache)
         if compiles:
+            assert isinstance(model, TransformersModel)
             step = CompiledStep(model, cache)
             step.compile()
             return step

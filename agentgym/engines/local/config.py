@@ -27,10 +27,10 @@ class LocalEngineConfig:
     a single core), a larger one each operator (None is torch's default). It changes no reply. The matrix products of
     the whole process use as many threads as an operator of the engine (a property of MKL)."""
     compile: bool | None = False
-    """Runs each step as one graph made by `torch.compile`, on CPU in float32: 1.2 to 1.6 times as fast for a small
-    model. It needs a C++ compiler and takes 10 s the first time, 4 s later (30 and 6 for a model of transformers).
-    None compiles models under 20 million parameters if a compiler is found, but no mixtures of experts and none that
-    keep a state; if compiling fails, a warning gives the reason and the steps run uncompiled."""
+    """Runs each step of a model of transformers as one graph made by `torch.compile`, on CPU in float32, which takes
+    30 s the first time and 6 s later. None compiles models under 20 million parameters if a C++ compiler is found, but
+    no mixtures of experts and none that keep a state; if compiling fails, a warning gives the reason and the steps run
+    uncompiled. The step of the fast decoder is compiled C++ anyway, if a compiler is found: True requires it."""
 
     record_experts: bool = False
     """Reports the experts of a mixture that computed each token, which the learner then computes it with;

@@ -83,10 +83,11 @@ class LocalEngine:
         on_cpu = model.embed.device.type == "cpu"
         self._threads = 1 if is_small else self.config.threads
         self._num_parts = (self.config.threads or usual_parts()) if is_small and on_cpu else 1
-        can_compile = on_cpu and model.embed.dtype == torch.float32 and has_static_step(model)
-        wanted = self.config.compile
-        self.compiles = is_small and can_compile and cpp_compiler() is not None if wanted is None else wanted
-        """True if the steps will run as a compiled graph, made by `prepare` or by the first request."""
+        can_compile = on_cpu and model.embed.dtype == torch.float32 and cpp_compiler() is not None
+        if isinstance(model, TransformersModel):
+            can_compile = can_compile and is_small and has_static_step(model) and self.config.compile is None
+        self.compiles = can_compile or bool(self.config.compile)
+        """True if the steps will run compiled, by what `prepare` or the first request makes."""
         self._worker = threading.Thread(target=self._work, name="agentgym-local-engine", daemon=True)
         self._worker.start()
 

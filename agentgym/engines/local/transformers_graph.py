@@ -7,7 +7,8 @@ with weights become the operator that treats all rows alike, and its attention t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,16 +20,13 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 
 from agentgym.engines.local.kernels.row_products import row_linear
-from agentgym.engines.local.kernels.slot_attention import attend_slots
+from agentgym.engines.local.kernels.slot_attention import SlotRows, attend_slots
 from agentgym.engines.local.kv_cache import SlotCache
-from agentgym.engines.local.step_graph import StepGraph, StepInputs, decoder_graph
 from agentgym.errors import ConfigError
-from agentgym.model.decoder import Decoder
-from agentgym.model.language_model import LanguageModel
 from agentgym.model.pass_attention import PositionMask, Scores, first_keys
 from agentgym.model.transformers_model import TransformersModel
 
-__all__ = ["has_static_step", "step_graph"]
+__all__ = ["StepGraph", "StepInputs", "has_static_step", "step_graph"]
 
 # Shape suffixes: N rows, R rows whose logits are wanted, H query heads, K key/value heads, D head width, W window, I
 # inputs and O outputs of a product.
@@ -38,15 +36,34 @@ _TRACED_ROWS, _TRACED_WANTED = 12, 8
 """The rows and the wanted rows of the traced step; they differ, for each number is a symbol."""
 
 
-def has_static_step(model: LanguageModel) -> bool:
+class StepInputs(NamedTuple):
+    """The rows of a step, by their tokens, slots, positions and common keys, and the wanted ones."""
+
+    ids_N: Tensor
+    slot_N: Tensor
+    position_N: Tensor
+    root_N: Tensor
+    common_N: Tensor
+    wanted_R: Tensor
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """A function to compile, which returns logits `[R, V]`, and the weights that it is given."""
+
+    step: Callable[[StepInputs, tuple[Tensor, ...], Any], Tensor]
+    """Takes the rows, the keys and values of all layers, and the weights: it holds no tensor itself, so that they stay
+    live."""
+    weights: Any
+
+
+def has_static_step(model: TransformersModel) -> bool:
     """True if the operators of a step are the same whatever its tokens are, and keep no states."""
-    return isinstance(model, Decoder) or (model.packs and not model.routers)
+    return model.packs and not model.routers
 
 
-def step_graph(model: Decoder | TransformersModel, cache: SlotCache) -> StepGraph:
-    """Returns the computation of a step of the model over a cache; a model of transformers is traced."""
-    if isinstance(model, Decoder):
-        return decoder_graph(model, cache.window)
+def step_graph(model: TransformersModel, cache: SlotCache) -> StepGraph:
+    """Traces the computation of a step of the model over a cache."""
     tensors = dict(model.hf.named_parameters()) | dict(model.hf.named_buffers())
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     # Equal sizes are one symbol.
@@ -97,7 +114,7 @@ class _TracedAttention:
         due = self._due
         if id(mask) not in self._firsts:
             self._firsts[id(mask)] = None if mask.is_causal else self._first_N(mask)
-        rows = due.slot_rows(self._firsts[id(mask)])
+        rows = SlotRows(due.slot_N, due.position_N, self._firsts[id(mask)], due.root_N, due.common_N)
         qkv = q_NHD * scores.scale, k_NKD, v_NKD
         return attend_slots(qkv, self._kv_by_layer[layer], rows, scores.sinks_H, scores.softcap)
 

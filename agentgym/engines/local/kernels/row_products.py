@@ -26,7 +26,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from agentgym.engines.local.kernels.cpp_compiler import cpp_compiler, load_library
 from agentgym.engines.local.machine_memory import lazy_zeros
 
-__all__ = ["MIN_ROWS", "forget_packed", "keep_packed", "padded_rows", "row_linear", "row_product"]
+__all__ = ["MIN_ROWS", "forget_packed", "keep_packed", "packed_copy", "padded_rows", "row_linear", "row_product"]
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def row_product(x_NI: Tensor, weight_OI: Tensor, added_NO: Tensor | None = None)
     added = None if added_NO is None else added_NO.contiguous()
     kernel.multiply(
         *_weight_arguments(weight_OI),
-        _packed_copy(weight_OI, kernel),
+        packed_copy(weight_OI),
         x_NI.data_ptr(),
         len(x_NI),
         None if added is None else added.data_ptr(),
@@ -185,10 +185,11 @@ def forget_packed(weights: Iterable[Tensor], *, free: bool = False) -> None:
                 kept.pages.madvise(mmap.MADV_DONTNEED)  # of all at once, which may be repeated
 
 
-def _packed_copy(weight_OI: Tensor, kernel: _Kernel) -> int | None:
+def packed_copy(weight_OI: Tensor) -> int | None:
     """Returns the address of the copy of a weight that is current; None for weights that are given without one."""
     kept: _Packed | None = _packed_by_weight.get(weight_OI)
-    if kept is None:
+    kernel = None if kept is None else _kernel_for(weight_OI)
+    if kept is None or kernel is None:
         return None
     if kept.version != weight_OI._version:
         kernel.pack(*_weight_arguments(weight_OI), kept.numbers.data_ptr())

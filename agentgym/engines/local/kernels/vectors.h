@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -105,6 +106,66 @@ inline void transpose(Vec (&x)[LANES]) {
 #if LANES == 16
     swap_pairs<8>(x);
 #endif
+}
+
+// e^x for x <= 0, by the polynomial of Cephes; 0 for what is below e^-87.
+inline Vec exp_of(Vec x) {
+    const Vec bounded = select(x > -87.0f, x, splat(-87.0f));
+    const Vec shifted = bounded * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the sum is rounded to a whole number
+    const Ints power = (Ints)shifted - 0x4b400000;
+    const Vec whole = shifted - 12582912.0f;
+    const Vec rest = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;
+    Vec sum = splat(1.9875691500e-4f);
+    sum = sum * rest + 1.3981999507e-3f;
+    sum = sum * rest + 8.3334519073e-3f;
+    sum = sum * rest + 4.1665795894e-2f;
+    sum = sum * rest + 1.6666665459e-1f;
+    sum = sum * rest + 5.0000001201e-1f;
+    sum = sum * rest * rest + rest + 1.0f;
+    return select(x > -87.0f, (Vec)((Ints)sum + (power << 23)), Vec{});
+}
+
+// By the polynomial of Cephes near 0.
+inline Vec tanh_of(Vec x) {
+    const Vec size = select(x < 0.0f, -x, x), square = x * x;
+    Vec sum = splat(-5.70498872745e-3f);
+    sum = sum * square + 2.06390887954e-2f;
+    sum = sum * square - 5.37397155531e-2f;
+    sum = sum * square + 1.33314422036e-1f;
+    sum = sum * square - 3.33332819422e-1f;
+    const Vec small = sum * square * x + x;
+    const Vec decay = exp_of(-2.0f * size), large = (1.0f - decay) / (1.0f + decay);
+    return select(size < 0.625f, small, select(x < 0.0f, -large, large));
+}
+
+inline float sum_of(Vec x) {
+    for (int width = LANES / 2; width; width /= 2)
+        for (int lane = 0; lane < width; ++lane) x[lane] += x[lane + width];
+    return x[0];
+}
+
+inline float max_of(Vec x) {
+    float most = x[0];
+    for (int lane = 1; lane < LANES; ++lane) most = std::max(most, x[lane]);
+    return most;
+}
+
+// The sum of vectors, neighbours first: the order in which all scores are summed.
+template <int COUNT>
+inline Vec add_all(const Vec* x) {
+    if constexpr (COUNT == 1) return x[0];
+    else return add_all<COUNT / 2>(x) + add_all<COUNT / 2>(x + COUNT / 2);
+}
+
+// The sum over the lanes of each of COUNT vectors, of all LANES in the lanes of one; the order is that of `add_all`.
+template <int COUNT>
+inline Vec sums_of(const Vec* x) {
+    if constexpr (COUNT == 1) return x[0];
+    else {
+        Vec even, odd;
+        pair_up<COUNT / 2>(sums_of<COUNT / 2>(x), sums_of<COUNT / 2>(x + COUNT / 2), even, odd);
+        return even + odd;
+    }
 }
 
 }  // namespace
