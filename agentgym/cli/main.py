@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -59,22 +58,20 @@ MISTAKES = (ConfigError, UnknownName, RunFolderError)
 """Errors that the caller can correct by asking for something else: exit code 2."""
 
 
-COMPILER_THREAD = "agentgym-local-engine"
-
-
 def run() -> NoReturn:
     """Runs the command line of this process and ends the process."""
     codes: list[int] = []
-    atexit.register(_leave_compilation, codes)  # registered first, so that it is called last
+    atexit.register(_leave, codes)  # registered first, so that it is called last
     codes.append(main())
     sys.exit(codes[0])
 
 
-def _leave_compilation(codes: Sequence[int]) -> None:
-    """Ends the process at once if an interrupted `torch.compile` still runs: Python's own end would abort in it."""
-    if codes and any(thread.name == COMPILER_THREAD for thread in threading.enumerate()):
-        sys.stdout.flush()
-        sys.stderr.flush()
+def _leave(codes: Sequence[int]) -> None:
+    """Ends the process at once: Python's own end takes a second with torch, and aborts in a `torch.compile`."""
+    if codes:
+        with contextlib.suppress(OSError, ValueError):  # a closed pipe has been reported
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(codes[0])
 
 

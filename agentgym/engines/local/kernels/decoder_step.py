@@ -92,6 +92,13 @@ class DecoderStep:
             raise ConfigError(f"the compiled step computes in float32 on a cpu, and the model is {where}")
         self.model, self.cache = model, cache
         self._function = _function()
+        self._tensors = [*model.parameters(), model.cos_TD, model.sin_TD, *cache.kv]
+        self._matrices = [model.head_weight]
+        for layer in model.layers:
+            assert isinstance(layer, DecoderLayer)
+            self._matrices += [layer.qkv, layer.out, layer.gate_up, layer.down]
+        self._places: object = None
+        self._described = _Model()
 
     def forward(self, rows: Rows) -> Tensor:
         """Computes logits `[R, V]` of the wanted rows; writes keys and values into the cache."""
@@ -100,22 +107,25 @@ class DecoderStep:
         given = [_contiguous(x) for x in (ids_N, rows.slot_N, rows.position_N, root_N, common_N, rows.wanted_R)]
         due = _Due(len(rows.slot_N), len(rows.wanted_R), *(x.ctypes.data for x in given))
         logits_RV = torch.empty(len(rows.wanted_R), self.model.head_weight.shape[0])
-        self._function(self._described(), due, logits_RV.data_ptr(), torch.get_num_threads())
+        self._function(self._describe(), due, logits_RV.data_ptr(), torch.get_num_threads())
         return logits_RV
 
-    def _described(self) -> _Model:
-        """Returns where everything lies now; weights may have been replaced, and their packed copies be older."""
+    def _describe(self) -> _Model:
+        """Returns where everything lies now: memory may have been given back, or copies be older than weights."""
+        places = [*map(Tensor.data_ptr, self._tensors), *map(packed_copy, self._matrices)]
+        if places == self._places:
+            return self._described
         model, c = self.model, self.model.config
-        layers = (_Layer * c.num_layers)(
-            *(_layer(*of_layer) for of_layer in zip(model.layers, self.cache.kv, strict=True))
-        )
-        stored = self.cache.kv[0]
-        return _Model(
-            c.num_layers, c.width, c.num_heads, c.num_kv_heads, c.head_width, c.ffn_width, *stored.shape[1:4:2],
-            c.norm_eps, c.head_width**-0.5,
-            *(_address(x) for x in (model.embed, model.cos_TD, model.sin_TD, model.final_norm)),
+        layers = (_Layer * c.num_layers)(*map(_layer, model.layers, self.cache.kv))
+        described = _Model(
+            c.num_layers, c.width, c.num_heads, c.num_kv_heads, c.head_width, c.ffn_width,
+            *self.cache.kv[0].shape[1:4:2], c.norm_eps, c.head_width**-0.5,
+            *map(_address, (model.embed, model.cos_TD, model.sin_TD, model.final_norm)),
             _matrix(model.head_weight), layers,
         )  # fmt: skip
+        self._described = described
+        self._places = places  # last, for other threads take it for what is described
+        return described
 
 
 def _layer(layer: nn.Module, stored: Tensor) -> _Layer:

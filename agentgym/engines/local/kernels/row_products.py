@@ -188,10 +188,11 @@ def forget_packed(weights: Iterable[Tensor], *, free: bool = False) -> None:
 def packed_copy(weight_OI: Tensor) -> int | None:
     """Returns the address of the copy of a weight that is current; None for weights that are given without one."""
     kept: _Packed | None = _packed_by_weight.get(weight_OI)
-    kernel = None if kept is None else _kernel_for(weight_OI)
-    if kept is None or kernel is None:
+    if kept is None:
         return None
     if kept.version != weight_OI._version:
+        kernel = _kernel_for(weight_OI)
+        assert kernel is not None, "it made the copies"
         kernel.pack(*_weight_arguments(weight_OI), kept.numbers.data_ptr())
         kept.version = weight_OI._version
     return kept.numbers.data_ptr()
