@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentgym.engines.local.kernels.decoder_step import DecoderStep
+from agentgym.engines.local.decoder_step import DecoderStep
 from agentgym.engines.local.kernels.row_products import MIN_ROWS
 from agentgym.engines.local.kernels.slot_attention import load_attention
 from agentgym.engines.local.kv_cache import SlotCache

@@ -1,4 +1,4 @@
-// A step of the fast decoder in float32, compiled for the machine (see decoder_step.py). A row's bits depend on its
+// A step of the fast decoder in float32, compiled for the machine (see ../decoder_step.py). A row's bits depend on its
 // token, and on the keys and values that it sees, alone: products and attention are those of the other kernels, and all
 // else takes one row at a time.
 
@@ -9,7 +9,7 @@
 #include "row_products.h"
 #include "slot_attention.h"
 
-// The structs are those of decoder_step.py.
+// The structs are those of ../decoder_step.py.
 struct Matrix {
     const float* numbers;
     int64_t outer, inner, outer_stride, inner_stride;

@@ -1,4 +1,4 @@
-"""The step of the fast decoder as one function, compiled for the machine (`decoder_step.cpp`).
+"""The step of the fast decoder as one function, compiled for the machine (`kernels/decoder_step.cpp`).
 
 A step of torch's operators calls a hundred of them. In a small model calling takes most of the time, and Python's lock,
 which the event loop needs meanwhile.
@@ -72,7 +72,7 @@ class _Due(ctypes.Structure):
 @functools.cache
 def _function() -> ctypes._NamedFuncPointer:
     """Compiles and loads the source; raises OSError with the reason if it cannot."""
-    function = load_library(Path(__file__).with_suffix(".cpp")).decoder_step
+    function = load_library(Path(__file__).parent / "kernels" / "decoder_step.cpp").decoder_step
     function.argtypes = [ctypes.POINTER(_Model), ctypes.POINTER(_Due), _POINTER, _NUMBER]
     function.restype = None
     return function
