@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from itertools import islice
 
 __all__ = ["Turnstile"]
 
@@ -20,7 +20,7 @@ class Turnstile:
 
     def __init__(self, width: int = WIDTH) -> None:
         self._width = width
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: dict[asyncio.Future[None], None] = {}
 
     async def wait_turn(self) -> None:
         """Waits until the event loop has room for this episode."""
@@ -28,16 +28,17 @@ class Turnstile:
         turn: asyncio.Future[None] = loop.create_future()
         if not self._waiting:
             loop.call_soon(self._admit, loop)
-        self._waiting.append(turn)
-        await turn
+        self._waiting[turn] = None
+        try:
+            await turn
+        finally:
+            self._waiting.pop(turn, None)  # it is still there if its episode was cancelled
 
     def _admit(self, loop: asyncio.AbstractEventLoop) -> None:
         """Admits as many episodes as a pass continues, and the next ones in the next pass."""
-        num_admitted = 0
-        while self._waiting and num_admitted < self._width:
-            turn = self._waiting.popleft()
-            if not turn.done():  # else its episode was cancelled meanwhile
+        for turn in list(islice(self._waiting, self._width)):
+            del self._waiting[turn]
+            if not turn.done():  # else its episode was cancelled
                 turn.set_result(None)
-                num_admitted += 1
         if self._waiting:
             loop.call_soon(self._admit, loop)
