@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,9 @@ from agentgym.engines.openai.rate_limit import RateLimit
 from agentgym.engines.servers.http import HttpClient, HttpRefusal, HttpUnreachable, check_addresses
 from agentgym.errors import ConfigError
 from agentgym.rewards.reward import RewardFailure
-from agentgym.rollout.record.episodes_file import trajectory_to_json
+from agentgym.rollout.episode.long_text import run_if_short
+from agentgym.rollout.record.episodes_file import episode_text
+from agentgym.rollout.record.json_pieces import encode_json
 from agentgym.trajectory import Trajectory
 from agentgym.url_credentials import read_key
 
@@ -82,9 +83,8 @@ class RemoteReward:
     async def score(self, trajectories: Sequence[Trajectory]) -> Sequence[object]:
         """Requests the reward of one episode until it is answered or the retries are used up."""
         trajectory = trajectories[0]
-        # The record's JSON contains mappings that are not dicts.
-        told = json.loads(json.dumps(trajectory_to_json(trajectory), default=dict))
-        payload = {"trajectory": told, "settings": dict(self.settings)}
+        told = await run_if_short(trajectory.num_tokens, episode_text, trajectory)
+        payload = f'{{"trajectory":{told},"settings":{encode_json(dict(self.settings))}}}'.encode()
         num_retries = 0
         while True:
             await self._limit.acquire(_num_tokens(trajectory))

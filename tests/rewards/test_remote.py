@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from agentgym.chat_templates.tokenizer import LONG_TEXT
 from agentgym.errors import ConfigError
-from agentgym.rewards import RewardConfig, RewardFailure, open_rewards
+from agentgym.rewards import RewardConfig, RewardFailure, open_rewards, remote
 from agentgym.rewards.remote import RemoteConfig, RemoteReward
-from agentgym.rollout.record.episodes_file import trajectory_from_json
+from agentgym.rollout.record.episodes_file import episode_text, trajectory_from_json
 from agentgym.testing.fake_server.http import FakeHost, HttpAnswer, HttpCall
 from agentgym.trajectory import Status, Trajectory
 
@@ -82,6 +84,24 @@ def test_the_server_gets_the_episode_as_it_is_recorded_and_the_settings(episode:
     assert (scored.reward, scored.success, scored.metrics["reward/a"]) == (0.5, True, 1.0)
     assert server.calls[0]["settings"] == {"strict": True}
     assert trajectory_from_json(server.calls[0]["trajectory"]).turns == played.turns
+
+
+@pytest.mark.parametrize("turn_tokens", [2, LONG_TEXT + 1])
+def test_a_long_episode_is_encoded_beside_the_event_loop(
+    episode: Make, monkeypatch: pytest.MonkeyPatch, turn_tokens: int
+) -> None:
+    threads = []
+
+    def encode(trajectory: Trajectory) -> str:
+        threads.append(threading.current_thread())
+        return episode_text(trajectory)
+
+    monkeypatch.setattr(remote, "episode_text", encode)
+    played = episode("b", turn_tokens=turn_tokens)
+    server = Server([OK])
+    assert server.ask([played]) == [[1.0]]
+    assert trajectory_from_json(server.calls[0]["trajectory"]) == played
+    assert (threads[0] is threading.main_thread()) == (turn_tokens == 2)
 
 
 @pytest.mark.parametrize(

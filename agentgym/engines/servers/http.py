@@ -110,12 +110,15 @@ class HttpClient:
         """Returns the JSON answer of `path`; None for an empty answer."""
         return await self._request("GET", path, None, timeout_s)
 
-    async def post(self, path: str, payload: Mapping[str, object], *, timeout_s: float | None = None) -> Any:
+    async def post(self, path: str, payload: Mapping[str, object] | bytes, *, timeout_s: float | None = None) -> Any:
         """Returns the JSON answer of `path` to `payload`; None for an empty answer, text if it is not JSON.
+
+        A payload of bytes is JSON already.
 
         Raises HttpRefusal for an answer that is an error, HttpUnreachable for no answer.
         """
-        return await self._request("POST", path, json.dumps(payload).encode(), timeout_s)
+        body = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
+        return await self._request("POST", path, body, timeout_s)
 
     async def stream(
         self, path: str, payload: Mapping[str, object], *, timeout_s: float | None = None

@@ -30,6 +30,7 @@ __all__ = [
     "FILE_NAME",
     "EpisodeRecord",
     "EpisodeWriter",
+    "episode_text",
     "message_from_json",
     "read_episodes",
     "record_from_json",
@@ -140,7 +141,7 @@ class EpisodeWriter:
         with self._lock:
             self._write_tools(trajectories)
             lines = (
-                _episode_line(trajectory, phase, step, values)
+                episode_text(trajectory, phase=phase, step=step, advantages=values)
                 for trajectory, values in zip(trajectories, per_trajectory, strict=True)
             )
             if trajectories:
@@ -210,8 +211,10 @@ class EpisodeWriter:
         self.close()
 
 
-def _episode_line(trajectory: Trajectory, phase: str, step: int, advantages: Advantages | None) -> str:
-    """Returns the line of an episode without its digest; an episode of many tokens is encoded in pieces."""
+def episode_text(
+    trajectory: Trajectory, *, phase: str = "train", step: int = 0, advantages: Advantages | None = None
+) -> str:
+    """Returns the text of `trajectory_to_json`; an episode of many tokens is encoded in pieces."""
     episode = trajectory_to_json(trajectory, phase=phase, step=step, advantages=advantages)
     if trajectory.num_tokens <= PIECE:
         return encode_json(episode)
