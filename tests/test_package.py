@@ -148,7 +148,10 @@ def test_the_wheel_holds_the_package_and_nothing_else(distributions: Path) -> No
     wanted = {"agentgym", *HOOK, f"agentgym_llm-{agentgym.__version__}.dist-info"}
     assert {name.split("/")[0] for name in names} == wanted
     assert "agentgym/py.typed" in names
-    assert "agentgym/engines/local/slot_attention.cpp" in names
+    kernels = Path(agentgym.__file__).parent / "engines" / "local" / "kernels"
+    sources = {path.name for suffix in ("cpp", "h") for path in kernels.glob(f"*.{suffix}")}
+    assert "decoder_step.cpp" in sources
+    assert names >= {f"agentgym/engines/local/kernels/{name}" for name in sources}
     assert names >= {f"agentgym/embedded/{name}" for name in EMBEDDED}
     assert {"agentgym/cli/scaffolds/env.py.txt", "agentgym/cli/scaffolds/test_env.py.txt"} <= names
 
